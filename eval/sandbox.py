@@ -3,7 +3,7 @@
 No data set, no network, no licence. The prompt is the question itself in the base's chat template, as in training; one
 question in ten, by a hash of its text, is held out from every training set and from the base's own training.
 
-For ``lighteval ... --custom-tasks`` the problems are written into the cache of ``datasets``, as a local data set.
+The tables that lighteval reads name a folder in the cache of ``datasets``, into which the problems are written.
 """
 
 from perl.evaluation.lighteval.on_demand import tables_on_demand

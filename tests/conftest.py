@@ -3,13 +3,16 @@
 Stricter than production: a test that reaches for the Hub fails at once instead of waiting for it.
 """
 
+import atexit
 import contextlib
 import gc
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,7 +30,10 @@ os.environ.update(
     # Two test processes share two cores; threads that spin while they wait would slow both down many times.
     OMP_NUM_THREADS="1",
     OMP_WAIT_POLICY="PASSIVE",
+    # Of this test process alone: what one evaluation keeps of a base is not there for another test's.
+    PERL_CACHE=tempfile.mkdtemp(prefix="perl-tests-cache-"),
 )
+atexit.register(shutil.rmtree, os.environ["PERL_CACHE"], ignore_errors=True)
 for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(launcher_variable, None)
 
@@ -81,6 +87,12 @@ def _in_an_empty_folder(tmp_path: Path) -> Iterator[None]:
     """
     with contextlib.chdir(tmp_path):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept_of_bases() -> None:
+    """A test that counts what is drawn of a base finds nothing that another test has drawn."""
+    shutil.rmtree(os.environ["PERL_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

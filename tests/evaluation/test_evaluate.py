@@ -127,8 +127,10 @@ def test_each_policy_scores_alone_as_beside_the_other(saved, done):
         ({}, 30, "12 of 12", "11 of 12"),  # the last line was cut short
         ({"k": 3}, 0, "12 of 18", "12 of 18"),
         ({"k": 1}, 0, "6 of 6", "6 of 6"),
+        ({"limit": 2 * N}, 0, "12 of 24", "12 of 24"),
+        ({"limit": N - 2}, 0, "8 of 8", "8 of 8"),
     ],
-    ids=["the same again", "a cut line", "larger k", "smaller k"],
+    ids=["the same again", "a cut line", "larger k", "smaller k", "more problems", "fewer problems"],
 )
 def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, settings, cut, base, adapter):
     shutil.copytree(done, "out")
@@ -141,7 +143,8 @@ def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, set
     evaluate(saved, output="fresh", **settings)
     assert numbers("out") == numbers("fresh")
     assert lines("fresh") == lines()[: len(lines("fresh"))]
-    assert len(lines()) == len(texts()) == 2 * N * max(2, settings.get("k", 2))
+    problems = max(N, settings.get("limit", N))
+    assert len(lines()) == len(texts()) == 2 * problems * max(2, settings.get("k", 2))
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5}, {"limit": 3}, {"limit": 9}])

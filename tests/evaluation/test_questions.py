@@ -7,14 +7,14 @@ import pytest
 
 from perl.errors import PerlError
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import prepare_task, template_hash
+from perl.evaluation.questions import prepare_task, prompts_hash, template_hash
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from tests.oracles.evaluation import digest
 
-[ADDITION] = find_tasks(["sandbox:addition"])
+[ADDITION, CHAIN] = find_tasks(["sandbox:addition", "sandbox:chain"])
 DATA = load_task_data(ADDITION, None, 5)
 PROTOCOL = Protocol(max_new_tokens=64)
 
@@ -112,3 +112,18 @@ def test_the_protocol_hash_is_of_the_task_its_data_and_all_that_a_score_depends_
     cut = prepared(tokenizer, context=70)  # of the length, what it really was
     assert cut.request.max_new_tokens < 64
     assert len({*hashes, cut.protocol_hash}) == len(cases)
+
+
+def test_a_limit_changes_neither_the_length_nor_what_samples_are_named_by(tokenizer):
+    whole = prepared(tokenizer, Protocol(), load_task_data(CHAIN), 100)
+    lengths = [len(asked.prompt_ids) for asked in whole.request.asked]
+    some = next(i for i, length in enumerate(lengths) if length > lengths[0])  # the longest are further down
+    few = prepared(tokenizer, Protocol(), load_task_data(CHAIN, None, some), 100)
+    assert few.request.asked == whole.request.asked[:some]
+    assert few.request.max_new_tokens == whole.request.max_new_tokens == 100 - max(lengths)
+    assert prompts_hash(few.request) == prompts_hash(whole.request)
+    assert few.protocol_hash != whole.protocol_hash
+    right = replace(few.request, asked=tuple(replace(asked, gold="7") for asked in few.request.asked))
+    assert prompts_hash(right) == prompts_hash(few.request)  # another gold is another verdict, no other completion
+    other = replace(few.request, asked=tuple(replace(asked, prompt_ids=(1,)) for asked in few.request.asked))
+    assert prompts_hash(other) != prompts_hash(few.request)

@@ -24,7 +24,7 @@ def planned(adapter):
 def test_the_command_names_the_form_and_rank_of_what_is_sent(method, tmp_path):
     policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(method=method)))
     write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
-    said = serving_command(planned(tmp_path / "adapter"))
+    said = serving_command([planned(tmp_path / "adapter")])
     loaded = continue_adapter(load_base(ModelSection(), torch.device("cpu")), find_adapter(str(tmp_path / "adapter")))
     sent = choose_form(loaded)
     assert ("--enable-lora" in said, "VLLM_SERVER_DEV_MODE=1" in said) == (
@@ -50,6 +50,6 @@ def test_the_server_listens_where_it_will_be_asked_if_there_can_be_such_a_port(a
     plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, EvalSettings())
     if port is None:
         with pytest.raises(PerlError, match=f"--server: {address} is not an address"):
-            serving_command(plan, address)
+            serving_command([plan], address)
     else:
-        assert f" --port {port} " in serving_command(plan, address)
+        assert f" --port {port} " in serving_command([plan], address)

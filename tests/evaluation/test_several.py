@@ -23,13 +23,20 @@ OTHERS = EvalSettings(
     preset="greedy",
     temperature=0.5,
     top_p=0.9,
+    top_k=20,
+    min_p=0.1,
+    repetition_penalty=1.1,
     max_new_tokens=20,
     system_prompt="Think --hard, 'twice'",
+    chat_template="a template.jinja",
+    thinking=False,
     seed=3,
     limit=5,
     pass_at=(2, 3),
     newest_data=True,
     with_base=False,
+    base_cache=False,
+    predict_only=True,
     lighteval=False,
     backend="vllm-server",
     servers=("http://one:1,key_env=KEY", "http://two:2"),
@@ -38,6 +45,9 @@ OTHERS = EvalSettings(
     device="cpu",
     dtype="float32",
     quantization="none",
+    attention="eager",
+    device_map="balanced",
+    tensor_parallel=2,
     batch_size=3,
     threads=2,
 )
@@ -52,12 +62,20 @@ def test_a_started_process_is_asked_for_the_same(settings):
     usual = EvalSettings()
     changed = {f.name for f in fields(EvalSettings) if getattr(settings, f.name) != getattr(usual, f.name)}
     assert changed in (set(), {field.name for field in fields(EvalSettings)})
-    given = parsed(arguments_of("zoo:a", "base@r1", ["aime24", "gsm8k"], 4, "da ta", Path("out"), settings))
+    given = parsed(arguments_of(["zoo:a", "b"], "base@r1", ["aime24", "gsm8k"], 4, "da ta", Path("out"), settings))
     named = {f.name: given.get(f.name) for f in fields(EvalSettings)}
     named |= {"with_base": not given["no_base"], "lighteval": not given["no_lighteval"]}
+    named["base_cache"] = not given["no_base_cache"]
     assert EvalSettings(**{**named, "pass_at": _numbers(named["pass_at"])}) == settings
-    asked = ("adapter", "base", "tasks", "k", "data", "output")
-    assert [given[name] for name in asked] == ["zoo:a", "base@r1", "aime24,gsm8k", 4, "da ta", "out"]
+    asked = ("adapters", "base", "tasks", "k", "data", "output")
+    assert [given[name] for name in asked] == [("zoo:a", "b"), "base@r1", "aime24,gsm8k", 4, "da ta", "out"]
+
+
+@pytest.mark.parametrize(("thinking", "option"), [(True, ["--thinking"]), (False, ["--no-thinking"]), (None, [])])
+def test_a_switch_is_handed_on_as_it_stands(thinking, option):
+    given = arguments_of([], "base", ["aime24"], None, None, None, EvalSettings(thinking=thinking))
+    assert given == ["--base=base", "--tasks=aime24", *option]
+    assert parsed(given)["thinking"] is thinking
 
 
 def test_processes_are_started_only_where_no_launcher_did(monkeypatch):

@@ -68,3 +68,11 @@ def test_what_this_evaluation_cannot_have_drawn_is_dropped(change, dropped):
     found = stored(bad, good)
     assert list(found.dropped) == [bad.place] * dropped
     assert found.samples == {good.place: good}
+
+
+def test_samples_of_problems_beyond_a_limit_stay_where_they_are():
+    wanted = replace(WANTED, asked=WANTED.asked[:1], further=WANTED.asked[1:])
+    asked, beyond, forged = sample(), sample("p1"), sample("p1", 1, tokens=9)
+    found = stored_samples({one.place: one for one in (asked, beyond, forged)}, wanted, PROTOCOL)
+    assert found.samples == {asked.place: asked}
+    assert list(found.dropped) == [forged.place]

@@ -1,6 +1,7 @@
 """``perl eval``: score an adapter beside its base, list the tasks, compare results."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -21,9 +22,12 @@ EPILOG = """\b
 Examples:
   perl eval --adapter runs/quickstart --tasks sandbox:addition
   perl eval --adapter user/name --tasks aime24,math_500 --k 16
+  perl eval --adapter runs/a --adapter runs/b --tasks aime24 -o scores
   perl eval --base Qwen/Qwen3-4B --tasks aime25 --preset base
   perl eval --adapter runs/mine --tasks aime25 --server-command
   perl eval --adapter runs/mine --tasks aime25 --server http://gpu1:8000
+  perl eval --adapter runs/mine --tasks math_500 --predict-only -o drawn
+  perl eval rescore drawn
   perl eval compare runs/a/eval runs/b/eval
   perl eval compare runs --against base
 """
@@ -47,24 +51,39 @@ class _Eval(click.Group):
     epilog=EPILOG,
     short_help="Score an adapter beside its base on benchmark tasks.",
 )
-@click.option("--adapter", help="Run folder, checkpoint, adapter folder, Hub id[@revision], or zoo:NAME.")
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    help="Run folder, checkpoint, adapter folder, Hub id[@revision], or zoo:NAME; repeatable, all in one table.",
+)
 @click.option("--base", help="Hub id or folder [default: the one the adapter names]; alone: score that model.")
 @click.option("--tasks", default="aime24,aime25,math_500", show_default=True, help="Names, with commas between.")
 @click.option("-k", "--k", type=int, help="Completions a problem [default: the preset's].")
 @click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
 @click.option(
-    "-o", "--output", type=click.Path(), help="For results [default: RUN/evals/PRESET, else evals/NAME/PRESET]."
+    "-o",
+    "--output",
+    type=click.Path(),
+    help="For results; of several adapters OUTPUT/NAME each [default: RUN/evals/PRESET, else evals/NAME/PRESET].",
 )
 @click.option("--preset", default="perl", show_default=True, help="perl, perl-paper, greedy, or base (its own).")
 @click.option("--temperature", type=float, help="Softmax temperature; 0: greedy [default: the preset's].")
 @click.option("--top-p", type=float, help="Nucleus [default: the preset's].")
+@click.option("--top-k", type=int, help="Draw among this many tokens; 0: all [default: the preset's, else the base's].")
+@click.option("--min-p", type=float, help="Drop tokens below this share of the best one [default: likewise].")
+@click.option("--repetition-penalty", type=float, help="1: none [default: likewise].")
 @click.option("--max-new-tokens", type=int, help="Longest completion [default: the preset's].")
 @click.option("--system-prompt", help="Message before every question.")
+@click.option("--chat-template", type=click.Path(), help="File with a Jinja template instead of the base's.")
+@click.option("--thinking/--no-thinking", default=None, help="Thinking mode of the template [default: the template's].")
 @click.option("--seed", type=int, help="Each sample's own seed is derived from it [default: 0].")
 @click.option("--limit", type=int, help="Only the first so many problems of each task.")
 @click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
 @click.option("--newest-data", is_flag=True, help="Take the newest data sets of the Hub, not the pinned ones.")
 @click.option("--no-base", is_flag=True, help="Do not score the base.")
+@click.option("--no-base-cache", is_flag=True, help="Draw the base anew, and do not keep it for other adapters.")
+@click.option("--predict-only", is_flag=True, help="Draw completions without judging them; `perl eval rescore` does.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
 @click.option(
     "--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True, help="What draws completions."
@@ -95,6 +114,11 @@ class _Eval(click.Group):
     show_default=True,
     help="Of the base; auto: as the adapter was trained, none: the ordinary base.",
 )
+@click.option(
+    "--attention", help="Of transformers: eager, sdpa, flash_attention_2, ... [default: transformers' choice]."
+)
+@click.option("--device-map", help="Spread the base over the GPUs here: auto, balanced, balanced_low_0, sequential.")
+@click.option("--tensor-parallel", type=int, help="GPUs of each server, with --server-command.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Of transformers.")
 @click.option(
     "--threads",
@@ -120,7 +144,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     context: click.Context,
     /,
     *,
-    adapter: str | None,
+    adapters: tuple[str, ...],
     base: str | None,
     tasks: str,
     k: int | None,
@@ -128,6 +152,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     output: str | None,
     pass_at: str | None,
     no_base: bool,
+    no_base_cache: bool,
     no_lighteval: bool,
     servers: tuple[str, ...],
     processes: int | None,
@@ -150,44 +175,75 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     if list_tasks:
         say("\n".join(_tasks(as_json=as_json)))
         return EXIT_DONE
-    from perl.evaluation.evaluate import carry_out
-    from perl.evaluation.request import EvalSettings, plan_evaluation
+    from perl.evaluation.adapters import plan_adapters
+    from perl.evaluation.evaluate import carry_out_all
+    from perl.evaluation.request import EvalSettings
     from perl.evaluation.several import arguments_of, sharing, start_several, to_start
 
     if server_command:  # which needs no server that runs, nor vLLM here
         settings["backend"] = TRANSFORMERS.name
     chosen = EvalSettings(
         with_base=not no_base,
+        base_cache=not no_base_cache,
         lighteval=not no_lighteval,
         servers=() if server_command else servers,
         pass_at=_numbers(pass_at),
         **settings,  # type: ignore[arg-type]  # by the names of its fields
     )
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    plan = plan_evaluation(adapter, base, names, k, data, output, chosen)
+    plans = plan_adapters(adapters, base, names, k, data, output, chosen)
     if server_command:
         from perl.evaluation.serving import serving_command
 
-        say(serving_command(plan, servers[0] if servers else None))
+        say(serving_command(plans, servers[0] if servers else None))
         return EXIT_DONE
     if dry_run:
-        say("\n".join(plan.lines()))
+        say("\n\n".join("\n".join(plan.lines()) for plan in plans))
         return EXIT_DONE
     count = to_start(processes)
     if count:
-        arguments = arguments_of(adapter, base, names, k, data, plan.folder, chosen)
+        where = output if len(plans) > 1 else plans[0].folder
+        arguments = arguments_of(adapters, base, names, k, data, where, chosen)
         output_options = [*(["--json"] if as_json else []), *(["--quiet"] if quiet else [])]
-        return start_several(plan, [*arguments, *output_options], count)
+        return start_several(plans, [*arguments, *output_options], count)
     try:
-        with sharing(plan) as together:
-            results = carry_out(plan, processes=together)
+        with sharing(plans) as together:
+            results = carry_out_all(plans, together)
     except KeyboardInterrupt:
-        stopped = InterruptedRunError("stopped", str(plan.folder), "the same command goes on")
+        stopped = InterruptedRunError("stopped", str(plans[0].folder), "the same command goes on")
         stopped.told_elsewhere = not is_first_process()
         raise stopped from None
     if together.main:
-        _print(results, plan.folder, as_json=as_json)
+        show = _print_drawn if chosen.predict_only else _print
+        show(results, [plan.folder for plan in plans], as_json=as_json)
     return EXIT_DONE
+
+
+@command.command("rescore", short_help="Judge completions that are there, without a model.")
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
+@click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
+@click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
+@click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the table and errors only.")
+def rescore_folders(
+    folders: tuple[str, ...],
+    *,
+    data: str | None,
+    pass_at: str | None,
+    no_lighteval: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Judge the completions in folders of evaluations, by the verifier of now, and count their scores anew.
+
+    Of `perl eval --predict-only` it is the second half. Results by another verifier are kept in FOLDER/earlier.
+    """
+    set_up_output(quiet=quiet or as_json)
+    from perl.evaluation.rescore import rescore
+
+    results = [rescore(folder, data, _numbers(pass_at), lighteval=not no_lighteval) for folder in folders]
+    _print(results, [Path(folder) for folder in folders], as_json=as_json)
 
 
 @command.command("compare", short_help="Put several results side by side.")
@@ -234,14 +290,30 @@ def _tasks(*, as_json: bool) -> list[str]:
     return plain_table([(task.name, task.source) for task in tasks], (False, False))
 
 
-def _print(results: "Results", folder: Path, *, as_json: bool) -> None:
+def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
     from perl.evaluation.results import FIGURE, RESULTS
+    from perl.evaluation.several_table import adapters_table
     from perl.evaluation.table import plain
 
     if as_json:
-        say(json.dumps(results.as_dict(), indent=2))
+        each = [one.as_dict() for one in results]
+        say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
         return
-    say(plain(results))
-    say(f"results  {folder / RESULTS}")
-    if (folder / FIGURE).is_file():
-        say(f"picture  {folder / FIGURE}")
+    say(plain(results[0]) if len(results) == 1 else adapters_table(results))
+    for folder in folders:
+        say(f"results  {folder / RESULTS}")
+        if (folder / FIGURE).is_file():
+            say(f"picture  {folder / FIGURE}")
+
+
+def _print_drawn(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
+    """Where completions are that were drawn without being judged, and how that is done."""
+    from perl.evaluation.results import SAMPLES
+
+    if as_json:
+        each = [{"perl": one.facts()} for one in results]
+        say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
+        return
+    for folder in folders:
+        say(f"drawn    {folder / SAMPLES}")
+    say(f"judge    perl eval rescore {' '.join(map(str, folders))}")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.samples import Place, Sample
+from perl.evaluation.samples import NOT_JUDGED, Place, Sample
 from perl.evaluation.sharing import Sharing
+from perl.evaluation.task import Question
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 
@@ -26,11 +27,13 @@ class RenderedProblem:
         problem: Its id.
         prompt_ids: The rendered prompt, ends where the completion begins.
         gold: The gold answer.
+        question: All that is known of it; None: no more than this.
     """
 
     problem: str
     prompt_ids: tuple[int, ...]
     gold: str
+    question: Question | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class TaskRequest:
         max_new_tokens: Tokens after which a completion is cut off.
         end_token_ids: Tokens that end one.
         stop: Texts that end one too: what follows the first of them is dropped.
+        judged: False: completions are drawn to be judged later.
+        further: Problems beyond a limit, which are not asked; samples of theirs may be kept beside those that are.
     """
 
     task: str
@@ -49,6 +54,8 @@ class TaskRequest:
     max_new_tokens: int
     end_token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
+    judged: bool = True
+    further: tuple[RenderedProblem, ...] = ()
 
     def places(self, k: int) -> list[Place]:
         """Every sample that is wanted, problem by problem."""
@@ -102,9 +109,8 @@ def draw(
                 keep(sample)
 
         if part.places:
-            _ask(
-                engine, tokenizer, wanted, protocol, part.places, (lambda _: None) if part.spare else keep_own, judging
-            )
+            limits = (judging or Judging()) if wanted.judged else None
+            _ask(engine, tokenizer, wanted, protocol, part.places, (lambda _: None) if part.spare else keep_own, limits)
         for sample in sharing.collected(own):
             keep(sample)
     if not sharing.processes.main:
@@ -119,10 +125,10 @@ def _ask(
     protocol: Protocol,
     places: Sequence[Place],
     on_sample: Callable[[Sample], None],
-    judging: Judging | None,
+    limits: Judging | None,
 ) -> None:
-    """Draws samples, and judges each."""
-    by_id, limits = {asked.problem: asked for asked in wanted.asked}, judging or Judging()
+    """Draws samples, and judges each; without limits none."""
+    by_id = {asked.problem: asked for asked in wanted.asked}
     # A request each, so that every sample has its own seed, whichever of a problem's are there already.
     seeds = [protocol.seed_of(*place) for place in places]
     requests = [Request(by_id[place[1]].prompt_ids, 1, seed) for place, seed in zip(places, seeds, strict=True)]
@@ -132,10 +138,11 @@ def _ask(
         completion = completion_of(group[0], wanted.end_token_ids, tokenizer)
         text = _cut(completion.text, wanted.stop)
         truncated = completion.truncated and text == completion.text
-        gold = by_id[place[1]].gold
-        [verdict] = check_all([gold], [text], timeout_seconds=limits.timeout_seconds, workers=limits.workers)
-        tokens = len(completion.token_ids)
-        on_sample(Sample(*place, seeds[position], text, tokens, truncated, verdict.status, verdict.extracted))
+        sample = Sample(*place, seeds[position], text, len(completion.token_ids), truncated, NOT_JUDGED)
+        if limits is not None:
+            gold, (seconds, workers) = by_id[place[1]].gold, (limits.timeout_seconds, limits.workers)
+            sample = sample.judged(check_all([gold], [text], timeout_seconds=seconds, workers=workers)[0])
+        on_sample(sample)
 
     engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
 

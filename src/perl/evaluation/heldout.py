@@ -9,9 +9,9 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.data import prompt_text
-from perl.evaluation.draw import RenderedProblem, TaskRequest, draw
+from perl.evaluation.draw import TaskRequest, draw
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import PreparedTask, protocol_hash
+from perl.evaluation.questions import PreparedTask, protocol_hash, rendered
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import Score, score_samples
@@ -23,7 +23,11 @@ from perl.types import Prompt
 
 
 def heldout_task(
-    name: str, prompts: Sequence[Prompt], protocol: Protocol, end_token_ids: tuple[int, ...]
+    name: str,
+    prompts: Sequence[Prompt],
+    protocol: Protocol,
+    end_token_ids: tuple[int, ...],
+    limit: int | None = None,
 ) -> PreparedTask:
     """Held-out problems as a task.
 
@@ -32,6 +36,7 @@ def heldout_task(
         prompts: Rendered as training renders them.
         protocol: How they will be asked; says how long a completion may be.
         end_token_ids: Tokens that end one.
+        limit: Only the first so many are asked; None: all.
 
     Raises:
         ValueError: There is no problem, or one has no solution, or the protocol sets no length.
@@ -49,10 +54,12 @@ def heldout_task(
         prompt="{problem}",
         source="held out by the run",
     )
-    data = TaskData(task, questions, name, None, questions_hash(questions))
-    asked = tuple(RenderedProblem(q.id, p.token_ids, q.gold) for q, p in zip(questions, prompts, strict=True))
+    some = questions[:limit]
+    data = TaskData(task, some, name, None, questions_hash(some), questions[len(some) :])
+    every = tuple(rendered(question, p.token_ids) for question, p in zip(questions, prompts, strict=True))
     longest = protocol.max_new_tokens
-    return PreparedTask(data, TaskRequest(name, asked, longest, end_token_ids), protocol_hash(protocol, data, longest))
+    request = TaskRequest(name, every[: len(some)], longest, end_token_ids, further=every[len(some) :])
+    return PreparedTask(data, request, protocol_hash(protocol, data, longest))
 
 
 def evaluate_policy(

@@ -17,8 +17,8 @@ from perl.errors import BrokenPromiseError
 from perl.evaluation.results import Who as Who
 from perl.evaluation.subject import Subject
 from perl.policy.attach import base_only, continue_adapter
-from perl.policy.model import answering_fingerprint, load_base, load_tokenizer
-from perl.recipe.sections import RolloutSection
+from perl.policy.model import DeviceMap, answering_fingerprint, clean_base, load_base, load_tokenizer
+from perl.recipe.sections import ModelSection, RolloutSection
 from perl.rollouts.asked_by_main import AskedByMain
 from perl.rollouts.engine import Engine, Form, Update
 from perl.rollouts.hf_engine import TransformersEngine
@@ -67,19 +67,58 @@ class Policies:
             yield self.base
 
 
+class BaseInMemory:
+    """Loads bases with their adapters, and may keep the last one: the next adapter on it is put on the same weights."""
+
+    def __init__(self, *, kept: bool = False) -> None:
+        """Loads nothing yet.
+
+        Args:
+            kept: Whether a base stays in memory for the next adapter.
+        """
+        self._kept = kept
+        self._last: tuple[ModelSection, PreTrainedModel, str] | None = None
+
+    def policies(self, subject: Subject, device: torch.device, spread: DeviceMap | None = None) -> Policies:
+        """The base, and on it what was trained.
+
+        Args:
+            subject: What is evaluated.
+            device: Where the base lies.
+            spread: How it is spread over several GPUs instead; None: it is not.
+
+        Raises:
+            PerlError: One cannot be loaded, or the two do not belong together.
+        """
+        base, digest = self._base(subject.base, device, spread)
+        tokenizer = load_tokenizer(subject.base)
+        if subject.adapter is not None:
+            # Over the base's own weights. What spreads a base hooks its layers, so that they cannot be shared.
+            own = clean_base(base) if self._last is not None else base
+            return Policies(own, continue_adapter(own, subject.adapter).eval(), tokenizer, digest)
+        trained = load_base(subject.model, device, spread=spread) if subject.model is not None else None
+        return Policies(base, trained, tokenizer, digest)
+
+    def _base(
+        self, section: ModelSection, device: torch.device, spread: DeviceMap | None
+    ) -> tuple[PreTrainedModel, str]:
+        if self._last is not None and self._last[0] == section:
+            return self._last[1:]
+        self._last = None  # gives the memory of the one before back first
+        base = load_base(section, device, spread=spread)
+        digest = answering_fingerprint(base)
+        if self._kept and spread is None:
+            self._last = (section, base, digest)
+        return base, digest
+
+
 def load_policies(subject: Subject, device: torch.device) -> Policies:
     """Loads the base once, and on it what was trained.
 
     Raises:
         PerlError: One cannot be loaded, or the two do not belong together.
     """
-    base = load_base(subject.base, device)
-    digest = answering_fingerprint(base)
-    tokenizer = load_tokenizer(subject.base)
-    if subject.adapter is not None:
-        return Policies(base, continue_adapter(base, subject.adapter).eval(), tokenizer, digest)
-    trained = load_base(subject.model, device) if subject.model is not None else None
-    return Policies(base, trained, tokenizer, digest)
+    return BaseInMemory().policies(subject, device)
 
 
 @dataclass(frozen=True)

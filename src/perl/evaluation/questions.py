@@ -4,6 +4,7 @@ TaskData, tokenizer, Protocol -> PreparedTask
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from perl.data import render_prompts
 from perl.errors import PerlError
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol
-from perl.evaluation.task import TaskData
+from perl.evaluation.task import Question, TaskData
 
 
 @dataclass(frozen=True)
@@ -58,28 +59,41 @@ def prepare_task(
     Raises:
         PerlError: A prompt leaves no room for an answer.
     """
-    task = data.task
-    rows = [_row(question.text, question.gold, protocol.system_prompt, tokenizer) for question in data.questions]
-    prompts = render_prompts(rows, tokenizer, template_arguments)
-    lengths = [len(prompt.token_ids) for prompt in prompts]
+    task, every = data.task, (*data.questions, *data.further)
+    rows = [_row(question, protocol.system_prompt, tokenizer) for question in every]
+    prompts = [prompt.token_ids for prompt in render_prompts(rows, tokenizer, template_arguments)]
+    asked = tuple(rendered(question, prompt) for question, prompt in zip(every, prompts, strict=True))
+    count = len(data.questions)
     wanted = protocol.max_new_tokens or task.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
     if context is not None:
-        full = sum(length >= context for length in lengths)
-        if full:
-            longest, name = max(zip(lengths, (question.id for question in data.questions), strict=True))
-            raise PerlError(
-                f"{full} of {len(lengths)} prompts of {task.name} do not fit into the base's {context} tokens; "
-                f"{name} has {longest}",
-                "--tasks",
-                "take a base with a longer context",
-            )
-        wanted = min(wanted, context - max(lengths))
-    asked = tuple(
-        RenderedProblem(question.id, prompt.token_ids, question.gold)
-        for question, prompt in zip(data.questions, prompts, strict=True)
-    )
-    request = TaskRequest(task.name, asked, wanted, end_token_ids, tuple(task.stop))
+        wanted = min(wanted, _room(task.name, asked[:count], asked[count:], context))
+    request = TaskRequest(task.name, asked[:count], wanted, end_token_ids, tuple(task.stop), further=asked[count:])
     return PreparedTask(data, request, protocol_hash(protocol, data, wanted))
+
+
+def rendered(question: Question, prompt_ids: tuple[int, ...]) -> RenderedProblem:
+    """A question with its prompt in tokens."""
+    return RenderedProblem(question.id, prompt_ids, question.gold, question)
+
+
+def prompts_hash(request: TaskRequest) -> str:
+    """SHA-256 of what every problem of a task is called and of its prompt, those beyond a limit included."""
+    every = (*request.asked, *request.further)
+    return hashlib.sha256(json.dumps([(asked.problem, asked.prompt_ids) for asked in every]).encode()).hexdigest()
+
+
+def _room(name: str, asked: Sequence[RenderedProblem], further: Sequence[RenderedProblem], context: int) -> int:
+    """Tokens that the longest prompt leaves, those that are not asked included, so that no limit changes it."""
+    full = [len(one.prompt_ids) for one in asked if len(one.prompt_ids) >= context]
+    if full:
+        longest = max(asked, key=lambda one: (len(one.prompt_ids), one.problem))
+        raise PerlError(
+            f"{len(full)} of {len(asked)} prompts of {name} do not fit into the base's {context} tokens; "
+            f"{longest.problem} has {len(longest.prompt_ids)}",
+            "--tasks",
+            "take a base with a longer context",
+        )
+    return context - max(len(one.prompt_ids) for one in (*asked, *further) if len(one.prompt_ids) < context)
 
 
 def protocol_hash(protocol: Protocol, data: TaskData, max_new_tokens: int) -> str:
@@ -95,8 +109,9 @@ def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return hashlib.sha256(str(template).encode()).hexdigest()[:12] if template is not None else None
 
 
-def _row(text: str, gold: str, system: str | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _row(question: Question, system: str | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """A question as lighteval's PromptManager would put it."""
+    text, gold = question.text, question.gold
     if tokenizer.chat_template is None:
         return {"prompt": text if system is None else f"{system}\n\n{text}", "solution": gold}
     messages: Sequence[dict[str, str]] = [{"role": "user", "content": text}]

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from perl.errors import MissingExtraError, PerlError
+from perl.errors import MissingExtraError, PerlError, did_you_mean
+from perl.evaluation.asking import set_template
 from perl.evaluation.policies import Who
 from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
@@ -22,9 +24,9 @@ from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.policy.attach import continue_adapter
-from perl.policy.model import load_empty_base, load_tokenizer, resolve_model
+from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
 from perl.policy.name import in_few_bits
-from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, best_backend
+from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.recipe.validation import checked
@@ -49,13 +51,20 @@ class EvalSettings:
         preset: A published protocol, see :data:`perl.evaluation.protocol.PRESETS`.
         temperature: Instead of the preset's.
         top_p: Likewise.
+        top_k: Likewise; 0: all tokens.
+        min_p: Likewise; 0: none.
+        repetition_penalty: Likewise; 1: none.
         max_new_tokens: Likewise.
         system_prompt: Message before every question.
+        chat_template: File with the Jinja template that renders questions; None: the base's own.
+        thinking: Whether a template with a thinking mode asks for it (``enable_thinking``); None: as it does by itself.
         seed: From which each sample's own seed is derived.
         limit: Only the first so many problems of each task.
         pass_at: Numbers for pass@k, beside the powers of two up to k.
         newest_data: Take the newest commit of data sets on the Hub instead of the pinned one.
         with_base: Score the base too.
+        base_cache: Keep the base's completions for later evaluations, and take those that are kept.
+        predict_only: Draw completions, and leave judging them to :func:`perl.evaluation.rescore.rescore`.
         lighteval: Report lighteval's own score of the same completions, where it is installed.
         backend: What draws completions; auto: the servers if there are any, else vLLM on a GPU where it is installed,
             else transformers.
@@ -64,6 +73,9 @@ class EvalSettings:
         sync_folder: Folder through which servers get the adapter; None: in the output folder.
         device: ``auto`` or ``cpu``.
         dtype: Of the base's weights; auto: float32 on a CPU, the checkpoint's own elsewhere.
+        attention: ``attn_implementation`` of transformers; None: the run's, else transformers' choice.
+        device_map: How transformers spreads the base over the GPUs here, as ``auto``; None: it lies on one.
+        tensor_parallel: GPUs over which each server splits the base, for the command that starts one.
         quantization: Of the base; auto: as the adapter was trained, none: the ordinary base.
         batch_size: Completions that transformers write at a time; no score depends on it.
         threads: CPU threads, likewise; None: the run's ``engine.threads``, but no more than PyTorch takes, or as many
@@ -73,13 +85,20 @@ class EvalSettings:
     preset: str = DEFAULT_PRESET
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     max_new_tokens: int | None = None
     system_prompt: str | None = None
+    chat_template: str | None = None
+    thinking: bool | None = None
     seed: int | None = None
     limit: int | None = None
     pass_at: tuple[int, ...] = ()
     newest_data: bool = False
     with_base: bool = True
+    base_cache: bool = True
+    predict_only: bool = False
     lighteval: bool = True
     backend: Backend = "auto"
     servers: tuple[str, ...] = ()
@@ -88,6 +107,9 @@ class EvalSettings:
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: QuantizationChoice = "auto"
+    attention: str | None = None
+    device_map: DeviceMap | None = None
+    tensor_parallel: int | None = None
     batch_size: int = 64
     threads: int | None = None
 
@@ -175,7 +197,7 @@ def plan_evaluation(
             raise PerlError(f"{settings.limit} problems are too few", "--limit", "at least 1")
         if settings.threads is not None and settings.threads < 1:
             raise PerlError(f"{settings.threads} threads are too few", "--threads", "at least 1")
-        subject = find_subject(adapter, base, settings.dtype, settings.quantization)
+        subject = _as_asked(find_subject(adapter, base, settings.dtype, settings.quantization), settings)
         engine = _for_the_base(engine, subject, settings)
         empty = load_empty_base(subject.base)
         if subject.adapter is not None:
@@ -188,18 +210,24 @@ def plan_evaluation(
             chosen = [replace(task, revision=None) for task in chosen]
         found = [load_task_data(task, Path(data).expanduser() if data else None, settings.limit) for task in chosen]
         tokenizer = load_tokenizer(subject.base)
+        arguments = set_template(tokenizer, settings.chat_template, thinking=settings.thinking)
     context = getattr(empty.config.get_text_config(), "max_position_embeddings", None)
     ends = end_tokens(tokenizer, generation)
+    prepared = tuple(prepare_task(each, tokenizer, protocol, ends, context, arguments) for each in found)
     return Evaluation(
         subject=subject,
         protocol=protocol,
-        tasks=tuple(prepare_task(each, tokenizer, protocol, ends, context) for each in found),
+        tasks=tuple(_judged_later(one) for one in prepared) if settings.predict_only else prepared,
         folder=Path(output).expanduser() if output else subject.folder / protocol.preset,
         engine=engine,
         template=template_hash(tokenizer),
         device=_device(settings),
         settings=settings,
     )
+
+
+def _judged_later(task: PreparedTask) -> PreparedTask:
+    return replace(task, request=replace(task.request, judged=False))
 
 
 @contextmanager
@@ -212,7 +240,7 @@ def naming_options() -> Iterator[None]:
 
 
 def _given(settings: EvalSettings, k: int | None) -> dict[str, Any]:
-    names = ("temperature", "top_p", "max_new_tokens", "system_prompt", "seed")
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "system_prompt", "seed")
     return {"k": k, **{name: getattr(settings, name) for name in names}}
 
 
@@ -227,6 +255,7 @@ def _engine(settings: EvalSettings) -> RolloutSection:
         raise MissingExtraError(problem.message, hint=problem.hint)
     if engine.needs_servers and not settings.servers:
         raise PerlError("vllm-server needs the address of one", "--backend", "--server http://localhost:8000")
+    _check_spread(settings, engine)
     if settings.servers and not engine.needs_servers:
         raise PerlError(f"{backend} asks no server", "--server", "leave --backend out")
     if not settings.server_timeout > 0:
@@ -239,6 +268,35 @@ def _engine(settings: EvalSettings) -> RolloutSection:
         raise error.moved(lambda _: "--server") from None
     except ValueError as error:
         raise PerlError(str(error), "--server") from None
+
+
+def _check_spread(settings: EvalSettings, engine: Capabilities) -> None:
+    """Refuses a way to spread the base over GPUs that the engine does not have."""
+    if settings.device_map is not None:
+        if settings.device_map not in get_args(DeviceMap):
+            hint = did_you_mean(settings.device_map, get_args(DeviceMap))
+            raise PerlError(f"there is no device map {settings.device_map!r}", "--device-map", hint)
+        if engine.takes_updates:
+            what = "spreads the base of transformers, and here vLLM draws the completions"
+            raise PerlError(what, "--device-map", "--backend transformers, or --tensor-parallel N of a server")
+        if settings.quantization == "nf4":
+            raise PerlError("a base in 4 bits lies whole on one GPU", "--device-map", "leave it out")
+    if settings.tensor_parallel is not None and settings.tensor_parallel < 1:
+        raise PerlError(f"{settings.tensor_parallel} GPUs are too few", "--tensor-parallel", "at least 1")
+    if settings.tensor_parallel is not None and engine.in_process:
+        what = "vLLM in this process holds the base on one GPU"
+        raise PerlError(what, "--tensor-parallel", "--server-command prints how to start a server that splits it")
+
+
+def _as_asked(subject: Subject, settings: EvalSettings) -> Subject:
+    """The subject, its base computed as the settings say."""
+    if settings.attention is None:
+        return subject
+    known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    if settings.attention not in known and "/" not in settings.attention:  # a kernel on the Hub
+        hint = did_you_mean(settings.attention, known)
+        raise PerlError(f"there is no attention {settings.attention!r}", "--attention", hint)
+    return replace(subject, base=subject.base.model_copy(update={"attn_implementation": settings.attention}))
 
 
 def _for_the_base(engine: RolloutSection, subject: Subject, settings: EvalSettings) -> RolloutSection:

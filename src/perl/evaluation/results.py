@@ -152,16 +152,20 @@ class Results:
             },
             "summary_tasks": {},
             "summary_general": {},
-            "perl": {
-                "version": VERSION,
-                "subject": dict(self.subject),
-                "protocol": asdict(self.protocol),
-                "engine": dict(self.engine),
-                "versions": dict(self.versions),
-                "verifier": self.verifier,
-                "seconds": self.seconds,
-                "tasks": {task.name: _plain(task) for task in self.tasks},
-            },
+            "perl": self.facts(),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "version": VERSION,
+            "subject": dict(self.subject),
+            "protocol": asdict(self.protocol),
+            "engine": dict(self.engine),
+            "versions": dict(self.versions),
+            "verifier": self.verifier,
+            "seconds": self.seconds,
+            "tasks": {task.name: _plain(task) for task in self.tasks},
         }
 
     def with_earlier(self, folder: Path) -> "Results":
@@ -173,7 +177,10 @@ class Results:
         if earlier.of_what() != self.of_what():
             return self
         names = {task.name for task in self.tasks}
-        return replace(self, tasks=(*self.tasks, *(task for task in earlier.tasks if task.name not in names)))
+        tasks = (*self.tasks, *(task for task in earlier.tasks if task.name not in names))
+        # Where nothing was left to draw, the engine was compared with the policy when all this was drawn.
+        known = self.engine.get("logp_diff") is not None
+        return replace(self, tasks=tasks, engine=self.engine if known else earlier.engine)
 
     def of_what(self) -> tuple[Any, ...]:
         """What two sets of tasks must share to be one result."""
@@ -217,18 +224,19 @@ def read_results(path: str | Path) -> Results:
     return parse_results(content, str(file))
 
 
-def parse_results(content: bytes, where: str) -> Results:
+def parse_results(content: bytes, where: str, *, scored: bool = True) -> Results:
     """Results from what a file holds.
 
     Args:
         content: Of ``results.json``, which may hold anything.
         where: Names it in an error.
+        scored: False: it may hold tasks without scores, whose completions are not judged yet.
 
     Raises:
         PerlError: It is not one of ours.
     """
     try:
-        return _results(parse_mapping(content)["perl"])
+        return _results(parse_mapping(content)["perl"], scored=scored)
     except (ValueError, KeyError) as error:
         reason = f"{error} is absent" if isinstance(error, KeyError) else str(error)
         raise PerlError(f"holds no results of perl eval: {reason}", where) from None
@@ -259,11 +267,11 @@ def _plain(task: TaskResult) -> dict[str, Any]:
     return facts
 
 
-def _results(found: Any) -> Results:  # noqa: ANN401 (JSON)
+def _results(found: Any, *, scored: bool) -> Results:  # noqa: ANN401 (JSON)
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
         raise ValueError(f"its version is {version}, known is {VERSION}")
-    facts = checked(found)
+    facts = checked(found, scored=scored)
     names = ("subject", "protocol", "engine", "versions", "seconds", "verifier")
     tasks = tuple(_task(name, task) for name, task in facts["tasks"].items())
     return Results(**{name: facts[name] for name in names}, tasks=tasks)

@@ -80,11 +80,12 @@ class _File(_Record):
     tasks: dict[str, _Task] = Field(min_length=1)
 
 
-def checked(found: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
+def checked(found: Any, *, scored: bool = True) -> dict[str, Any]:  # noqa: ANN401 (JSON)
     """The file's values, with protocol, scores and differences as records.
 
     Args:
         found: What stands under ``perl``.
+        scored: False: tasks may have no score yet.
 
     Raises:
         ValueError: It is not what we write.
@@ -99,7 +100,8 @@ def checked(found: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
             for who in ("base", "adapter"):
                 task[who] = None if task[who] is None else _record(Score, task[who], f"{who} on {name}")
             task["difference"] = _difference(task["difference"], name)
-            _check_fit(name, task)
+            if scored or task["base"] is not None or task["adapter"] is not None:
+                _check_fit(name, task)
     except ValidationError as error:
         raise ValueError(_reason(error)) from None
     if subject.policy != policy_name(subject.base_sha256, subject.adapter_sha256, subject.adapter_config_sha256):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from perl.errors import PerlError
 from perl.run.files import write_text
@@ -19,6 +19,9 @@ from perl.types import Verdict, VerdictStatus
 
 Place = tuple[str, str, int]
 """Task, problem and number of a sample."""
+NOT_JUDGED: Literal["not_judged"] = "not_judged"
+"""Instead of a verdict, of a completion that was drawn to be judged later."""
+SampleStatus = VerdictStatus | Literal["not_judged"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Sample:
         text: What the policy wrote, without special tokens.
         tokens: Its length, the end token included.
         truncated: It was cut off.
-        status: The verifier's verdict.
+        status: The verifier's verdict; ``not_judged`` where it was not asked yet.
         extracted: The answer in it, as it stands there.
     """
 
@@ -44,7 +47,7 @@ class Sample:
     text: str
     tokens: int
     truncated: bool
-    status: VerdictStatus
+    status: SampleStatus
     extracted: str | None = None
 
     @property
@@ -75,7 +78,7 @@ class Sample:
 _TYPES: Mapping[str, tuple[type, ...]] = {
     name: get_args(kind) or (kind,) for name, kind in get_type_hints(Sample).items() if name != "status"
 } | {"status": (str,)}
-_STATUSES = get_args(VerdictStatus)
+_STATUSES = (*get_args(VerdictStatus), NOT_JUDGED)
 # Bytes; the longest completion that a model of today writes has a few hundred thousand.
 _LONGEST_LINE = 16_000_000
 

@@ -5,6 +5,7 @@ Evaluation -> a command line
 Loads no weights.
 """
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from perl.errors import PerlError
@@ -20,19 +21,33 @@ from perl.rollouts.vllm.server_command import server_command
 PORT = 8000
 
 
-def serving_command(plan: Evaluation, address: str | None = None) -> str:
+def serving_command(plans: Sequence[Evaluation], address: str | None = None) -> str:
     """The command, for a machine like this one: without a GPU here it is one for CPUs.
 
     Args:
-        plan: What will be evaluated.
+        plans: What will be evaluated.
         address: Of the server, whose port it takes; None: 8000.
 
     Raises:
-        PerlError: The address has no port that there can be.
+        PerlError: The address has no port that there can be, adapters need different bases, or servers that are started
+            differently.
     """
-    form, rank = _update(plan)
-    on_cpu = plan.device.type == "cpu"
-    return server_command(plan.subject.base, plan.longest, _port(address), on_cpu=on_cpu, form=form, rank=rank)
+    if any(plan.subject.base != plans[0].subject.base for plan in plans):
+        raise PerlError("a server serves one base, and these adapters have different ones", "--server-command")
+    found = [_update(plan) for plan in plans]
+    forms = {form for form, _ in found}
+    if len(forms) > 1:
+        what = "some of these adapters are served as LoRA, others as merged weights, and no server does both"
+        raise PerlError(what, "--server-command", "name those of one kind at a time")
+    return server_command(
+        plans[0].subject.base,
+        max(plan.longest for plan in plans),
+        _port(address),
+        on_cpu=plans[0].device.type == "cpu",
+        form=found[0][0],
+        rank=max((rank for _, rank in found if rank is not None), default=None),
+        gpus=plans[0].settings.tensor_parallel or 1,
+    )
 
 
 def _update(plan: Evaluation) -> tuple[Form | None, int | None]:

@@ -12,8 +12,7 @@ from typing import Any
 from filelock import Timeout
 
 from perl.errors import PerlError, RunFolderError
-from perl.evaluation.protocol import short_hash
-from perl.evaluation.questions import PreparedTask
+from perl.evaluation.questions import PreparedTask, prompts_hash
 from perl.evaluation.request import EvalSettings, Evaluation
 from perl.launch.agreement import check_machine, processes_here
 from perl.launch.start import check_processes, start
@@ -28,7 +27,12 @@ _THE_SAME = "all processes must run the same"
 # Packages that a sample or its verdict depends on, beside those of a run.
 _PACKAGES = ("math-verify", "vllm")
 # Settings that are switched off by an option of another name.
-_OFF = {"with_base": "--no-base", "lighteval": "--no-lighteval"}
+_OFF = {
+    "with_base": "--no-base",
+    "base_cache": "--no-base-cache",
+    "lighteval": "--no-lighteval",
+    "thinking": "--no-thinking",
+}
 
 
 def to_start(processes: int | None) -> int:
@@ -48,11 +52,11 @@ def to_start(processes: int | None) -> int:
     return 0
 
 
-def start_several(plan: Evaluation, arguments: Sequence[str], processes: int) -> int:
+def start_several(plans: Sequence[Evaluation], arguments: Sequence[str], processes: int) -> int:
     """Has several processes do what was planned.
 
     Args:
-        plan: Of these arguments.
+        plans: Of these arguments.
         arguments: Of ``perl eval``, from :func:`arguments_of`.
         processes: How many.
 
@@ -63,21 +67,21 @@ def start_several(plan: Evaluation, arguments: Sequence[str], processes: int) ->
         PerlError: There are not as many GPUs, or a process has failed.
     """
     try:
-        check_processes(_engine_of(plan, processes))
+        check_processes(_engine_of(plans[0], processes))
     except PerlError as error:
         raise error.moved(lambda _: "--processes") from None
-    return start(["eval", *arguments], processes, plan.folder, lambda: _GOES_ON)
+    return start(["eval", *arguments], processes, plans[0].folder, lambda: _GOES_ON)
 
 
 @contextmanager
-def sharing(plan: Evaluation) -> Iterator[Processes]:
+def sharing(plans: Sequence[Evaluation]) -> Iterator[Processes]:
     """The processes that a launcher has started, this one among them; they end together.
 
     Before weights are loaded they are compared: each must have planned the same, with the same versions, and see the
-    output folder of the main process.
+    output folders of the main process.
 
     Args:
-        plan: Of this process.
+        plans: Of this process.
 
     Raises:
         RecipeError: A process has planned something else; the line names it.
@@ -87,13 +91,15 @@ def sharing(plan: Evaluation) -> Iterator[Processes]:
     with together() as company:
         company.on_loss(lambda: _GOES_ON)
         if company.meeting is not None:
-            _check_gpus(plan)
-            company.compare(_settings(plan), "evaluation", _PACKAGES)
-            with usable(plan.folder):
-                if is_first_process():
-                    plan.folder.mkdir(parents=True, exist_ok=True)
-                company.find(plan.folder)
-        with joining(on_cpu=plan.device.type == "cpu") as processes:
+            _check_gpus(plans[0])
+            each = {f"{number} {plan.subject.name}": _settings(plan) for number, plan in enumerate(plans, 1)}
+            company.compare(each if len(plans) > 1 else _settings(plans[0]), "evaluation", _PACKAGES)
+            for plan in plans:
+                with usable(plan.folder):
+                    if is_first_process():
+                        plan.folder.mkdir(parents=True, exist_ok=True)
+                    company.find(plan.folder)
+        with joining(on_cpu=plans[0].device.type == "cpu") as processes:
             yield processes
 
 
@@ -164,7 +170,7 @@ def _facts_of(task: PreparedTask) -> dict[str, Any]:
     return {
         "data": task.data.sha256,
         "problems": len(request.asked),
-        "prompts": short_hash({asked.problem: list(asked.prompt_ids) for asked in request.asked}),
+        "prompts": prompts_hash(request),
         "max_new_tokens": request.max_new_tokens,
         "stop": list(request.stop),
         "ends": list(request.end_token_ids),
@@ -172,17 +178,18 @@ def _facts_of(task: PreparedTask) -> dict[str, Any]:
 
 
 def arguments_of(
-    adapter: str | None,
+    adapters: Sequence[str],
     base: str | None,
     tasks: Sequence[str],
     k: int | None,
     data: str | Path | None,
-    output: str | Path,
+    output: str | Path | None,
     settings: EvalSettings,
 ) -> list[str]:
     """What ``perl eval`` is told for the same evaluation; see :func:`perl.evaluation.evaluate.evaluate`."""
-    named = {"adapter": adapter, "base": base, "tasks": ",".join(tasks), "k": k, "data": data, "output": output}
-    found = [f"--{name}={value}" for name, value in named.items() if value is not None]
+    named = {"base": base, "tasks": ",".join(tasks), "k": k, "data": data, "output": output}
+    found = [f"--adapter={adapter}" for adapter in adapters]
+    found += [f"--{name}={value}" for name, value in named.items() if value is not None]
     for setting in fields(EvalSettings):
         value = getattr(settings, setting.name)
         if value != setting.default:
@@ -194,7 +201,7 @@ def _option(name: str, value: Any) -> list[str]:  # noqa: ANN401 (whatever a set
     """A setting as it is typed."""
     option = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
-        return [_OFF.get(name, option)]
+        return [option if value else _OFF[name]]
     if name == "servers":
         return [f"--server={server}" for server in value]
     if name == "pass_at":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perl.evaluation.draw import TaskRequest
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.samples import Place, Sample
+from perl.evaluation.samples import NOT_JUDGED, Place, Sample
 from perl.rewards.verifier import Judging, check_all
 
 
@@ -20,7 +20,7 @@ class StoredSamples:
     """What a file holds of a task.
 
     Attributes:
-        samples: That are wanted, with verdicts of now.
+        samples: That are wanted, with verdicts of now; not those of problems beyond a limit, which stay in the file.
         judged_otherwise: How many of these had another verdict or another answer in the file.
         dropped: Places of samples that this evaluation cannot have drawn.
     """
@@ -31,20 +31,27 @@ class StoredSamples:
 
 
 def stored_samples(
-    found: Mapping[Place, Sample], wanted: TaskRequest, protocol: Protocol, judging: Judging | None = None
+    found: Mapping[Place, Sample],
+    wanted: TaskRequest,
+    protocol: Protocol,
+    judging: Judging | None = None,
 ) -> StoredSamples:
     """Judges stored samples again, and drops what was not drawn like this.
 
     Args:
         found: All that a file holds under the key of this task.
-        wanted: The task.
+        wanted: The task; where it is judged later, verdicts stay as they are stored.
         protocol: How its completions are drawn, and how many.
         judging: The limits of a comparison; None: the usual ones.
     """
     golds = {asked.problem: asked.gold for asked in wanted.asked}
-    dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, golds, wanted, protocol)]
+    known = {*golds, *(asked.problem for asked in wanted.further)}
+    dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, known, wanted, protocol)]
     gone = set(dropped)
-    kept = [sample for place, sample in found.items() if place not in gone and sample.index < protocol.k]
+    some = [sample for place, sample in found.items() if place not in gone and sample.problem in golds]
+    kept = [sample for sample in some if sample.index < protocol.k]
+    if not wanted.judged:
+        return StoredSamples({sample.place: sample for sample in kept}, 0, dropped)
     judging = judging or Judging()
     verdicts = check_all(
         [golds[sample.problem] for sample in kept],
@@ -53,13 +60,13 @@ def stored_samples(
         workers=judging.workers,
     )
     samples = [sample.judged(verdict) for sample, verdict in zip(kept, verdicts, strict=True)]
-    otherwise = sum(old != new for old, new in zip(kept, samples, strict=True))
+    otherwise = sum(old != new and old.status != NOT_JUDGED for old, new in zip(kept, samples, strict=True))
     return StoredSamples({sample.place: sample for sample in samples}, otherwise, dropped)
 
 
-def _may_be_drawn(sample: Sample, golds: Mapping[str, str], wanted: TaskRequest, protocol: Protocol) -> bool:
+def _may_be_drawn(sample: Sample, known: Collection[str], wanted: TaskRequest, protocol: Protocol) -> bool:
     """Whether a sample is of this task, has its own seed and a length that a completion can have."""
-    if sample.task != wanted.task or sample.problem not in golds:
+    if sample.task != wanted.task or sample.problem not in known:
         return False
     if sample.seed != protocol.seed_of(*sample.place):
         return False

@@ -84,12 +84,17 @@ class Question:
         text: What the user message says.
         gold: The answer, as the verifier takes it.
         row: The row as the data set holds it.
+        choices: Of a question with choices their texts, in the order of their letters.
+        prompt: What the model is asked where that is not one user message: chat messages, or plain text even if there
+            is a chat template.
     """
 
     id: str
     text: str
     gold: str
     row: Mapping[str, Any]
+    choices: tuple[str, ...] = ()
+    prompt: str | tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ class TaskData:
         source: Data set on the Hub, or name of the file; never a path.
         revision: Commit on the Hub; None for a file, and where only the cache was asked.
         sha256: Of ids, texts and golds.
+        further: Questions beyond a limit, which are not asked; what a sample is named by and how long it may be depends
+            on all of them, so that it is the same whatever the limit.
     """
 
     task: Task
@@ -109,6 +116,7 @@ class TaskData:
     source: str
     revision: str | None
     sha256: str
+    further: tuple[Question, ...] = ()
 
 
 def questions_hash(questions: Iterable[Question]) -> str:

@@ -47,8 +47,9 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
         rows, revision = _read_cache(task, where) if cached else _read_hub(task, where)
     if not rows:
         raise DataError(f"{source} is empty", where)
-    questions = _questions(task, rows[:limit], source, where)
-    return TaskData(task, questions, source, revision, questions_hash(questions))
+    every = _questions(task, rows, source, where)
+    asked, further = every[:limit], every[len(every[:limit]) :]
+    return TaskData(task, asked, source, revision, questions_hash(asked), further)
 
 
 def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question:

@@ -230,16 +230,15 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
     if not padding_free:
         return Passes(packed=False, shared=False)
     base = base_of(policy)
-    why = (
-        _adapter_by_row(policy) or _layers_by_row(base) or use_packed_attention(base) or _differs(policy, shared=False)
-    )
+    why = adapter_by_row(policy) or _layers_by_row(base) or use_packed_attention(base) or _differs(policy, shared=False)
     if why:
         return Passes(packed=False, shared=False, why=why)
     why = _differs(policy, shared=True) if share else None
     return Passes(packed=True, shared=share and not why, why=why or "", longest=_sight(base))
 
 
-def _adapter_by_row(policy: nn.Module) -> str | None:
+def adapter_by_row(policy: nn.Module) -> str | None:
+    """Why an adapter needs each row by itself, with the row's own arguments; None: it acts on tokens."""
     if not isinstance(policy, PeftModel):
         return None
     config = policy.active_peft_config
@@ -259,9 +258,20 @@ def _layers_by_row(model: PreTrainedModel) -> str | None:
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if others:
         return f"its layers of type {', '.join(sorted(others))} carry a state from row to row"
-    if any(getattr(config, name, None) for name in _ATTENTION_DROPOUT):
+    if _attention_drops_out(model):
         return "its attention uses dropout"
     return None
+
+
+def _attention_drops_out(model: PreTrainedModel) -> bool:
+    config = model.config.get_text_config()
+    return any(getattr(config, name, None) for name in _ATTENTION_DROPOUT)
+
+
+def drops_out(policy: nn.Module) -> bool:
+    """Whether a pass in training mode draws what it leaves out, for each row anew."""
+    drawn = any(isinstance(module, nn.Dropout) and module.p > 0 for module in policy.modules())
+    return drawn or _attention_drops_out(base_of(policy))
 
 
 def _sight(model: PreTrainedModel) -> int | None:

@@ -222,14 +222,19 @@ def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
 
 
 def group_tokens(rows: Sequence[Row]) -> int:
-    """Tokens that are run for rows with one prompt: P + sum of (C - 1)."""
+    """Tokens that are run for rows with one prompt: P + sum of (C - 1) over the completions that differ."""
     prompt = rows[0].prompt.numel()
-    return prompt + sum(row.tokens - prompt for row in rows)
+    return prompt + sum(row.tokens - prompt for row in _distinct(rows))
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """Of rows with one prompt those that are run: one for each completion."""
+    return list({row.run: row for row in rows}.values())
 
 
 def _group_cost(rows: Sequence[Row], copy_cost: float) -> float:
     """The tokens that are run, and what the keys of a shared prompt cost that attention copies for each completion."""
-    seeing = sum(row.completion.numel() > 1 for row in rows) if len(rows) > 1 else 0  # the last token is not run
+    seeing = sum(row.completion.numel() > 1 for row in _distinct(rows)) if len(rows) > 1 else 0  # the last is not run
     return group_tokens(rows) + copy_cost * seeing * rows[0].prompt.numel()
 
 

@@ -1,4 +1,4 @@
-"""Rows without padding: prompts and completions end to end in one row, a shared prompt once.
+"""Rows without padding: prompts and completions end to end in one row, what several of them share once.
 
 rows -> Batch (tokens, where each segment begins, which hidden state predicts which token)
 
@@ -36,6 +36,11 @@ class Row:
     def tokens(self) -> int:
         """Tokens that are run when the row stands alone: the last of the completion predicts nothing."""
         return self.prompt.numel() + max(self.completion.numel() - 1, 0)
+
+    @cached_property
+    def run(self) -> bytes:
+        """The tokens of the completion that are run, to be compared with those of other rows with this prompt."""
+        return self.completion[:-1].cpu().numpy().tobytes()
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,8 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> Batch:
     Args:
         rows: N rows; the order of ``Scored.rows``.
         groups: Every row's index once, by group. The rows of a group of two or more have the same prompt, which is
-            run once; every completion sees it and itself, and counts positions from its end.
+            run once; every completion sees it and itself, and counts positions from its end. So is a completion that
+            several of them have.
 
     Returns:
         The packed row.
@@ -177,10 +183,12 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> Batch:
             continue
         length = first.prompt.numel()
         prompt = builder.add([first.prompt], position=0)
+        begins: dict[bytes, int] = {}
         for index in group:
             row = rows[index]
-            begin = builder.add([row.completion[:-1]], position=length, prefix=(prompt, length))
-            builder.score(row, index, before=prompt + length - 1, after=begin)
+            if row.run not in begins:
+                begins[row.run] = builder.add([row.completion[:-1]], position=length, prefix=(prompt, length))
+            builder.score(row, index, before=prompt + length - 1, after=begins[row.run])
     return builder.packed()
 
 

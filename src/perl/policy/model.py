@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import init_empty_weights
@@ -42,6 +42,8 @@ from perl.run.shards import is_sharded, whole
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
 _META = torch.device("meta")
+DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
+"""How accelerate spreads a model's layers over the GPUs of a machine."""
 # Types in which people load a base.
 _LOADED_AS = ("bfloat16", "float32", "float16", "float64")
 _HALF = (torch.bfloat16, torch.float16)
@@ -74,16 +76,19 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_base(section: ModelSection, device: torch.device, strategy: str = "ddp") -> PreTrainedModel:
+def load_base(
+    section: ModelSection, device: torch.device, strategy: str = "ddp", spread: DeviceMap | None = None
+) -> PreTrainedModel:
     """The base on its device, in evaluation mode.
 
     Args:
         section: Which model.
         device: Where to.
         strategy: Of the run. With ``fsdp2`` every process must call this at once, and holds its part of the base.
+        spread: How its layers are spread over the GPUs of this machine; None: all lie on the device.
 
     Raises:
-        ModelError: There is no such model, or the Hub cannot be reached.
+        ModelError: There is no such model, the Hub cannot be reached, or it does not fit on the GPUs.
         MissingExtraError: It is to be quantised, and there is no bitsandbytes.
     """
     check_quantisation(section)
@@ -96,10 +101,25 @@ def load_base(section: ModelSection, device: torch.device, strategy: str = "ddp"
             trust_remote_code=False,
             **{"dtype": _dtype(section, device), **quantising(section, device, section.dtype)},
             **loaded_in_shards(strategy),
+            **({} if spread is None else {"device_map": spread}),
         )
     keep_packing(model)
     settle(model)
+    if spread is not None:
+        _check_spread(model)
+        return model.eval()
     return (model if section.quantization or is_sharded(model) else model.to(device)).eval()
+
+
+def _check_spread(model: PreTrainedModel) -> None:
+    """Refuses a base some of whose layers have no place on a GPU: there they would be loaded anew for every token."""
+    placed = dict(getattr(model, "hf_device_map", {}))
+    elsewhere = [name for name, place in placed.items() if str(place) in ("cpu", "disk")]
+    if elsewhere and (torch.cuda.is_available() or "disk" in placed.values()):
+        what = (
+            f"{len(elsewhere)} of {len(placed)} parts of the base do not fit on the GPUs, the first is {elsewhere[0]}"
+        )
+        raise ModelError(what, "--device-map", "more or larger GPUs, or --quantization nf4")
 
 
 def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreTrainedModel:

@@ -11,40 +11,25 @@ of logits. The process's random state stays as it was.
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
-import numpy
 import torch
 from peft import PeftModel
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.errors import ModelError
-from perl.policy.model import evaluating
+from perl.policy.model import base_of, evaluating
 from perl.recipe.engines import TRANSFORMERS, Capabilities
+from perl.rollouts.branching import why_not_branching, write
+from perl.rollouts.drawing import LastDraw, Seeded, uniforms_of, warp_of, warpers
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
+from perl.rollouts.generation_config import more_than_sampling, of_last_processor
 from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 
 POLICY = "policy"
 """Version name of every completion: there is one copy, the policy itself."""
-
-# Set even where it changes nothing: transformers fills what is left open from the model's generation_config.json, and
-# a repetition penalty or a cut-off there would sample from another policy than the one that is trained or scored.
-_NEUTRAL_GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-_NEUTRAL = {**_NEUTRAL_GREEDY, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-# What it takes for unset where one token is left; it would warn of values of the model's generation config.
-_UNSET = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "num_beams": 1, "num_return_sequences": 1}
 
 
 @dataclass(frozen=True)
@@ -99,7 +84,7 @@ class TransformersEngine(OneCopy):
         """
         if any(request.longest is not None for request in requests):
             raise ValueError("conversations are sampled by TRL itself where transformers samples")
-        left = sorted(_rows(requests), key=lambda row: len(row.prompt_ids))
+        left = _by_length(_rows(requests))
         found: list[dict[int, Sampled]] = [{} for _ in requests]
         with evaluating(self._model), torch.no_grad(), threads_for(self._model):
             while left:
@@ -121,6 +106,11 @@ class TransformersEngine(OneCopy):
         """What the policy writes, as ``transformers``."""
         return {"transformers": self.start([request], sampling).result()[0]}
 
+    @cached_property
+    def why_by_generate(self) -> str | None:
+        """Why transformers' own loop writes, which runs a group's prompt and what has ended row by row; None: ours."""
+        return why_not_branching(self._model) or more_than_sampling(base_of(self._model).generation_config)
+
     @property
     def asleep_bytes(self) -> int:
         """0: no device memory is kept for it."""
@@ -131,6 +121,14 @@ class TransformersEngine(OneCopy):
 
     def close(self) -> None:
         """Nothing is held; the model stays its owner's."""
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    @property
+    def _padding(self) -> int:
+        return int(self._tokenizer.pad_token_id or 0)
 
     def _try(self, rows: Sequence[_Row], sampling: EngineSampling) -> list[Sampled] | None:
         """A completion for each row; None: the memory does not suffice for so many."""
@@ -147,66 +145,39 @@ class TransformersEngine(OneCopy):
             raise ModelError(message, hint="allow fewer tokens a completion, or a smaller model") from error
 
     def _draw(self, rows: Sequence[_Row], sampling: EngineSampling) -> list[Sampled]:
-        device = next(self._model.parameters()).device
+        uniforms = None
+        if sampling.temperature:
+            uniforms = uniforms_of([row.seed for row in rows], sampling.max_completion_length, self._device)
+        if self.why_by_generate is not None:
+            return self._generate(rows, sampling, uniforms)
+        written = write(
+            self._model,
+            [row.prompt_ids for row in rows],
+            padding=self._padding,
+            ends=sampling.end_token_ids,
+            longest=sampling.max_completion_length,
+            draw=Seeded(uniforms),
+            warp=warp_of(sampling),
+            needs_tokens=sampling.repetition_penalty != 1.0,
+        )
+        pairs = zip(written.token_ids, written.log_probs or (), strict=True)
+        return [Sampled(tuple(ids), tuple(log_probs), POLICY) for ids, log_probs in pairs]
+
+    def _generate(self, rows: Sequence[_Row], sampling: EngineSampling, uniforms: torch.Tensor | None) -> list[Sampled]:
+        """By transformers' own loop, for models whose cache cannot be selected by rows."""
         prompts = {"input_ids": [list(row.prompt_ids) for row in rows]}
-        batch = self._tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(device)
+        batch = self._tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(self._device)
         mask, width = batch["attention_mask"], batch["input_ids"].size(1)
-        last = _Draw(width, _uniforms(rows, sampling.max_completion_length, device) if sampling.temperature else None)
+        last = LastDraw(width, uniforms)
         ids: torch.Tensor = self._model.generate(
             input_ids=batch["input_ids"],
             attention_mask=mask,
-            generation_config=_generation_config(sampling, self._tokenizer),
-            logits_processor=LogitsProcessorList([*_warpers(sampling, width - mask.sum(dim=1)), last]),
+            generation_config=of_last_processor(sampling, self._tokenizer.pad_token_id),
+            logits_processor=LogitsProcessorList([*warpers(sampling, width - mask.sum(dim=1)), last]),
         )
         log_probs = torch.stack(last.log_probs, dim=1).tolist()
         pairs = zip(ids[:, width:].tolist(), log_probs, strict=True)
         return [_sampled(written, scores, sampling.end_token_ids) for written, scores in pairs]
-
-
-def fill_with_neutral(config: GenerationConfig) -> None:
-    """Sets every sampling field that is left open to the value that changes nothing."""
-    for name, value in _NEUTRAL.items():
-        if getattr(config, name, None) is None:
-            setattr(config, name, value)
-
-
-class _Draw(LogitsProcessor):
-    """Leaves one token a row, drawn from the distribution that the processors before it made.
-
-    Attributes:
-        log_probs: Of the tokens drawn, (N,) for each position.
-    """
-
-    def __init__(self, width: int, uniforms: torch.Tensor | None) -> None:
-        """Draws what follows ``width`` tokens by (N, T) numbers in [0, 1); None: the likeliest tokens."""
-        self._width, self._uniforms = width, uniforms
-        self.log_probs: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """(N, V) 0 for the token that is drawn, minus infinity for the others."""
-        log_probs = scores.log_softmax(dim=-1)
-        if self._uniforms is None:
-            tokens = scores.argmax(dim=-1, keepdim=True)
-        else:
-            tokens = _inverse_cdf(log_probs, self._uniforms[:, input_ids.size(1) - self._width, None])
-        self.log_probs.append(log_probs.gather(1, tokens).squeeze(1))
-        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
-
-
-def _inverse_cdf(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """(N, 1) the first token at which the chance of all up to it is more than a number in [0, 1)."""
-    cumulative = log_probs.to(uniforms.dtype).exp_().cumsum(dim=-1)
-    whole = cumulative[:, -1:]
-    # The product may be rounded up to the whole, beyond which there is no token.
-    below = torch.minimum(uniforms * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    return torch.searchsorted(cumulative, below, right=True)
-
-
-def _uniforms(rows: Sequence[_Row], length: int, device: torch.device) -> torch.Tensor:
-    """(N, T) numbers in [0, 1); those of a row are its seed's alone."""
-    numbers = numpy.stack([numpy.random.default_rng(row.seed).random(length) for row in rows])
-    # In float64 the sums over a vocabulary are exact enough that their order decides nothing.
-    return torch.from_numpy(numbers).to(device, torch.float32 if device.type == "mps" else torch.float64)
 
 
 def _rows(requests: Sequence[Request]) -> list[_Row]:
@@ -217,37 +188,16 @@ def _rows(requests: Sequence[Request]) -> list[_Row]:
     return rows
 
 
+def _by_length(rows: Sequence[_Row]) -> list[_Row]:
+    """In the order in which they are written: by the length of the prompt, all of one prompt together."""
+    first: dict[tuple[int, ...], int] = {}
+    for row in rows:
+        first.setdefault(row.prompt_ids, len(first))
+    return sorted(rows, key=lambda row: (len(row.prompt_ids), first[row.prompt_ids]))
+
+
 def _in_order(group: dict[int, Sampled]) -> list[Sampled]:
     return [group[i] for i in range(len(group))]
-
-
-def _warpers(sampling: EngineSampling, paddings: torch.Tensor) -> list[LogitsProcessor]:
-    """What is done to the logits, in the order of transformers' own ``generate``."""
-    found: list[LogitsProcessor] = []
-    if sampling.repetition_penalty != 1.0:
-        found.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty), paddings))
-    if not sampling.temperature:
-        return found
-    if sampling.temperature != 1.0:
-        found.append(TemperatureLogitsWarper(float(sampling.temperature)))
-    if sampling.top_k:
-        found.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        found.append(TopPLogitsWarper(sampling.top_p))
-    if sampling.min_p:
-        found.append(MinPLogitsWarper(sampling.min_p))
-    return found
-
-
-def _generation_config(sampling: EngineSampling, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    return GenerationConfig(
-        max_new_tokens=sampling.max_completion_length,
-        eos_token_id=list(sampling.end_token_ids),
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=False,  # the last processor leaves one token
-        **_NEUTRAL_GREEDY,
-        **_UNSET,
-    )
 
 
 def _sampled(ids: list[int], log_probs: list[float], ends: tuple[int, ...]) -> Sampled:

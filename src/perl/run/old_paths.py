@@ -99,8 +99,10 @@ _MOVED_TO = {
     },
 }  # fmt: skip
 MOVED = {f"perl.{old}": f"{package}.{new}" for package, names in _MOVED_TO.items() for old, new in names.items()}
-"""Old name -> new name, of modules. One whose old name is now a package's is in that package's ``__getattr__``; one whose
-old name is now a public function's (``perl.plan``) is not found: importing it would put the module in that function's place.
+"""Old name -> new name, of modules. One whose old name is now a package's is in that package's ``__getattr__``.
+
+One whose old name is a public function's now (``perl.plan``) is not found: importing it would put the module in the
+function's place.
 """
 
 

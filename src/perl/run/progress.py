@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tqdm import tqdm
@@ -20,6 +20,7 @@ class Progress:
 
     Attributes:
         done: Units, those that were done before included.
+        note: What else a line says at its end; an empty text: nothing.
     """
 
     def __init__(self, total: int, label: str, done: int, unit: str) -> None:
@@ -27,18 +28,22 @@ class Progress:
         self.total, self.done, self._label, self._before, self._unit = total, done, label, done, unit
         self._started = time.monotonic()
         self._bar = live_line(total, label, done)
+        self.note: Callable[[], str] = str
         self.silent = not self._bar.disable or not logger.isEnabledFor(logging.INFO)
 
     def update(self, count: int = 1) -> None:
         """So many more are done."""
         self.done += count
+        if not self._bar.disable and (note := self.note()):
+            self._bar.set_description_str(f"{self._label}, {note}", refresh=False)
         self._bar.update(count)
 
     def line(self) -> str:
         """The state for a log, with the time left once there is something to judge it by."""
         elapsed, new = time.monotonic() - self._started, self.done - self._before
         left = duration(elapsed / new * (self.total - self.done)) if new else "not known yet"
-        return f"{self._label}: {self.done:,}/{self.total:,} {self._unit} in {duration(elapsed)}, ETA {left}"
+        line = f"{self._label}: {self.done:,}/{self.total:,} {self._unit} in {duration(elapsed)}, ETA {left}"
+        return f"{line}, {note}" if (note := self.note()) else line
 
     def close(self) -> None:
         """Takes the bar away."""

@@ -14,7 +14,8 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from perl.evaluation.evaluate import carry_out, draw_samples
+from perl.evaluation.drawing import draw_samples
+from perl.evaluation.evaluate import carry_out
 from perl.evaluation.policies import Policies
 from perl.evaluation.questions import template_hash
 from perl.evaluation.request import EvalSettings, Evaluation

@@ -67,10 +67,9 @@ def run_tasks(
             raise RecipeError(
                 f"{problems.heldout_name} is held out, hence scored already", "eval.tasks", "leave it out"
             )
-        rows = rows.select(range(min(settings.limit or len(rows), len(rows))))
         examples = [{**row, "solution": row[solution]} for row in rows]
         prompts = render_prompts(examples, tokenizer, template_arguments)
-        found.append(heldout_task(problems.heldout_name, prompts, protocol, ends))
+        found.append(heldout_task(problems.heldout_name, prompts, protocol, ends, settings.limit))
     context = config.get_text_config().max_position_embeddings
     for task in find_tasks(settings.tasks, "eval.tasks") if settings.tasks else ():
         data = load_task_data(task, Path(settings.data).expanduser() if settings.data else None)

@@ -69,8 +69,8 @@ class PerlModel(LightevalModel):
             generation = generation_settings(subject.base)
             given = {name: getattr(settings, name) for name in OF_THE_PROTOCOL}
             self._protocol = resolve_protocol(settings.preset, given, generation)
-        device = torch.device("cpu") if settings.device == "cpu" else accelerator() or torch.device("cpu")
-        self._policies = load_policies(subject, device)
+            device = torch.device("cpu") if settings.device == "cpu" else accelerator() or torch.device("cpu")
+            self._policies = load_policies(subject, device)
         self._who = "adapter" if subject.trained else "base"
         self._ends = end_tokens(self._policies.tokenizer, generation)
         self._batch_size = settings.batch_size

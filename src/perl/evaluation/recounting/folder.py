@@ -43,7 +43,7 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     file = results_file(path)
     results = read_results(file)
     folder = file.parent
-    recipe = recipe or _recipe_above(folder)
+    recipe = recipe or recipe_above(folder)
     samples = kept_samples(folder, published=_is_published(folder / SAMPLES))
     return _counted(results, file.read_bytes(), samples, recipe, find_golds(results, recipe))
 
@@ -123,7 +123,7 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     """
     found: dict[str, dict[str, str]] = {}
     for task in results.tasks:
-        for questions in _candidates(task, recipe):
+        for questions in candidates(task, recipe):
             if questions_hash(questions) == task.data.get("sha256"):
                 found[task.name] = {question.id: question.gold for question in questions}
                 break
@@ -133,7 +133,7 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     return found
 
 
-def _candidates(task: TaskResult, recipe: Recipe | None) -> Iterator[tuple[Question, ...]]:
+def candidates(task: TaskResult, recipe: Recipe | None) -> Iterator[tuple[Question, ...]]:
     """What a task's problems may be; what is absent is left out."""
     count = len(task.problems)
     known = all_tasks().get(task.name)
@@ -165,7 +165,7 @@ def _is_here(name: str) -> bool:
     return (Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")).is_dir()
 
 
-def _recipe_above(folder: Path) -> Recipe | None:
+def recipe_above(folder: Path) -> Recipe | None:
     """The recipe of the run that results lie in, as ``RUN/eval``, ``RUN/evals/PRESET`` or ``RUN/best/eval``."""
     for run in folder.resolve().parents[:2]:
         if (run / _RECIPE).is_file() and (run / _RUN_FACTS).is_file():

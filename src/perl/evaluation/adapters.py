@@ -1,0 +1,54 @@
+"""Several adapters in one evaluation: each beside its own base, which is loaded and drawn once.
+
+adapters, base, tasks, settings -> an Evaluation for each
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from perl.errors import Mistake, PerlError, raise_all
+from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation
+
+
+def plan_adapters(
+    adapters: Sequence[str],
+    base: str | None,
+    tasks: Sequence[str],
+    k: int | None,
+    data: str | Path | None,
+    output: str | Path | None,
+    settings: EvalSettings,
+) -> list[Evaluation]:
+    """Checks a request for any number of adapters, as :func:`perl.evaluation.request.plan_evaluation` does for one.
+
+    Args:
+        adapters: None of them: the base alone is asked.
+        base: Of all of them; None: each has the one that it names.
+        tasks: As there, and so on.
+        k: See there.
+        data: See there.
+        output: Of one adapter its folder; of several each has a folder of its name in it.
+        settings: See there.
+
+    Raises:
+        PerlError: Whatever is wrong; an adapter that is named twice.
+    """
+    twice = sorted({name for name in adapters if adapters.count(name) > 1})
+    raise_all(PerlError, [Mistake(f"{name} is named twice", "--adapter", "once is enough") for name in twice])
+    if len(adapters) < 2:
+        return [plan_evaluation(adapters[0] if adapters else None, base, tasks, k, data, output, settings)]
+    plans = [plan_evaluation(name, base, tasks, k, data, output, settings) for name in adapters]
+    same = {str(plan.folder.resolve()): name for plan, name in zip(plans, adapters, strict=True)}
+    if output or len(same) < len(plans):  # of the same name, in folders of their own
+        above = Path(output).expanduser() if output else plans[0].folder.parent
+        plans = [replace(p, folder=above / name) for p, name in zip(plans, folder_names(plans), strict=True)]
+    return plans
+
+
+def folder_names(plans: Sequence[Evaluation]) -> list[str]:
+    """A name for each that a folder may have: the subject's, with digits of its weights where two are called alike."""
+    plain = [re.sub(r"[^\w.@-]+", "-", plan.subject.name).strip("-.") or "adapter" for plan in plans]
+    digests = [str(plan.subject.adapter_sha256)[:8] + str(plan.subject.config_sha256)[:4] for plan in plans]
+    return [f"{name}-{digest}" if plain.count(name) > 1 else name for name, digest in zip(plain, digests, strict=True)]

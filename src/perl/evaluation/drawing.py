@@ -1,0 +1,283 @@
+"""The samples of an evaluation: what is kept already, and the rest, drawn by each policy in turn.
+
+Evaluation, Policies -> DrawnSamples, and samples.jsonl
+
+A policy with nothing left to draw is not put into an engine again.
+"""
+
+import logging
+import secrets
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from perl.evaluation import base_cache, table
+from perl.evaluation.draw import draw
+from perl.evaluation.metrics import error_of_mean
+from perl.evaluation.policies import Policies, ReadyPolicy, Who, in_turn
+from perl.evaluation.protocol import short_hash
+from perl.evaluation.questions import PreparedTask, prompts_hash
+from perl.evaluation.request import Evaluation
+from perl.evaluation.results import SAMPLES
+from perl.evaluation.samples import Place, Sample, SampleFile
+from perl.evaluation.score import score_samples
+from perl.evaluation.several import check_same
+from perl.evaluation.sharing import Sharing, share
+from perl.evaluation.stored import StoredSamples, stored_samples
+from perl.policy.model import base_dtype
+from perl.policy.name import model_config_digest, policy_name
+from perl.rollouts.open_engine import EngineSettings
+from perl.run.joint_work import Processes
+from perl.run.progress import duration, progress
+from perl.run.tables import percent
+from perl.run.warned import warn
+
+logger = logging.getLogger("perl")
+
+Groups = list[list[Sample]]
+
+
+@dataclass
+class DrawnSamples:
+    """What came of asking.
+
+    Attributes:
+        groups: Who -> task -> the samples of each problem.
+        keys: Who -> task -> the name under which they are kept.
+        logp_diff: The largest difference of an engine's log-probabilities, in nats; None where there is none.
+    """
+
+    groups: dict[Who, dict[str, Groups]] = field(default_factory=dict)
+    keys: dict[Who, dict[str, str]] = field(default_factory=dict)
+    logp_diff: float | None = None
+
+
+@dataclass(frozen=True)
+class _KeptSamples:
+    """Where a policy's samples on a task are kept, and how they are called in a log.
+
+    Attributes:
+        shared: Name in the cache of bases; None: these samples are kept in the folder alone.
+    """
+
+    file: SampleFile
+    key: str
+    name: str
+    shared: str | None
+
+    def read(self, plan: Evaluation, task: PreparedTask) -> Mapping[Place, Sample]:
+        """Those that are there, corrected where that is due, and those of the cache, which are put beside them."""
+        found = self.file.read(self.key)
+        if self.shared is not None:
+            others = base_cache.read(self.shared, self.key)
+            found |= self._taken({place: others[place] for place in others.keys() - found.keys()}, plan, task)
+        stored = stored_samples(found, task.request, plan.protocol, plan.judging)
+        if stored.dropped or any(found[place] != sample for place, sample in stored.samples.items()):
+            self.file.correct(self.key, stored.samples, stored.dropped)
+            self._say_corrected(stored)
+        return stored.samples
+
+    def _taken(self, others: Mapping[Place, Sample], plan: Evaluation, task: PreparedTask) -> Mapping[Place, Sample]:
+        """Of a cache's samples those that are wanted and can be this policy's, now in the folder's own file too."""
+        wanted = set(task.request.places(plan.protocol.k))
+        some = {place: sample for place, sample in others.items() if place in wanted}
+        taken = stored_samples(some, replace(task.request, judged=False), plan.protocol).samples
+        if taken:
+            self.file.append(self.key, taken.values())
+            logger.info("%s: %d completions were drawn before and are taken from the cache", self.name, len(taken))
+        return taken
+
+    def _say_corrected(self, stored: StoredSamples) -> None:
+        if stored.dropped:
+            why = "another seed, a length that cannot be, an unknown problem"
+            line = "%s: not drawn by this evaluation (%s), hence dropped: %d stored completions"
+            warn("PRL305", line, self.name, why, len(stored.dropped))
+        if stored.judged_otherwise:
+            line = "%s: judged again, %d of %d stored verdicts are others now"
+            warn("PRL305", line, self.name, stored.judged_otherwise, len(stored.samples))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A policy on a task: what there is of its samples.
+
+    Attributes:
+        done: Samples that are there, the same on all processes.
+    """
+
+    task: PreparedTask
+    kept: _KeptSamples
+    done: Mapping[Place, Sample]
+
+    def complete(self, k: int) -> bool:
+        """Whether nothing is left to draw."""
+        return all(place in self.done for place in self.task.request.places(k))
+
+
+def draw_samples(plan: Evaluation, policies: Policies, processes: Processes | None = None) -> DrawnSamples:
+    """Every sample of every policy on every task; those that are there already are not drawn again.
+
+    Args:
+        plan: What is asked.
+        policies: In memory, of each process its own.
+        processes: That share the work, all of which call this at once; None: this one does it alone. On others than
+            the main process there are no samples afterwards.
+
+    Raises:
+        RolloutError: No server answers any more.
+        BrokenPromiseError: The engine does not answer like the policy.
+    """
+    drawn, file, processes = DrawnSamples(), SampleFile(plan.folder / SAMPLES), processes or Processes()
+    if processes.main:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    with processes.failing_together():
+        drawn.keys = {
+            who: {t.request.task: key_of(plan, policies, who, t) for t in plan.tasks} for who in plan.policies
+        }
+        check_same(processes, {"base_sha256": policies.base_sha256, "samples": drawn.keys})
+        asked = {who: [_asked(plan, drawn, who, task, file, processes) for task in plan.tasks] for who in plan.policies}
+        left = [who for who, some in asked.items() if not all(one.complete(plan.protocol.k) for one in some)]
+        for who in plan.policies:
+            if who not in left:
+                drawn.groups[who] = {one.task.request.task: _in_order(plan, one, processes) for one in asked[who]}
+                for one in asked[who] if processes.main and not plan.within_run else ():
+                    _say_scored(plan, one, drawn.groups[who][one.task.request.task], 0.0)
+        if left:
+            _draw_left(plan, policies, {who: asked[who] for who in left}, drawn, processes)
+    drawn.groups = {who: drawn.groups[who] for who in plan.policies}
+    return drawn
+
+
+def _draw_left(
+    plan: Evaluation,
+    policies: Policies,
+    left: Mapping[Who, list[_Asked]],
+    drawn: DrawnSamples,
+    processes: Processes,
+) -> None:
+    """Has each policy in turn draw what is missing of its samples."""
+    alone = processes.count == 1
+    settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest, alone=alone)
+    probe = plan.tasks[0].request.asked[0].prompt_ids
+    temperature = plan.protocol.temperature or 1.0  # of greedy sampling engines report log-probabilities at 1
+    batch_size = plan.settings.batch_size
+    turns = in_turn(policies, list(left), plan.engine, settings, probe, batch_size, temperature, processes)
+    with closing(turns):
+        for ready in turns:
+            if ready.logp_diff is not None:
+                drawn.logp_diff = max(ready.logp_diff, drawn.logp_diff or 0.0)
+            found = drawn.groups.setdefault(ready.who, {})
+            for asked in left[ready.who]:
+                shared = share(processes, ready.engine.capabilities, batch_size, policies.base)
+                found[asked.task.request.task] = _draw_task(plan, policies.tokenizer, ready, asked, shared)
+
+
+def _asked(
+    plan: Evaluation, drawn: DrawnSamples, who: Who, task: PreparedTask, file: SampleFile, processes: Processes
+) -> _Asked:
+    """A policy on a task, with what is kept; says how much that is."""
+    name, key = task.request.task, drawn.keys[who][task.request.task]
+    shared = None
+    if who == "base" and plan.settings.base_cache and not plan.within_run:
+        shared = base_cache.name_of(key, plan.device.type, plan.subject.base.attn_implementation)
+    kept = _KeptSamples(file, key, f"{who} on {name}", shared)
+    done = processes.by_main(lambda: kept.read(plan, task))
+    wanted = task.request.places(plan.protocol.k)
+    there = sum(place in done for place in wanted)
+    if there and processes.main and not (plan.within_run and there == len(wanted)):
+        logger.info("%s: %d of %d completions are there already", kept.name, there, len(wanted))
+    return _Asked(task, kept, done)
+
+
+def _in_order(plan: Evaluation, one: _Asked, processes: Processes) -> Groups:
+    """The samples of each problem, all of which are there; on others than the main process nothing."""
+    if not processes.main:
+        return []
+    name, k = one.task.request.task, plan.protocol.k
+    return [[one.done[name, asked.problem, i] for i in range(k)] for asked in one.task.request.asked]
+
+
+def _draw_task(
+    plan: Evaluation, tokenizer: PreTrainedTokenizerBase, ready: ReadyPolicy, asked: _Asked, shared: Sharing
+) -> Groups:
+    k, processes, (task, kept) = plan.protocol.k, shared.processes, (asked.task, asked.kept)
+    places = task.request.places(k)
+    there, started = sum(place in asked.done for place in places), time.monotonic()
+    score = _RunningScore(asked.done.values())
+    what = f"{'scoring the' if task.request.judged else 'drawing from the'} {kept.name}"
+    with progress(len(places), what, there) if processes.main else nullcontext() as line:
+        if line is not None and task.request.judged:
+            line.note = score.text
+
+        def keep(sample: Sample) -> None:
+            kept.file.append(kept.key, [sample])
+            score.add(sample)
+            if line is not None:
+                line.update(1)
+
+        groups = draw(ready.engine, tokenizer, task.request, plan.protocol, asked.done, keep, plan.judging, shared)
+    if not processes.main:
+        return groups
+    if kept.shared is not None:
+        base_cache.add(kept.shared, kept.key, [sample for samples in groups for sample in samples])
+    if there < len(places) or not plan.within_run:
+        _say_scored(plan, asked, groups, time.monotonic() - started, str(shared))
+    return groups
+
+
+def _say_scored(plan: Evaluation, asked: _Asked, groups: Groups, seconds: float, by: str = "") -> None:
+    """A policy's score on a task, or how many completions there are to be judged."""
+    scored = f"avg@{plan.protocol.k} {table.score_cell(score_samples(groups))}" if asked.task.request.judged else ""
+    found = scored or f"{sum(map(len, groups)):,} completions"
+    logger.info("%s: %s, in %s%s", asked.kept.name, found, duration(seconds), by)
+
+
+class _RunningScore:
+    """avg@k of the samples so far, problem by problem."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._right: dict[str, list[bool]] = {}
+        for sample in samples:
+            self.add(sample)
+
+    def add(self, sample: Sample) -> None:
+        self._right.setdefault(sample.problem, []).append(sample.right)
+
+    def text(self) -> str:
+        """``so far 61.2 ± 3.1``, in percent, with the error clustered by problem; empty where nothing is drawn."""
+        shares = [statistics.fmean(row) for row in list(self._right.values())]
+        if len(shares) < 2:
+            return ""
+        return f"so far {percent(statistics.fmean(shares))} ± {percent(error_of_mean(shares))}"
+
+
+def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:
+    """Names a policy and the way it was asked: whatever a completion depends on, and no path."""
+    request = task.request
+    facts = {
+        "policy": plan.subject.policy(policies.base_sha256) if who == "adapter" else policy_name(policies.base_sha256),
+        "architecture": model_config_digest(policies.base.config.to_json_string(use_diff=False)),
+        "drawn": plan.protocol.drawn(),
+        "seed": plan.protocol.seed,
+        "max_new_tokens": request.max_new_tokens,
+        "task": request.task,
+        "prompts": prompts_hash(request),  # of the whole data, hence of tokenizer and template; no golds and no limit
+        "stop": list(request.stop),
+        "ends": list(request.end_token_ids),
+        "template": plan.template,
+        "engine": plan.engine.backend,
+        "dtype": _dtype(policies, who),
+    }
+    return short_hash(facts)
+
+
+def _dtype(policies: Policies, who: Who) -> str:
+    """Of the policy's weights; of an adapter those of its base."""
+    trained = policies.trained
+    alone = who == "base" or trained is None or isinstance(trained, PeftModel)
+    return base_dtype(policies.base if alone or trained is None else trained)

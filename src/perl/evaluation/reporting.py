@@ -1,0 +1,166 @@
+"""What an evaluation found: every figure counted from its samples, and the files of its folder.
+
+Evaluation, Policies, DrawnSamples -> Results -> results.json, table.md, problems.png
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from perl.errors import MissingExtraError
+from perl.evaluation import predictions, table
+from perl.evaluation.drawing import DrawnSamples, Groups
+from perl.evaluation.earlier import set_aside
+from perl.evaluation.figure import draw_problems
+from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
+from perl.evaluation.policies import Policies, Who
+from perl.evaluation.questions import PreparedTask
+from perl.evaluation.recounting.recount import with_figures
+from perl.evaluation.request import Evaluation
+from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
+from perl.evaluation.samples import Place, SampleFile
+from perl.evaluation.score import rights
+from perl.evaluation.task import TaskData
+from perl.policy.model import base_dtype, base_identity, base_of, public_name
+from perl.policy.quantised import quantisation_of
+from perl.rewards.verifier import verifier_version
+from perl.run.files import write_text
+from perl.run.folder import installed_versions
+from perl.run.warned import warn
+
+# Packages that a score depends on, beside those of a run.
+_PACKAGES = ("math-verify", "vllm", "lighteval")
+
+
+def write_found(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds: float) -> Results:
+    """What came of an evaluation, in its folder; without verdicts only what says how its samples were drawn.
+
+    Args:
+        plan: What was asked.
+        policies: Whom.
+        drawn: On the main process.
+        seconds: Wall time.
+    """
+    results = _results(plan, policies, drawn, seconds)
+    places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
+    if plan.settings.predict_only:
+        _put_first(results, plan.folder, places)
+        return predictions.write(results, plan.folder)
+    return write_results(results, plan.folder, places)
+
+
+def write_results(results: Results, folder: Path, places: Sequence[Place]) -> Results:
+    """Puts results into a folder, beside those of other tasks that belong to them; others are set aside.
+
+    Args:
+        results: Counted.
+        folder: Has their samples.
+        places: Of these samples, in order.
+
+    Returns:
+        All that the folder's file holds now.
+    """
+    set_aside(results, folder)
+    results = results.with_earlier(folder)
+    results.write(folder)
+    write_text(folder / TABLE, table.markdown(results))
+    _put_first(results, folder, places)
+    predictions.forget(results, folder)
+    try:
+        draw_problems(results, folder)
+    except MissingExtraError as error:
+        warn("PRL306", "%s", error)
+    return results
+
+
+def _put_first(results: Results, folder: Path, places: Sequence[Place]) -> None:
+    keys = list(dict.fromkeys(key for task in results.tasks for key in task.samples.values()))
+    SampleFile(folder / SAMPLES).put_first(keys, places)
+
+
+def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds: float) -> Results:
+    scored = not plan.settings.predict_only
+    data = [task.data for task in plan.tasks]
+    by_lighteval = scored and plan.settings.lighteval
+    own = {
+        who: scored_by_lighteval(data, groups, plan.subject.name) if by_lighteval else {}
+        for who, groups in drawn.groups.items()
+    }
+    base, revision = public_name(*base_identity(policies.base))
+    quantization, thinking = quantisation_of(base_of(policies.base)), plan.settings.thinking
+    attention = plan.subject.base.attn_implementation
+    return Results(
+        subject={
+            "name": plan.subject.name,
+            "base": base,
+            "base_revision": revision,
+            "base_sha256": policies.base_sha256,
+            **({"base_quantization": quantization} if quantization is not None else {}),
+            "adapter_sha256": plan.subject.adapter_sha256,
+            "adapter_config_sha256": plan.subject.config_sha256,
+            "policy": plan.subject.policy(policies.base_sha256),
+            "chat_template": plan.template,
+            **({} if thinking is None else {"thinking": "on" if thinking else "off"}),
+        },
+        protocol=plan.protocol,
+        engine={
+            "backend": plan.engine.backend,
+            "dtype": base_dtype(policies.base),
+            "device": plan.device.type,
+            "logp_diff": drawn.logp_diff,
+            **({} if attention is None else {"attention": attention}),
+        },
+        versions=installed_versions(_PACKAGES, quantised=quantization is not None),
+        seconds=seconds,
+        tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
+        verifier=verifier_version(),
+    )
+
+
+def _task_result(
+    plan: Evaluation,
+    task: PreparedTask,
+    drawn: DrawnSamples,
+    own: Mapping[Who, Mapping[str, OtherScore]],
+) -> TaskResult:
+    name = task.request.task
+    facts = TaskResult(
+        name=name,
+        title=task.data.task.title,
+        protocol_hash=task.protocol_hash,
+        max_new_tokens=task.request.max_new_tokens,
+        data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
+        lighteval={who: scored[name] for who, scored in own.items() if name in scored},
+        samples={who: keys[name] for who, keys in drawn.keys.items()},
+    )
+    if plan.settings.predict_only:
+        return replace(facts, problems=tuple(ProblemResult(asked.problem, None, None) for asked in task.request.asked))
+    return with_figures(facts, {who: groups[name] for who, groups in drawn.groups.items()}, plan.settings.pass_at)
+
+
+def scored_by_lighteval(data: Sequence[TaskData], groups: Mapping[str, Groups], model: str) -> dict[str, OtherScore]:
+    """Lighteval's own score of completions, where it is installed; of tasks that it can read.
+
+    Args:
+        data: The tasks' questions.
+        groups: Task -> the samples of each problem, judged by us.
+        model: What lighteval's results call it.
+    """
+    if not lighteval_installed():
+        return {}
+    data = [one for one in data if one.task.file]  # a run's own problems are not a task of lighteval
+    texts = {one.task.name: [[sample.text for sample in samples] for samples in groups[one.task.name]] for one in data}
+    try:
+        scores = score_with_lighteval(data, texts, model) if data else {}
+    except LightevalError as error:
+        warn("PRL307", "%s; our own score stands", error)
+        return {}
+    found = {}
+    for name, score in scores.items():
+        rows = zip(rights(groups[name]), score.right, strict=True)
+        # Our verdict and lighteval's -> how many completions got these.
+        pairs = Counter(pair for ours, theirs in rows for pair in zip(ours, theirs, strict=True))
+        config = score.results["config_tasks"][f"{name}|0"]
+        found[name] = OtherScore(score.metrics, pairs[True, False], pairs[False, True], config)
+    return found

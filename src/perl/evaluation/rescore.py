@@ -1,0 +1,125 @@
+"""Completions that are there, judged again or for the first time, without a model.
+
+folder with samples -> verdicts of now -> Results, and the files of the folder
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from perl.errors import Mistake, PerlError, raise_all
+from perl.evaluation import predictions
+from perl.evaluation.draw import RenderedProblem, TaskRequest
+from perl.evaluation.drawing import Groups
+from perl.evaluation.policies import Who
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.recounting.folder import candidates, recipe_above
+from perl.evaluation.recounting.recount import WHO, with_figures
+from perl.evaluation.reporting import scored_by_lighteval, write_results
+from perl.evaluation.results import HELD_OUT, SAMPLES, Results, TaskResult
+from perl.evaluation.samples import SampleFile
+from perl.evaluation.several import usable
+from perl.evaluation.stored import stored_samples
+from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
+from perl.evaluation.task_data import load_task_data
+from perl.rewards.verifier import verifier_version
+
+_DRAW = "perl eval, or perl eval --predict-only, draws them"
+
+
+def rescore(
+    folder: str | Path, data: str | Path | None = None, pass_at: Sequence[int] = (), *, lighteval: bool = True
+) -> Results:
+    """Judges every completion that a folder's results, or its predictions, stand on, and counts the scores anew.
+
+    Args:
+        folder: Of an evaluation, or of ``perl eval --predict-only``.
+        data: Folder with the tasks' data as JSON lines; None: what is cached of the Hub, else the Hub.
+        pass_at: Further numbers for pass@k, beside the powers of two up to k.
+        lighteval: Report lighteval's own score of the same completions, where it is installed.
+
+    Returns:
+        What is in the folder's ``results.json`` now; results by another verifier are in ``earlier/`` there.
+
+    Raises:
+        PerlError: There are no completions, some are missing, or their problems are not here.
+    """
+    folder = Path(folder).expanduser()
+    drawn = predictions.read(folder)
+    with usable(folder), FileLock(folder / ".lock", timeout=0):
+        known = {task.name: _data_of(task, folder, data) for task in drawn.tasks}
+        file = SampleFile(folder / SAMPLES)
+        samples: dict[str, dict[Who, Groups]] = {task.name: {} for task in drawn.tasks}
+        for task in drawn.tasks:
+            for who in (who for who in WHO if who in task.samples):
+                samples[task.name][who] = _judged(task, who, drawn.protocol, known[task.name], file)
+        tasks = [_scored(task, samples[task.name], pass_at) for task in drawn.tasks]
+        if lighteval:
+            tasks = _beside_lighteval(tasks, samples, known, str(drawn.subject["name"]))
+        found = replace(drawn, tasks=tuple(tasks), verifier=verifier_version())
+        places = [(task.name, p.id, i) for task in tasks for p in task.problems for i in range(drawn.protocol.k)]
+        return write_results(found, folder, places)
+
+
+def _data_of(task: TaskResult, folder: Path, data: str | Path | None) -> TaskData:
+    """The problems that were asked, with their gold answers."""
+    sha256, revision = str(task.data["sha256"]), task.data["revision"]
+    known = None if task.title.endswith(HELD_OUT) else all_tasks().get(task.name)
+    held_out = Task(task.name, task.title, task.name, "heldout", "", "held out by the run", prompt="{problem}")
+    for questions in candidates(task, recipe_above(folder)) if data is None else ():
+        if questions_hash(questions) == sha256:
+            return TaskData(known or held_out, questions, str(task.data["source"]), revision, sha256)
+    if known is None:
+        hint = "a run's own problems are found where its recipe.yaml lies above the folder"
+        raise PerlError(f"the problems of {task.name} are not here", str(folder), hint)
+    place = Path(data).expanduser() if data else None
+    found = load_task_data(replace(known, revision=revision or known.revision), place, len(task.problems))
+    if found.sha256 != sha256:
+        message = f"the problems of {task.name} in {found.source} are not those that were asked"
+        raise PerlError(message, "--data" if data else str(folder), "name the folder with the data of then by --data")
+    return found
+
+
+def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, file: SampleFile) -> Groups:
+    """The samples of each problem, with the verdicts of now, which the file has too then."""
+    key = task.samples[who]
+    asked = tuple(RenderedProblem(question.id, (), question.gold) for question in data.questions)
+    request = TaskRequest(task.name, asked, task.max_new_tokens, (), ())
+    found = stored_samples(file.read(key), request, protocol)
+    missing = [place for place in request.places(protocol.k) if place not in found.samples]
+    if missing:
+        what = f"{len(missing)} of {len(asked) * protocol.k} completions of the {who} on {task.name} are missing"
+        raise PerlError(what, str(file.path), _DRAW)
+    file.correct(key, found.samples, ())
+    return [[found.samples[task.name, one.problem, i] for i in range(protocol.k)] for one in asked]
+
+
+def _scored(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequence[int]) -> TaskResult:
+    shown = {k for score in (task.base, task.adapter) if score is not None for k in score.pass_at}
+    k = len(next(iter(groups.values()))[0])
+    wrong = [n for n in pass_at if not 1 <= n <= k]
+    raise_all(PerlError, [Mistake(f"there is no pass@{n} of {k} completions", "--pass-at", f"1 to {k}") for n in wrong])
+    return with_figures(replace(task, lighteval={}), groups, sorted({*shown, *pass_at}))
+
+
+def _beside_lighteval(
+    tasks: Sequence[TaskResult],
+    samples: Mapping[str, Mapping[Who, Groups]],
+    known: Mapping[str, TaskData],
+    model: str,
+) -> list[TaskResult]:
+    """The tasks with lighteval's own scores of the same completions."""
+    own = {
+        who: scored_by_lighteval(
+            [known[task.name] for task in tasks if who in samples[task.name]],
+            {name: groups[who] for name, groups in samples.items() if who in groups},
+            model,
+        )
+        for who in WHO
+    }
+    return [
+        replace(task, lighteval={who: scores[task.name] for who, scores in own.items() if task.name in scores})
+        for task in tasks
+    ]
