@@ -12,7 +12,7 @@ from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, 
 
 _LIGHTEVAL = Task(
     name="aime24",
-    title="AIME 2024 (lighteval)",
+    title="AIME 2024 (lighteval's prompt)",
     repository="HuggingFaceH4/aime_2024",
     split="train",
     file="aime24.jsonl",

@@ -11,7 +11,7 @@ from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, 
 
 _LIGHTEVAL = Task(
     name="aime25",
-    title="AIME 2025 (lighteval)",
+    title="AIME 2025 (lighteval's prompt)",
     repository="yentinglin/aime_2025",
     split="train",
     file="aime25.jsonl",

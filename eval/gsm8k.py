@@ -11,7 +11,7 @@ from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(
     name="gsm8k",
-    title="GSM8K (lighteval)",
+    title="GSM8K (lighteval's prompt)",
     repository="openai/gsm8k",
     split="test",
     file="gsm8k_test.jsonl",

@@ -19,7 +19,7 @@ _LIGHTEVAL_PROMPT = (
 )
 _LIGHTEVAL = Task(
     name="math_500",
-    title="MATH-500 (lighteval)",
+    title="MATH-500 (lighteval's prompt)",
     repository="HuggingFaceH4/MATH-500",
     split="test",
     file="math_500.jsonl",

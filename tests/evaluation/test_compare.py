@@ -10,6 +10,7 @@ from perl.errors import PerlError
 from perl.evaluation.compare import compare
 from perl.evaluation.comparison_text import NOT_DIFFERENT, as_dict, as_markdown, as_plain
 from perl.evaluation.protocol import Protocol
+from perl.evaluation.results import OtherScore
 from tests.evaluations import results, task_result
 from tests.oracles import evaluation as by_hand
 
@@ -240,6 +241,19 @@ def test_json_holds_the_numbers_and_null_where_there_is_none():
     (found,) = as_dict(single)["policies"][2]["differences"].values()
     assert (found["mean"], found["stderr"], found["low"], found["high"]) == (-0.5, None, None, None)
     assert math.isnan(single.policies[2].differences["sums"].low)
+
+
+def test_a_task_that_asks_as_lighteval_does_has_its_scores_in_a_column_beside_ours():
+    def named(found, mean):
+        own = {who: OtherScore({"avg@n:n=4": mean, "avg@n:n=4_stderr": 0.01}, 0, 0) for who in ("base", "adapter")}
+        task = replace(found.tasks[0], title="Sums (lighteval's prompt)", lighteval=own)
+        return replace(found, tasks=(task,))
+
+    text = as_markdown(compare([named(FIRST, 0.5), named(OTHER, 0.25)]))
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("|")][:5]
+    assert rows[0][-1].strip() == "by lighteval"
+    assert [row[-1].strip(" |") for row in rows[2:]] == ["50.0 ± 1.0", "50.0 ± 1.0", "25.0 ± 1.0"]
+    assert "by lighteval" not in as_markdown(compare([FIRST, OTHER]))
 
 
 THIRD = results(SUMS, PRODUCTS, name="runs/third")

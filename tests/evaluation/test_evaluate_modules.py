@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ print(json.dumps({"answers": answers, "features": features, "citation": info.cit
 """
 WHOLE = {"predictions": COMPLETIONS, "references": GOLDS}
 ONE_BY_ONE = [{"predictions": [row], "references": [gold]} for row, gold in zip(COMPLETIONS, GOLDS, strict=True)]
+MESSAGE = {"role": "assistant", "content": r"\boxed{4}"}
 # Arguments of a metric, and the words of a refusal.
 REFUSED = [
     ("avg_at_k", {**WHOLE, "k": 8}, "avg@8 needs 8 completions of every problem, there are 4 of one"),
@@ -56,6 +58,26 @@ REFUSED = [
     ("pass_at_k", {**WHOLE, "k": 8}, "pass@8 needs 8 completions a problem, there are 4"),
     ("pass_at_k", {"predictions": [], "references": []}, "at least one"),
     ("avg_at_k", {"predictions": [], "references": []}, "at least one"),
+    *(
+        (name, {"predictions": predictions, "references": references}, reason)
+        for name in ("pass_at_k", "avg_at_k")
+        for predictions, references, reason in (
+            (
+                [["4"], ["4", [MESSAGE]]],
+                ["4", "4"],
+                "completion 2 of problem 2 is a list, not a text; give what the model",
+            ),
+            (
+                [[MESSAGE]],
+                ["4"],
+                "completion 1 of problem 1 is a dict, not a text; give what the model wrote, of chat messages",
+            ),
+            ([["4", None]], ["4"], "completion 2 of problem 1 is nothing, not a text; give what the model wrote"),
+            (["4"], ["4"], "predictions of problem 1 are a text; give a list of its k completions"),
+            ([["4"]], [4], "the reference of problem 1 is an int; give one answer as a text"),
+            ([["4"]], [["4"]], "the reference of problem 1 is a list; give one answer as a text"),
+        )
+    ),
 ]
 CASES = [
     ("avg_at_k", WHOLE),
@@ -68,6 +90,12 @@ CASES = [
 ]
 
 
+def environment(cache: Path) -> dict[str, str]:
+    """Of a process whose caches lie in a folder, without a network."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return kept | {"HF_HOME": str(cache / "home"), "HF_MODULES_CACHE": str(cache / "modules"), "HF_HUB_OFFLINE": "1"}
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
     cache = tmp_path_factory.mktemp("hf")
@@ -78,8 +106,7 @@ def ran(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
         text=True,
         check=False,
         cwd=cache,
-        env={name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        | {"HF_HOME": str(cache / "home"), "HF_MODULES_CACHE": str(cache / "modules"), "HF_HUB_OFFLINE": "1"},
+        env=environment(cache),
     )
     assert process.returncode == 0, process.stderr
     return process, cache
@@ -90,6 +117,35 @@ def answers(ran) -> list[dict]:
     found = json.loads(ran[0].stdout)["answers"]
     assert [answer["name"] for answer in found] == [name for name, _ in CASES]
     return found
+
+
+def test_one_by_one_they_are_refused_too_and_a_copy_as_in_a_wheel_says_the_same(tmp_path):
+    """From `perl/assets/eval`, where a wheel has them: a folder that is no checkout."""
+    assets = tmp_path / "perl" / "assets" / "eval" / "metrics"
+    shutil.copytree(METRICS, assets)
+    script = """
+import json, sys
+import evaluate
+metric = evaluate.load(sys.argv[1] + "/avg_at_k")
+metric.add(prediction=["\\\\boxed{4}", "5"], reference="4")
+metric.add_batch(predictions=[["\\\\boxed{7}", "7"]], references=["7"])
+print(json.dumps(metric.compute()))
+try:
+    metric.add(prediction=[[{"role": "assistant", "content": "4"}]], reference="4")
+except ValueError as error:
+    print(error)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(assets)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(tmp_path),
+    )
+    assert ran.returncode == 0, ran.stderr
+    found, refused = ran.stdout.splitlines()
+    assert json.loads(found) == {"avg@k": 0.5, "avg@k_stderr": 0.0, "k": 2}
+    assert refused.startswith("completion 1 of problem 1 is a list, not a text;")
 
 
 def results_of(answers, name) -> list[dict]:
@@ -114,6 +170,7 @@ def test_what_cannot_be_scored_is_refused(answers):
     reasons = [reason for *_, reason in REFUSED]
     errors = [answer["error"] for answer in answers if "error" in answer]
     assert [reason for reason, error in zip(reasons, errors, strict=True) if reason not in error] == []
+    assert not any("\n" in error for error in errors)
 
 
 def test_completions_that_cannot_be_compared_are_not_right_and_said_to_be(ran, answers):

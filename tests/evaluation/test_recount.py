@@ -13,7 +13,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.folder import find_golds, recount_folder, recount_published
 from perl.evaluation.recounting.published_samples import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount, with_figures
-from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, read_results
+from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import HASHED, NOT_FROM_RIGHTS, Score, TooManyAnswersError, same_meaning, score_samples
 from perl.evaluation.task import all_tasks
@@ -347,7 +347,7 @@ def of_benchmark(made, held_out=None, **changes):
     known = all_tasks()["aime24"]
     data = {"source": known.repository, "revision": known.revision, "sha256": "a" * 64}
     task = replace(task, **{"name": "aime24", "title": known.title, "data": data, **changes})
-    own = task.title != known.title
+    own = task.title.endswith(HELD_OUT)
     version, prompt = (1, "{problem}") if own else (known.version, known.prompt)
     facts = {"task": "aime24", "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
     digest = results.protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
@@ -363,6 +363,8 @@ AIME = all_tasks()["aime24"]
     [
         (AIME.title, {}, None, None),
         (AIME.title, {"source": "aime24.jsonl", "revision": None}, None, None),
+        ("AIME 2024 (lighteval)", {}, None, None),  # what version 0.1 called it
+        ("AIME 2024", {}, None, "its title is 'AIME 2024', the task's is"),
         (AIME.title, {"revision": None}, None, None),
         (
             AIME.title,

@@ -148,7 +148,7 @@ def test_rows_of_a_task_that_bears_lightevals_name_show_its_own_score():
     def scored(found, mean):
         task = found.tasks[0]
         own = {who: OtherScore({"avg@n:n=4": mean, "avg@n:n=4_stderr": 0.01}, 0, 0) for who in ("base", "adapter")}
-        return replace(found, tasks=(replace(task, title="Sums (lighteval)", lighteval=own),))
+        return replace(found, tasks=(replace(task, title="Sums (lighteval's prompt)", lighteval=own),))
 
     (rows,) = tables(adapters_markdown([scored(LORA, 0.5), scored(DORA, 0.25)]))
     assert [row["avg@4 by lighteval"] for row in rows] == ["50.0 ± 1.0", "50.0 ± 1.0", "25.0 ± 1.0"]

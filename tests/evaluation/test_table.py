@@ -231,6 +231,25 @@ def test_doubts_are_said_and_only_where_there_are_some():
         assert doubt not in markdown(results(BETTER))
 
 
+def test_a_task_that_asks_as_lighteval_does_shows_its_score_or_says_that_there_is_none():
+    own = {
+        who: OtherScore({"avg@n:n=4": mean, "avg@n:n=4_stderr": 0.0125, "pass@k:k=1&n=4": mean}, 0, 0)
+        for who, mean in (("base", 0.25), ("adapter", 0.75))
+    }
+    named = replace(BETTER, title="Sums (lighteval's prompt)")
+    found = cells(markdown(results(replace(named, lighteval=own))), 0)
+    assert found["avg@4 by lighteval"] == "25.0 ± 1.2 → 75.0 ± 1.2"
+    assert "25.0 ± 1.2 → 75.0 ± 1.2" in plain(results(replace(named, lighteval=own)))
+    beside = replace(ALIKE, lighteval={})
+    assert cells(markdown(results(replace(named, lighteval=own), beside)), 1)["avg@k by lighteval"] == "-"
+    without = markdown(results(named))
+    assert "by lighteval" not in cells(without, 0)
+    assert "- Asked as lighteval asks, and not scored by lighteval itself: Sums (lighteval's prompt)." in without
+    # Of other tasks nobody expects it; what it judges otherwise is said of them too.
+    assert "by lighteval" not in markdown(results(replace(BETTER, lighteval=own)))
+    assert "by lighteval" not in markdown(results(replace(named, lighteval=own)), as_0_1=True)
+
+
 def test_a_doubt_of_several_scores_is_one_line():
     doubtful = []
     for task in (BETTER, ALIKE):

@@ -14,7 +14,7 @@ import datasets
 import evaluate
 
 from perl.evaluation.metrics import average_at_k, standard_error
-from perl.evaluation.score import judge_rows
+from perl.evaluation.score import check_texts, judge_rows
 
 _DESCRIPTION = """\
 avg@k: the share of completions that are right, averaged over problems, with a standard error clustered by problem \
@@ -61,6 +61,22 @@ class AvgAtK(evaluate.Metric):
             ),
             reference_urls=["https://arxiv.org/abs/2411.00640"],
         )
+
+    def add_batch(
+        self,
+        *,
+        predictions: Sequence[object] | None = None,
+        references: Sequence[object] | None = None,
+        **further: object,
+    ) -> None:
+        """As of every metric, and of `compute`; what is no text is refused, of which the library would make one."""
+        check_texts(predictions or (), references or ())
+        super().add_batch(predictions=predictions, references=references, **further)
+
+    def add(self, *, prediction: object = None, reference: object = None, **further: object) -> None:
+        """As of every metric."""
+        check_texts([prediction], [reference])
+        super().add(prediction=prediction, reference=reference, **further)
 
     def _compute(
         self, predictions: Sequence[Sequence[str]], references: Sequence[str], k: int | None = None

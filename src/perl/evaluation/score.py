@@ -148,6 +148,38 @@ def _estimate(values: Sequence[float]) -> _Estimate:
     return _Estimate(mean, error, *interval(mean, error, len(values)))
 
 
+def check_texts(completions: Sequence[object], golds: Sequence[object]) -> None:
+    """Refuses what is not a list of texts for each problem, and its answer as a text.
+
+    Chat messages would be compared as they are written in Python, and none of them be right.
+
+    Raises:
+        ValueError: With the first that is something else, and what to give instead.
+    """
+    for problem, row in enumerate(completions, start=1):
+        if not isinstance(row, list | tuple):
+            raise ValueError(f"predictions of problem {problem} are {_kind(row)}; give a list of its k completions")
+        for number, text in enumerate(row, start=1):
+            if not isinstance(text, str):
+                where, instead = (
+                    f"completion {number} of problem {problem} is {_kind(text)}",
+                    "give what the model wrote",
+                )
+                if isinstance(text, list | dict):
+                    instead += ", of chat messages the content of the last one"
+                raise ValueError(f"{where}, not a text; {instead}")
+    for problem, gold in enumerate(golds, start=1):
+        if not isinstance(gold, str):
+            raise ValueError(f"the reference of problem {problem} is {_kind(gold)}; give one answer as a text")
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return (
+        "nothing" if value is None else "a text" if name == "str" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    )
+
+
 def judge_rows(completions: Sequence[Sequence[str]], golds: Sequence[str]) -> list[list[Verdict]]:
     """The verdict of each completion; those that could not be judged are logged.
 
