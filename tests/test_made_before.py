@@ -105,7 +105,9 @@ def test_an_interrupted_run_goes_on_and_ends_as_version_0_1_would_have_ended_it(
         assert facts["reward"] == expected["reward"]
         assert facts["eval"] == expected["eval"]
         assert (resumed / "samples.jsonl").read_bytes() == (finished / "samples.jsonl").read_bytes()
-        assert asked(resumed / "eval" / "samples.jsonl") == asked(finished / "eval" / "samples.jsonl")
+        samples = asked(finished / "eval" / "samples.jsonl")
+        # After them come those of the base that version 0.1 kept under another name, which are drawn again.
+        assert asked(resumed / "eval" / "samples.jsonl")[: len(samples)] == samples
 
 
 def test_a_scripts_checkpoint_goes_on_and_ends_as_version_0_1_ended_it(before):
