@@ -56,6 +56,33 @@ for _ in sys.stdin:
 """
 
 
+# ``perl``, and how long base and adapter took to draw and judge: all but imports, loading and tables.
+EVALUATED = """
+import sys, time
+import perl.evaluation.evaluate as evaluate
+draw = evaluate.draw_samples
+def timed(*args, **kwargs):
+    started = time.perf_counter()
+    drawn = draw(*args, **kwargs)
+    print(f"drawing {time.perf_counter() - started}", flush=True)
+    return drawn
+evaluate.draw_samples = timed
+import perl.__main__
+"""
+
+
+def evaluated(sources: Path, asked: Sequence[str]) -> tuple[float, float]:
+    """Seconds of ``perl eval`` with a checkout's code, and of its drawing."""
+    from eval_threads import environment
+
+    started = time.perf_counter()
+    command = [sys.executable, "-c", EVALUATED, "eval", *asked]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment(sources))  # noqa: S603
+    seconds = time.perf_counter() - started
+    [drawing] = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("drawing ")]
+    return seconds, drawing
+
+
 def trained(sources: Path, seed: int, folder: Path) -> dict[str, Any]:
     """Trains the quickstart with a checkout's code."""
     from eval_threads import perl
@@ -100,32 +127,31 @@ def ratios_of(rows: list[dict[str, Any]], key: str, name: str) -> list[float]:
 
 
 def evaluation(before: Path, adapter: Path, place: Path) -> dict[str, Any]:
-    """Seconds of ``perl eval`` of both checkouts, idle and beside 8 busy processes, twice each in turns."""
-    from eval_threads import busy, drawn, perl
+    """Seconds of ``perl eval`` of both checkouts, idle (twice) and beside 8 busy processes, in turns."""
+    from eval_threads import busy, drawn
 
     asked = ["--adapter", str(adapter), "--tasks", TASK, "--limit", "100", "--k", "4", "--no-lighteval"]
     rows, completions = [], []
-    print(f"\n{'perl eval':12} {'busy':>5} {'seconds':>8}")
+    print(f"\n{'perl eval':12} {'busy':>5} {'seconds':>8} {'drawing':>8}")
     for count in (0, 8):
-        for turn, (name, sources) in enumerate((("before", before), ("now", CHECKOUT)) * 2):
+        for turn, (name, sources) in enumerate((("before", before), ("now", CHECKOUT)) * (1 if count else 2)):
             output = place / f"eval-{count}-{turn}"
             with busy(count):
-                seconds = perl(sources, "eval", *asked, "-o", str(output))
+                seconds, drawing = evaluated(sources, [*asked, "-o", str(output)])
             completions.append(drawn(output))
-            rows.append({"code": name, "busy": count, "seconds": seconds})
-            print(f"{name:12} {count:>5} {seconds:>8.1f}", flush=True)
-    best = [
-        {
-            "code": name,
-            "busy": count,
-            "seconds": min(r["seconds"] for r in rows if (r["code"], r["busy"]) == (name, count)),
-        }
-        for name in ("before", "now")
-        for count in (0, 8)
-    ]
+            rows.append({"code": name, "busy": count, "seconds": seconds, "drawing": drawing})
+            print(f"{name:12} {count:>5} {seconds:>8.1f} {drawing:>8.1f}", flush=True)
+    ratios = {}
+    for measured in ("seconds", "drawing"):
+        best = [
+            min((r for r in rows if (r["code"], r["busy"]) == (name, count)), key=lambda row: row[measured])
+            for name in ("before", "now")
+            for count in (0, 8)
+        ]
+        ratios[measured] = ratios_of(best, "busy", measured)
+        print(f"{measured}, now over before, idle and beside 8: {', '.join(f'{r:.2f}' for r in ratios[measured])}")
     same = all(found == completions[0] for found in completions)
-    ratios = ratios_of(best, "busy", "seconds")
-    print(f"now over before, idle and beside 8: {ratios[0]:.2f}, {ratios[1]:.2f}; same completions: {same}")
+    print(f"same completions: {same}")
     return {"rows": rows, "ratios": ratios, "same completions": same, "task": TASK, "problems": 100, "k": 4}
 
 

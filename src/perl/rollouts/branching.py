@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import (
@@ -26,7 +25,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from perl.packing.forward import adapter_by_row
+from perl.policy.attach import adapter_by_row
 from perl.policy.model import base_of
 from perl.run.shards import is_sharded
 
@@ -93,7 +92,7 @@ def why_not_branching(model: nn.Module) -> str | None:
     """
     if is_sharded(model):
         return "every process has to take part in each forward pass"
-    if isinstance(model, PeftModel) and (why := adapter_by_row(model)):
+    if why := adapter_by_row(model):
         return why
     base = base_of(model)
     if type(base).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
