@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # What a row is made of here and in TRL, which gives these names to arguments of a reward function or hands no such
 # column on: one of the data set itself is kept under another name.
-_TAKEN_NAMES = {
+TAKEN_NAMES = {
     "prompt",
     "solution",
     "completion",
@@ -241,7 +241,7 @@ def _kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
     names = {}
     for column in columns:
         as_it_is = {"prompt": source.columns.prompt, "solution": source.columns.answer}.get(column) == column
-        taken = column in _TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
+        taken = column in TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
         if not as_it_is:
             names[column] = _free(ORIGINAL + column, columns) if taken else column
     return names
