@@ -59,6 +59,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/compile_and_fuse.py
 	$(BIN)/python benchmarks/verifier.py
 	$(BIN)/python benchmarks/sync.py
+	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/server_faults.py
 	$(BIN)/python benchmarks/publishing.py

@@ -3,8 +3,7 @@
 No data set, no network, no licence. The prompt is the question itself in the base's chat template, as in training; one
 question in ten, by a hash of its text, is held out from every training set and from the base's own training.
 
-The tables that lighteval reads name no data set on the Hub: ``perl eval`` scores these tasks with lighteval's own
-metrics, ``lighteval ... --custom-tasks`` cannot load them.
+The tables that lighteval reads name a folder in the cache of ``datasets``, into which the problems are written.
 """
 
 from perl.evaluation.lighteval.on_demand import tables_on_demand

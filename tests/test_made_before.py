@@ -46,13 +46,20 @@ def same_numbers_as_then() -> bool:
 
 
 def assert_same_adapter(made: Path, before: Path) -> None:
-    """Bit for bit where the machine allows it; elsewhere the same tensors, near the old ones."""
-    if same_numbers_as_then():
-        assert made.read_bytes() == before.read_bytes()
+    """But for rounding where the machine allows it; elsewhere the same tensors, near the old ones.
+
+    Since version 0.2 completions of a group that are alike are run once, so that an update adds up in another order.
+    """
+    apart = 1e-6 if same_numbers_as_then() else 5e-3  # four steps of 1e-3 at most
     tensors, expected = load_file(made), load_file(before)
     assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=5e-3)  # four steps of 1e-3 at most
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=apart)
+
+
+def asked(file: Path) -> list[dict]:
+    """Samples without what they are kept under, which names the adapter by its bits."""
+    return [{**json.loads(line), "policy": None} for line in file.read_text().splitlines()]
 
 
 def run_command(*arguments: str) -> str:
@@ -94,11 +101,13 @@ def test_an_interrupted_run_goes_on_and_ends_as_version_0_1_would_have_ended_it(
     logged = [json.loads(line)["step"] for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert logged == [1, 2, 3, 4]
     if same_numbers_as_then():
-        assert facts["fingerprint"] == expected["fingerprint"]
+        assert facts["fingerprint"]["base"] == expected["fingerprint"]["base"]
         assert facts["reward"] == expected["reward"]
         assert facts["eval"] == expected["eval"]
         assert (resumed / "samples.jsonl").read_bytes() == (finished / "samples.jsonl").read_bytes()
-        assert (resumed / "eval" / "samples.jsonl").read_bytes() == (finished / "eval" / "samples.jsonl").read_bytes()
+        samples = asked(finished / "eval" / "samples.jsonl")
+        # After them come those of the base that version 0.1 kept under another name, which are drawn again.
+        assert asked(resumed / "eval" / "samples.jsonl")[: len(samples)] == samples
 
 
 def test_a_scripts_checkpoint_goes_on_and_ends_as_version_0_1_ended_it(before):

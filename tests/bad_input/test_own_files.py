@@ -15,7 +15,7 @@ import pytest
 
 from perl.cli.train import _summary
 from perl.errors import PerlError
-from perl.evaluation import compare, table
+from perl.evaluation import compare, comparison_text, table
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import Results, read_results
@@ -120,7 +120,7 @@ def shown(folder: Path) -> None:
     found = read_results(folder)
     table.markdown(found)
     table.plain(found)
-    compare.as_plain(compare.compare([found, found], force=True))
+    comparison_text.as_plain(compare.compare([found, found], force=True))
     found.as_dict()
 
 

@@ -9,10 +9,10 @@ import importlib.metadata
 import os
 import sys
 
-import perl.evaluation.evaluate
 import perl.launch.together
 import perl.run.folder
 from perl.cli.main import run_commands
+from perl.evaluation.policies import BaseInMemory
 
 
 def main() -> None:
@@ -26,10 +26,8 @@ def main() -> None:
         elif what == "folder":
             arguments[arguments.index("--output") + 1] = "elsewhere"
         elif what == "weights":
-            load = perl.evaluation.evaluate.load_policies
-            perl.evaluation.evaluate.load_policies = lambda *given: dataclasses.replace(
-                load(*given), base_sha256="other"
-            )
+            load = BaseInMemory.policies
+            BaseInMemory.policies = lambda *given: dataclasses.replace(load(*given), base_sha256="other")
         else:
             version = importlib.metadata.version
             perl.run.folder.version = lambda name: "0.0.1" if name == "math-verify" else version(name)

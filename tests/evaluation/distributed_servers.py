@@ -57,6 +57,9 @@ class Servers(OneCopy):
     def sleep(self) -> None:
         pass
 
+    def foreign_weights(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         pass
 

@@ -143,7 +143,8 @@ def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, set
     evaluate(saved, output="fresh", **settings)
     assert numbers("out") == numbers("fresh")
     assert lines("fresh") == lines()[: len(lines("fresh"))]
-    assert len(lines()) == len(texts()) == 2 * N * max(2, settings.get("k", 2))
+    problems = max(N, settings.get("limit", N))
+    assert len(lines()) == len(texts()) == 2 * problems * max(2, settings.get("k", 2))
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5}, {"limit": 3}, {"limit": 9}])

@@ -20,6 +20,7 @@ from perl.evaluation.task import TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data, question_of
 from perl.recipe.assets import evaluation_tasks
 from perl.rewards.verifier import check_all
+from perl.sandbox import is_sandbox
 
 needs_lighteval = pytest.mark.skipif(not lighteval_installed(), reason="lighteval is not installed")
 PUBLIC_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -288,6 +289,9 @@ def test_every_module_with_tasks_of_ours_is_a_custom_task_module_of_lighteval(be
     for _, name in OURS:
         question = question_of(TASKS[name], ROW_OF_ALL, "")
         repository, revision, query, (gold,) = beside["found"][name]
+        if is_sandbox(name):  # its problems are in a folder, which results call by its last part
+            assert Path(repository).is_dir()
+            repository = f"sandbox/{Path(repository).name}"
         assert repository == TASKS[name].repository.replace(":", "/")
         assert revision == TASKS[name].revision
         assert query == question.text

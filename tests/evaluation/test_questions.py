@@ -14,7 +14,7 @@ from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from tests.oracles.evaluation import digest
 
-[ADDITION] = find_tasks(["sandbox:addition"])
+[ADDITION, CHAIN] = find_tasks(["sandbox:addition", "sandbox:chain"])
 DATA = load_task_data(ADDITION, None, 5)
 PROTOCOL = Protocol(max_new_tokens=64)
 
@@ -115,10 +115,10 @@ def test_the_protocol_hash_is_of_the_task_its_data_and_all_that_a_score_depends_
 
 
 def test_a_limit_changes_neither_the_length_nor_what_samples_are_named_by(tokenizer):
-    whole = prepared(tokenizer, Protocol(), load_task_data(ADDITION), 100)
+    whole = prepared(tokenizer, Protocol(), load_task_data(CHAIN), 100)
     lengths = [len(asked.prompt_ids) for asked in whole.request.asked]
     some = next(i for i, length in enumerate(lengths) if length > lengths[0])  # the longest are further down
-    few = prepared(tokenizer, Protocol(), load_task_data(ADDITION, None, some), 100)
+    few = prepared(tokenizer, Protocol(), load_task_data(CHAIN, None, some), 100)
     assert few.request.asked == whole.request.asked[:some]
     assert few.request.max_new_tokens == whole.request.max_new_tokens == 100 - max(lengths)
     assert prompts_hash(few.request) == prompts_hash(whole.request)

@@ -13,7 +13,7 @@ from tests.saved_adapters import save_adapter
 
 # 3 problems a batch, of two tasks; 14 completions of each, so that the last round is smaller than the others.
 ASKED = ["--tasks", "sandbox:addition,sandbox:chain", "--limit", "7", "--k", "2", "--batch-size", "3"]
-USUAL = [*ASKED, "--max-new-tokens", "20", "--no-lighteval", "--threads", "1"]
+USUAL = [*ASKED, "--max-new-tokens", "20", "--no-lighteval", "--no-base-cache", "--threads", "1"]
 SHARED = re.compile(r"^(\w+) on (\S+): .* by (\d+) processes: ([\d +]+) completions$", re.MULTILINE)
 
 

@@ -86,12 +86,16 @@ def claiming_none(files, folder):
 def test_reproduced_means_evaluated_here(pushed, files, tmp_path):
     true = json.loads(files[RESULTS])["perl"]["tasks"][TASK]
     pushed.commit(REPO, claiming_none(files, tmp_path / "claimed"))
-    assert add(REPO, tmp_path / "zoo").scores[0].adapter == 0.0
+    reported = add(REPO, tmp_path / "zoo")
+    assert reported.scores[0].adapter == 0.0
     found = verify(open_zoo(tmp_path / "zoo"), "tiny")
     assert not found.agrees
     entry = add(REPO, tmp_path / "zoo", provenance="reproduced", force=True)
     assert (entry.provenance, entry.scores[0].adapter) == ("reproduced", true["adapter"]["accuracy"])
     assert entry.scores[0].protocol_hash == true["protocol_hash"]
+    asked_as = {name: value for name, value in reported.protocol.items() if name not in ("backend", "dtype")}
+    assert {name: entry.protocol[name] for name in asked_as} == asked_as
+    assert entry.protocol["preset"] not in ("perl", "perl-paper")  # it is a recipe's
     assert entry.notes[0] == "Evaluated here; its author reports 0.0 on sandbox:addition."
     assert verify(open_zoo(tmp_path / "zoo"), "tiny").scores[0].verdict == "identical"
 

@@ -173,6 +173,25 @@ def test_a_lora_is_packed_and_its_gradient_is_that_of_padded_rows():
     assert all((other - padded).norm() <= 1e-5 * padded.norm() for other in others)
 
 
+@pytest.mark.parametrize("name", ["Qwen3", "Llama"])
+def test_completions_that_are_run_once_have_the_log_probs_and_the_gradient_of_each(name):
+    policy = make(name).train()
+    assert choose_passes(policy, padding_free=True, share=True).shared
+    prompt, written = torch.randint(2, VOCABULARY, (5,)), [torch.randint(2, VOCABULARY, (n,)) for n in (7, 4)]
+    chosen = [written[0], written[1], written[0], torch.cat([written[0][:-1], written[1][:1]]), written[1]]
+    rows = [Row(prompt, ids, torch.ones(len(ids), dtype=torch.bool)) for ids in chosen]
+    weights_NT = torch.randn(len(rows), COLUMNS)
+    found, seen = [], []
+    for groups, packed in (([[i] for i in range(5)], False), ([list(range(5))], True)):
+        log_probs_NT, entropies_NT = score(policy, rows, groups, packed=packed, columns=COLUMNS)
+        seen.append((log_probs_NT.detach(), entropies_NT))
+        parts = torch.autograd.grad((log_probs_NT * weights_NT).sum(), list(policy.parameters()), allow_unused=True)
+        found.append(torch.cat([part.flatten() for part in parts if part is not None]))
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
+    assert (found[1] - found[0]).norm() <= 1e-5 * found[0].norm()
+
+
 @pytest.mark.parametrize(("name", "options"), [("Qwen3", {"attention_dropout": 0.1}), ("GPT2", {"attn_pdrop": 0.1})])
 def test_whatever_is_chosen_can_be_trained(name, options):
     """Attention with dropout, which GPT-2 has by default, is refused; in evaluation mode it does not show."""

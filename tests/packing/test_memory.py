@@ -231,8 +231,8 @@ def true_peak(policy, tokens: int, *, recompute: bool, prompt: int = 1, completi
     if recompute:
         base.activation_checkpointing_enable({"use_reentrant": False})
         base.enable_input_require_grads()
-    ids = torch.randint(64, (prompt + tokens,))
-    rows = [Row(ids[:prompt], ids[prompt:], torch.ones(tokens, dtype=torch.bool))] * completions
+    seen, scored = torch.randint(64, (prompt,)), torch.ones(tokens, dtype=torch.bool)
+    rows = [Row(seen, torch.randint(64, (tokens,)), scored) for _ in range(completions)]
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     with LiveBytes() as live:
         log_probs_NT, _ = score(policy, rows, [list(range(completions))], packed=True, columns=tokens)

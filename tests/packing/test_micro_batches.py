@@ -250,3 +250,13 @@ def test_rows_of_a_padded_batch_have_no_padding():
     ]
     assert [row.scored.tolist() for row in rows] == [[True, False, True], [], [True]]
     assert all(isinstance(row, Row) and row.scored.device.type == "cpu" for row in rows)
+
+
+def test_a_completion_that_several_rows_have_costs_once():
+    prompt, scored = torch.arange(5), torch.ones(4, dtype=torch.bool)
+    rows = [Row(prompt, torch.full((4,), token), scored) for token in (7, 8, 7, 7, 8, 9)]
+    [[group]] = token_batches(rows, budget=14, packed=True, share=True)  # the prompt, and three times three tokens
+    assert sorted(group) == list(range(6))
+    assert pack([rows[index] for index in group], [list(range(6))]).input_ids.numel() == 14
+    assert len(token_batches(rows, budget=13, packed=True, share=True)) == 2
+    assert len(token_batches(rows, budget=14, packed=True, share=False)) == 6

@@ -92,6 +92,24 @@ def test_a_row_runs_its_prompt_once_and_all_of_its_completion_but_the_last_token
     assert sorted(pack(ROWS, GROUPS).input_ids.flatten().tolist()) == sorted(shared)
 
 
+def test_what_rows_of_a_group_run_alike_is_run_once_and_scored_for_each():
+    """The last token is not run, so that completions which differ there alone are run alike."""
+    rows = [row([11, 12], [21, 22, 23]), row([11, 12], [21, 22, 24], [0, 1, 1]), row([11, 12], [21, 22, 23])]
+    rows += [row([11, 12], [21, 22]), row([13], [21, 22, 23])]
+    batch = pack(rows, [[0, 1, 2, 3], [4]])
+    assert batch.input_ids.flatten().tolist() == [11, 12, 21, 22, 21, 13, 21, 22]
+    assert [(s.start, s.length, s.prefix_length) for s in batch.layout.segments] == [
+        *((0, 2, 0), (2, 2, 2), (4, 1, 2), (5, 3, 0))
+    ]
+    scored = batch.scored
+    found = zip(*(t.tolist() for t in (scored.rows, scored.columns, scored.predictors, scored.targets)), strict=True)
+    first = [(0, 0, 1, 21), (0, 1, 2, 22), (0, 2, 3, 23), (1, 1, 2, 22), (1, 2, 3, 24)]
+    rest = [(2, 0, 1, 21), (2, 1, 2, 22), (2, 2, 3, 23), (3, 0, 1, 21), (3, 1, 4, 22)]
+    assert list(found) == [*first, *rest, (4, 0, 5, 21), (4, 1, 6, 22), (4, 2, 7, 23)]
+    alone = pack(rows, [[index] for index in range(5)])  # where prompts are not shared nothing is
+    assert alone.input_ids.numel() == sum(one.tokens for one in rows)
+
+
 @pytest.mark.parametrize("groups", [ALONE, GROUPS], ids=["alone", "shared"])
 def test_segments_cover_the_row_in_order(groups):
     batch = pack(ROWS, groups)

@@ -12,8 +12,9 @@ import torch
 from perl.errors import ModelError
 from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
+from perl.rollouts.drawing import inverse_cdf
 from perl.rollouts.engine import EngineSampling, Request, Sampled, Update, completion_of
-from perl.rollouts.hf_engine import TransformersEngine, _inverse_cdf
+from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.vllm.http import VllmServer
 from tests.oracles.sampling import chances, likeliest_completion, logits_after, plain_log_probs
 from tests.servers import SERVED_NAME
@@ -164,7 +165,7 @@ def test_a_number_draws_the_token_at_which_the_sum_of_the_chances_exceeds_it():
         tokens = [token for token, weight in enumerate(weights) for _ in range(weight)]
         expected = [tokens[min(int(number * whole), whole - 1)] for number in numbers]
         log_probs = (torch.tensor(weights, dtype=torch.float64) / whole).log().repeat(len(numbers), 1)
-        found = _inverse_cdf(log_probs, torch.tensor(numbers, dtype=torch.float64)[:, None])
+        found = inverse_cdf(log_probs, torch.tensor(numbers, dtype=torch.float64)[:, None])
         assert torch.equal(found.flatten(), torch.tensor(expected))
 
 

@@ -168,7 +168,9 @@ def test_an_evaluation_computes_with_the_threads_that_are_set_or_else_the_runs_o
     save_adapter(tmp_path / "adapter")
     scores = []
     for count in (None, 2, 3):
-        chosen = EvalSettings(limit=2, max_new_tokens=12, lighteval=False, device="cpu", threads=count)
+        chosen = EvalSettings(
+            limit=2, max_new_tokens=12, lighteval=False, base_cache=False, device="cpu", threads=count
+        )
         results = perl.evaluate(tmp_path / "adapter", None, ["sandbox:addition"], 2, output=f"{count}", settings=chosen)
         scores.append(results.task("sandbox:addition").problems)
         assert torch.get_num_threads() == ALL

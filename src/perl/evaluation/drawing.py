@@ -145,6 +145,8 @@ def draw_samples(plan: Evaluation, policies: Policies, processes: Processes | No
         for who in plan.policies:
             if who not in left:
                 drawn.groups[who] = {one.task.request.task: _in_order(plan, one, processes) for one in asked[who]}
+                for one in asked[who] if processes.main and not plan.within_run else ():
+                    _say_scored(plan, one, drawn.groups[who][one.task.request.task], 0.0)
         if left:
             _draw_left(plan, policies, {who: asked[who] for who in left}, drawn, processes)
     drawn.groups = {who: drawn.groups[who] for who in plan.policies}
@@ -223,13 +225,16 @@ def _draw_task(
         return groups
     if kept.shared is not None:
         base_cache.add(kept.shared, kept.key, [sample for samples in groups for sample in samples])
-    if there == len(places) and plan.within_run:
-        return groups
-    seconds = duration(time.monotonic() - started)
-    scored = f"avg@{k} {table.score_cell(score_samples(groups))}" if task.request.judged else ""
-    found = scored or f"{len(places):,} completions"
-    logger.info("%s: %s, in %s%s", kept.name, found, seconds, shared)
+    if there < len(places) or not plan.within_run:
+        _say_scored(plan, asked, groups, time.monotonic() - started, str(shared))
     return groups
+
+
+def _say_scored(plan: Evaluation, asked: _Asked, groups: Groups, seconds: float, by: str = "") -> None:
+    """A policy's score on a task, or how many completions there are to be judged."""
+    scored = f"avg@{plan.protocol.k} {table.score_cell(score_samples(groups))}" if asked.task.request.judged else ""
+    found = scored or f"{sum(map(len, groups)):,} completions"
+    logger.info("%s: %s, in %s%s", asked.kept.name, found, duration(seconds), by)
 
 
 class _RunningScore:

@@ -177,7 +177,10 @@ class Results:
         if earlier.of_what() != self.of_what():
             return self
         names = {task.name for task in self.tasks}
-        return replace(self, tasks=(*self.tasks, *(task for task in earlier.tasks if task.name not in names)))
+        tasks = (*self.tasks, *(task for task in earlier.tasks if task.name not in names))
+        # Where nothing was left to draw, the engine was compared with the policy when all this was drawn.
+        known = self.engine.get("logp_diff") is not None
+        return replace(self, tasks=tasks, engine=self.engine if known else earlier.engine)
 
     def of_what(self) -> tuple[Any, ...]:
         """What two sets of tasks must share to be one result."""

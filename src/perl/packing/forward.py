@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from peft import PeftModel, PeftType
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -22,11 +21,10 @@ from perl.packing.head import EntropyKind, HeadStates
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
 from perl.packing.rows import Batch, Row, Scored, pack, pad_right
+from perl.policy.attach import adapter_by_row
 from perl.policy.model import base_of, evaluating
 from perl.policy.precision import HALF, compute_dtype, layers_of, tolerance_of
 
-# Adapters that see a row as a whole; others act on each token by itself.
-_BY_ROW = (PeftType.XLORA, PeftType.POLY)
 # Where configs keep the dropout of attention weights, which is off in the pass that compares.
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
 # Layers that packing keeps apart; recurrent and convolutional ones carry a state from row to row.
@@ -235,18 +233,6 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
         return Passes(packed=False, shared=False, why=why)
     why = _differs(policy, shared=True) if share else None
     return Passes(packed=True, shared=share and not why, why=why or "", longest=_sight(base))
-
-
-def adapter_by_row(policy: nn.Module) -> str | None:
-    """Why an adapter needs each row by itself, with the row's own arguments; None: it acts on tokens."""
-    if not isinstance(policy, PeftModel):
-        return None
-    config = policy.active_peft_config
-    if config.is_prompt_learning or config.peft_type in _BY_ROW:
-        return f"{config.peft_type.value} adapts a row as a whole"
-    if getattr(config, "alora_invocation_tokens", None):
-        return "an activated LoRA looks for its tokens in each row"
-    return None
 
 
 def _layers_by_row(model: PreTrainedModel) -> str | None:

@@ -200,13 +200,14 @@ def measure(
     shorter = 0 if shared else 1
     with inputs:
         first, second, third = (
-            kept_of([_row(1, length - shorter * index, device) for index in range(rows)]) / rows for length in lengths
+            kept_of([_row(1, length - shorter * index, device, index) for index in range(rows)]) / rows
+            for length in lengths
         )
         given = inputs.bytes / inputs.tokens if inputs.layers else 0.0
         # The same tokens once with two completions that see the prompt, once with one that is part of its row.
         copy = 0.0
         if shared:
-            alone, both = kept_of([_row(_SEEN, 3, device)]), kept_of([_row(_SEEN, 2, device)] * 2)
+            alone, both = kept_of([_row(_SEEN, 3, device)]), kept_of([_row(_SEEN, 2, device, i) for i in (0, 1)])
             copy = max(both - alone, 0) / (2 * _SEEN)
     # f(T) = fixed + kept T + pair T^2 is measured at T, 2 T and 4 T:
     # f(2T) - f(T) = kept T + 3 pair T^2 and f(4T) - f(2T) = 2 kept T + 12 pair T^2, so half the second less the first
@@ -254,9 +255,10 @@ class _LayerInputs:
         self.tokens = hidden.numel() // hidden.size(-1)
 
 
-def _row(prompt: int, completion: int, device: torch.device) -> Row:
-    """Of so many tokens each."""
+def _row(prompt: int, completion: int, device: torch.device, index: int = 0) -> Row:
+    """Of so many tokens each; a completion of two rows with one prompt would be run once, so theirs differ."""
     tokens = torch.zeros(prompt + completion, dtype=torch.long, device=device)
+    tokens[prompt:] = index
     return Row(tokens[:prompt], tokens[prompt:], torch.ones(completion, dtype=torch.bool))
 
 

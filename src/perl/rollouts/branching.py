@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import (
@@ -26,7 +25,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from perl.packing.forward import adapter_by_row
+from perl.policy.attach import adapter_by_row
 from perl.policy.model import base_of
 from perl.run.shards import is_sharded
 
@@ -50,7 +49,7 @@ class Draw(Protocol):
     """Draws tokens."""
 
     def __call__(
-        self, step: int, scores_BV: torch.Tensor, slots: Numbers, rows: Numbers
+        self, step: int, scores_BV: torch.Tensor, slots: Numbers, rows: Numbers, /
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The next tokens of completions that go on.
 
@@ -93,7 +92,7 @@ def why_not_branching(model: nn.Module) -> str | None:
     """
     if is_sharded(model):
         return "every process has to take part in each forward pass"
-    if isinstance(model, PeftModel) and (why := adapter_by_row(model)):
+    if why := adapter_by_row(model):
         return why
     base = base_of(model)
     if type(base).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
@@ -102,8 +101,11 @@ def why_not_branching(model: nn.Module) -> str | None:
         return "its cache is not the usual one"
     if not {"past_key_values", "position_ids"} <= inspect.signature(type(base).forward).parameters.keys():
         return "its forward pass takes other arguments"
-    others = {type(layer).__name__ for layer in _cache(base).layers if type(layer) not in (*_LAYERS, _RoomyLayer)}
-    return f"its cache has layers of {', '.join(sorted(others))}" if others else None
+    layers = {type(layer) for layer in _cache(base).layers}
+    others = {layer.__name__ for layer in layers - _LAYERS - {_RoomyLayer}}
+    if others or not layers:
+        return f"its cache has layers of {', '.join(sorted(others)) or 'no known kind'}"
+    return None
 
 
 def write(
@@ -183,11 +185,11 @@ class _State:
         *,
         keeps_tokens: bool,
     ) -> None:
-        self._model, self._cache, self._keeps = model, _cache(model), keeps_tokens
+        width = max(map(len, prompts))
+        self._model, self._cache, self._keeps = model, _cache(model, width + longest - 1), keeps_tokens
         parameters = inspect.signature(type(model).forward).parameters
         self._options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         device = next(model.parameters()).device
-        width = max(map(len, prompts))
         fill = [width - len(ids) for ids in prompts]
         self.tokens = torch.tensor([[padding] * n + list(ids) for n, ids in zip(fill, prompts, strict=True)]).to(device)
         self.paddings = torch.tensor(fill).to(device)
@@ -247,7 +249,7 @@ class _State:
 
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self.ran.append(len(tokens))
-        # Without padding a single token sees all that there is, and the mask that would say so costs as much as a layer.
+        # Without padding a single token sees all that there is; the mask that would say so costs as much as a layer.
         masked = self._padded or tokens.size(1) > 1
         outputs = self._model(
             input_ids=tokens,
@@ -262,20 +264,21 @@ class _State:
         return outputs.logits[:, -1].to(tokens.device, torch.float32, copy=True)
 
 
-def _cache(model: PreTrainedModel) -> DynamicCache:
-    """As ``generate`` makes it, but that a token more copies none of those before."""
+def _cache(model: PreTrainedModel, longest: int = 0) -> DynamicCache:
+    """As ``generate`` makes it for so many tokens, but that one more copies none of those before."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    if not cache.layers:
-        cache.layer_class_to_replicate = _RoomyLayer
+    cache.layers = [_RoomyLayer(longest) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 class _RoomyLayer(DynamicLayer):
     """A cache layer with room for tokens that come; transformers' own is copied for each of them."""
 
-    def __init__(self, **_: object) -> None:
+    is_initialized: bool
+
+    def __init__(self, longest: int) -> None:
         super().__init__()
+        self._longest = longest  # tokens that may come in all
         self._room: list[torch.Tensor] = []  # keys and values, (B, H, more than there are tokens, D)
 
     def update(
@@ -288,7 +291,7 @@ class _RoomyLayer(DynamicLayer):
             self._room = [states[:, :, :0] for states in (key_states, value_states)]
         end = begin + key_states.size(-2)
         if end > self._room[0].size(-2):
-            room = end + max(_ROOM, end // _ROOM_SHARE)
+            room = max(end, min(end + max(_ROOM, end // _ROOM_SHARE), self._longest))
             self._room = [_grown(old, begin, room) for old in self._room]
         for held, states in zip(self._room, (key_states, value_states), strict=True):
             held[:, :, begin:end] = states

@@ -19,20 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from accelerate.utils import broadcast_object_list
-from transformers import GenerationConfig
 
 from perl.errors import BrokenPromiseError, PerlError, ProcessError, RewardError, RolloutError
-from perl.packing.forward import drops_out
-from perl.policy.model import base_of, evaluating
 from perl.recipe.sections import RolloutSection
 from perl.rewards.verifier import Judging, check_all
-from perl.rollouts.branching import why_not_branching
 from perl.rollouts.conversation import tokens_left
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
 from perl.rollouts.gap import GapJudge
-from perl.rollouts.hf_engine import TransformersEngine, more_than_sampling, sampling_of, write_as_generate
+from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import EngineSettings, holds_other_weights, open_engine
 from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import base_update, choose_form, make_update
@@ -222,21 +217,6 @@ class RolloutSource:
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
         return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
-
-    def written_here(self, prompt_ids: Sequence[Sequence[int]], config: GenerationConfig) -> list[list[int]] | None:
-        """What ``generate`` would sample, drawn with the same random numbers, in less time; None: only it can.
-
-        Args:
-            prompt_ids: Of each completion.
-            config: The trainer's.
-        """
-        policy, sampling = self._live.policy, sampling_of(config)
-        if sampling is None or (policy.training and drops_out(policy)):
-            return None
-        if why_not_branching(policy) or more_than_sampling(base_of(policy).generation_config):
-            return None
-        with evaluating(policy), torch.no_grad():
-            return write_as_generate(policy, prompt_ids, int(config.pad_token_id or 0), sampling)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

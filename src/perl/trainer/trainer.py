@@ -23,7 +23,6 @@ from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
 from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
-from perl.policy.model import base_of
 from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.rollouts.conversation import Opening
@@ -35,6 +34,7 @@ from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, ref
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
+from perl.trainer.generation import generated
 from perl.trainer.given_rewards import given_rewards
 from perl.trainer.group_rewards import complete, latest_group
 from perl.trainer.live import mode_of
@@ -265,29 +265,13 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.optimizer_step.add_prompts(inputs, output)
         return output
 
-    def _generate_single_turn(
-        self,
-        prompt_ids: list[list[int]],
-        images: Any = None,  # noqa: ANN401 (TRL's)
-        multimodal_fields: Any = None,  # noqa: ANN401 (TRL's)
-        *args: Any,  # noqa: ANN401 (TRL's)
-        **kwargs: Any,  # noqa: ANN401 (TRL's)
-    ) -> Any:  # noqa: ANN401 (TRL's)
-        """Replaces TRL's generation by the engine's; with transformers by a loop that draws the same in less time.
-
-        Where that loop cannot, the model's weights are not cast for TRL's.
-        """
-        source = self.rollout_source
-        if source.is_served:
-            return source.complete(prompt_ids)
-        batched = self.use_transformers_continuous_batching
-        with source.timed():
-            if not (batched or images or multimodal_fields):
-                written = source.written_here(prompt_ids, self.generation_config)
-                if written is not None:
-                    return written, None
-            with shown_to_trl.for_generation(self.args, base_of(self.policy), batched=batched):
-                return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *args, **kwargs)
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Replaces TRL's generation by the engine's; with transformers by a loop that draws the same in less time."""
+        if self.rollout_source.is_served:
+            return self.rollout_source.complete(prompt_ids)
+        by_trl = partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
+        with self.rollout_source.timed():
+            return generated(self, self.policy, prompt_ids, args, by_trl)
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Extends TRL's conversations: a turn is asked for what its prompt has left, not for a whole completion."""

@@ -234,12 +234,12 @@ def generation_flops(
 
 
 def _rows_of(groups: Sequence[Group]) -> list[Row]:
-    """Rows of these lengths, with tokens that tell groups apart and stand for nothing."""
+    """Rows of these lengths, with tokens that tell groups and completions apart and stand for nothing."""
     rows = []
     for number, group in enumerate(groups):
         prompt = torch.full((group.prompt,), number, dtype=torch.int32)
-        for length in group.completions:
-            tokens = torch.empty(length, dtype=torch.int8)
+        for place, length in enumerate(group.completions):
+            tokens = torch.full((length,), place, dtype=torch.int32)
             rows.append(Row(prompt, tokens, tokens.bool()))
     return rows
 

@@ -210,7 +210,8 @@ def _flops_of(plan: Plan, shape: Shape, memory: MemoryEstimate, setup: Setup) ->
     if plan.recipe.rollout.capabilities.takes_updates:
         return found
     padded = lengths.prompt != plan.longest_prompt
-    written = generation_flops(shape.size, setup.rows, lengths.prompt, lengths.longest, padded=padded)
+    prompts = -(-setup.rows // setup.batch.num_generations)
+    written = generation_flops(shape.size, setup.rows, lengths.prompt, lengths.longest, prompts=prompts, padded=padded)
     return replace(found, rollouts=written)
 
 

@@ -24,6 +24,9 @@ from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_empty_base
 from perl.recipe import Recipe
+from perl.rollouts.branching import why_not_branching
+from perl.rollouts.drawing import write_as_generate
+from perl.rollouts.engine import EngineSampling
 from perl.run.devices import accelerator
 from perl.training.cost_flops import Execution, Group, executed_flops, size_of
 from perl.training.decoder import weight_bytes
@@ -200,10 +203,14 @@ def _writing_seconds(policy: PeftModel, rows: int, seen: int, device: torch.devi
     tokens = torch.randint(policy.config.vocab_size, (rows, max(seen, 1)), device=device)
     policy.eval()
 
-    def writing(count: int) -> float:
+    def written(count: int) -> object:
+        if why_not_branching(policy) is None:
+            return write_as_generate(policy, tokens.tolist(), 0, EngineSampling(1.0, count, ()))
         options = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": True, "pad_token_id": 0}
-        mask = torch.ones_like(tokens)
-        return _seconds(lambda: policy.generate(input_ids=tokens, attention_mask=mask, **options), device)
+        return policy.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)
+
+    def writing(count: int) -> float:
+        return _seconds(lambda: written(count), device)
 
     with torch.no_grad():
         few, more = (writing(count) for count in _WRITTEN)

@@ -14,16 +14,13 @@ import logging
 import os
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-import xxhash
 from datasets import Dataset
-from lighteval.logging import info_loggers
 from lighteval.logging.evaluation_tracker import EvaluationTracker
 from lighteval.metrics.metrics_sample import AvgAtN, PassAtK, SamplingMetric
 from lighteval.metrics.utils.metric_utils import Metric, SampleLevelMetric
@@ -35,6 +32,7 @@ from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc, SamplingMethod
 from lighteval.utils.utils import remove_reasoning_tags
 
+from perl.evaluation.lighteval.mending import NoCache, let_xxhash_take_text
 from perl.evaluation.lighteval.score import ANSWER, REQUEST
 from perl.evaluation.lighteval.tasks import lighteval_config, lighteval_row
 from perl.evaluation.task import all_tasks
@@ -46,20 +44,13 @@ Scoring = Callable[..., float]
 torch.set_grad_enabled(True)
 
 
-class _NoCache:
-    """Stands where lighteval keeps generations, which it would find again by a model's name alone."""
-
-    def _init_registry(self, registry: Registry) -> None:
-        """The pipeline calls this."""
-
-
 class _SavedCompletions(LightevalModel):
     """A model that has already answered: completions by the number of their question's row."""
 
     def __init__(self, name: str, texts: Sequence[Sequence[str]]) -> None:
         """Takes the completions as they are to be judged."""
         self.config = ModelConfig(model_name=name)
-        self._cache = _NoCache()
+        self._cache = NoCache()
         self._texts = texts
 
     @property
@@ -89,7 +80,7 @@ def main() -> None:
     """Reads the request in the current folder, writes the answer beside it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.disable(logging.WARNING)
-    _let_xxhash_take_text()
+    let_xxhash_take_text()
     request = json.loads(Path(REQUEST).read_text(encoding="utf-8"))
     answer = {}
     for number, asked in enumerate(request["tasks"]):
@@ -103,15 +94,6 @@ def main() -> None:
 def _end_with_parent() -> None:
     sys.stdin.read()
     os._exit(1)
-
-
-def _let_xxhash_take_text() -> None:
-    """From version 4 on xxhash refuses the text that lighteval hashes."""
-
-    def xxh64(content: str | bytes = b"") -> Any:  # noqa: ANN401 (a hash object of a C module)
-        return xxhash.xxh64(content.encode() if isinstance(content, str) else content)
-
-    info_loggers.xxhash = types.SimpleNamespace(xxh64=xxh64)
 
 
 def _score(name: str, rows: list[dict[str, Any]], texts: list[list[str]], model: str) -> dict[str, Any]:

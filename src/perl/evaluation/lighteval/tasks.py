@@ -5,25 +5,55 @@ Task -> LightevalTaskConfig; Task, row -> row
 Imports lighteval's tasks and metrics but not its pipeline, which would switch autograd off.
 """
 
+import contextlib
+import dataclasses
 import importlib
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import datasets
 from lighteval.metrics.metrics import Metrics
 from lighteval.tasks.lighteval_task import LightevalTaskConfig
 from lighteval.tasks.requests import Doc
 
 from perl.evaluation.task import Task
-from perl.evaluation.task_data import LETTERS, question_of
-from perl.sandbox import PREFIX
+from perl.evaluation.task_data import LETTERS, load_task_data, question_of
+from perl.sandbox import PREFIX, is_sandbox
 
+_DIGITS = 12
 # Where lighteval 0.13 defines the tasks that we ask as it does.
 _MODULES = {"aime24": "aime", "aime25": "aime", "math_500": "math_500", "gsm8k": "gsm8k"}
 
 
 def tasks_table(tasks: Sequence[Task]) -> list[LightevalTaskConfig]:
-    """The ``TASKS_TABLE`` of a task module: our own ways of asking; lighteval refuses names that it has itself."""
-    return [_own_config(task) for task in tasks if task.lighteval is None]
+    """The ``TASKS_TABLE`` of a task module: our own ways of asking; lighteval refuses names that it has itself.
+
+    Problems of the sandbox, which no Hub has, are written into a folder where lighteval finds them.
+    """
+    own = [(task, _own_config(task)) for task in tasks if task.lighteval is None]
+    return [
+        dataclasses.replace(config, hf_repo=str(_sandbox_folder(task))) if is_sandbox(task.repository) else config
+        for task, config in own
+    ]
+
+
+def _sandbox_folder(task: Task) -> Path:
+    """A folder with the task's problems as a data set, in the cache of ``datasets``; written once."""
+    data = load_task_data(task)
+    place = Path(datasets.config.HF_DATASETS_CACHE) / "perl-sandbox" / data.sha256[:_DIGITS]
+    folder = place / task.repository.replace(PREFIX, "")
+    if not folder.is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place) as written:
+            rows = datasets.Dataset.from_list([dict(question.row) for question in data.questions])
+            whole = Path(written) / "whole" / "data"
+            whole.mkdir(parents=True)
+            rows.to_parquet(whole / f"{task.split}-00000-of-00001.parquet")
+            with contextlib.suppress(OSError):  # another process was first
+                whole.parent.rename(folder)
+    return folder
 
 
 def lighteval_config(task: Task) -> LightevalTaskConfig:
@@ -67,7 +97,10 @@ def _own_config(task: Task) -> LightevalTaskConfig:
         # In a box, since lighteval reads few formulas without one.
         choices = list(LETTERS) if letters else [f"\\boxed{{{question.gold}}}"]
         place = LETTERS.index(question.gold) if letters else 0
-        return Doc(task_name=task_name, query=question.text, choices=choices, gold_index=place)
+        named = next((str(line[name]) for name in task.identifier if line.get(name) not in (None, "")), None)
+        identifier = line.get("__index", "") if named is None else named
+        specific = {"perl_problem": str(identifier)}
+        return Doc(task_name=task_name, query=question.text, choices=choices, gold_index=place, specific=specific)
 
     return LightevalTaskConfig(
         name=task.name,

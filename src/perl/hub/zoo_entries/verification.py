@@ -174,7 +174,7 @@ def reproduced(entry: Entry, folder: Path) -> Entry:
         update={
             "provenance": "reproduced",
             "scores": checked_scores(recount_folder(folder), place.sha256[WEIGHTS], config, entry.name),
-            "protocol": protocol_facts(results),
+            "protocol": _named_as_then(protocol_facts(results), entry),
             "base_sha256": results.subject.get("base_sha256"),
             "policy": results.subject.get("policy"),
             "notes": [f"Evaluated here; its author reports {reported}.", *entry.notes[1:]],
@@ -270,6 +270,11 @@ def _as_then(entry: Entry, settings: EvalSettings) -> EvalSettings:
         system_prompt=protocol.system_prompt,
         seed=protocol.seed,
     )
+
+
+def _named_as_then(protocol: dict[str, Any], entry: Entry) -> dict[str, Any]:
+    """The protocol with the preset that the entry names, whose settings it has, and not what they were looked up in."""
+    return {**protocol, "preset": _protocol(entry).preset} if entry.protocol else protocol
 
 
 def _protocol(entry: Entry) -> Protocol:

@@ -1,0 +1,224 @@
+"""Completions that share what they have in common are those that transformers' own ``generate`` writes."""
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from perl.policy.model import load_tokenizer
+from perl.recipe.sections import ModelSection
+from perl.rollouts.branching import why_not_branching, write
+from perl.rollouts.drawing import write_as_generate
+from perl.rollouts.engine import EngineSampling, Request
+from perl.rollouts.generation_config import fill_with_neutral, more_than_sampling, sampling_of
+from perl.rollouts.hf_engine import TransformersEngine
+
+END, VOCABULARY = 1, 61
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": END,
+    "max_position_embeddings": 256,
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12},
+    **{"num_key_value_heads": 4, "head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    **{"first_k_dense_replace": 1, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 16},
+}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    **{**EXPERTS, "shared_expert_intermediate_size": 16},
+}
+WINDOW = {"sliding_window": 6}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], **WINDOW}
+FAMILIES = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gpt_neox": {},
+    "mistral": WINDOW,
+    "gemma2": {**SLIDING, "query_pre_attn_scalar": 8},
+    "gemma3_text": SLIDING,
+    "gpt_oss": {**SLIDING, **EXPERTS},
+    "qwen3_moe": EXPERTS,
+    "deepseek_v3": LATENT,
+    "lfm2": CONVOLUTIONS,
+    "qwen3_next": DELTA,
+}
+BY_GENERATE = {
+    "mamba": {"state_size": 4},
+    "phi3": {},
+}
+SAMPLINGS = {
+    "warm": EngineSampling(1.3, 18, (END, 7)),
+    "greedy": EngineSampling(0.0, 18, (END, 7)),
+    "all": EngineSampling(1.5, 18, (END, 7), top_p=0.95, top_k=20, min_p=0.01, repetition_penalty=1.2),
+    # so cold that completions of one prompt begin alike
+    "cold": EngineSampling(0.05, 18, (END, 7)),
+}
+PROMPTS = [(9, 4, 13, 5, 10, 15, 22, 31, 8, 12), (9, 4, 13), (3, 33, 12, 50, 41)]
+
+
+def model_of(kind: str) -> torch.nn.Module:
+    settings = {**SHAPE, **(FAMILIES | BY_GENERATE)[kind]}
+    if kind in ("gpt2", "mamba"):
+        settings = {name: settings[name] for name in settings if name not in ("head_dim", "num_key_value_heads")}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that the next token depends on those before it
+            if parameter.ndim > 1:
+                parameter *= 5
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(ModelSection())
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return model_of(request.param)
+
+
+def requests() -> list[Request]:
+    """Groups, and the same prompt again in requests of one completion."""
+    groups = [Request(ids, 4, seed=10 * i) for i, ids in enumerate(PROMPTS)]
+    return [*groups, *(Request(PROMPTS[1], 1, seed=50 + i) for i in range(3))]
+
+
+def drawn(model, tokenizer, sampling, asked=None, *, by_generate: bool = False, batch_size: int = 256):
+    engine = TransformersEngine(model, tokenizer, batch_size)
+    if by_generate:
+        engine.why_by_generate = "to compare"
+    else:
+        assert engine.why_by_generate is None
+    return engine.start(asked or requests(), sampling).result()
+
+
+def close(found, expected) -> None:
+    for group, other in zip(found, expected, strict=True):
+        assert [s.token_ids for s in group] == [s.token_ids for s in other]
+        for one, two in zip(group, other, strict=True):
+            assert one.log_probs == pytest.approx(two.log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("way", SAMPLINGS)
+def test_every_family_writes_what_generate_does(model, tokenizer, way):
+    expected = drawn(model, tokenizer, SAMPLINGS[way], by_generate=True)
+    close(drawn(model, tokenizer, SAMPLINGS[way]), expected)
+    lengths = {len(s.token_ids) for group in expected for s in group}
+    assert max(lengths) > SHAPE["num_hidden_layers"]
+
+
+def test_a_row_is_the_same_alone_and_beside_shorter_and_longer_ones(model, tokenizer):
+    together = drawn(model, tokenizer, SAMPLINGS["warm"])
+    for size in (1, 3):
+        close(drawn(model, tokenizer, SAMPLINGS["warm"], batch_size=size), together)
+    for request, group in zip(requests(), together, strict=True):
+        close(drawn(model, tokenizer, SAMPLINGS["warm"], [request]), [group])
+
+
+def test_training_draws_what_generate_samples_with_the_same_random_numbers(model):
+    prompts = [ids for ids in PROMPTS for _ in range(4)]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    for how in (
+        {"temperature": 1.3},
+        {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
+    ):
+        asked = {"top_k": 0, **how, "do_sample": True, "max_new_tokens": 18, "eos_token_id": [END, 7]}
+        config = GenerationConfig(**asked, pad_token_id=0, disable_compile=True)
+        fill_with_neutral(config)
+        torch.manual_seed(3)
+        rows = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
+        state = torch.get_rng_state()
+        ends = [next((i + 1 for i, token in enumerate(row) if token in (END, 7)), len(row)) for row in rows]
+        torch.manual_seed(3)
+        with torch.no_grad():
+            found = write_as_generate(model, prompts, 0, sampling_of(config))
+        assert found == [row[:end] for row, end in zip(rows, ends, strict=True)]
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", BY_GENERATE)
+def test_a_model_whose_cache_is_another_one_is_left_to_generate(kind, tokenizer):
+    model = model_of(kind)
+    engine = TransformersEngine(model, tokenizer)
+    assert engine.why_by_generate
+    found = engine.start(requests(), SAMPLINGS["warm"]).result()
+    close(found, drawn(model, tokenizer, SAMPLINGS["warm"], by_generate=True))
+
+
+def test_adapters_that_see_rows_as_a_whole_are_left_to_generate():
+    lora = get_peft_model(model_of("qwen3"), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert why_not_branching(lora) is None
+    prompts = get_peft_model(model_of("qwen3"), PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    assert "as a whole" in why_not_branching(prompts)
+    static = model_of("qwen3")
+    static.generation_config.cache_implementation = "static"
+    assert why_not_branching(static)
+
+
+def test_a_generation_config_that_asks_for_more_is_left_to_generate():
+    plain = GenerationConfig(do_sample=True, max_new_tokens=4, eos_token_id=1, temperature=0.5)
+    fill_with_neutral(plain)
+    assert sampling_of(plain) == EngineSampling(0.5, 4, (1,), top_k=plain.top_k or 0)
+    for name, value in {
+        **{"suppress_tokens": [3], "num_beams": 2, "typical_p": 0.5, "no_repeat_ngram_size": 2, "min_new_tokens": 2},
+        **{"do_sample": False, "bad_words_ids": [[3]], "forced_eos_token_id": 1, "epsilon_cutoff": 0.1},
+    }.items():
+        config = GenerationConfig(do_sample=True, max_new_tokens=4, eos_token_id=1)
+        fill_with_neutral(config)
+        setattr(config, name, value)
+        assert sampling_of(config) is None, name
+    assert "suppress_tokens" in more_than_sampling(GenerationConfig(suppress_tokens=[3]))
+
+
+class Scripted:
+    """Gives completions tokens from a list, and remembers from which rows they went on."""
+
+    def __init__(self, texts):
+        self._texts, self.slots = texts, []
+
+    def __call__(self, step, _scores, slots, rows):
+        self.slots.append(slots.tolist())
+        return torch.tensor([self._texts[row][step] for row in rows]), None
+
+
+def test_what_begins_alike_is_run_once_and_what_has_ended_not_at_all():
+    model = model_of("llama")
+    # of one prompt two alike and one that leaves them at its third token, of another two that part at once
+    texts = [(5, 6, 7, 8, END), (5, 6, 7, 8, END), (5, 6, 9, END), (5, 6, END), (4, 4, 4, 4, 4)]
+    draw = Scripted(texts)
+    prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[0], PROMPTS[1], PROMPTS[1]]
+    with torch.no_grad():
+        written = write(
+            model, prompts, padding=0, ends=(END,), longest=5, draw=draw, warp=lambda _tokens, _paddings, scores: scores
+        )
+    assert [tuple(ids) for ids in written.token_ids] == texts
+    assert written.log_probs is None
+    assert written.ran == [2, 3, 3, 3, 2]
+    assert [len(set(slots)) for slots in draw.slots] == [2, 3, 3, 3, 2]
+
+
+def test_rows_that_nothing_goes_on_from_may_stay_a_while_and_change_nothing(tokenizer):
+    """Of many rows one that ends is kept: to take it out copies all others."""
+    model, sampling = model_of("llama"), EngineSampling(1.5, 24, tuple(range(1, 5)))
+    asked = [Request((20 + i, 5, 9), 1, seed=i) for i in range(40)]
+    found = drawn(model, tokenizer, sampling, asked)
+    close(found, drawn(model, tokenizer, sampling, asked, by_generate=True))
+    assert len({len(group[0].token_ids) for group in found}) > 6
