@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import NOT_JUDGED, Place, Sample
-from perl.evaluation.scorers import MATH, SCORERS, Scorer
+from perl.evaluation.scorers import SCORERS, Scorer
 from perl.evaluation.sharing import Sharing
-from perl.evaluation.task import Question
+from perl.evaluation.task import MATH, Question
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 

@@ -13,12 +13,11 @@ from types import MappingProxyType
 
 from perl.errors import Mistake
 from perl.evaluation.choices import announced_letter
-from perl.evaluation.task import Question
+from perl.evaluation.task import MATH, Question
 from perl.rewards.answers import conclusion, last_boxed
 from perl.rewards.verifier import Judging, check_all
 from perl.types import Verdict
 
-MATH = "math"
 CHOICE_PROMPT = (
     "Answer the following multiple choice question. The last line of your response should be of the following format: "
     "'Answer: $LETTER' (without quotes) where LETTER is the letter of the right choice. Think step by step before "
