@@ -5,7 +5,7 @@ DataSection -> ProblemSet (columns: prompt, solution, and every column of the da
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # What a row is made of here and in TRL, which gives these names to arguments of a reward function or hands no such
 # column on: one of the data set itself is kept under another name.
-_TAKEN_NAMES = {
+TAKEN_NAMES = {
     "prompt",
     "solution",
     "completion",
@@ -96,14 +96,14 @@ def heldout_name(section: DataSection) -> str | None:
     source = _heldout(section)
     if source is None:
         return None
-    return source.name if is_sandbox(source.name) else _simple(Path(source.name).stem)
+    return source.name if is_sandbox(source.name) else simple_name(Path(source.name).stem)
 
 
 def _heldout(section: DataSection) -> DataSource | None:
     return section.eval or (section.train if is_sandbox(section.train.name) else None)
 
 
-def _simple(name: str) -> str:
+def simple_name(name: str) -> str:
     """A file's name as a task may be called."""
     return re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9_.:-]+", "-", name))
 
@@ -135,7 +135,7 @@ def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset,
         return datasets.Dataset.from_list([{"prompt": p.question, "answer": p.answer} for p in problems]), None
     path = Path(source.name).expanduser()
     if path.suffix in DATA_FILE_SUFFIXES:
-        return _read_file(path, source.columns.answer, where), sha256_of(path)
+        return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
     wanted = source.split or ("train" if role == "train" else "test")
 
     def instead(found: Mistake | None) -> str:
@@ -145,14 +145,24 @@ def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset,
     return load_hub_rows(source.name, source.subset, wanted, source.revision, where, instead)
 
 
-def _read_file(path: Path, answer: str | None, where: str) -> datasets.Dataset:
+def read_data_file(path: Path, answers: Collection[str | None], where: str) -> datasets.Dataset:
+    """The rows of a file of JSON, JSON lines, CSV or Parquet.
+
+    Args:
+        path: Ends in one of the suffixes.
+        answers: Columns that may hold answers, which stay text.
+        where: What the user named it in.
+
+    Raises:
+        DataError: It is absent, empty or broken.
+    """
     if not path.is_file():
         raise DataError(f"no such file: {path}", where)
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty", where)
     try:
         if path.suffix in {".jsonl", ".json"}:
-            return datasets.Dataset.from_list(_json_rows(path, answer))
+            return datasets.Dataset.from_list(_json_rows(path, answers))
         if path.suffix == ".parquet":
             return datasets.Dataset(pyarrow.parquet.read_table(path))
         return datasets.load_dataset("csv", data_files=str(path), split="train")
@@ -162,13 +172,13 @@ def _read_file(path: Path, answer: str | None, where: str) -> datasets.Dataset:
         raise DataError(f"{path} cannot be read: {error.__cause__ or error}", where) from error
 
 
-def _json_rows(path: Path, answer: str | None) -> list[dict[str, Any]]:
+def _json_rows(path: Path, answers: Collection[str | None]) -> list[dict[str, Any]]:
     """The objects of a JSON or JSON-lines file, answers as text, which Arrow would take for dates or round."""
     text = path.read_text(encoding="utf-8")
     rows = json.loads(text) if path.suffix == ".json" else [json.loads(x) for x in text.split("\n") if x.strip()]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("not a list of objects")
-    return [{k: str(v) if k == answer and v is not None else v for k, v in row.items()} for row in rows]
+    return [{k: str(v) if k in answers and v is not None else v for k, v in row.items()} for row in rows]
 
 
 def load_hub_rows(
@@ -241,7 +251,7 @@ def _kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
     names = {}
     for column in columns:
         as_it_is = {"prompt": source.columns.prompt, "solution": source.columns.answer}.get(column) == column
-        taken = column in _TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
+        taken = column in TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
         if not as_it_is:
             names[column] = _free(ORIGINAL + column, columns) if taken else column
     return names

@@ -164,6 +164,19 @@ def data_of_another_hash(folder: Path) -> None:
     _results(edit)(folder)
 
 
+def scorer_and_hash(folder: Path) -> None:
+    """Another scorer, and the protocol's hash that would go with it."""
+
+    def edit(facts: dict[str, Any]) -> None:
+        task, known = facts["perl"]["tasks"][TASK], all_tasks()[TASK]
+        task["scorer"] = "normalised"
+        asked = {"task": TASK, "task_version": known.version, "prompt": known.prompt, "data": task["data"]["sha256"]}
+        hashed = {**asked, "max_new_tokens": task["max_new_tokens"], "scorer": "normalised"}
+        task["protocol_hash"] = Protocol(**facts["perl"]["protocol"]).hash(hashed)
+
+    _results(edit)(folder)
+
+
 def _written_again(folder: Path) -> None:
     """Every figure counted from the lines of the samples, as ``perl eval`` would."""
     kept = KeptSamples(list(SampleFile(folder / "samples.jsonl").lines()))
@@ -221,6 +234,8 @@ FORGERIES: dict[str, Forgery] = {
         _results(lambda f: f["perl"]["protocol"].update(seed=7)), "were not drawn with their own seed", "samples"
     ),
     "title": Forgery(_task(lambda task: task.update(title="AIME 2024")), "its title is 'AIME 2024', the task's is"),
+    "scorer": Forgery(_task(lambda task: task.update(scorer="exact")), "its scorer is 'exact', the task's is 'math'"),
+    "scorer and the hash": Forgery(scorer_and_hash, "its scorer is 'normalised', the task's is 'math'"),
     "SHA-256 of the data": Forgery(
         _task(lambda task: task["data"].update(sha256="0" * 64)), "its protocol_hash is .* protocol, task and data give"
     ),

@@ -438,9 +438,9 @@ def test_one_time_limit_holds_for_all_policies_and_tasks(folder, monkeypatch):
     monkeypatch.setattr("perl.evaluation.recounting.recount.time.monotonic", lambda: 1000.0 + 7 * len(limits))
     score = score_samples
 
-    def limited(problems, pass_at=(), until=None):
+    def limited(problems, pass_at=(), until=None, scorer="math"):
         limits.append(until)
-        return score(problems, pass_at, None)
+        return score(problems, pass_at, None, scorer)
 
     monkeypatch.setattr("perl.evaluation.recounting.recount.score_samples", limited)
     recount_folder(folder)

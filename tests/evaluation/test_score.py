@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 
+from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
 from tests.evaluations import samples
 from tests.oracles import evaluation as by_hand
@@ -120,3 +121,11 @@ def test_wrong_answers_that_mean_the_same_vote_together(answers, meant):
     problem = [replace(sample, extracted=answer) for sample, answer in zip(problem, answers, strict=True)]
     expected = by_hand.share_of_votes(meant, [False, False, True, True])
     assert score_samples([problem]).majority == float(expected)
+
+
+@pytest.mark.parametrize(("scorer", "expected"), [("exact", 1.0), ("normalised", 0.0), ("choice", 1.0)])
+def test_the_scorer_says_which_wrong_answers_are_one(scorer, expected):
+    """Two votes for the right answer against three that only SQuAD's form holds together."""
+    texts = [("right", "Bern"), ("right", "Bern"), ("wrong", "The Rome"), ("wrong", "rome"), ("wrong", "Rome!")]
+    problem = [Sample("t", "p", i, 0, "", 1, False, status, text) for i, (status, text) in enumerate(texts)]
+    assert score_samples([problem], scorer=scorer).majority == expected

@@ -15,6 +15,7 @@ import pytest
 import perl
 from perl.cli.eval import _numbers, command
 from perl.errors import PerlError
+from perl.evaluation.own_tasks import columns_option
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.several import arguments_of, to_start
 from tests.saved_adapters import save_adapter
@@ -32,6 +33,8 @@ OTHERS = EvalSettings(
     thinking=False,
     seed=3,
     limit=5,
+    columns={"prompt": "question", "answer": "gold"},
+    scorer="exact",
     pass_at=(2, 3),
     newest_data=True,
     with_base=False,
@@ -66,7 +69,8 @@ def test_a_started_process_is_asked_for_the_same(settings):
     named = {f.name: given.get(f.name) for f in fields(EvalSettings)}
     named |= {"with_base": not given["no_base"], "lighteval": not given["no_lighteval"]}
     named["base_cache"] = not given["no_base_cache"]
-    assert EvalSettings(**{**named, "pass_at": _numbers(named["pass_at"])}) == settings
+    named |= {"pass_at": _numbers(named["pass_at"]), "columns": columns_option(named["columns"])}
+    assert EvalSettings(**named) == settings
     asked = ("adapters", "base", "tasks", "k", "data", "output")
     assert [given[name] for name in asked] == [("zoo:a", "b"), "base@r1", "aime24,gsm8k", 4, "da ta", "out"]
 

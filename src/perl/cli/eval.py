@@ -58,7 +58,14 @@ class _Eval(click.Group):
     help="Run folder, checkpoint, adapter folder, Hub id[@revision], or zoo:NAME; repeatable, all in one table.",
 )
 @click.option("--base", help="Hub id or folder [default: the one the adapter names]; alone: score that model.")
-@click.option("--tasks", default="aime24,aime25,math_500", show_default=True, help="Names, with commas between.")
+@click.option(
+    "--tasks",
+    default="aime24,aime25,math_500",
+    show_default=True,
+    help="With commas between: names, my.jsonl (.json, .csv, .parquet), my_tasks.py or my_tasks.py:NAME.",
+)
+@click.option("--columns", help="Of a data file, as prompt=question,answer=gold[,choices=options][,id=name].")
+@click.option("--scorer", help="Of a data file: math, choice, exact, normalised, my_rewards.py:f>=0.5 [default: math].")
 @click.option("-k", "--k", type=int, help="Completions a problem [default: the preset's].")
 @click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
 @click.option(
@@ -150,6 +157,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     k: int | None,
     data: str | None,
     output: str | None,
+    columns: str | None,
     pass_at: str | None,
     no_base: bool,
     no_base_cache: bool,
@@ -177,6 +185,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         return EXIT_DONE
     from perl.evaluation.adapters import plan_adapters
     from perl.evaluation.evaluate import carry_out_all
+    from perl.evaluation.own_tasks import columns_option
     from perl.evaluation.request import EvalSettings
     from perl.evaluation.several import arguments_of, sharing, start_several, to_start
 
@@ -188,9 +197,10 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         lighteval=not no_lighteval,
         servers=() if server_command else servers,
         pass_at=_numbers(pass_at),
+        columns=columns_option(columns),
         **settings,  # type: ignore[arg-type]  # by the names of its fields
     )
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    names = _names(tasks)
     plans = plan_adapters(adapters, base, names, k, data, output, chosen)
     if server_command:
         from perl.evaluation.serving import serving_command
@@ -221,6 +231,9 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
 
 @command.command("rescore", short_help="Judge completions that are there, without a model.")
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--tasks", default="", help="Files of your own that were asked, with commas between.")
+@click.option("--columns", help="Of a data file, as then.")
+@click.option("--scorer", help="Judges these instead of the scorer of then.")
 @click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
 @click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
@@ -234,15 +247,21 @@ def rescore_folders(
     no_lighteval: bool,
     as_json: bool,
     quiet: bool,
+    **own: str | None,
 ) -> None:
     """Judge the completions in folders of evaluations, by the verifier of now, and count their scores anew.
 
     Of `perl eval --predict-only` it is the second half. Results by another verifier are kept in FOLDER/earlier.
     """
     set_up_output(quiet=quiet or as_json)
+    from perl.evaluation.own_tasks import columns_option
     from perl.evaluation.rescore import rescore
 
-    results = [rescore(folder, data, _numbers(pass_at), lighteval=not no_lighteval) for folder in folders]
+    tasks, columns, scorer = _names(own["tasks"] or ""), columns_option(own["columns"]), own["scorer"]
+    results = [
+        rescore(folder, data, _numbers(pass_at), tasks, columns, scorer, lighteval=not no_lighteval)
+        for folder in folders
+    ]
     _print(results, [Path(folder) for folder in folders], as_json=as_json)
 
 
@@ -271,6 +290,10 @@ def compare_results(
 
     found = compare_folders(results, force=force, against=against)
     say(json.dumps(as_dict(found), indent=2) if as_json else as_markdown(found) if markdown else as_plain(found))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 problems, engine, protocol -> Sample, each once
 
-What was drawn before is not drawn again. Several processes may share the work; each judges what it draws. The verifier
-is the one that training uses, so the two cannot disagree on what is right.
+What was drawn before is not drawn again. Several processes may share the work; each judges what it draws. Unless a task
+names another scorer the verifier of training judges, so the two cannot disagree on what is right.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import NOT_JUDGED, Place, Sample
+from perl.evaluation.scorers import SCORERS, Scorer
 from perl.evaluation.sharing import Sharing
-from perl.evaluation.task import Question
-from perl.rewards.verifier import Judging, check_all
+from perl.evaluation.task import MATH, Question
+from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 
 
@@ -35,6 +36,11 @@ class RenderedProblem:
     gold: str
     question: Question | None = None
 
+    @property
+    def as_question(self) -> Question:
+        """What a scorer is asked about it."""
+        return self.question or Question(self.problem, "", self.gold, {})
+
 
 @dataclass(frozen=True)
 class TaskRequest:
@@ -45,6 +51,7 @@ class TaskRequest:
         max_new_tokens: Tokens after which a completion is cut off.
         end_token_ids: Tokens that end one.
         stop: Texts that end one too: what follows the first of them is dropped.
+        scorer: What judges completions.
         judged: False: completions are drawn to be judged later.
         further: Problems beyond a limit, which are not asked; samples of theirs may be kept beside those that are.
     """
@@ -54,6 +61,7 @@ class TaskRequest:
     max_new_tokens: int
     end_token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
+    scorer: Scorer = SCORERS[MATH]
     judged: bool = True
     further: tuple[RenderedProblem, ...] = ()
 
@@ -140,8 +148,7 @@ def _ask(
         truncated = completion.truncated and text == completion.text
         sample = Sample(*place, seeds[position], text, len(completion.token_ids), truncated, NOT_JUDGED)
         if limits is not None:
-            gold, (seconds, workers) = by_id[place[1]].gold, (limits.timeout_seconds, limits.workers)
-            sample = sample.judged(check_all([gold], [text], timeout_seconds=seconds, workers=workers)[0])
+            sample = sample.judged(wanted.scorer.verdicts([by_id[place[1]].as_question], [text], limits)[0])
         on_sample(sample)
 
     engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()

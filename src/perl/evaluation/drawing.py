@@ -232,7 +232,11 @@ def _draw_task(
 
 def _say_scored(plan: Evaluation, asked: _Asked, groups: Groups, seconds: float, by: str = "") -> None:
     """A policy's score on a task, or how many completions there are to be judged."""
-    scored = f"avg@{plan.protocol.k} {table.score_cell(score_samples(groups))}" if asked.task.request.judged else ""
+    scored = (
+        f"avg@{plan.protocol.k} {table.score_cell(score_samples(groups, scorer=asked.task.request.scorer.name))}"
+        if asked.task.request.judged
+        else ""
+    )
     found = scored or f"{sum(map(len, groups)):,} completions"
     logger.info("%s: %s, in %s%s", asked.kept.name, found, duration(seconds), by)
 

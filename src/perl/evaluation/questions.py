@@ -15,7 +15,9 @@ from perl.data import render_prompts
 from perl.errors import PerlError
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol
-from perl.evaluation.task import Question, TaskData
+from perl.evaluation.reward_scorer import find_scorer
+from perl.evaluation.scorers import Scorer
+from perl.evaluation.task import MATH, Question, TaskData
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,10 @@ def prepare_task(
         template_arguments: Of the chat template.
 
     Raises:
-        PerlError: A prompt leaves no room for an answer.
+        PerlError: A prompt leaves no room for an answer, or a question lacks what the scorer needs.
     """
     task, every = data.task, (*data.questions, *data.further)
+    scorer = scorer_of(data)
     rows = [_row(question, protocol.system_prompt, tokenizer) for question in every]
     prompts = [prompt.token_ids for prompt in render_prompts(rows, tokenizer, template_arguments)]
     asked = tuple(rendered(question, prompt) for question, prompt in zip(every, prompts, strict=True))
@@ -67,8 +70,27 @@ def prepare_task(
     wanted = protocol.max_new_tokens or task.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
     if context is not None:
         wanted = min(wanted, _room(task.name, asked[:count], asked[count:], context))
-    request = TaskRequest(task.name, asked[:count], wanted, end_token_ids, tuple(task.stop), further=asked[count:])
+    request = TaskRequest(
+        task.name, asked[:count], wanted, end_token_ids, tuple(task.stop), scorer, further=asked[count:]
+    )
     return PreparedTask(data, request, protocol_hash(protocol, data, wanted))
+
+
+def scorer_of(data: TaskData, spec: str | None = None) -> Scorer:
+    """What judges a task's completions.
+
+    Args:
+        data: Its questions.
+        spec: Instead of the task's own; None: that.
+
+    Raises:
+        PerlError: There is no such scorer, or a question lacks what it needs.
+    """
+    scorer = find_scorer(spec or data.task.scorer, where="--scorer" if spec else f"task {data.task.name}")
+    for question in (*data.questions, *data.further):
+        if lacking := scorer.lacking(question):
+            raise PerlError(lacking.message, f"task {data.task.name}", lacking.hint)
+    return scorer
 
 
 def rendered(question: Question, prompt_ids: tuple[int, ...]) -> RenderedProblem:
@@ -96,11 +118,19 @@ def _room(name: str, asked: Sequence[RenderedProblem], further: Sequence[Rendere
     return context - max(len(one.prompt_ids) for one in (*asked, *further) if len(one.prompt_ids) < context)
 
 
-def protocol_hash(protocol: Protocol, data: TaskData, max_new_tokens: int) -> str:
-    """What two results of a task share if they may be compared; of the length, what it really was."""
+def protocol_hash(protocol: Protocol, data: TaskData, max_new_tokens: int, scorer: str | None = None) -> str:
+    """What two results of a task share if they may be compared; of the length, what it really was.
+
+    Args:
+        protocol: How completions are drawn.
+        data: The task, as much of it as is asked.
+        max_new_tokens: As it was asked.
+        scorer: Name of what judges; None: the task's own. Training's verifier is not named, as in older results.
+    """
     task = data.task
     facts = {"task": task.name, "task_version": task.version, "prompt": task.prompt, "data": data.sha256}
-    return protocol.hash({**facts, "max_new_tokens": max_new_tokens})
+    judge = task.scorer if scorer is None else scorer
+    return protocol.hash({**facts, "max_new_tokens": max_new_tokens, **({} if judge == MATH else {"scorer": judge})})
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -112,6 +142,10 @@ def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def _row(question: Question, system: str | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """A question as lighteval's PromptManager would put it."""
     text, gold = question.text, question.gold
+    if tokenizer.chat_template is not None and isinstance(question.prompt, tuple):
+        own = [dict(message) for message in question.prompt]
+        said = system is None or any(message.get("role") == "system" for message in own)
+        return {"prompt": own if said else [{"role": "system", "content": system}, *own], "solution": gold}
     if tokenizer.chat_template is None:
         return {"prompt": text if system is None else f"{system}\n\n{text}", "solution": gold}
     messages: Sequence[dict[str, str]] = [{"role": "user", "content": text}]

@@ -21,7 +21,7 @@ from perl.evaluation.request import Evaluation
 from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
 from perl.evaluation.samples import Place, SampleFile
 from perl.evaluation.score import rights
-from perl.evaluation.task import TaskData
+from perl.evaluation.task import MATH, TaskData, all_tasks
 from perl.policy.model import base_dtype, base_identity, base_of, public_name
 from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
@@ -133,6 +133,7 @@ def _task_result(
         data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
         lighteval={who: scored[name] for who, scored in own.items() if name in scored},
         samples={who: keys[name] for who, keys in drawn.keys.items()},
+        scorer=task.request.scorer.name,
     )
     if plan.settings.predict_only:
         return replace(facts, problems=tuple(ProblemResult(asked.problem, None, None) for asked in task.request.asked))
@@ -149,7 +150,8 @@ def scored_by_lighteval(data: Sequence[TaskData], groups: Mapping[str, Groups], 
     """
     if not lighteval_installed():
         return {}
-    data = [one for one in data if one.task.file]  # a run's own problems are not a task of lighteval
+    known = all_tasks()  # a run's own problems, and a user's, are not a task of lighteval
+    data = [one for one in data if one.task.file and one.task.name in known and one.task.scorer == MATH]
     texts = {one.task.name: [[sample.text for sample in samples] for samples in groups[one.task.name]] for one in data}
     try:
         scores = score_with_lighteval(data, texts, model) if data else {}

@@ -16,12 +16,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, PerlError, did_you_mean
 from perl.evaluation.asking import set_template
+from perl.evaluation.own_tasks import named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
-from perl.evaluation.task import find_tasks
+from perl.evaluation.task import MATH
 from perl.evaluation.task_data import load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
@@ -60,6 +61,9 @@ class EvalSettings:
         thinking: Whether a template with a thinking mode asks for it (``enable_thinking``); None: as it does by itself.
         seed: From which each sample's own seed is derived.
         limit: Only the first so many problems of each task.
+        columns: Of data files that are named as tasks: any of prompt, answer, id and choices -> the column's name.
+        scorer: What makes a completion right on these: math, choice, exact, normalised, or a reward, as
+            ``my_rewards.py:function>=0.5``; None: math.
         pass_at: Numbers for pass@k, beside the powers of two up to k.
         newest_data: Take the newest commit of data sets on the Hub instead of the pinned one.
         with_base: Score the base too.
@@ -94,6 +98,8 @@ class EvalSettings:
     thinking: bool | None = None
     seed: int | None = None
     limit: int | None = None
+    columns: Mapping[str, str] | None = None
+    scorer: str | None = None
     pass_at: tuple[int, ...] = ()
     newest_data: bool = False
     with_base: bool = True
@@ -165,8 +171,9 @@ class Evaluation:
         yield f"protocol {self.protocol.preset}: {self.protocol}"
         yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}"
         for task in self.tasks:
-            n, longest = len(task.request.asked), task.request.max_new_tokens
-            yield f"task     {task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
+            n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.name
+            asked = f"{task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
+            yield f"task     {asked}{'' if judge == MATH else f', judged by {judge}'}"
         for task in self.tasks if len(self.policies) > 1 else ():
             says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks))
             yield f"power    {task.data.task.name}: {says}"
@@ -190,7 +197,7 @@ def plan_evaluation(
         PerlError: Whatever is wrong.
     """
     with naming_options():
-        chosen = find_tasks(list(tasks))
+        chosen = named_tasks(list(tasks), columns=settings.columns, scorer=settings.scorer)
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
         if settings.limit is not None and settings.limit < 1:

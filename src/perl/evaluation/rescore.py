@@ -4,7 +4,7 @@ folder with samples -> verdicts of now -> Results, and the files of the folder
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -13,24 +13,35 @@ from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation import predictions
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawing import Groups
+from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol
+from perl.evaluation.questions import protocol_hash, scorer_of
 from perl.evaluation.recounting.folder import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
 from perl.evaluation.reporting import scored_by_lighteval, write_results
 from perl.evaluation.results import HELD_OUT, SAMPLES, Results, TaskResult
 from perl.evaluation.samples import SampleFile
+from perl.evaluation.scorers import SCORERS
 from perl.evaluation.several import usable
 from perl.evaluation.stored import stored_samples
 from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
+from perl.recipe.sections import DATA_FILE_SUFFIXES
 from perl.rewards.verifier import verifier_version
 
 _DRAW = "perl eval, or perl eval --predict-only, draws them"
 
 
 def rescore(
-    folder: str | Path, data: str | Path | None = None, pass_at: Sequence[int] = (), *, lighteval: bool = True
+    folder: str | Path,
+    data: str | Path | None = None,
+    pass_at: Sequence[int] = (),
+    tasks: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    scorer: str | None = None,
+    *,
+    lighteval: bool = True,
 ) -> Results:
     """Judges every completion that a folder's results, or its predictions, stand on, and counts the scores anew.
 
@@ -38,6 +49,9 @@ def rescore(
         folder: Of an evaluation, or of ``perl eval --predict-only``.
         data: Folder with the tasks' data as JSON lines; None: what is cached of the Hub, else the Hub.
         pass_at: Further numbers for pass@k, beside the powers of two up to k.
+        tasks: The user's own files that were asked, as ``perl eval --tasks`` had them.
+        columns: Of these that are data files, likewise.
+        scorer: Judges these, in place of the scorer of then; None: that one.
         lighteval: Report lighteval's own score of the same completions, where it is installed.
 
     Returns:
@@ -49,35 +63,87 @@ def rescore(
     folder = Path(folder).expanduser()
     drawn = predictions.read(folder)
     with usable(folder), FileLock(folder / ".lock", timeout=0):
-        known = {task.name: _data_of(task, folder, data) for task in drawn.tasks}
+        named = _Named(tasks, columns, scorer)
+        named.check(drawn)
+        known = {one.name: _data_of(one, folder, data, named) for one in drawn.tasks}
+        drawn = replace(drawn, tasks=tuple(named.judged_by(t, drawn.protocol, known[t.name]) for t in drawn.tasks))
         file = SampleFile(folder / SAMPLES)
         samples: dict[str, dict[Who, Groups]] = {task.name: {} for task in drawn.tasks}
         for task in drawn.tasks:
             for who in (who for who in WHO if who in task.samples):
                 samples[task.name][who] = _judged(task, who, drawn.protocol, known[task.name], file)
-        tasks = [_scored(task, samples[task.name], pass_at) for task in drawn.tasks]
+        scored = [_scored(task, samples[task.name], pass_at) for task in drawn.tasks]
         if lighteval:
-            tasks = _beside_lighteval(tasks, samples, known, str(drawn.subject["name"]))
-        found = replace(drawn, tasks=tuple(tasks), verifier=verifier_version())
-        places = [(task.name, p.id, i) for task in tasks for p in task.problems for i in range(drawn.protocol.k)]
+            scored = _beside_lighteval(scored, samples, known, str(drawn.subject["name"]))
+        found = replace(drawn, tasks=tuple(scored), verifier=verifier_version())
+        places = [(task.name, p.id, i) for task in scored for p in task.problems for i in range(drawn.protocol.k)]
         return write_results(found, folder, places)
 
 
-def _data_of(task: TaskResult, folder: Path, data: str | Path | None) -> TaskData:
+@dataclass(frozen=True)
+class _Named:
+    """Files of the user's own that they name again, and what is to judge them."""
+
+    tasks: Sequence[str]
+    columns: Mapping[str, str] | None
+    scorer: str | None
+
+    def check(self, drawn: Results) -> None:
+        """Refuses files that were not asked, and options that are about none."""
+        for option, given in (("--columns", self.columns), ("--scorer", self.scorer)):
+            if given and not self.tasks:
+                raise PerlError("is about files of your own, and none is named", option, "as in --tasks my.jsonl")
+        asked = [task.name for task in drawn.tasks]
+        for name in self.tasks:
+            if is_file_name(name) and not any(self._of_file(name, task) for task in drawn.tasks):
+                raise PerlError(f"no task of {name} was asked", "--tasks", f"there are {', '.join(asked)}")
+
+    def find(self, task: TaskResult) -> Task | None:
+        """The definition of a task of the user's own, asked as it was; None: they name no file of it."""
+        found = [one for name in self.tasks if is_file_name(name) for one in self._of_file(name, task)]
+        return found[0] if found else None
+
+    def judged_by(self, task: TaskResult, protocol: Protocol, data: TaskData) -> TaskResult:
+        """The task with the scorer that judges it now, and with the protocol's hash that goes with that."""
+        spec = self.scorer if self.scorer is not None and data.task.path is not None else data.task.scorer
+        name = scorer_of(data, spec).name
+        if name == task.scorer:
+            return task
+        hashed = protocol_hash(protocol, data, task.max_new_tokens, name)
+        return replace(task, scorer=name, protocol_hash=hashed)
+
+    def _of_file(self, name: str, task: TaskResult) -> list[Task]:
+        if not name.endswith(tuple(DATA_FILE_SUFFIXES)):
+            return [one for one in named_tasks([name]) if one.name == task.name]
+        [one] = named_tasks([name], columns=self.columns)
+        if one.name != task.name:
+            return []
+        if task.scorer in SCORERS:
+            return [file_task(name, self.columns, task.scorer)]
+        if self.scorer is None:  # no code is run because a results file names it
+            raise PerlError(f"{one.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
+        return [file_task(name, self.columns, "exact" if self.scorer in SCORERS else self.scorer)]
+
+
+def _data_of(task: TaskResult, folder: Path, data: str | Path | None, named: _Named) -> TaskData:
     """The problems that were asked, with their gold answers."""
     sha256, revision = str(task.data["sha256"]), task.data["revision"]
-    known = None if task.title.endswith(HELD_OUT) else all_tasks().get(task.name)
+    own = named.find(task)
+    known = own or (None if task.title.endswith(HELD_OUT) else all_tasks().get(task.name))
     held_out = Task(task.name, task.title, task.name, "heldout", "", "held out by the run", prompt="{problem}")
-    for questions in candidates(task, recipe_above(folder)) if data is None else ():
+    for questions in candidates(task, recipe_above(folder)) if data is None and own is None else ():
         if questions_hash(questions) == sha256:
             return TaskData(known or held_out, questions, str(task.data["source"]), revision, sha256)
     if known is None:
         hint = "a run's own problems are found where its recipe.yaml lies above the folder"
+        hint = hint if task.title.endswith(HELD_OUT) else f"name their file: --tasks {task.data['source']}"
         raise PerlError(f"the problems of {task.name} are not here", str(folder), hint)
     place = Path(data).expanduser() if data else None
     found = load_task_data(replace(known, revision=revision or known.revision), place, len(task.problems))
     if found.sha256 != sha256:
         message = f"the problems of {task.name} in {found.source} are not those that were asked"
+        if own is not None:
+            raise PerlError(message, "--tasks", "name the file, and its --columns, of then")
         raise PerlError(message, "--data" if data else str(folder), "name the folder with the data of then by --data")
     return found
 
@@ -85,8 +151,8 @@ def _data_of(task: TaskResult, folder: Path, data: str | Path | None) -> TaskDat
 def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, file: SampleFile) -> Groups:
     """The samples of each problem, with the verdicts of now, which the file has too then."""
     key = task.samples[who]
-    asked = tuple(RenderedProblem(question.id, (), question.gold) for question in data.questions)
-    request = TaskRequest(task.name, asked, task.max_new_tokens, (), ())
+    asked = tuple(RenderedProblem(question.id, (), question.gold, question) for question in data.questions)
+    request = TaskRequest(task.name, asked, task.max_new_tokens, (), (), scorer_of(data, task.scorer))
     found = stored_samples(file.read(key), request, protocol)
     missing = [place for place in request.places(protocol.k) if place not in found.samples]
     if missing:

@@ -18,6 +18,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.results_schema import Who as Who
 from perl.evaluation.results_schema import checked
 from perl.evaluation.score import Score
+from perl.evaluation.task import MATH
 from perl.run.files import write_text
 from perl.run.strict_json import parse_mapping
 
@@ -70,6 +71,7 @@ class TaskResult:
         difference: Adapter less base, problem by problem.
         lighteval: ``base`` and ``adapter`` -> its own score; empty where lighteval is not installed.
         samples: ``base`` and ``adapter`` -> what their lines in ``samples.jsonl`` have as ``policy``.
+        scorer: What judged the completions, see :mod:`perl.evaluation.scorers`.
     """
 
     name: str
@@ -83,6 +85,7 @@ class TaskResult:
     problems: tuple[ProblemResult, ...] = ()
     lighteval: Mapping[str, OtherScore] = field(default_factory=dict)
     samples: Mapping[str, str] = field(default_factory=dict)
+    scorer: str = MATH
 
     @property
     def score(self) -> Score:
@@ -255,6 +258,8 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
 def _plain(task: TaskResult) -> dict[str, Any]:
     facts = asdict(task)
     del facts["name"]
+    if task.scorer == MATH:  # as in results from before there were others
+        del facts["scorer"]
     facts["difference"] = task.difference.as_dict() if task.difference is not None else None
     facts["problems"] = {
         problem.id: {

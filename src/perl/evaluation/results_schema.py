@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.score import Score, pass_numbers
+from perl.evaluation.task import MATH
 from perl.policy.name import policy_name
 
 _T = TypeVar("_T")
@@ -67,6 +68,7 @@ class _Task(_Record):
     problems: dict[str, dict[Who, Annotated[str, Field(pattern="^[01]+$")]]]
     lighteval: dict[Who, _OtherScore]
     samples: dict[Who, str]
+    scorer: str = Field(MATH, min_length=1, max_length=300)
 
 
 class _File(_Record):

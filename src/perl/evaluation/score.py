@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
+from perl.evaluation.scorers import normal
+from perl.evaluation.task import MATH
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
 from perl.run.warned import warn
 from perl.types import Verdict
@@ -84,7 +86,10 @@ class TooManyAnswersError(ValueError):
 
 
 def score_samples(
-    problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = (), until: float | None = None
+    problems: Sequence[Sequence[Sample]],
+    pass_at: Sequence[int] = (),
+    until: float | None = None,
+    scorer: str = MATH,
 ) -> Score:
     """The score of a policy on a task.
 
@@ -92,6 +97,7 @@ def score_samples(
         problems: The samples of each problem, the same number of each.
         pass_at: Further numbers for pass@k, beside the powers of two up to k.
         until: When answers are compared no more, of :func:`time.monotonic`; None: never.
+        scorer: Name of what judged them.
 
     Raises:
         TooManyAnswersError: Time is over.
@@ -105,7 +111,7 @@ def score_samples(
     passes = {j: _estimate(metrics.pass_at_k_by_problem(right, j)) for j in sorted({*pass_numbers(k), *pass_at})}
     answers = [[sample.extracted for sample in samples] for samples in problems]
     wrong = [[" ".join(s.extracted.split()) for s in samples if s.extracted and not s.right] for samples in problems]
-    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, until)))
+    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, until, scorer)))
     return Score(
         n=len(right),
         k=k,
@@ -212,12 +218,15 @@ def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
-def same_meaning(problems: Iterable[Sequence[str]], until: float | None = None) -> Callable[[str, str], bool]:
-    r"""Whether two different answers to a problem mean the same, by the verifier's word.
+def same_meaning(
+    problems: Iterable[Sequence[str]], until: float | None = None, scorer: str = MATH
+) -> Callable[[str, str], bool]:
+    r"""Whether two different answers to a problem mean the same, by the scorer's word.
 
     Args:
         problems: The answers to each problem, in the order in which they will be compared: a later one with an earlier.
         until: When no more are compared, of :func:`time.monotonic`; None: never.
+        scorer: Name of what judged them.
 
     Returns:
         What knows it of these pairs; they are compared here, many at a time.
@@ -225,6 +234,8 @@ def same_meaning(problems: Iterable[Sequence[str]], until: float | None = None) 
     Raises:
         TooManyAnswersError: Time is over.
     """
+    if scorer != MATH:
+        return lambda later, earlier: normal(scorer, later) == normal(scorer, earlier)
     same: set[tuple[str, str]] = set()
     pairs = _pairs(problems)
     while some := list(itertools.islice(pairs, _count_until(until))):

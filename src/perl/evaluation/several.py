@@ -174,6 +174,7 @@ def _facts_of(task: PreparedTask) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "stop": list(request.stop),
         "ends": list(request.end_token_ids),
+        "scorer": request.scorer.name,
     }
 
 
@@ -206,4 +207,6 @@ def _option(name: str, value: Any) -> list[str]:  # noqa: ANN401 (whatever a set
         return [f"--server={server}" for server in value]
     if name == "pass_at":
         value = ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        value = ",".join(f"{key}={part}" for key, part in value.items())
     return [f"{option}={value}"]

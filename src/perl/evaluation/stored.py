@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from perl.evaluation.draw import TaskRequest
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import NOT_JUDGED, Place, Sample
-from perl.rewards.verifier import Judging, check_all
+from perl.rewards.verifier import Judging
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,18 @@ def stored_samples(
         protocol: How its completions are drawn, and how many.
         judging: The limits of a comparison; None: the usual ones.
     """
-    golds = {asked.problem: asked.gold for asked in wanted.asked}
-    known = {*golds, *(asked.problem for asked in wanted.further)}
+    asked = {one.problem for one in wanted.asked}
+    known = asked | {one.problem for one in wanted.further}
     dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, known, wanted, protocol)]
     gone = set(dropped)
-    some = [sample for place, sample in found.items() if place not in gone and sample.problem in golds]
+    some = [sample for place, sample in found.items() if place not in gone and sample.problem in asked]
     kept = [sample for sample in some if sample.index < protocol.k]
     if not wanted.judged:
         return StoredSamples({sample.place: sample for sample in kept}, 0, dropped)
     judging = judging or Judging()
-    verdicts = check_all(
-        [golds[sample.problem] for sample in kept],
-        [sample.text for sample in kept],
-        timeout_seconds=judging.timeout_seconds,
-        workers=judging.workers,
-    )
+    questions = {one.problem: one.as_question for one in wanted.asked}
+    texts = [sample.text for sample in kept]
+    verdicts = wanted.scorer.verdicts([questions[sample.problem] for sample in kept], texts, judging)
     samples = [sample.judged(verdict) for sample, verdict in zip(kept, verdicts, strict=True)]
     otherwise = sum(old != new and old.status != NOT_JUDGED for old, new in zip(kept, samples, strict=True))
     return StoredSamples({sample.place: sample for sample in samples}, otherwise, dropped)

@@ -18,6 +18,8 @@ from perl.recipe.assets import evaluation_tasks
 from perl.run.old_paths import forwarded
 
 Split = Literal["train", "test", "heldout"]
+MATH = "math"
+"""The scorer that is training's verifier."""
 
 # The words of Qwen2.5-Math's evaluation, which most reports on RL with verifiable rewards use.
 BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -54,6 +56,10 @@ class Task:
         answer: Columns that may hold the answer, likewise.
         identifier: Columns that may hold the row's name, likewise.
         choices: Columns of a question with four choices, the right one first; the answer is then a letter.
+        options: Column that may hold a list of choices, whose place in the list stays; None: there is none. The answer
+            is a letter, a number counted from 0, or a choice's text.
+        scorer: What makes a completion right, see :func:`perl.evaluation.reward_scorer.find_scorer`.
+        path: Where the problems are a file of the user's own; never in results.
     """
 
     name: str
@@ -73,6 +79,9 @@ class Task:
     answer: tuple[str, ...] = ("answer",)
     identifier: tuple[str, ...] = ("id", "unique_id")
     choices: tuple[str, ...] = ()
+    options: str | None = None
+    scorer: str = MATH
+    path: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The questions of a task with their gold answers, from a local folder, the Hub or the sandbox, checked.
+"""The questions of a task with their gold answers, from a file, a folder, the Hub or the sandbox, checked.
 
 Task -> rows -> questions -> TaskData
 """
@@ -6,26 +6,27 @@ Task -> rows -> questions -> TaskData
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 from huggingface_hub import snapshot_download
 
-from perl.data import empty_cells, load_hub_rows
+from perl.data import empty_cells, load_hub_rows, prompt_text, read_data_file
 from perl.errors import DataError, Mistake, raise_all
-from perl.evaluation.task import Question, Task, TaskData, questions_hash
+from perl.evaluation.choices import LETTERS, listed, right_letters
+from perl.evaluation.scorers import SCORERS
+from perl.evaluation.task import MATH, Question, Task, TaskData, questions_hash
 from perl.rewards.answers import gold_answer
 from perl.sandbox import is_sandbox, load_problems
-
-LETTERS = "ABCD"
 
 
 def load_task_data(task: Task, data: Path | None = None, limit: int | None = None, *, cached: bool = False) -> TaskData:
     """Reads the questions of a task.
 
     Args:
-        task: Sandbox tasks need neither folder nor network.
+        task: Sandbox tasks and files of the user's own need neither folder nor network.
         data: Folder that holds ``task.file``, with the Hub's columns or ``problem`` and ``answer``; None: the Hub.
         limit: Only the first so many questions; None: all.
         cached: Instead of the Hub only what was downloaded from it at the task's revision; without a network.
@@ -37,7 +38,9 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
     if limit is not None and limit < 1:
         raise DataError(f"{limit} questions are too few", where, "at least 1")
     revision = None
-    if is_sandbox(task.repository):
+    if task.path is not None:
+        source, rows = task.file, _read_own(task, where)
+    elif is_sandbox(task.repository):
         problems = load_problems(task.repository, "heldout")
         source, rows = task.repository, [{"problem": p.question, "answer": p.answer} for p in problems]
     elif data is not None:
@@ -48,6 +51,8 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
     if not rows:
         raise DataError(f"{source} is empty", where)
     every = _questions(task, rows, source, where)
+    if task.path is not None:
+        _check_once(task, every, source, where)
     asked, further = every[:limit], every[len(every[:limit]) :]
     return TaskData(task, asked, source, revision, questions_hash(asked), further)
 
@@ -60,12 +65,17 @@ def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question
         row: As the data set holds it.
         identifier: The question's id.
     """
-    problem = str(row[_column(task.problem, row)])
+    cell, choices = row[_column(task.problem, row)], tuple[str, ...]()
+    if isinstance(cell, list) and task.prompt == "{problem}" and task.options is None:  # chat messages
+        return Question(identifier, prompt_text(cell), _gold(task, row), row, prompt=tuple(cell))
+    problem = prompt_text(cell) if isinstance(cell, list) else str(cell)
     if task.choices:
-        problem, gold = _with_choices(problem.strip(), [_text(row[name]) for name in task.choices])
+        choices, gold = _in_order(problem.strip(), [_text(row[name]) for name in task.choices])
     else:
-        gold = _without_dollars(gold_answer(_text(row[_column(task.answer, row)])))
-    return Question(identifier, task.prompt.replace("{problem}", problem), gold, row)
+        gold = _gold(task, row)
+        choices = tuple(map(_text, row[task.options])) if task.options is not None else ()
+    asked = listed(problem.strip(), choices) if choices else problem
+    return Question(identifier, task.prompt.replace("{problem}", asked), gold, row, choices)
 
 
 def _read_folder(task: Task, data: Path, where: str) -> list[dict[str, Any]]:
@@ -121,6 +131,13 @@ def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where
     _check_columns(task, rows, source, where)
     ids = _identifiers(task, rows)
     questions = tuple(question_of(task, row, name) for row, name in zip(rows, ids, strict=True))
+    if task.options is not None:
+        letters = right_letters([one.gold for one in questions], [one.choices for one in questions])
+        if isinstance(letters, Mistake):
+            raise DataError(letters.message, where, letters.hint)
+        questions = tuple(replace(one, gold=letter) for one, letter in zip(questions, list(letters), strict=True))
+    if task.scorer not in SCORERS:  # a reward may do without an answer
+        return questions
     bare = [not question.gold for question in questions]
     raise_all(DataError, empty_cells(bare, "answer", source, where))
     return questions
@@ -129,17 +146,63 @@ def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where
 def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> None:
     """Refuses rows that lack a question or an answer; an absent column and an empty cell are different errors."""
     needed = {"problem": task.problem}
-    needed |= {name: (name,) for name in task.choices} if task.choices else {"answer": task.answer}
+    if task.choices:
+        needed |= {name: (name,) for name in task.choices}
+    elif task.scorer in SCORERS:  # a reward may do without
+        needed["answer"] = task.answer
     problems = []
     for what, candidates in needed.items():
         absent = [i for i, row in enumerate(rows) if _column(candidates, row) not in row]
         if absent:
             has = ", ".join(map(str, rows[absent[0]])) or "nothing"
             message = f"row {absent[0] + 1} of {source} has no {' or '.join(candidates)}, it has {has}"
-            problems.append(Mistake(message, where, f"the column that holds the {what}"))
+            own = "" if task.path is None else f", as in --columns {'prompt' if what == 'problem' else what}=NAME"
+            problems.append(Mistake(message, where, f"the column that holds the {what}{own}"))
         else:
             empty = [not _text(row[_column(candidates, row)]) for row in rows]
             problems += empty_cells(empty, what, source, where)
+    raise_all(DataError, [*problems, *(_choice_mistakes(task.options, rows, source, where) if task.options else ())])
+
+
+def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> Iterator[Mistake]:
+    """The first row whose choices are no list of texts."""
+    for number, row in enumerate(rows, 1):
+        cell = row.get(column)
+        if column not in row or not cell:
+            hint = f"the column that holds the choices; there are {', '.join(map(str, row))}"
+            yield Mistake(f"row {number} of {source} has no choices under {column!r}", where, hint)
+            return
+        if not isinstance(cell, list) or not 2 <= len(cell) <= len(LETTERS) or not all(map(_text, cell)):
+            message = f"the choices of row {number} of {source} are no list of 2 to {len(LETTERS)} texts: {cell!r:.60}"
+            yield Mistake(message, where, "the place in the list gives the letter")
+            return
+
+
+def _read_own(task: Task, where: str) -> list[dict[str, Any]]:
+    """The rows of a file of the user's own; without what a column has in some rows only and lacks in this one."""
+    try:
+        rows = read_data_file(Path(str(task.path)), task.answer, where)
+    except DataError as error:  # which names the whole path, as the user may not have typed it
+        raise error.moved(lambda _: where) from None
+    return [dict(row) for row in rows]
+
+
+def _check_once(task: Task, questions: Sequence[Question], source: str, where: str) -> None:
+    """Refuses a question, or the name of a row, that stands twice."""
+    column = _column(task.identifier, questions[0].row)
+    names = [_text(question.row.get(column)) for question in questions]
+    kinds = {"ask the same question": [" ".join(question.text.split()) for question in questions]}
+    if all(names):
+        kinds[f"have the same {column}"] = names
+    problems = []
+    for kind, values in kinds.items():
+        first: dict[str, int] = {}
+        twice = [(first[v], i) for i, v in enumerate(values) if first.setdefault(v, i) != i]
+        if twice:
+            one, two = twice[0]
+            more = f"; {len(twice)} rows repeat an earlier one" if len(twice) > 1 else ""
+            message = f"rows {one + 1} and {two + 1} of {source} {kind}: {values[two][:60]!r}{more}"
+            problems.append(Mistake(message, where, "leave each in once"))
     raise_all(DataError, problems)
 
 
@@ -163,14 +226,20 @@ def _text(value: Any) -> str:  # noqa: ANN401 (a cell, as the data set holds it)
     return "" if value is None else str(value).strip()
 
 
+def _gold(task: Task, row: Mapping[str, Any]) -> str:
+    """The answer as the scorer takes it; of a reward none where there is none."""
+    text = _text(row.get(_column(task.answer, row)))
+    return _without_dollars(gold_answer(text)) if task.scorer == MATH and task.options is None else text
+
+
 def _without_dollars(gold: str) -> str:
     """A gold that is one formula, without its ``$``: some copies of a data set write them and some do not."""
     inner = gold.removeprefix("$").removesuffix("$")
     return inner.strip() if len(inner) == len(gold) - 2 and "$" not in inner else gold
 
 
-def _with_choices(question: str, choices: Sequence[str]) -> tuple[str, str]:
-    """A question with its four choices and the letter of the right one, whose place a hash of the question gives.
+def _in_order(question: str, choices: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """Choices in the order of their letters, and the letter of the right one, whose place a hash of the question gives.
 
     Args:
         question: Without choices.
@@ -180,6 +249,4 @@ def _with_choices(question: str, choices: Sequence[str]) -> tuple[str, str]:
     """
     right, *others = choices
     place = int.from_bytes(hashlib.sha256(question.encode()).digest()) % len(choices)
-    ordered = [*others[:place], right, *others[place:]]
-    listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, ordered, strict=True))
-    return f"{question}\n\n{listed}", LETTERS[place]
+    return (*others[:place], right, *others[place:]), LETTERS[place]

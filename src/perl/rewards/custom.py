@@ -39,12 +39,14 @@ class Failures:
         name: The reward's.
         most: How many the run puts up with.
         newest: The newest one, as one line.
+        lines: How many are said at most; None: the first of each batch.
     """
 
     name: str
     most: int
     count: int = 0
     newest: str = ""
+    lines: int | None = None
 
     @property
     def too_many(self) -> bool:
@@ -290,9 +292,9 @@ def _count(faults: Mapping[int, str], arguments: Arguments, failures: Failures) 
     for number, (row, fault) in enumerate(faults.items()):
         shown = f" for the prompt {_shown(prompts[row])!r}" if prompts is not None else f" for sample {row}"
         failures.newest = f"reward {failures.name}: {fault}{shown}"
-        if number < MOST_LINES:
+        if number < MOST_LINES and (failures.lines is None or failures.count + number < failures.lines):
             warn("PRL334", "%s", failures.newest)
-    if len(faults) > MOST_LINES:
+    if len(faults) > MOST_LINES and failures.lines is None:
         warn("PRL334", "reward %s: and %d more", failures.name, len(faults) - MOST_LINES)
     failures.count += len(faults)
     rows = len(arguments["completions"])

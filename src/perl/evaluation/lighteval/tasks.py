@@ -18,8 +18,9 @@ from lighteval.metrics.metrics import Metrics
 from lighteval.tasks.lighteval_task import LightevalTaskConfig
 from lighteval.tasks.requests import Doc
 
+from perl.evaluation.choices import LETTERS
 from perl.evaluation.task import Task
-from perl.evaluation.task_data import LETTERS, load_task_data, question_of
+from perl.evaluation.task_data import load_task_data, question_of
 from perl.sandbox import PREFIX, is_sandbox
 
 _DIGITS = 12
@@ -95,7 +96,7 @@ def _own_config(task: Task) -> LightevalTaskConfig:
     def prompt(line: Mapping[str, Any], task_name: str | None = None) -> Doc:
         question = question_of(task, line, "")
         # In a box, since lighteval reads few formulas without one.
-        choices = list(LETTERS) if letters else [f"\\boxed{{{question.gold}}}"]
+        choices = list(LETTERS[: len(task.choices)]) if letters else [f"\\boxed{{{question.gold}}}"]
         place = LETTERS.index(question.gold) if letters else 0
         named = next((str(line[name]) for name in task.identifier if line.get(name) not in (None, "")), None)
         identifier = line.get("__index", "") if named is None else named

@@ -20,7 +20,8 @@ from perl.evaluation.recounting.published_samples import LARGEST, read_published
 from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, layout_mistakes, recount
 from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file
 from perl.evaluation.samples import SampleFile
-from perl.evaluation.task import Question, all_tasks, questions_hash
+from perl.evaluation.scorers import SCORERS
+from perl.evaluation.task import MATH, Question, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES
@@ -121,11 +122,14 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     Returns:
         Of a sandbox task always, so that results of other problems under its name show.
     """
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, str | Question]] = {}
+    defined = all_tasks()
     for task in results.tasks:
         for questions in candidates(task, recipe):
             if questions_hash(questions) == task.data.get("sha256"):
-                found[task.name] = {question.id: question.gold for question in questions}
+                scorer = defined[task.name].scorer if task.name in defined else MATH
+                if scorer in SCORERS:  # a reward's code is not run on completions of others
+                    found[task.name] = {one.id: one.gold if scorer == MATH else one for one in questions}
                 break
         else:
             if is_sandbox(task.name) and task.name in all_tasks():

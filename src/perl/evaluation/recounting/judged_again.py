@@ -14,8 +14,10 @@ from perl.errors import Mistake
 from perl.evaluation.recounting.differing import mistake_of_samples, shown
 from perl.evaluation.results import TaskResult, Who
 from perl.evaluation.samples import Place, Sample
+from perl.evaluation.scorers import SCORERS
+from perl.evaluation.task import Question, all_tasks
 from perl.rewards.answers import extract_answer, gold_answer
-from perl.rewards.verifier import check_all
+from perl.rewards.verifier import Judging, check_all
 from perl.rewards.verifier.verdicts import told_at_once
 from perl.types import Verdict, VerdictStatus
 
@@ -43,14 +45,15 @@ class SecondVerdicts:
 
 
 def judge_again(
-    task: TaskResult, groups: Mapping[Who, Sequence[Sequence[Sample]]], golds: Mapping[str, str]
+    task: TaskResult, groups: Mapping[Who, Sequence[Sequence[Sample]]], golds: Mapping[str, str | Question]
 ) -> SecondVerdicts:
     """Judges every completion.
 
     Args:
         task: Whose they are.
         groups: Who -> the samples of each problem, with their texts.
-        golds: Problem -> gold answer.
+        golds: Problem -> gold answer, or all of it where another scorer than the verifier judges, which is the task's
+            definition's then.
 
     Raises:
         RewardError: The worker processes cannot be started.
@@ -78,8 +81,13 @@ def _mistake(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]])
     return replace(mistake_of_samples(task, who, [(then.problem, then.index)], message), hint=hint)
 
 
-def _verdicts(samples: Sequence[Sample], golds: Mapping[str, str]) -> list[Verdict]:
-    """What the verifier says of texts; where the file leaves open what would take long, what the file says."""
+def _verdicts(samples: Sequence[Sample], problems: Mapping[str, str | Question]) -> list[Verdict]:
+    """What the scorer says of texts; where the file leaves open what would take long, what the file says."""
+    questions = [one for s in samples if isinstance(one := problems[s.problem], Question)]
+    if questions:
+        scorer = SCORERS[all_tasks()[samples[0].task].scorer]
+        return scorer.verdicts(questions, [sample.text for sample in samples], Judging())
+    golds = {problem: str(gold) for problem, gold in problems.items()}
     answers = [extract_answer(sample.text) for sample in samples]
     at_once = [told_at_once(gold_answer(golds[s.problem]), a) for s, a in zip(samples, answers, strict=True)]
     asked = [s for s, known in zip(samples, at_once, strict=True) if known is None]

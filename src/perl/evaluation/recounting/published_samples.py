@@ -71,7 +71,7 @@ def published_samples(results: Results, file: Path) -> bytes | None:
                 places = [(problem.id, index) for index in range(results.protocol.k)]
                 if any(place not in there for place in places):
                     return None
-                lines += _lines(policy, [there[place] for place in places])
+                lines += _lines(policy, [there[place] for place in places], task.scorer)
     content = "".join(lines).encode(errors="backslashreplace")  # half a surrogate pair stays an escape of JSON
     return content if len(content) <= LARGEST else None
 
@@ -100,15 +100,15 @@ def read_published(content: bytes, where: str) -> KeptSamples:
     return KeptSamples(lines, texts=False, exact=True)
 
 
-def _lines(policy: str, samples: Sequence[Sample]) -> list[str]:
+def _lines(policy: str, samples: Sequence[Sample], scorer: str) -> list[str]:
     """The lines of one problem."""
-    names = _names([one.extracted for one in samples if one.extracted is not None and not one.right])
+    names = _names([one.extracted for one in samples if one.extracted is not None and not one.right], scorer)
     facts = [{"policy": policy, **vars(sample), "extracted": _public(sample, names)} for sample in samples]
     public = ({name: fact for name, fact in one.items() if name != "text"} for one in facts)
     return [json.dumps(one, ensure_ascii=False) + "\n" for one in public]
 
 
-def _names(answers: Sequence[str]) -> Mapping[str, str]:
+def _names(answers: Sequence[str], scorer: str) -> Mapping[str, str]:
     """What a problem's wrong answers are published as."""
     if all(len(answer) <= LONGEST_ANSWER for answer in answers):
         return {answer: answer for answer in answers}
@@ -116,7 +116,7 @@ def _names(answers: Sequence[str]) -> Mapping[str, str]:
     by_text: dict[str, list[str]] = {}
     for answer in answers:
         by_text.setdefault(" ".join(answer.split()), []).append(answer)
-    for texts in answer_classes(list(by_text), same_meaning([list(by_text)])):
+    for texts in answer_classes(list(by_text), same_meaning([list(by_text)], scorer=scorer)):
         members = [answer for text in texts for answer in by_text[text]]
         one_name = _short(min(texts, key=len)) if any(len(a) > LONGEST_ANSWER for a in members) else None
         names |= {answer: one_name or answer for answer in members}

@@ -23,10 +23,11 @@ from perl.evaluation.recounting.stated import stated_mistakes
 from perl.evaluation.results import RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import NOT_FROM_RIGHTS, OF_MAJORITY, Score, TooManyAnswersError, rights, score_samples
+from perl.evaluation.task import Question
 
 Groups = Sequence[Sequence[Sample]]
-Golds = Mapping[str, Mapping[str, str]]
-"""Task -> problem -> its gold answer."""
+Golds = Mapping[str, Mapping[str, str | Question]]
+"""Task -> problem -> its gold answer, or all of it where another scorer than the verifier judges."""
 Basis = Literal["texts", "verdicts", "rights"]
 """What figures were counted from: completions that were judged again, verdicts as they stand beside the lengths and
 answers of completions, or each problem's rights and wrongs alone."""
@@ -97,7 +98,7 @@ def with_figures(
     """
     names = [samples[0].problem for samples in next(iter(groups.values()))]
     rows = {who: rights(group) for who, group in groups.items()}
-    scores = {who: score_samples(group, pass_at, until) for who, group in groups.items()}
+    scores = {who: score_samples(group, pass_at, until, task.scorer) for who, group in groups.items()}
     paired = "base" in rows and "adapter" in rows and len(names) > 1
     problems = tuple(
         ProblemResult(name, *(tuple(rows[who][i]) if who in rows else None for who in WHO))
@@ -194,7 +195,7 @@ def _recount_task(
     task: TaskResult,
     protocol: Protocol,
     kept: _SampleIndex | None,
-    golds: Mapping[str, str] | None,
+    golds: Mapping[str, str | Question] | None,
     held_out: str | None,
 ) -> _TaskRecount:
     mistakes, reported = stated_mistakes(task, protocol, held_out)
@@ -224,7 +225,7 @@ def _recount_task(
     return _TaskRecount(counted, basis, reported, [*mistakes, *_differences(task, counted)])
 
 
-def _gold_mistakes(task: TaskResult, golds: Mapping[str, str] | None) -> list[Mistake]:
+def _gold_mistakes(task: TaskResult, golds: Mapping[str, str | Question] | None) -> list[Mistake]:
     """Whether the problems are those of the data that the results name, all and in order; no golds: there are none."""
     if golds is None:
         return []

@@ -12,7 +12,7 @@ from perl.errors import Mistake
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.differing import mistake_of, shown
 from perl.evaluation.results import HELD_OUT, TaskResult
-from perl.evaluation.task import Task, all_tasks
+from perl.evaluation.task import MATH, Task, all_tasks
 from perl.sandbox import is_sandbox
 
 _SHA_DIGITS = 64
@@ -34,6 +34,10 @@ def stated_mistakes(
     if len(set(task.samples.values())) < len(task.samples):
         mistakes.append(mistake_of(task, "base and adapter name the same samples"))
     mistakes += _data_mistakes(task, None if own else known, own=own)
+    judge = MATH if own or known is None else known.scorer
+    if (own or known is not None) and task.scorer != judge:
+        message = f"its scorer is {shown(task.scorer)}, the task's is {shown(judge)}"
+        mistakes.append(mistake_of(task, message, "perl eval judges it by that"))
     if known is None and not own:
         return mistakes, [f"the title and the protocol of {task.name}, which is not a task of perl eval"]
     if known is not None and not own and task.title not in (known.title, _title_of_0_1(known)):
@@ -70,7 +74,9 @@ def _data_mistakes(task: TaskResult, known: Task | None, *, own: bool) -> Iterat
 def _hash_mistakes(task: TaskResult, protocol: Protocol, known: Task | None) -> Iterator[Mistake]:
     version, prompt = (known.version, known.prompt) if known else (1, "{problem}")
     facts = {"task": task.name, "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
-    expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
+    judge = known.scorer if known else MATH
+    judged = {} if judge == MATH else {"scorer": judge}
+    expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens, **judged})
     if task.protocol_hash != expected:
         message = f"its protocol_hash is {shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
         yield mistake_of(task, message, "perl eval scores it with the task as it is now")

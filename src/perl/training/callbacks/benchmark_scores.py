@@ -25,7 +25,7 @@ from perl.evaluation.request import end_tokens
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
 from perl.evaluation.sharing import Sharing, share
-from perl.evaluation.task import find_tasks
+from perl.evaluation.task import MATH, find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import base_of
 from perl.recipe.sections import EvalSection
@@ -171,7 +171,9 @@ class BenchmarkScores(RunCallback):
             sharing = share(self._processes, engine.capabilities, self.settings.batch_size, trainer.policy)
             for task in questions.tasks:
                 groups = self._drawn(questions, engine, task, sharing)
-                metrics |= self._processes.by_main(partial(task_metrics, task.request.task, groups))
+                metrics |= self._processes.by_main(
+                    partial(task_metrics, task.request.task, groups, task.request.scorer.name)
+                )
         return metrics
 
     def _drawn(self, questions: Questions, engine: Engine, task: PreparedTask, sharing: Sharing) -> list[list[Sample]]:
@@ -238,9 +240,9 @@ class BenchmarkScores(RunCallback):
         return Questions(tasks, protocol)
 
 
-def task_metrics(task: str, groups: list[list[Sample]]) -> Metrics:
+def task_metrics(task: str, groups: list[list[Sample]], scorer: str = MATH) -> Metrics:
     """What a step's log says of a task's completions."""
-    found, name = score_samples(groups), f"eval/{task}"
+    found, name = score_samples(groups, scorer=scorer), f"eval/{task}"
     error = {} if found.stderr is None else {f"{name}/avg@{found.k}_stderr": found.stderr}
     return {
         f"{name}/avg@{found.k}": found.accuracy,

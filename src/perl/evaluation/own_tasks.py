@@ -1,0 +1,216 @@
+"""Tasks by what the user names: a benchmark, a data file of their own, or a Python file with tasks.
+
+names, columns, scorer -> Task
+
+A task of the user's own is called by its file's stem, and nothing but the file's name enters results.
+"""
+
+import importlib.util
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from perl.data import simple_name
+from perl.errors import Mistake, PerlError, did_you_mean, raise_all
+from perl.evaluation.results import HELD_OUT
+from perl.evaluation.reward_scorer import find_scorer
+from perl.evaluation.task import MATH, Task, all_tasks, find_tasks
+from perl.recipe.sections import DATA_FILE_SUFFIXES
+
+_PROMPT, _ANSWER, _ID, _CHOICES = "prompt", "answer", "id", "choices"
+ROLES = (_PROMPT, _ANSWER, _ID, _CHOICES)
+"""What a column may hold."""
+_PYTHON = re.compile(r"(.+\.py)(?::(.*))?", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_USUAL = {_PROMPT: ("prompt", "problem", "question"), _ANSWER: ("answer", "solution"), _ID: ("id", "unique_id")}
+
+
+def file_task(
+    path: str | Path,
+    columns: Mapping[str, str] | None = None,
+    scorer: str | None = None,
+    prompt: str | None = None,
+    name: str | None = None,
+) -> Task:
+    """A data file as a task.
+
+    Args:
+        path: Ends in .jsonl, .json, .csv or .parquet.
+        columns: Any of ``prompt``, ``answer``, ``id`` and ``choices`` -> the column that holds it; None: usual names.
+        scorer: See :func:`perl.evaluation.reward_scorer.find_scorer`; None: math.
+        prompt: ``{problem}`` stands for the problem; None: the scorer's, which is the problem itself but for choices.
+        name: In results; None: the file's stem.
+
+    Raises:
+        PerlError: There is no such scorer, or a column holds what no task has.
+    """
+    path, columns = Path(path).expanduser(), dict(columns or {})
+    raise_all(
+        PerlError,
+        [
+            Mistake(f"there is no column for {role!r}", "--columns", did_you_mean(role, ROLES))
+            for role in columns
+            if role not in ROLES
+        ],
+    )
+    judge = find_scorer(scorer or MATH)
+    asked, right, named = ((columns[r],) if r in columns else _USUAL[r] for r in (_PROMPT, _ANSWER, _ID))
+    name = name or simple_name(path.stem)
+    return Task(
+        name=name,
+        title=name,
+        repository=path.name,
+        split="test",
+        file=path.name,
+        source="a file of one's own",
+        prompt=judge.prompt if prompt is None else prompt,
+        problem=asked,
+        answer=right,
+        identifier=named,
+        options=columns.get(_CHOICES, _CHOICES if judge.name == "choice" else None),
+        scorer=judge.name,
+        path=str(path),
+    )
+
+
+def named_tasks(
+    names: Sequence[str],
+    where: str = "--tasks",
+    columns: Mapping[str, str] | None = None,
+    scorer: str | None = None,
+) -> list[Task]:
+    """The tasks of these names, in the order given.
+
+    Args:
+        names: Each once: of :func:`perl.evaluation.task.all_tasks`, data files, or ``my_tasks.py`` and
+            ``my_tasks.py:NAME``.
+        where: What the user named them in.
+        columns: Of the data files.
+        scorer: Of the data files.
+
+    Raises:
+        PerlError: With every name that is unknown or stands twice; a file cannot be read.
+    """
+    files = [name for name in names if is_file_name(name)]
+    for option, given in (("--columns", columns), ("--scorer", scorer)):
+        if given and not any(Path(name).suffix in DATA_FILE_SUFFIXES for name in files):
+            raise PerlError("is about a data file, and none is named", option, "as in --tasks my.jsonl")
+    benchmarks = [name for name in names if name not in files]
+    known = {task.name: task for task in (find_tasks(benchmarks, where) if benchmarks or not names else [])}
+    found: list[Task] = []
+    for name in names:
+        found += [known[name]] if name in known else _own(name, where, columns, scorer)
+    _check_names(found, where)
+    return found
+
+
+def columns_option(text: str | None) -> dict[str, str] | None:
+    """``prompt=question,answer=gold`` as a mapping.
+
+    Raises:
+        PerlError: It is none.
+    """
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    wrong = [role for role, equals, column in pairs if not (equals and role.strip() and column.strip())]
+    if wrong or not pairs:
+        what = f"{wrong[0] if wrong else text!r} names no column"
+        raise PerlError(what, "--columns", "as in prompt=question,answer=gold")
+    return {role.strip(): column.strip() for role, _, column in pairs}
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a task's name is that of a file."""
+    return Path(name).suffix in DATA_FILE_SUFFIXES or _PYTHON.fullmatch(name) is not None
+
+
+def _own(name: str, where: str, columns: Mapping[str, str] | None, scorer: str | None) -> list[Task]:
+    python = _PYTHON.fullmatch(name)
+    if python is None:
+        if not Path(name).expanduser().is_file():
+            raise PerlError(f"no such file: {name}", where)
+        return [file_task(name, columns, scorer)]
+    tasks = _tasks_in(Path(python[1]).expanduser().absolute(), python[1], where)
+    if python[2] is None:
+        return tasks
+    some = [task for task in tasks if task.name == python[2]]
+    if not some:
+        hint = did_you_mean(python[2], [task.name for task in tasks])
+        raise PerlError(f"{python[1]} has no task {python[2]!r}", where, hint)
+    return some
+
+
+def _check_names(tasks: Sequence[Task], where: str) -> None:
+    """Each task of one's own has a name that results may have, and nobody else has."""
+    known, names = all_tasks(), [task.name for task in tasks]
+    problems = [
+        Mistake(f"{name} is named {names.count(name)} times", where, "once is enough")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    for task in tasks:
+        if _NAME.fullmatch(task.name) is None or ".." in task.name:
+            hint = "letters, digits, and any of _ . : -"
+            problems.append(Mistake(f"{task.name!r:.60} cannot be the name of a task", where, hint))
+        elif task.name in known and task != known[task.name]:
+            hint = f"rename it{'' if task.path is None else '; --data DIR says where a benchmark lies'}"
+            problems.append(Mistake(f"{task.name} is the name of a task of perl eval", where, hint))
+        elif task.title.endswith(HELD_OUT):
+            problems.append(Mistake(f"{task.name} is called as a run's held-out problems are", where, "another title"))
+    raise_all(PerlError, problems)
+
+
+def _tasks_in(path: Path, shown: str, where: str) -> list[Task]:
+    """``TASKS`` of a Python file."""
+    if not path.is_file():
+        raise PerlError(f"no such file: {shown}", where, "my_tasks.py, or my_tasks.py:NAME")
+    found = getattr(_imported(path, shown), "TASKS", None)
+    if found is None:
+        raise PerlError("defines no TASKS", shown, "TASKS = (file_task(...),), or as a module of eval/")
+    wrong = [one for one in found if not isinstance(one, Task)] if isinstance(found, list | tuple) else [found]
+    if wrong or not found:
+        what = f"holds {wrong[0]!r:.60}, which is no Task" if wrong else "is empty"
+        raise PerlError(f"TASKS {what}", shown, "a list of perl.evaluation.task.Task")
+    return [_resolved(task, path, shown) for task in found]
+
+
+def _resolved(task: Task, path: Path, shown: str) -> Task:
+    """A task with its scorer found, and its data file looked for beside the file that defines it."""
+    try:
+        scorer = find_scorer(task.scorer, where=task.name).name
+    except PerlError as error:
+        raise error.moved(lambda place: f"{shown}: {place}") from None
+    if task.path is None:
+        return replace(task, scorer=scorer)
+    return replace(task, scorer=scorer, file=Path(task.path).name, path=str(path.parent / Path(task.path).expanduser()))
+
+
+def _imported(path: Path, shown: str) -> ModuleType:
+    """A file's module; what its code raises is a line with the number of the line that raised it."""
+    spec = importlib.util.spec_from_file_location(f"perl_tasks_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise PerlError("cannot be imported", shown)
+    module = importlib.util.module_from_spec(spec)
+    run: Callable[[ModuleType], None] = spec.loader.exec_module
+    try:
+        run(module)
+    except SyntaxError as error:
+        line = error.lineno if error.filename == str(path) else _line_of(error, path)
+        raise PerlError(f"cannot be imported: {error.msg}", f"{shown}:{line}") from None
+    except PerlError as error:
+        at = f"{shown}:{_line_of(error, path)}"
+        raise error.moved(lambda place: f"{at}: {place}" if place else at) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's file may raise anything)
+        what = f"cannot be imported: {type(error).__name__}: {error}"
+        raise PerlError(what, f"{shown}:{_line_of(error, path)}") from None
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> int:
+    """The last line of a file that an error passed."""
+    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else 0

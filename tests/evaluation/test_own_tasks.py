@@ -1,0 +1,336 @@
+"""Tasks of the user's own: data files and Python files, asked, judged, judged again, and refused in a line."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import perl
+from perl.cli.eval import command
+from perl.errors import PerlError
+from perl.evaluation import policies
+from perl.evaluation.own_tasks import columns_option, file_task, named_tasks
+from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.request import EvalSettings
+from perl.evaluation.rescore import rescore
+from perl.evaluation.results import parse_results, read_results
+from perl.evaluation.task import all_tasks
+from perl.evaluation.task_data import load_task_data
+from tests.saved_adapters import save_adapter
+
+SUMS = [{"question": f"{i}+{i + 1}=", "gold": str(2 * i + 1), "id": f"sum{i}"} for i in range(6)]
+CITIES = [
+    {"prompt": "Capital of France?", "choices": ["Rome", "Paris"], "answer": "B"},
+    {"prompt": "Capital of Italy?", "choices": ["Rome", "Paris"], "answer": "A"},
+]
+COLUMNS = {"prompt": "question", "answer": "gold"}
+REWARD = """
+def short(completions, level, **columns):
+    return [1.0 if len(c[0]["content"]) < int(l) else 0.0 for c, l in zip(completions, level)]
+"""
+
+
+def write(path, rows):
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def questions(name, **options):
+    [task] = named_tasks([name], **options)
+    return load_task_data(task).questions
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "lora"
+    save_adapter(folder)
+    return folder
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(policies, "load_base", refuse)
+
+
+def evaluate(adapter, tasks, output="out", **settings):
+    usual = {"max_new_tokens": 16, "lighteval": False, "device": "cpu", "base_cache": False}
+    return perl.evaluate(adapter, None, tasks, 2, output=output, settings=EvalSettings(**{**usual, **settings}))
+
+
+def test_every_form_of_file_asks_the_same():
+    import pyarrow
+    import pyarrow.parquet
+
+    write("sums.jsonl", SUMS)
+    Path("sums.json").write_text(json.dumps(SUMS))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(SUMS), "sums.parquet")
+    with Path("sums.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["question", "gold", "id"])
+        writer.writeheader()
+        writer.writerows(SUMS)
+    expected = [(row["id"], row["question"], row["gold"]) for row in SUMS]
+    for form in ("jsonl", "json", "parquet", "csv"):
+        asked = questions(f"sums.{form}", columns=COLUMNS)
+        assert [(question.id, question.text, question.gold) for question in asked] == expected
+    [task] = named_tasks(["sums.jsonl"], columns=COLUMNS)
+    data = load_task_data(task, limit=2)
+    assert (task.name, data.source, data.revision, len(data.questions)) == ("sums", "sums.jsonl", None, 2)
+
+
+def test_choices_become_letters():
+    write("cities.jsonl", CITIES)
+    asked = questions("cities.jsonl", scorer="choice")
+    assert [q.gold for q in asked] == ["B", "A"]
+    assert asked[0].choices == ("Rome", "Paris")
+    assert "Capital of France?\n\nA) Rome\nB) Paris" in asked[0].text
+    assert "'Answer: $LETTER'" in asked[0].text
+    other = [{**row, "options": row["choices"], "right": n} for row, n in zip(CITIES, [1, 0], strict=True)]
+    write("cities.jsonl", [{k: v for k, v in row.items() if k not in ("choices", "answer")} for row in other])
+    columns = {"choices": "options", "answer": "right"}
+    assert [q.gold for q in questions("cities.jsonl", columns=columns, scorer="choice")] == ["B", "A"]
+
+
+def test_chat_messages_are_asked_as_they_are():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
+    write("chat.jsonl", [{"prompt": messages, "answer": "2"}])
+    [question] = questions("chat.jsonl")
+    assert question.text == "Be brief.\n1+1="
+    assert [dict(message) for message in question.prompt] == messages
+
+
+def test_the_option_of_columns():
+    assert columns_option("prompt=question, answer=gold") == COLUMNS
+    assert columns_option(None) is None
+    with pytest.raises(PerlError, match=r"--columns: 'question' names no column \(as in prompt=question"):
+        columns_option("question,answer=gold")
+
+
+def test_a_data_file_is_scored_judged_again_and_kept_free_of_paths(adapter):
+    folder = Path("data")
+    folder.mkdir()
+    file = write(folder / "my sums.jsonl", SUMS)
+    found = evaluate(adapter, [file], columns=COLUMNS, limit=4)
+    [task] = found.tasks
+    assert (task.name, task.title, task.scorer, task.base.n, task.base.k) == ("my-sums", "my-sums", "math", 4, 2)
+    assert task.data["source"] == "my sums.jsonl"
+    text = Path("out/results.json").read_text()
+    assert str(Path.cwd()) not in text
+    assert "scorer" not in text
+    assert read_results("out").tasks == found.tasks
+    assert not recount_folder("out").mistakes
+    before = (Path("out/samples.jsonl").read_bytes(), read_results("out").tasks)
+    rescore("out", tasks=[file], columns=COLUMNS, lighteval=False)
+    assert (Path("out/samples.jsonl").read_bytes(), read_results("out").tasks) == before
+
+
+@pytest.mark.usefixtures("no_model")
+def test_what_rescoring_lacks_is_a_line(adapter, monkeypatch):
+    monkeypatch.undo()
+    file = write("sums.jsonl", SUMS)
+    evaluate(adapter, [file], columns=COLUMNS, predict_only=True)
+    for options, said in [
+        ({}, r"the problems of sums are not here \(name their file: --tasks sums.jsonl\)"),
+        ({"tasks": [file]}, r"row 1 of sums.jsonl has no prompt or problem|has no answer or solution"),
+        ({"scorer": "exact"}, "--scorer: is about files of your own"),
+        ({"tasks": [write("others.jsonl", SUMS)]}, "no task of others.jsonl was asked"),
+    ]:
+        with pytest.raises(PerlError, match=said):
+            rescore("out", lighteval=False, **options)
+    write("sums.jsonl", [*SUMS[:5], {**SUMS[5], "gold": "7"}])
+    with pytest.raises(PerlError, match=r"--tasks: the problems of sums in sums.jsonl are not those that were asked"):
+        rescore("out", tasks=[file], columns=COLUMNS, lighteval=False)
+
+
+def test_scorers_enter_hash_results_and_every_verdict(adapter):
+    """Judged at once, later and by another scorer afterwards: the same figures wherever the scorer is the same."""
+    file = write("sums.jsonl", SUMS)
+    by_text = evaluate(adapter, [file], columns=COLUMNS, scorer="exact")
+    by_verifier = evaluate(adapter, [file], "math", columns=COLUMNS)
+    assert by_text.tasks[0].scorer == "exact"
+    assert by_text.tasks[0].protocol_hash != by_verifier.tasks[0].protocol_hash
+    assert not recount_folder("out").mistakes
+    evaluate(adapter, [file], "later", columns=COLUMNS, scorer="exact", predict_only=True)
+    later = rescore("later", tasks=[file], columns=COLUMNS, lighteval=False)
+    assert later.tasks == by_text.tasks
+    again = rescore("math", tasks=[file], columns=COLUMNS, scorer="exact", lighteval=False)
+    assert again.tasks[0].protocol_hash == by_text.tasks[0].protocol_hash
+    assert again.tasks[0].problems == by_text.tasks[0].problems
+    assert again.tasks[0].base == by_text.tasks[0].base
+
+
+def test_choices_are_scored(adapter):
+    file = write("cities.jsonl", CITIES)
+    found = evaluate(adapter, [file], scorer="choice")
+    assert found.tasks[0].scorer == "choice"
+    lines = [json.loads(line) for line in Path("out/samples.jsonl").read_text().splitlines()]
+    assert {line["status"] for line in lines} <= {"right", "wrong", "no_answer"}
+    assert not recount_folder("out").mistakes
+
+
+def test_a_reward_scores_and_a_results_file_starts_no_code(adapter, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("short_rewards.py").write_text(REWARD)
+    file = write("sums.jsonl", [{**row, "level": 20 * (i % 2)} for i, row in enumerate(SUMS)])
+    spec = "short_rewards.py:short>=0.5"
+    found = evaluate(adapter, [file], columns=COLUMNS, scorer=spec, max_new_tokens=3)
+    [task] = found.tasks
+    assert task.scorer == "short_rewards:short>=0.5"
+    assert [problem.base for problem in task.problems] == [(False, False), (True, True)] * 3
+    with pytest.raises(PerlError, match=r"--scorer: sums was judged by short_rewards:short>=0.5 \(name the reward's"):
+        rescore("out", tasks=[file], columns=COLUMNS, lighteval=False)
+    again = rescore("out", tasks=[file], columns=COLUMNS, scorer=spec, lighteval=False)
+    assert again.tasks == found.tasks
+    sys.modules.pop("short_rewards", None)
+
+
+def test_older_results_name_no_scorer(adapter):
+    evaluate(adapter, ["sandbox:addition"], limit=2)
+    content = Path("out/results.json").read_bytes()
+    assert b'"scorer"' not in content
+    assert parse_results(content, "").tasks[0].scorer == "math"
+
+
+PYTHON = """
+from pathlib import Path
+from perl.evaluation.own_tasks import file_task
+from perl.evaluation.task import Task, all_tasks
+
+TASKS = (
+    file_task("sums.jsonl", columns={"prompt": "question", "answer": "gold"}, prompt="What is {problem}"),
+    file_task("cities.jsonl", scorer="choice", name="capitals"),
+)
+"""
+
+
+def test_a_python_file_has_tasks_beside_its_data(adapter):
+    folder = Path("mine")
+    folder.mkdir()
+    write(folder / "sums.jsonl", SUMS)
+    write(folder / "cities.jsonl", CITIES)
+    (folder / "my_tasks.py").write_text(PYTHON)
+    both = named_tasks(["mine/my_tasks.py"])
+    assert [task.name for task in both] == ["sums", "capitals"]
+    [one] = named_tasks(["mine/my_tasks.py:capitals"])
+    assert load_task_data(one).questions[0].gold == "B"
+    assert load_task_data(both[0]).questions[0].text == "What is 0+1="
+    found = evaluate(adapter, ["mine/my_tasks.py"])
+    assert [(task.name, task.scorer) for task in found.tasks] == [("sums", "math"), ("capitals", "choice")]
+    assert rescore("out", tasks=["mine/my_tasks.py"], lighteval=False).tasks == found.tasks
+
+
+def test_a_module_of_eval_is_a_task_file_too():
+    file = Path(__file__).resolve().parents[2] / "eval" / "sandbox.py"
+    assert named_tasks([f"{file}:sandbox:addition"]) == [all_tasks()["sandbox:addition"]]
+
+
+BAD_FILES = {
+    "absent.jsonl": (None, "--tasks: no such file: absent.jsonl"),
+    "empty.jsonl": ("", "task empty: .*empty.jsonl is empty"),
+    "none.json": ("[]", "task none: none.json is empty"),
+    "broken.jsonl": ("{", "task broken: .*broken.jsonl cannot be read"),
+    "bare.jsonl": (
+        '{"prompt": "1+1=", "gold": "2"}',
+        "row 1 of bare.jsonl has no answer or solution, it has prompt, g",
+    ),
+    "void.jsonl": ('{"prompt": "1+1=", "answer": ""}', "1 of 1 rows of void.jsonl have no answer, first row 1"),
+    "twice.jsonl": (
+        '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+1= ", "answer": "3"}',
+        r"rows 1 and 2 of twice.jsonl ask the same question: '1\+1=' \(leave each in once\)",
+    ),
+    "ids.jsonl": (
+        '{"prompt": "1+1=", "answer": "2", "id": "a"}\n{"prompt": "1+2=", "answer": "3", "id": "a"}',
+        "rows 1 and 2 of ids.jsonl have the same id: 'a'",
+    ),
+    "aime24.jsonl": ('{"prompt": "1+1=", "answer": "2"}', "aime24 is the name of a task of perl eval"),
+    "syntax.py": ("x = 1\ny = = 2\n", "syntax.py:2: cannot be imported: invalid syntax"),
+    "raises.py": (
+        "def f():\n    return 1 / 0\n\nf()\n",
+        "raises.py:2: cannot be imported: ZeroDivisionError: ",
+    ),
+    "leaves.py": ("import sys\nsys.exit(3)\n", "leaves.py:2: cannot be imported: SystemExit: 3"),
+    "without.py": ("x = 1\n", "without.py: defines no TASKS"),
+    "strings.py": ("TASKS = ['aime24']\n", "strings.py: TASKS holds 'aime24', which is no Task"),
+    "scorer.py": (
+        "from perl.evaluation.own_tasks import file_task\nTASKS = [file_task('a.jsonl', scorer='chioce')]\n",
+        r"scorer.py:2: --scorer: no scorer 'chioce' \(did you mean choice\?",
+    ),
+}
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_what_is_wrong_with_a_file_is_a_line_before_weights_load(name, adapter):
+    content, said = BAD_FILES[name]
+    if content is not None:
+        Path(name).write_text(content)
+    with pytest.raises(PerlError, match=said) as failure:
+        evaluate(adapter, [name])
+    assert len(failure.value.mistakes) == 1
+    assert failure.value.exit_code == 2
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        (SUMS, {"columns": {"promt": "question"}}, r"there is no column for 'promt' \(did you mean prompt\?\)"),
+        (
+            SUMS,
+            {"columns": {**COLUMNS, "prompt": "qestion"}},
+            "has no qestion, it has question, gold, id .*--columns prompt=NAME",
+        ),
+        (SUMS, {"columns": COLUMNS, "scorer": "exat"}, r"--scorer: no scorer 'exat' \(did you mean exact\?"),
+        (SUMS, {"columns": COLUMNS, "scorer": "choice"}, "row 1 of f.jsonl has no choices under 'choices'"),
+        ([{**CITIES[0], "answer": "C"}], {"scorer": "choice"}, "answer 'C' of row 1 is none of its 2 choices"),
+        ([{**CITIES[0], "choices": "Rome"}], {"scorer": "choice"}, "are no list of 2 to 26 texts: 'Rome'"),
+    ],
+)
+def test_what_is_wrong_with_columns_and_scorers(rows, options, said, adapter):
+    write("f.jsonl", rows)
+    with pytest.raises(PerlError, match=said) as failure:
+        evaluate(adapter, ["f.jsonl"], **options)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"columns": COLUMNS}, "--columns: is about a data file, and none is named"),
+        ({"scorer": "exact"}, "--scorer: is about a data file, and none is named"),
+    ],
+)
+def test_options_of_data_files_say_nothing_of_benchmarks(options, said):
+    with pytest.raises(PerlError, match=said):
+        named_tasks(["aime24"], **options)
+
+
+def test_names_that_meet():
+    write("a.jsonl", SUMS)
+    Path("b").mkdir()
+    write("b/a.jsonl", SUMS)
+    with pytest.raises(PerlError, match="a is named 2 times"):
+        named_tasks(["a.jsonl", "b/a.jsonl"])
+    assert replace(file_task("a.jsonl"), path=None) == replace(file_task("b/a.jsonl"), path=None)
+
+
+def test_the_command_asks_a_file_and_says_how(adapter):
+    write("cities.jsonl", CITIES)
+    asked = ["--adapter", str(adapter), "--tasks", "cities.jsonl", "--scorer", "choice", "--k", "1"]
+    planned = CliRunner().invoke(command, [*asked, "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert "task     cities: 2 problems of cities.jsonl, up to" in planned.output
+    assert "judged by choice" in planned.output
+    done = CliRunner().invoke(
+        command, [*asked, "--columns", "choices=choices", "--max-new-tokens", "8", "-q", "-o", "out", "--no-lighteval"]
+    )
+    assert done.exit_code == 0, done.output
+    shown = CliRunner().invoke(command, ["rescore", "out", "--tasks", "cities.jsonl", "-q", "--no-lighteval"])
+    assert shown.exit_code == 0, shown.output
+    assert "avg@1 base" in shown.output
