@@ -17,7 +17,7 @@ def test_scores_between_steps_and_at_the_end_come_from_the_server(lone_server, t
     monkeypatch.setattr(
         "perl.evaluation.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]
     )
-    monkeypatch.setattr("perl.evaluation.evaluate.lighteval_installed", lambda: False)  # it takes ten seconds a policy
+    monkeypatch.setattr("perl.evaluation.reporting.lighteval_installed", lambda: False)  # it takes ten seconds a policy
     recipe = {
         "extends": "quickstart",
         "train": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 8},

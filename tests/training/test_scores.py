@@ -151,7 +151,7 @@ def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
 
 
 def test_a_best_adapter_that_is_published_is_scored_as_the_final_one_is(tmp_path, hub, monkeypatch):
-    monkeypatch.setattr("perl.evaluation.evaluate.lighteval_installed", lambda: False)  # it takes ten seconds a policy
+    monkeypatch.setattr("perl.evaluation.reporting.lighteval_installed", lambda: False)  # it takes ten seconds a policy
     asked = recipe(every=1, best="sandbox:chain/avg@1", k=1) | {"hub": {"repo_id": "user/best", "push": "best"}}
     asked["train"] = asked["train"] | {"max_steps": 2, "learning_rate": 0.3}  # a second step that ruins the first's
     done = perl.train(asked, output_dir=tmp_path / "run")
