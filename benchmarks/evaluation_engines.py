@@ -28,7 +28,7 @@ import torch
 
 import perl
 from perl.evaluation.draw import TaskRequest
-from perl.evaluation.drawing import draw_samples
+from perl.evaluation.drawn_samples import draw_samples
 from perl.evaluation.metrics import paired_difference
 from perl.evaluation.policies import Policies, load_policies
 from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation

@@ -33,7 +33,7 @@ QUICK = (
         "run/test_time_left.py",
     ),
     *(f"evaluation/test_{name}.py" for name in ("compare", "earlier", "metrics", "protocol", "questions")),
-    *(f"evaluation/test_{name}.py" for name in ("recount", "results", "samples", "score", "several_table", "table")),
+    *(f"evaluation/test_{name}.py" for name in ("recount", "results", "samples", "score", "adapters_table", "table")),
     *(f"methods/test_{name}.py" for name in ("butterflies", "decompositions", "optim", "settings")),
     *(f"packing/test_{name}.py" for name in ("attention", "head", "micro_batches", "rows", "step_flops")),
     *(f"rewards/test_{name}.py" for name in ("accuracy", "answers", "countdown", "lengths", "shaping")),

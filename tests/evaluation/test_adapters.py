@@ -153,6 +153,16 @@ def test_adapters_of_one_name_have_folders_of_their_own(saved):
     assert read == {one.subject["adapter_sha256"] for one in found}
 
 
+def test_without_an_output_only_those_that_would_share_a_folder_are_told_apart(saved):
+    shutil.copytree(saved / "second", "elsewhere/first")
+    evaluate([saved / "first", "elsewhere/first", saved / "second"], None, tasks=TASKS[:1], limit=1)
+    first, other, second = sorted(path.name for path in Path("evals").iterdir())
+    assert second == "second"
+    assert {first, other} != {"first"}
+    assert all(name.startswith("first-") for name in (first, other))
+    assert all((Path("evals") / name / "perl" / "results.json").is_file() for name in (first, other, second))
+
+
 def test_what_cannot_be_is_refused_before_anything_is_loaded(saved, loaded):
     with pytest.raises(PerlError, match=r"^adapter: an empty list names no adapter"):
         evaluate([], "out")

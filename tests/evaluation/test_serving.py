@@ -53,3 +53,9 @@ def test_the_server_listens_where_it_will_be_asked_if_there_can_be_such_a_port(a
             serving_command([plan], address)
     else:
         assert f" --port {port} " in serving_command([plan], address)
+
+
+def test_the_base_is_split_over_as_many_gpus_as_are_asked_for():
+    plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, EvalSettings())
+    assert "tensor-parallel" not in serving_command([plan])
+    assert " --tensor-parallel-size 2 " in serving_command([plan], gpus=2)

@@ -12,9 +12,9 @@ import torch
 from perl.errors import ModelError
 from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
-from perl.rollouts.drawing import inverse_cdf
 from perl.rollouts.engine import EngineSampling, Request, Sampled, Update, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
+from perl.rollouts.next_token import inverse_cdf
 from perl.rollouts.vllm.http import VllmServer
 from tests.oracles.sampling import chances, likeliest_completion, logits_after, plain_log_probs
 from tests.servers import SERVED_NAME

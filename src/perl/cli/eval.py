@@ -125,7 +125,7 @@ class _Eval(click.Group):
     "--attention", help="Of transformers: eager, sdpa, flash_attention_2, ... [default: transformers' choice]."
 )
 @click.option("--device-map", help="Spread the base over the GPUs here: auto, balanced, balanced_low_0, sequential.")
-@click.option("--tensor-parallel", type=int, help="GPUs of each server, with --server-command.")
+@click.option("--tensor-parallel", type=click.IntRange(min=1), help="GPUs of the server, with --server-command.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Of transformers.")
 @click.option(
     "--threads",
@@ -167,6 +167,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     list_tasks: bool,
     dry_run: bool,
     server_command: bool,
+    tensor_parallel: int | None,
     as_json: bool,
     quiet: bool,
     **settings: object,
@@ -184,11 +185,16 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         say("\n".join(_tasks(as_json=as_json)))
         return EXIT_DONE
     from perl.evaluation.adapters import plan_adapters
+    from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
     from perl.evaluation.evaluate import carry_out_all
     from perl.evaluation.own_tasks import columns_option
     from perl.evaluation.request import EvalSettings
-    from perl.evaluation.several import arguments_of, sharing, start_several, to_start
 
+    if tensor_parallel is not None and not server_command:
+        what = "is about the command that starts a server"
+        raise PerlError(
+            what, "--tensor-parallel", "with --server-command; here --device-map spreads it"
+        )
     if server_command:  # which needs no server that runs, nor vLLM here
         settings["backend"] = TRANSFORMERS.name
     chosen = EvalSettings(
@@ -205,7 +211,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     if server_command:
         from perl.evaluation.serving import serving_command
 
-        say(serving_command(plans, servers[0] if servers else None))
+        say(serving_command(plans, servers[0] if servers else None, tensor_parallel or 1))
         return EXIT_DONE
     if dry_run:
         say("\n\n".join("\n".join(plan.lines()) for plan in plans))
@@ -314,8 +320,8 @@ def _tasks(*, as_json: bool) -> list[str]:
 
 
 def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
+    from perl.evaluation.adapters_table import adapters_table
     from perl.evaluation.results import FIGURE, RESULTS
-    from perl.evaluation.several_table import adapters_table
     from perl.evaluation.table import plain
 
     if as_json:

@@ -29,7 +29,8 @@ def plan_adapters(
         tasks: As there, and so on.
         k: See there.
         data: See there.
-        output: Of one adapter its folder; of several each has a folder of its name in it.
+        output: Of one adapter its folder; of several each has a folder of its name in it. None: where each would be
+            alone; those whose folders would be one have digits of their weights in its name.
         settings: See there.
 
     Raises:
@@ -40,14 +41,19 @@ def plan_adapters(
     if len(adapters) < 2:
         return [plan_evaluation(adapters[0] if adapters else None, base, tasks, k, data, output, settings)]
     plans = [plan_evaluation(name, base, tasks, k, data, output, settings) for name in adapters]
-    same = {str(plan.folder.resolve()): name for plan, name in zip(plans, adapters, strict=True)}
-    if output or len(same) < len(plans):  # of the same name, in folders of their own
-        above = Path(output).expanduser() if output else plans[0].folder.parent
-        plans = [replace(p, folder=above / name) for p, name in zip(plans, folder_names(plans), strict=True)]
-    return plans
+    if output:
+        above = Path(output).expanduser()
+        return [replace(plan, folder=above / name) for plan, name in zip(plans, _names(plans), strict=True)]
+    folders = [plan.folder for plan in plans]
+    return [
+        replace(plan, folder=plan.folder.parent.with_name(name) / plan.folder.name)
+        if folders.count(plan.folder) > 1
+        else plan
+        for plan, name in zip(plans, _names(plans), strict=True)
+    ]
 
 
-def folder_names(plans: Sequence[Evaluation]) -> list[str]:
+def _names(plans: Sequence[Evaluation]) -> list[str]:
     """A name for each that a folder may have: the subject's, with digits of its weights where two are called alike."""
     plain = [re.sub(r"[^\w.@-]+", "-", plan.subject.name).strip("-.") or "adapter" for plan in plans]
     digests = [str(plan.subject.adapter_sha256)[:8] + str(plan.subject.config_sha256)[:4] for plan in plans]

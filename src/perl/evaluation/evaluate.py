@@ -17,15 +17,15 @@ from filelock import FileLock
 
 from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, PerlError
 from perl.evaluation.adapters import plan_adapters
-from perl.evaluation.drawing import draw_samples
+from perl.evaluation.adapters_table import adapters_markdown
+from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start, usable
+from perl.evaluation.drawn_samples import draw_samples
 from perl.evaluation.policies import BaseInMemory, Policies
 from perl.evaluation.predictions import read as read_drawn
 from perl.evaluation.reporting import write_found
 from perl.evaluation.request import EvalSettings, Evaluation, naming_options
 from perl.evaluation.results import SAMPLES, TABLE, Results, read_results
 from perl.evaluation.samples import SampleFile
-from perl.evaluation.several import arguments_of, sharing, start_several, to_start, usable
-from perl.evaluation.several_table import adapters_markdown
 from perl.run.files import write_text
 from perl.run.joint_work import Processes
 from perl.run.threads import threads_kept, use_threads

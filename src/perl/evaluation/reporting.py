@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perl.errors import MissingExtraError
 from perl.evaluation import predictions, table
-from perl.evaluation.drawing import DrawnSamples, Groups
+from perl.evaluation.drawn_samples import DrawnSamples, Groups
 from perl.evaluation.earlier import set_aside
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval

@@ -79,7 +79,6 @@ class EvalSettings:
         dtype: Of the base's weights; auto: float32 on a CPU, the checkpoint's own elsewhere.
         attention: ``attn_implementation`` of transformers; None: the run's, else transformers' choice.
         device_map: How transformers spreads the base over the GPUs here, as ``auto``; None: it lies on one.
-        tensor_parallel: GPUs over which each server splits the base, for the command that starts one.
         quantization: Of the base; auto: as the adapter was trained, none: the ordinary base.
         batch_size: Completions that transformers write at a time; no score depends on it.
         threads: CPU threads, likewise; None: the run's ``engine.threads``, but no more than PyTorch takes, or as many
@@ -115,7 +114,6 @@ class EvalSettings:
     quantization: QuantizationChoice = "auto"
     attention: str | None = None
     device_map: DeviceMap | None = None
-    tensor_parallel: int | None = None
     batch_size: int = 64
     threads: int | None = None
 
@@ -285,14 +283,9 @@ def _check_spread(settings: EvalSettings, engine: Capabilities) -> None:
             raise PerlError(f"there is no device map {settings.device_map!r}", "--device-map", hint)
         if engine.takes_updates:
             what = "spreads the base of transformers, and here vLLM draws the completions"
-            raise PerlError(what, "--device-map", "--backend transformers, or --tensor-parallel N of a server")
+            raise PerlError(what, "--device-map", "--backend transformers, or --server-command --tensor-parallel N")
         if settings.quantization == "nf4":
             raise PerlError("a base in 4 bits lies whole on one GPU", "--device-map", "leave it out")
-    if settings.tensor_parallel is not None and settings.tensor_parallel < 1:
-        raise PerlError(f"{settings.tensor_parallel} GPUs are too few", "--tensor-parallel", "at least 1")
-    if settings.tensor_parallel is not None and engine.in_process:
-        what = "vLLM in this process holds the base on one GPU"
-        raise PerlError(what, "--tensor-parallel", "--server-command prints how to start a server that splits it")
 
 
 def _as_asked(subject: Subject, settings: EvalSettings) -> Subject:

@@ -11,8 +11,9 @@ from filelock import FileLock
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation import predictions
+from perl.evaluation.by_processes import usable
 from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.drawing import Groups
+from perl.evaluation.drawn_samples import Groups
 from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol
@@ -23,7 +24,6 @@ from perl.evaluation.reporting import scored_by_lighteval, write_results
 from perl.evaluation.results import HELD_OUT, SAMPLES, Results, TaskResult
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.scorers import SCORERS
-from perl.evaluation.several import usable
 from perl.evaluation.stored import stored_samples
 from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data

@@ -21,12 +21,13 @@ from perl.rollouts.vllm.server_command import server_command
 PORT = 8000
 
 
-def serving_command(plans: Sequence[Evaluation], address: str | None = None) -> str:
+def serving_command(plans: Sequence[Evaluation], address: str | None = None, gpus: int = 1) -> str:
     """The command, for a machine like this one: without a GPU here it is one for CPUs.
 
     Args:
         plans: What will be evaluated.
         address: Of the server, whose port it takes; None: 8000.
+        gpus: Over which the server splits the base.
 
     Raises:
         PerlError: The address has no port that there can be, adapters need different bases, or servers that are started
@@ -46,7 +47,7 @@ def serving_command(plans: Sequence[Evaluation], address: str | None = None) -> 
         on_cpu=plans[0].device.type == "cpu",
         form=found[0][0],
         rank=max((rank for _, rank in found if rank is not None), default=None),
-        gpus=plans[0].settings.tensor_parallel or 1,
+        gpus=gpus,
     )
 
 

@@ -22,9 +22,9 @@ from perl.errors import ModelError
 from perl.policy.model import base_of, evaluating
 from perl.recipe.engines import TRANSFORMERS, Capabilities
 from perl.rollouts.branching import why_not_branching, write
-from perl.rollouts.drawing import LastDraw, Seeded, uniforms_of, warp_of, warpers
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.generation_config import more_than_sampling, of_last_processor
+from perl.rollouts.next_token import LastDraw, Seeded, uniforms_of, warp_of, warpers
 from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 

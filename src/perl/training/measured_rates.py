@@ -25,8 +25,8 @@ from perl.policy.attach import attach_adapter
 from perl.policy.model import load_empty_base
 from perl.recipe import Recipe
 from perl.rollouts.branching import why_not_branching
-from perl.rollouts.drawing import write_as_generate
 from perl.rollouts.engine import EngineSampling
+from perl.rollouts.next_token import write_as_generate
 from perl.run.devices import accelerator
 from perl.training.cost_flops import Execution, Group, executed_flops, size_of
 from perl.training.decoder import weight_bytes

@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from perl.evaluation.drawing import draw_samples
+from perl.evaluation.drawn_samples import draw_samples
 from perl.evaluation.evaluate import carry_out
 from perl.evaluation.policies import Policies
 from perl.evaluation.questions import template_hash

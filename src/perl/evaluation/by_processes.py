@@ -66,6 +66,7 @@ def start_several(plans: Sequence[Evaluation], arguments: Sequence[str], process
     Raises:
         PerlError: There are not as many GPUs, or a process has failed.
     """
+    _check_spread(plans[0], processes)
     try:
         check_processes(_engine_of(plans[0], processes))
     except PerlError as error:
@@ -91,6 +92,7 @@ def sharing(plans: Sequence[Evaluation]) -> Iterator[Processes]:
     with together() as company:
         company.on_loss(lambda: _GOES_ON)
         if company.meeting is not None:
+            _check_spread(plans[0], world_size())
             _check_gpus(plans[0])
             each = {f"{number} {plan.subject.name}": _settings(plan) for number, plan in enumerate(plans, 1)}
             company.compare(each if len(plans) > 1 else _settings(plans[0]), "evaluation", _PACKAGES)
@@ -135,6 +137,12 @@ def check_same(processes: Processes, facts: Mapping[str, Any]) -> None:
         if found:
             what = f"rank {rank} would draw samples of another policy than rank 0: {'; '.join(found[:3])}"
             raise PerlError(what, "launcher", _THE_SAME)
+
+
+def _check_spread(plan: Evaluation, processes: int) -> None:
+    if plan.settings.device_map is not None and processes > 1:
+        what = f"spreads the base over all GPUs, of which each of {processes} processes has one"
+        raise PerlError(what, "--device-map", "leave out one of the two")
 
 
 def _check_gpus(plan: Evaluation) -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from perl.evaluation.adapters_table import adapters_markdown, adapters_table
 from perl.evaluation.results import OtherScore
-from perl.evaluation.several_table import adapters_markdown, adapters_table
 from perl.evaluation.table import WIDEST
 from tests.evaluations import results, task_result
 from tests.oracles import evaluation as by_hand

@@ -15,9 +15,9 @@ import pytest
 import perl
 from perl.cli.eval import _numbers, command
 from perl.errors import PerlError
+from perl.evaluation.by_processes import arguments_of, to_start
 from perl.evaluation.own_tasks import columns_option
 from perl.evaluation.request import EvalSettings
-from perl.evaluation.several import arguments_of, to_start
 from tests.saved_adapters import save_adapter
 
 OTHERS = EvalSettings(
@@ -50,7 +50,6 @@ OTHERS = EvalSettings(
     quantization="none",
     attention="eager",
     device_map="balanced",
-    tensor_parallel=2,
     batch_size=3,
     threads=2,
 )
@@ -90,6 +89,13 @@ def test_processes_are_started_only_where_no_launcher_did(monkeypatch):
     assert [to_start(number) for number in (None, 2)] == [0, 0]
     with pytest.raises(PerlError, match="2 processes were started, and 3 are asked for"):
         to_start(3)
+
+
+def test_a_base_that_is_spread_over_all_gpus_is_of_one_process(adapter):
+    settings = EvalSettings(limit=1, max_new_tokens=4, device="cpu", device_map="auto", lighteval=False)
+    with pytest.raises(PerlError, match=r"^--device-map: spreads the base over all GPUs, of which each of 2 processes"):
+        perl.evaluate(adapter, tasks=["sandbox:addition"], k=1, output="out", settings=settings, processes=2)
+    assert perl.evaluate(adapter, tasks=["sandbox:addition"], k=1, output="out", settings=settings).tasks
 
 
 def test_less_than_one_process_is_refused():

@@ -17,6 +17,7 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation import base_cache, table
+from perl.evaluation.by_processes import check_same
 from perl.evaluation.draw import draw
 from perl.evaluation.metrics import error_of_mean
 from perl.evaluation.policies import Policies, ReadyPolicy, Who, in_turn
@@ -26,7 +27,6 @@ from perl.evaluation.request import Evaluation
 from perl.evaluation.results import SAMPLES
 from perl.evaluation.samples import Place, Sample, SampleFile
 from perl.evaluation.score import score_samples
-from perl.evaluation.several import check_same
 from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.stored import StoredSamples, stored_samples
 from perl.policy.model import base_dtype
