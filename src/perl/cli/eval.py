@@ -192,9 +192,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
 
     if tensor_parallel is not None and not server_command:
         what = "is about the command that starts a server"
-        raise PerlError(
-            what, "--tensor-parallel", "with --server-command; here --device-map spreads it"
-        )
+        raise PerlError(what, "--tensor-parallel", "with --server-command; here --device-map spreads it")
     if server_command:  # which needs no server that runs, nor vLLM here
         settings["backend"] = TRANSFORMERS.name
     chosen = EvalSettings(
