@@ -14,10 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from perl.data import render_prompts
 from perl.errors import PerlError
 from perl.evaluation.draw import RenderedProblem, TaskRequest
+from perl.evaluation.few_shot import as_text, examples_hash, shown_before
 from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.scorers import Scorer
-from perl.evaluation.task import MATH, Question, TaskData
+from perl.evaluation.task import MATH, Example, Question, TaskData
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def prepare_task(
     """
     task, every = data.task, (*data.questions, *data.further)
     scorer = scorer_of(data)
-    rows = [_row(question, protocol.system_prompt, tokenizer) for question in every]
+    rows = [_row(question, data.examples, protocol.system_prompt, tokenizer) for question in every]
     prompts = [prompt.token_ids for prompt in render_prompts(rows, tokenizer, template_arguments)]
     asked = tuple(rendered(question, prompt) for question, prompt in zip(every, prompts, strict=True))
     count = len(data.questions)
@@ -130,7 +131,9 @@ def protocol_hash(protocol: Protocol, data: TaskData, max_new_tokens: int, score
     task = data.task
     facts = {"task": task.name, "task_version": task.version, "prompt": task.prompt, "data": data.sha256}
     judge = task.scorer if scorer is None else scorer
-    return protocol.hash({**facts, "max_new_tokens": max_new_tokens, **({} if judge == MATH else {"scorer": judge})})
+    judged = {} if judge == MATH else {"scorer": judge}
+    shown = {"few_shot": examples_hash(data.examples)} if data.examples else {}
+    return protocol.hash({**facts, "max_new_tokens": max_new_tokens, **judged, **shown})
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -139,16 +142,19 @@ def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return hashlib.sha256(str(template).encode()).hexdigest()[:12] if template is not None else None
 
 
-def _row(question: Question, system: str | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """A question as lighteval's PromptManager would put it."""
-    text, gold = question.text, question.gold
-    if tokenizer.chat_template is not None and isinstance(question.prompt, tuple):
-        own = [dict(message) for message in question.prompt]
-        said = system is None or any(message.get("role") == "system" for message in own)
-        return {"prompt": own if said else [{"role": "system", "content": system}, *own], "solution": gold}
+def _row(
+    question: Question, examples: Sequence[Example], system: str | None, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """A question as lighteval's PromptManager would put it, after the examples."""
+    gold = question.gold
+    if isinstance(question.prompt, str):
+        return {"prompt": question.prompt, "solution": gold}
     if tokenizer.chat_template is None:
+        text = as_text(examples, question)
         return {"prompt": text if system is None else f"{system}\n\n{text}", "solution": gold}
-    messages: Sequence[dict[str, str]] = [{"role": "user", "content": text}]
-    if system is not None:
-        messages = [{"role": "system", "content": system}, *messages]
-    return {"prompt": list(messages), "solution": gold}
+    messages = shown_before(examples, question)
+    own = question.prompt or ()
+    own_system = [dict(message) for message in own if message.get("role") == "system"]
+    if not own_system and system is not None:
+        own_system = [{"role": "system", "content": system}]
+    return {"prompt": [*own_system, *messages], "solution": gold}

@@ -12,6 +12,7 @@ from perl.errors import MissingExtraError
 from perl.evaluation import predictions, table
 from perl.evaluation.drawn_samples import DrawnSamples, Groups
 from perl.evaluation.earlier import set_aside
+from perl.evaluation.few_shot import examples_hash, titled
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
 from perl.evaluation.policies import Policies, Who
@@ -127,13 +128,15 @@ def _task_result(
     name = task.request.task
     facts = TaskResult(
         name=name,
-        title=task.data.task.title,
+        title=titled(task.data.task.title, len(task.data.examples)),
         protocol_hash=task.protocol_hash,
         max_new_tokens=task.request.max_new_tokens,
         data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
         lighteval={who: scored[name] for who, scored in own.items() if name in scored},
         samples={who: keys[name] for who, keys in drawn.keys.items()},
         scorer=task.request.scorer.name,
+        few_shot=len(task.data.examples),
+        examples=examples_hash(task.data.examples) if task.data.examples else None,
     )
     if plan.settings.predict_only:
         return replace(facts, problems=tuple(ProblemResult(asked.problem, None, None) for asked in task.request.asked))

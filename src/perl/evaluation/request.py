@@ -16,7 +16,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, PerlError, did_you_mean
 from perl.evaluation.asking import set_template
-from perl.evaluation.own_tasks import named_tasks
+from perl.evaluation.few_shot import check_examples
+from perl.evaluation.heldout_of_recipe import HELDOUT, recipe_of_run
+from perl.evaluation.own_tasks import for_each, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
@@ -60,7 +62,9 @@ class EvalSettings:
         chat_template: File with the Jinja template that renders questions; None: the base's own.
         thinking: Whether a template with a thinking mode asks for it (``enable_thinking``); None: as it does by itself.
         seed: From which each sample's own seed is derived.
-        limit: Only the first so many problems of each task.
+        limit: Only the first so many problems of each task, or of those that are named.
+        few_shot: Solved examples before every question, likewise. They come from the split that the task names for
+            them, else from its own problems, which are not asked then; the seed decides which.
         columns: Of data files that are named as tasks: any of prompt, answer, id and choices -> the column's name.
         scorer: What makes a completion right on these: math, choice, exact, normalised, or a reward, as
             ``my_rewards.py:function>=0.5``; None: math.
@@ -96,7 +100,8 @@ class EvalSettings:
     chat_template: str | None = None
     thinking: bool | None = None
     seed: int | None = None
-    limit: int | None = None
+    limit: int | Mapping[str, int] | None = None
+    few_shot: int | Mapping[str, int] = 0
     columns: Mapping[str, str] | None = None
     scorer: str | None = None
     pass_at: tuple[int, ...] = ()
@@ -171,7 +176,8 @@ class Evaluation:
         for task in self.tasks:
             n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.name
             asked = f"{task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
-            yield f"task     {asked}{'' if judge == MATH else f', judged by {judge}'}"
+            examples = f", {len(task.data.examples)} examples before each" if task.data.examples else ""
+            yield f"task     {asked}{examples}{'' if judge == MATH else f', judged by {judge}'}"
         for task in self.tasks if len(self.policies) > 1 else ():
             says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks))
             yield f"power    {task.data.task.name}: {says}"
@@ -195,11 +201,18 @@ def plan_evaluation(
         PerlError: Whatever is wrong.
     """
     with naming_options():
-        chosen = named_tasks(list(tasks), columns=settings.columns, scorer=settings.scorer)
+        names = [recipe_of_run(adapter, "--tasks") if name == HELDOUT else name for name in tasks]
+        chosen = named_tasks(names, columns=settings.columns, scorer=settings.scorer)
+        limits = for_each(settings.limit, names, chosen, "--limit")
+        examples = for_each(settings.few_shot, names, chosen, "--few-shot")
+        for option, least, given in (("--limit", 1, limits), ("--few-shot", 0, examples)):
+            if wrong := [number for number in given if number is not None and number < least]:
+                what = "problems" if option == "--limit" else "examples"
+                raise PerlError(f"{wrong[0]} {what} are too few", option, f"at least {least}")
+        for task, limit, count in zip(chosen, limits, examples, strict=True):
+            check_examples(task, limit, count or 0)
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
-        if settings.limit is not None and settings.limit < 1:
-            raise PerlError(f"{settings.limit} problems are too few", "--limit", "at least 1")
         if settings.threads is not None and settings.threads < 1:
             raise PerlError(f"{settings.threads} threads are too few", "--threads", "at least 1")
         subject = _as_asked(find_subject(adapter, base, settings.dtype, settings.quantization), settings)
@@ -213,7 +226,11 @@ def plan_evaluation(
         _check_pass_at(settings.pass_at, protocol.k)
         if settings.newest_data:
             chosen = [replace(task, revision=None) for task in chosen]
-        found = [load_task_data(task, Path(data).expanduser() if data else None, settings.limit) for task in chosen]
+        place = Path(data).expanduser() if data else None
+        found = [
+            load_task_data(task, place, limit, shown or 0, protocol.seed)
+            for task, limit, shown in zip(chosen, limits, examples, strict=True)
+        ]
         tokenizer = load_tokenizer(subject.base)
         arguments = set_template(tokenizer, settings.chat_template, thinking=settings.thinking)
     context = getattr(empty.config.get_text_config(), "max_position_embeddings", None)

@@ -14,6 +14,8 @@ from perl.evaluation import predictions
 from perl.evaluation.by_processes import usable
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
+from perl.evaluation.few_shot import examples_hash
+from perl.evaluation.heldout_of_recipe import held_out_by_run
 from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol
@@ -65,7 +67,7 @@ def rescore(
     with usable(folder), FileLock(folder / ".lock", timeout=0):
         named = _Named(tasks, columns, scorer)
         named.check(drawn)
-        known = {one.name: _data_of(one, folder, data, named) for one in drawn.tasks}
+        known = {one.name: _data_of(one, drawn.protocol.seed, folder, data, named) for one in drawn.tasks}
         drawn = replace(drawn, tasks=tuple(named.judged_by(t, drawn.protocol, known[t.name]) for t in drawn.tasks))
         file = SampleFile(folder / SAMPLES)
         samples: dict[str, dict[Who, Groups]] = {task.name: {} for task in drawn.tasks}
@@ -125,13 +127,13 @@ class _Named:
         return [file_task(name, self.columns, "exact" if self.scorer in SCORERS else self.scorer)]
 
 
-def _data_of(task: TaskResult, folder: Path, data: str | Path | None, named: _Named) -> TaskData:
+def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None, named: _Named) -> TaskData:
     """The problems that were asked, with their gold answers."""
     sha256, revision = str(task.data["sha256"]), task.data["revision"]
     own = named.find(task)
     known = own or (None if task.title.endswith(HELD_OUT) else all_tasks().get(task.name))
-    held_out = Task(task.name, task.title, task.name, "heldout", "", "held out by the run", prompt="{problem}")
-    for questions in candidates(task, recipe_above(folder)) if data is None and own is None else ():
+    held_out = held_out_by_run(task.name)
+    for questions in candidates(task, recipe_above(folder), seed) if data is None and own is None else ():
         if questions_hash(questions) == sha256:
             return TaskData(known or held_out, questions, str(task.data["source"]), revision, sha256)
     if known is None:
@@ -139,8 +141,10 @@ def _data_of(task: TaskResult, folder: Path, data: str | Path | None, named: _Na
         hint = hint if task.title.endswith(HELD_OUT) else f"name their file: --tasks {task.data['source']}"
         raise PerlError(f"the problems of {task.name} are not here", str(folder), hint)
     place = Path(data).expanduser() if data else None
-    found = load_task_data(replace(known, revision=revision or known.revision), place, len(task.problems))
-    if found.sha256 != sha256:
+    at = replace(known, revision=revision or known.revision)
+    found = load_task_data(at, place, len(task.problems), task.few_shot, seed)
+    shown = examples_hash(found.examples) if found.examples else None
+    if found.sha256 != sha256 or shown != task.examples:
         message = f"the problems of {task.name} in {found.source} are not those that were asked"
         if own is not None:
             raise PerlError(message, "--tasks", "name the file, and its --columns, of then")

@@ -125,7 +125,7 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     found: dict[str, dict[str, str | Question]] = {}
     defined = all_tasks()
     for task in results.tasks:
-        for questions in candidates(task, recipe):
+        for questions in candidates(task, recipe, results.protocol.seed):
             if questions_hash(questions) == task.data.get("sha256"):
                 scorer = defined[task.name].scorer if task.name in defined else MATH
                 if scorer in SCORERS:  # a reward's code is not run on completions of others
@@ -137,7 +137,7 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     return found
 
 
-def candidates(task: TaskResult, recipe: Recipe | None) -> Iterator[tuple[Question, ...]]:
+def candidates(task: TaskResult, recipe: Recipe | None, seed: int) -> Iterator[tuple[Question, ...]]:
     """What a task's problems may be; what is absent is left out."""
     count = len(task.problems)
     known = all_tasks().get(task.name)
@@ -145,7 +145,7 @@ def candidates(task: TaskResult, recipe: Recipe | None) -> Iterator[tuple[Questi
         folder = Path(recipe.eval.data).expanduser() if recipe is not None and recipe.eval.data else None
         for place in (folder, None):
             with contextlib.suppress(PerlError):
-                yield load_task_data(known, place, count, cached=True).questions
+                yield load_task_data(known, place, count, task.few_shot, seed, cached=True).questions
     source = None if recipe is None else recipe.data.eval or recipe.data.train
     if recipe is not None and source is not None and _is_here(source.name):
         for chat in (True, False):

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from perl.errors import Mistake
+from perl.evaluation.few_shot import titled
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.differing import mistake_of, shown
 from perl.evaluation.results import HELD_OUT, TaskResult
@@ -40,8 +41,12 @@ def stated_mistakes(
         mistakes.append(mistake_of(task, message, "perl eval judges it by that"))
     if known is None and not own:
         return mistakes, [f"the title and the protocol of {task.name}, which is not a task of perl eval"]
-    if known is not None and not own and task.title not in (known.title, _title_of_0_1(known)):
-        mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(known.title)}"))
+    if known is not None and not own:
+        title = titled(known.title, task.few_shot)
+        if task.title not in (title, titled(_title_of_0_1(known), task.few_shot)):
+            mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(title)}"))
+    if own and task.few_shot:
+        mistakes.append(mistake_of(task, "it shows examples, and held-out problems are asked without"))
     reported = []
     if own and held_out not in (None, task.name):
         message = f"its title is {shown(task.title)}, the run held out {shown(held_out)}"
@@ -76,7 +81,8 @@ def _hash_mistakes(task: TaskResult, protocol: Protocol, known: Task | None) -> 
     facts = {"task": task.name, "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
     judge = known.scorer if known else MATH
     judged = {} if judge == MATH else {"scorer": judge}
-    expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens, **judged})
+    examples = {"few_shot": task.examples} if task.few_shot else {}
+    expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens, **judged, **examples})
     if task.protocol_hash != expected:
         message = f"its protocol_hash is {shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
         yield mistake_of(task, message, "perl eval scores it with the task as it is now")

@@ -59,4 +59,5 @@ def _score(task: TaskResult, where: str) -> TaskScore:
         base=base.accuracy if base else None,
         base_stderr=base.stderr if base else None,
         protocol_hash=task.protocol_hash,
+        few_shot=task.few_shot,
     )
