@@ -44,7 +44,8 @@ def _first_comment(path: Path) -> str:
 def _settings() -> Iterator[tuple[str, str]]:
     """Key and sentence of every setting, from where it is defined."""
     from perl.algorithms.named import KEY
-    from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting, Section
+    from perl.recipe.section import Section
+    from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting
     from perl.recipe.train_fields import REFUSED, train_fields
 
     yield "extends", "A recipe file or a packaged recipe whose settings this one changes."

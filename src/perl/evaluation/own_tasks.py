@@ -20,7 +20,8 @@ from perl.evaluation.heldout_of_recipe import RECIPE_SUFFIXES, holds_problems_ou
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import MATH, Task, all_tasks, find_tasks
-from perl.recipe.sections import DATA_FILE_SUFFIXES, EvalSection
+from perl.recipe.eval_section import EvalSection
+from perl.recipe.sections import DATA_FILE_SUFFIXES
 
 _PROMPT, _ANSWER, _ID, _CHOICES = "prompt", "answer", "id", "choices"
 ROLES = (_PROMPT, _ANSWER, _ID, _CHOICES)

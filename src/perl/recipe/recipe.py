@@ -22,6 +22,7 @@ from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.beside import find_beside
+from perl.recipe.eval_section import EvalSection
 from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
 from perl.recipe.places import place_hint
 from perl.recipe.plain_yaml import dump
@@ -32,7 +33,6 @@ from perl.recipe.sections import (
     AlarmsSection,
     DataSection,
     EngineSection,
-    EvalSection,
     HubSection,
     ModelSection,
     PeftSection,

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
-from perl.recipe.sections import Section, SettingError
+from perl.recipe.section import Section, SettingError
 from perl.recipe.server_address import without_credentials
 
 SectionKind = TypeVar("SectionKind", bound=Section)
@@ -69,7 +69,7 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
     """The part of pydantic's location that is keys of the recipe, without the tags of union members."""
     key: list[str] = []
     for part in detail["loc"]:
-        if isinstance(values, Mapping) and part in values:
+        if (isinstance(values, Mapping) and part in values) or (isinstance(values, list) and isinstance(part, int)):
             key.append(str(part))
             values = values[part]
         else:
@@ -111,7 +111,7 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) 
 
 def _valid_names(model: type[BaseModel], path: KeyPath) -> list[str]:
     """Field names of the model at a key path below ``model``."""
-    for part in path:
+    for part in (one for one in path if not one.isdigit()):
         for candidate in _models_in(model.model_fields[part].annotation):
             model = candidate
     return list(model.model_fields)

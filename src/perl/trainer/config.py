@@ -17,6 +17,7 @@ from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.recipe import world_size
+from perl.recipe.section import Section
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
     QUANTIZATIONS,
@@ -25,7 +26,6 @@ from perl.recipe.sections import (
     ModelSection,
     PeftSection,
     RolloutSection,
-    Section,
     TeacherSection,
 )
 from perl.run.devices import accelerator

@@ -20,7 +20,7 @@ from perl.evaluation.request import end_tokens, generation_settings
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
-from perl.recipe.sections import EvalSection
+from perl.recipe.eval_section import EvalSection
 
 
 def run_protocol(recipe: Recipe) -> Protocol:

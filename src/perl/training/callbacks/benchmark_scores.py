@@ -29,7 +29,7 @@ from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.task import MATH
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import base_of
-from perl.recipe.sections import EvalSection
+from perl.recipe.eval_section import EvalSection
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine
