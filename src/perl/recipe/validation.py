@@ -69,9 +69,10 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
     """The part of pydantic's location that is keys of the recipe, without the tags of union members."""
     key: list[str] = []
     for part in detail["loc"]:
-        if (isinstance(values, Mapping) and part in values) or (isinstance(values, list) and isinstance(part, int)):
+        inner = _inner(values, part)
+        if inner is not None:
             key.append(str(part))
-            values = values[part]
+            values = inner[0]
         else:
             if detail["type"] == "missing":
                 key.append(str(part))
@@ -80,6 +81,15 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
     if isinstance(contradiction, SettingError):
         key.append(contradiction.key)
     return tuple(key)
+
+
+def _inner(values: object, part: int | str) -> tuple[object] | None:
+    """What stands under a key, or at a place of a list of mappings; None: it is no key of the recipe."""
+    if isinstance(values, Mapping):
+        return (values[part],) if part in values else None
+    if isinstance(values, list) and isinstance(part, int) and isinstance(values[part], Mapping):
+        return (values[part],)
+    return None
 
 
 def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) -> tuple[str, str]:
