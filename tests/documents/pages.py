@@ -8,6 +8,7 @@ lines, ``...`` within a line for anything.
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.conftest import CHECKOUT
@@ -43,6 +44,11 @@ class Block:
     commands: tuple[str, ...]
     shown: tuple[str, ...]
 
+    @property
+    def shows_an_error(self) -> bool:
+        """Whether a command is meant to fail."""
+        return any(line.startswith("error: ") for line in self.shown)
+
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
@@ -52,8 +58,8 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     fences = list(_FENCE.finditer(text))
     found = []
-    for fence, following in zip(fences, [*fences[1:], None], strict=True):
-        if fence["language"] != "bash":
+    for fence, following in pairwise([*fences, None]):
+        if fence is None or fence["language"] != "bash":
             continue
         shown = following["text"].splitlines() if following and following["language"] == "text" else []
         line = text.count("\n", 0, fence.start("text")) + 1

@@ -71,19 +71,18 @@ def _begins(lines: Sequence[str], wanted: Sequence[str], *, learned: bool) -> bo
 
 
 def _alike(line: str, want: str, *, learned: bool) -> bool:
-    escaped = re.escape(want).replace(re.escape(GAP), ".*?")
     if not learned:
-        return re.fullmatch(escaped, line) is not None
-    texts = _NUMBER.split(want)
-    pattern = "".join(
-        f"{re.escape(text).replace(re.escape(GAP), '.*?')}{'(' + _NUMBER.pattern + ')' if i + 1 < len(texts) else ''}"
-        for i, text in enumerate(texts)
-    )
-    match = re.fullmatch(pattern, line)
+        return re.fullmatch(_pattern(want), line) is not None
+    match = re.fullmatch(f"({_NUMBER.pattern})".join(_pattern(text) for text in _NUMBER.split(want)), line)
     return match is not None and all(
         abs(_value(one) - _value(other)) <= max(_ABSOLUTE, _SHARE * abs(_value(other)))
         for one, other in zip(match.groups(), _NUMBER.findall(want), strict=True)
     )
+
+
+def _pattern(text: str) -> str:
+    """Of a text in which dots, with the spaces around them, stand for anything."""
+    return ".*?".join(re.escape(part) for part in re.split(r" ?\.\.\. ?", text))
 
 
 def _value(number: str) -> float:
