@@ -29,7 +29,9 @@ def draw(run: Path) -> Path:
     axes = figure.add_subplot(1, 3, 3)
     means, errors = ([100 * score[name] for name in pair] for pair in (("base", "adapter"), ("base_stderr", "stderr")))
     bars = axes.bar(["base", "adapter"], means, yerr=errors, capsize=4, color=[_BASE, _ADAPTER], width=0.55)
-    axes.bar_label(bars, labels=[f"{mean:.1f} ± {error:.1f}" for mean, error in zip(means, errors, strict=True)], padding=3)
+    axes.bar_label(
+        bars, labels=[f"{mean:.1f} ± {error:.1f}" for mean, error in zip(means, errors, strict=True)], padding=3
+    )
     axes.set_title(f"Score on {score['n']} problems it has never seen", loc="left", color=_INK, fontsize=10)
     axes.set_ylabel(f"right, percent (avg@{score['k']})", fontsize=8)
     axes.set_xlabel(task, fontsize=8)

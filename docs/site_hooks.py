@@ -3,7 +3,8 @@
 page as GitHub shows it -> page of the site
 
 Links that lead out of ``docs/`` lead to copies of those files in the site: Markdown becomes a page, anything else is
-a file. ``<!-- api: NAME -->``, which GitHub does not show, becomes the reference of that name from its docstrings.
+a file. ``<!-- api: NAME -->``, which GitHub does not show, becomes the reference of that name from its docstrings;
+``<!-- api: NAME: one two -->`` that of a class with these members.
 """
 
 import posixpath
@@ -18,7 +19,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?!https?://|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
-_API = re.compile(r"^<!-- api: ([\w.]+) -->$", re.MULTILINE)
+_API = re.compile(r"^<!-- api: ([\w.]+)(?:: ([\w ]+))? -->$", re.MULTILINE)
+_WIDE = ("coming-from.md", "MODEL_ZOO.md")  # their tables need the place of the table of contents
 _HOME = "index.md"
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "MODEL_ZOO.md", "benchmarks/README.md", "eval/README.md")
 
@@ -57,8 +59,15 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") + (match[2] or "")
 
     text = _LINK.sub(rewritten, _FENCE.sub(put_by, markdown))
-    text = _API.sub(r"::: \1", text)
+    text = _API.sub(_reference, text)
+    if page.file.src_uri in _WIDE:
+        page.meta["hide"] = ["toc"]
     return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], text)
+
+
+def _reference(match: re.Match[str]) -> str:
+    members = f"\n    options:\n      members: [{', '.join(match[2].split())}]" if match[2] else ""
+    return f"::: {match[1]}{members}\n"
 
 
 def _in_checkout(page: str, target: str) -> str:

@@ -53,17 +53,19 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.page == page.name for b in HERE)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(b.page == page.name for b in HERE)], ids=lambda p: p.name
+)
 def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path, hub, hub_env, trained):
     """In the order they stand there, on a Hub of their own."""
     environment = shell_environment(hub_env(hub))
     here = [block for block in blocks(page) if block in HERE]
     set_up(tmp_path, "\n".join(command for block in here for command in block.commands), trained, environment)
-    wrong = {}
+    wrong = []
     for block in here:
         runnable = [command for command in block.commands if need(command) is None]
         outputs = [ran(command, tmp_path, environment, may_fail=block.shows_an_error) for command in runnable]
         learned = any(is_learned(command) for command in runnable)
         if lines := missing("\n".join(outputs), block.shown, learned=learned):
-            wrong[str(block)] = (lines, outputs)
-    assert wrong == {}
+            wrong.append("\n".join([f"{block} shows", *lines, "and the commands printed", *outputs]))
+    assert not wrong, "\n\n".join(wrong)

@@ -6,7 +6,6 @@ from tests.conftest import CHECKOUT
 from tests.documents.pages import DOCS, DOCUMENTS, anchors, links
 
 
-
 def test_links_and_anchors_lead_somewhere():
     dead, followed = [], 0
     for page in DOCUMENTS:
@@ -31,5 +30,7 @@ def test_every_page_is_in_the_navigation_of_the_site_and_the_readme_leads_to_it(
     pages = {page.name for page in DOCS.glob("*.md")}
     assert len(set(navigation)) == len(navigation)
     assert pages - set(navigation) == set()
-    reached = {target.partition("#")[0] for page in (CHECKOUT / "README.md", DOCS / "index.md") for target in links(page)}
+    reached = {
+        target.partition("#")[0] for page in (CHECKOUT / "README.md", DOCS / "index.md") for target in links(page)
+    }
     assert [page for page in pages - {"index.md"} if page not in reached and f"docs/{page}" not in reached] == []
