@@ -42,4 +42,4 @@ def draw(run: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(draw(Path(sys.argv[1])))
+    draw(Path(sys.argv[1]))

@@ -10,7 +10,6 @@ a file. ``<!-- api: NAME -->``, which GitHub does not show, becomes the referenc
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -44,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrites links and puts the reference in."""
     kept: list[str] = []
 

@@ -19,7 +19,7 @@ _NEEDS = (
 )
 _QUICK = re.compile(
     r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)|zoo (list|rank|show)"
-    r"|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run|train quickstart \w*\.?learning_rat)"
+    r"|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
 )
 # What they print depends on a policy that was trained or asked.
 _LEARNED = re.compile(r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor)")

@@ -2,8 +2,8 @@
 
 output, lines that are shown -> the lines that were not found, in order
 
-What differs from one machine to the next counts as alike: seconds, times, speeds, hashes, folders of the checkout; where
-a policy was trained or asked, also numbers that are near each other, since another processor rounds otherwise.
+What differs from one machine to the next counts as alike: seconds, times, speeds, hashes, folders of the checkout.
+Where a policy was trained or asked so do numbers that are near each other, since another processor rounds otherwise.
 """
 
 import re

@@ -78,7 +78,7 @@ def ran(command: str, folder: Path, environment: Mapping[str, str], *, may_fail:
         AssertionError: It failed, and may not, or otherwise than with a message.
     """
     done = subprocess.run(
-        ["bash", "-c", command],
+        ["/bin/bash", "-c", command],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

@@ -57,7 +57,7 @@ def pages(site) -> dict[Path, _Page]:
     return {path: _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
 
 
-def test_every_document_is_a_page(site, pages):
+def test_every_document_is_a_page(pages):
     assert {page.with_suffix(".html").name for page in DOCS.glob("*.md")} <= {path.name for path in pages}
     assert len(pages) >= 30
 
