@@ -5,10 +5,11 @@ page -> folder with runs, recipes, problems, rewards; environment
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 # Few steps: of these runs only that they are there matters.
@@ -23,6 +24,12 @@ RUNS: Mapping[str, str] = {
     "dora": f"perl train quickstart --output runs/dora peft.method=dora {_SHORT}",
     "pissa": f"perl train quickstart --output runs/pissa peft.method=pissa {_SHORT}",
 }
+# A page whose reader comes from another one has that one's run.
+_OF_AN_EARLIER_PAGE: Mapping[str, tuple[str, ...]] = {
+    "recipes.md": ("quickstart",),
+    "troubleshooting.md": ("quickstart",),
+}
+_MADE = re.compile(r"--output runs/(\w+)|^perl train (\w+)(?: |$)(?!.*--(?:output|dry-run))", re.MULTILINE)
 _SUMS = [(12, 30), (45, 51), (7, 28), (60, 61)]
 _REWARDS = '''"""A reward of one's own."""
 
@@ -48,27 +55,30 @@ FILES: Mapping[str, Callable[[], str]] = {
 }
 
 
-def set_up(folder: Path, needed: str, trained: Path, environment: Mapping[str, str]) -> None:
-    """Puts there what a page names, as if its reader had it.
+def set_up(folder: Path, block: Sequence[str], page: str, trained: Path, environment: Mapping[str, str]) -> None:
+    """Puts there what commands name and do not make, as if their reader had it.
 
     Args:
         folder: Where the commands will run.
-        needed: Text of the page's commands.
+        block: The commands.
+        page: Which they stand on.
         trained: Where runs are kept for all pages; what is missing is trained.
         environment: Of the commands.
     """
+    needed = "\n".join(block)
     for name, content in FILES.items():
         if name in needed or (name == "sums.jsonl" and "my_tasks.py" in needed):
             (folder / name).write_text(content(), encoding="utf-8")
     for name in ("recipe.yaml", "my_recipe.yaml"):
         if name in needed:
             ran(f"perl recipes quickstart > {name}", folder, environment)
-    for name, command in RUNS.items():
-        if f"runs/{name}" in needed or f"--output runs/{name}" in needed:
-            run = trained / "runs" / name
-            if not run.is_dir():
-                ran(command, trained, environment)
-            shutil.copytree(run, folder / "runs" / name)
+    made = {name for names in _MADE.findall(needed) for name in names}
+    named = set(re.findall(r"(?<!--output )runs/(\w+)", needed)) - made
+    for name in [*_OF_AN_EARLIER_PAGE.get(page, ()), *(named & set(RUNS))]:
+        run = trained / "runs" / name
+        if not run.is_dir():
+            ran(RUNS[name], trained, environment)
+        shutil.copytree(run, folder / "runs" / name, dirs_exist_ok=True)
 
 
 def ran(command: str, folder: Path, environment: Mapping[str, str], *, may_fail: bool = False) -> str:

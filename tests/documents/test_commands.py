@@ -36,7 +36,7 @@ def test_every_command_that_runs_here_is_followed_by_what_to_expect():
 
 @pytest.mark.parametrize("block", QUICK, ids=str)
 def test_commands_that_train_nothing_print_what_the_page_shows(block: Block, perl_command, tmp_path):
-    set_up(tmp_path, "\n".join(block.commands), tmp_path, shell_environment(os.environ))
+    set_up(tmp_path, block.commands, "", tmp_path, shell_environment(os.environ))
     output = ""
     for command in block.commands:
         done = perl_command(*shlex.split(command)[1:], cwd=tmp_path, env={**os.environ, "COLUMNS": "120"})
@@ -60,7 +60,8 @@ def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path, hub, hub_env
     """In the order they stand there, on a Hub of their own."""
     environment = shell_environment(hub_env(hub))
     here = [block for block in blocks(page) if block in HERE]
-    set_up(tmp_path, "\n".join(command for block in here for command in block.commands), trained, environment)
+    commands = [command for block in here for command in block.commands if need(command) is None]
+    set_up(tmp_path, commands, page.name, trained, environment)
     wrong = []
     for block in here:
         runnable = [command for command in block.commands if need(command) is None]
