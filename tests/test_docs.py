@@ -11,6 +11,7 @@ import runpy
 import tomllib
 
 import pytest
+import yaml
 
 import perl
 from perl.methods.registry import METHODS
@@ -51,6 +52,25 @@ def test_the_script_with_callbacks_runs_and_leaves_what_the_page_says(tmp_path, 
     assert {"metrics.jsonl", "samples.jsonl", "plots", "best"} <= written
     named = set(re.findall(r"^\| `(\w+)\(", page, flags=re.MULTILINE))
     assert named == set(perl.callbacks.__all__)
+
+
+def test_the_script_of_the_api_page_runs(tmp_path, monkeypatch, capsys):
+    page = (CHECKOUT / "docs" / "api.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(code)
+    runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    assert "done 8 " in capsys.readouterr().out
+
+
+def test_the_citation_is_of_this_version_and_says_what_cards_say():
+    citation = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text(encoding="utf-8"))
+    template = (CHECKOUT / "model_cards" / "templates" / "citation.md.jinja").read_text(encoding="utf-8")
+    assert citation["version"] == perl.__version__
+    assert citation["license"] == "Apache-2.0"
+    assert f"title = {{{citation['title']}}}" in template
+    assert [f"author = {{{author['name']}}}" in template for author in citation["authors"]] == [True]
+    assert set(citation) >= {"cff-version", "message", "title", "authors", "type"}
 
 
 def test_the_readme_make_targets_exist():

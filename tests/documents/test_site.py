@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import CHECKOUT
 from tests.documents.pages import DOCS
+from tests.reports.browser import BROWSER, FLAGS, needs_browser
 
 # What a browser fetches by itself, by element and attribute.
 _FETCHED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
@@ -92,6 +93,22 @@ def test_a_page_fetches_nothing_from_another_host(site, pages):
         for found in re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']+", path.read_text(encoding="utf-8"))
     ]
     assert fetched + styles == []
+
+
+@needs_browser
+def test_a_browser_that_opens_a_page_asks_for_files_of_the_site_alone(site):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=list(FLAGS))
+        page, asked = browser.new_page(), []
+        page.on("request", lambda request: asked.append(request.url))
+        for name in ("index.html", "coming-from.html", "api.html"):
+            page.goto((site / name).as_uri(), wait_until="networkidle")
+            assert page.locator("h1").inner_text()
+        browser.close()
+    assert len(asked) > 3
+    assert [address for address in asked if not address.startswith((site.as_uri(), "data:", "blob:"))] == []
 
 
 def test_the_reference_has_signatures_and_arguments_of_every_public_name(site):
