@@ -1,11 +1,16 @@
-"""What counts as what a page shows: lines, gaps, what changes from one machine to the next, numbers that were learned."""
+"""What counts as what a page shows: lines, gaps, what changes between machines, numbers that were learned."""
 
 import pytest
 
 from tests.documents.pages import Block, anchors, blocks
 from tests.documents.printed import missing
 
-OUTPUT = "base 66.6 ± 1.5, in 0:02\nstep 1/50  reward 0.594\nstep 2/50  reward 0.641\nadapter 99.2 ± 0.3\n4 s, sha256 377178c12ccc\n"
+OUTPUT = """base 66.6 ± 1.5, in 0:02
+step 1/50  reward 0.594
+step 2/50  reward 0.641
+adapter 99.2 ± 0.3
+4 s, sha256 377178c12ccc
+"""
 
 
 @pytest.mark.parametrize(
