@@ -4,7 +4,7 @@ page as GitHub shows it -> page of the site
 
 Links that lead out of ``docs/`` lead to copies of those files in the site: Markdown becomes a page, anything else is
 a file. ``<!-- api: NAME -->``, which GitHub does not show, becomes the reference of that name from its docstrings;
-``<!-- api: NAME: one two -->`` that of a class with these members.
+``<!-- api: NAME as PUBLIC: one two -->`` has the name that users import it by, and these members alone.
 """
 
 import posixpath
@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?!https?://|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
-_API = re.compile(r"^<!-- api: ([\w.]+)(?:: ([\w ]+))? -->$", re.MULTILINE)
+_API = re.compile(r"^<!-- api: ([\w.]+)(?: as ([\w.]+))?(?:: ([\w ]+))? -->$", re.MULTILINE)
 _WIDE = ("coming-from.md", "MODEL_ZOO.md")  # their tables need the place of the table of contents
 _HOME = "index.md"
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "MODEL_ZOO.md", "benchmarks/README.md", "eval/README.md")
@@ -65,8 +65,10 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def _reference(match: re.Match[str]) -> str:
-    members = f"\n    options:\n      members: [{', '.join(match[2].split())}]" if match[2] else ""
-    return f"::: {match[1]}{members}\n"
+    options = [f"heading: {match[2]}", f"toc_label: {match[2].rpartition('.')[2]}"] if match[2] else []
+    options += [f"members: [{', '.join(match[3].split())}]"] if match[3] else []
+    lines = [f"::: {match[1]}", "    options:", *(f"      {option}" for option in options)]
+    return "\n".join(lines if options else lines[:1]) + "\n"
 
 
 def _in_checkout(page: str, target: str) -> str:
