@@ -2,7 +2,9 @@
 # make check        style, types, layers and the quick tests: two minutes
 # make test         set up .venv with the development tools, check style, types and layers, run the tests that CI runs
 # make test-all     the nightly tests too: the whole cross of settings against TRL, installed wheels, every method's server
-# make readme       run the README's commands in the order they stand there
+# make readme       run the README's commands in the order they stand there, and compare what they print with what it shows
+# make pages        the same for every page of docs/, as make test-all does: those that need no network
+# make site         make a site of docs/ in .site-built, without a network; python -m http.server -d .site-built shows it
 # make lint         the checks without the tests
 # make vllm-env     set up .venv-vllm: vLLM for CPUs with this package beside it; tests of rollouts need it
 # make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts, publishing, several processes (four hours)
@@ -18,10 +20,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes: each would compile what another one has compiled.
 export PYTHONDONTWRITEBYTECODE :=
 # And each test asks for the memory that the one before has returned.
-check test test-all readme: export MALLOC_MMAP_THRESHOLD_ := 268435456
-check test test-all readme: export MALLOC_TRIM_THRESHOLD_ := 1073741824
+check test test-all readme pages: export MALLOC_MMAP_THRESHOLD_ := 268435456
+check test test-all readme pages: export MALLOC_TRIM_THRESHOLD_ := 1073741824
 
-.PHONY: quickstart check test test-all readme lint vllm-env benchmark clean
+.PHONY: quickstart check test test-all readme pages site lint vllm-env benchmark clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/perl train quickstart
@@ -36,7 +38,13 @@ test-all: lint $(VLLM)/installed
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 readme: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m nightly tests/test_docs.py
+	$(BIN)/python -m pytest -m nightly tests/documents -k README
+
+pages: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m nightly tests/documents
+
+site: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 vllm-env: $(VLLM)/installed
 
@@ -76,7 +84,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/killed_ranks.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) .site-built dist .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -27,5 +27,6 @@ def test_each_tier_is_a_target_and_ci_runs_the_promises_and_the_readme():
         "quickstart",
         "test",
         "readme",
+        "site",
     ]
     assert "readme: " in makefile

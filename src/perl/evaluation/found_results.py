@@ -88,7 +88,8 @@ def _results_of(place: Path, *, search: bool) -> tuple[list[Path], bool]:
 
 def _below(place: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(place):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
+        copied = {"adapter"} if _is_run(Path(folder)) else set()  # beside its card, of the results in eval/
+        folders[:] = [name for name in folders if name not in _LEFT_OUT | copied and not name.startswith(".")]
         if RESULTS in files:
             yield Path(folder)
 

@@ -1,20 +1,24 @@
 """The card of a run folder, as it would be published.
 
-Run -> adapter/README.md, and beside it the facts that only the run knows
+Run -> adapter/README.md, and beside it the facts that only the run knows and the files that the card leads to
 
-Both lie beside what the run trained, so that the card can be rendered again from the folder.
+They lie beside what the run trained, so that the card can be rendered again from the folder, and its links work.
 """
 
 import hashlib
+from functools import partial
+from pathlib import Path
 
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
 from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_mistakes, owns
+from perl.hub.card.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, SCORES
 from perl.hub.card.form import CARD
 from perl.hub.card.notes import split_notes
 from perl.hub.card.run_facts import RUN_FACTS
 from perl.hub.push.package import Package, package_candidate
+from perl.run.files import write_file
 from perl.run.folder import Run, write_text
 
 
@@ -49,8 +53,20 @@ def write_card(run: Run, repo_id: str | None = None) -> list[tuple[int, str]]:
     gone = _edited_lines(run, card)
     for name in (RUN_FACTS, CARD):
         write_text(run.adapter / name, package.files[name].decode())
+    _put_beside(run, package)
     run.record(card=_digest(card))
     return gone
+
+
+def _put_beside(run: Run, package: Package) -> None:
+    """The files that a card leads to, where it leads from the run's adapter; one that is no longer published goes."""
+    for name in (SCORES, PROBLEMS, CURVES, PUBLIC_RECIPE):
+        place = run.adapter / name
+        if name in package.files:
+            place.parent.mkdir(exist_ok=True)
+            write_file(place, partial(Path.write_bytes, data=package.files[name]))
+        else:
+            place.unlink(missing_ok=True)
 
 
 def _edited_lines(run: Run, card: str) -> list[tuple[int, str]]:

@@ -25,7 +25,7 @@ def render_card(facts: CardFacts, *, as_0_1: bool = False) -> str:
 
     Args:
         facts: What it says.
-        as_0_1: With scores as version 0.1 showed them, see :func:`perl.evaluation.table.markdown`.
+        as_0_1: With the sentences and scores of version 0.1, see :func:`perl.evaluation.table.markdown`.
     """
     results = facts.results
     card = (
@@ -33,6 +33,7 @@ def render_card(facts: CardFacts, *, as_0_1: bool = False) -> str:
         .get_template("adapter.md.jinja")
         .render(
             facts=facts,
+            as_0_1=as_0_1,
             front_matter=front_matter(facts),
             title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
             loss=loss_name(facts.algorithm, facts.named, rewarded=facts.rewarded),

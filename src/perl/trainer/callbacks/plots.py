@@ -97,7 +97,7 @@ def _draw_picture(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel], fi
     figure = new_figure(5.0 * columns, 3.1 * lines + 0.5, "drawing curves")
     figure.suptitle(title, color=_INK, fontsize=12, parse_math=False)
     for index, panel in enumerate(shown):
-        _draw(figure.add_subplot(lines, columns, index + 1), panel, rows, legend=index == 0)
+        draw_panel(figure.add_subplot(lines, columns, index + 1), panel, rows, legend=index == 0)
     return save_figure(figure, file)
 
 
@@ -106,7 +106,15 @@ def _shown(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel]) -> list[P
     return [panel for panel in panels if any(_number(row, panel.metric) is not None for row in rows)]
 
 
-def _draw(axes: "Axes", panel: Panel, rows: Sequence[Mapping[str, Any]], *, legend: bool) -> None:
+def draw_panel(axes: "Axes", panel: Panel, rows: Sequence[Mapping[str, Any]], *, legend: bool) -> None:
+    """One curve: each step and the smoothed course, or values with their standard errors.
+
+    Args:
+        axes: An empty part of a picture.
+        panel: What is drawn.
+        rows: A log, each row with its ``step``.
+        legend: Whether it says which line is which.
+    """
     points = [(row["step"], value, row) for row in rows if (value := _number(row, panel.metric)) is not None]
     steps, values = [point[0] for point in points], [point[1] for point in points]
     errors = [_number(row, panel.error) if panel.error else None for *_, row in points]

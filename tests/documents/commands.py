@@ -1,0 +1,45 @@
+"""Which commands of the documents run without a network, a GPU, vLLM and further machines, and what the others need.
+
+command -> the reason why it is not run here, or None
+"""
+
+import re
+from collections.abc import Sequence
+
+# The first that fits counts. Each row must fit a command, see test_commands.py.
+_NEEDS = (
+    (r"^(\w+/bin/)?(pip|uv pip|python3\.\d+ -m venv)\b|/bin/pip ", "installs packages: tests/test_wheel.py does"),
+    (r"^echo 'transformers", "installs packages: tests/test_wheel.py does"),
+    (r"^make ", "is what CI runs"),
+    (r"^(vllm|torchrun|srun|sbatch|accelerate|for i in|CUDA_VISIBLE_DEVICES)", "needs GPUs, vLLM or several machines"),
+    (r"rollout check|rollout\.servers=|--processes 8\b(?!.*(--dry-run|^perl plan))", "needs GPUs or vLLM servers"),
+    (r"aime|math_500|gsm8k|Qwen/|nf4|node-\d|r1-distill|fsdp2|a100|--hub\b", "needs weights or problems of the Hub"),
+    (r"^trainer/bin/perl", "needs an environment that a line above makes"),
+    (r"^perl zoo render$", "writes into the checkout: tests/zoo do"),
+)
+_QUICK = re.compile(
+    r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)|zoo (list|rank|show)"
+    r"|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
+)
+# What they print depends on a policy that was trained or asked.
+_LEARNED = re.compile(r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor)")
+
+
+def need(command: str) -> str | None:
+    """What a command needs that a CPU without a network lacks; None: it runs here."""
+    return next((reason for pattern, reason in _NEEDS if re.search(pattern, command)), None)
+
+
+def unused_needs(commands: Sequence[str]) -> list[str]:
+    """Patterns that no command fits."""
+    return [pattern for pattern, _ in _NEEDS if not any(re.search(pattern, command) for command in commands)]
+
+
+def is_quick(command: str) -> bool:
+    """Whether it trains nothing and asks no model, and needs no shell."""
+    return need(command) is None and bool(_QUICK.match(command)) and not re.search(r"[|>&;$]", command)
+
+
+def is_learned(command: str) -> bool:
+    """Whether the numbers that it prints may differ a little on another processor."""
+    return bool(_LEARNED.match(command))

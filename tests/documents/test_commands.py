@@ -1,0 +1,72 @@
+"""Every command of the documents that runs on a CPU without a network runs, and prints what its page shows."""
+
+import os
+import shlex
+
+import pytest
+
+from tests.documents.commands import is_learned, is_quick, need, unused_needs
+from tests.documents.pages import PAGES, Block, blocks
+from tests.documents.printed import missing
+from tests.documents.stage import ran, set_up, shell_environment
+
+ALL = [block for page in PAGES for block in blocks(page)]
+HERE = [block for block in ALL if any(need(command) is None for command in block.commands)]
+QUICK = [block for block in HERE if all(is_quick(command) for command in block.commands)]
+# These print nothing that a reader waits for, or write a file.
+SILENT = (" > ", "cd ", ". .venv", "--help")
+
+
+def test_every_command_is_run_or_needs_what_a_cpu_without_a_network_lacks():
+    commands = [command for block in ALL for command in block.commands]
+    assert unused_needs(commands) == []
+    unknown = [command for command in commands if need(command) is None and not command.startswith("perl ")]
+    assert unknown == []
+    assert sum(need(command) is None for command in commands) >= 60
+
+
+def test_every_command_that_runs_here_is_followed_by_what_to_expect():
+    silent = [
+        str(block)
+        for block in HERE
+        if not block.shown and not all(any(part in command for part in SILENT) for command in block.commands)
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("block", QUICK, ids=str)
+def test_commands_that_train_nothing_print_what_the_page_shows(block: Block, perl_command, tmp_path):
+    set_up(tmp_path, block.commands, "", tmp_path, shell_environment(os.environ))
+    output = ""
+    for command in block.commands:
+        done = perl_command(*shlex.split(command)[1:], cwd=tmp_path, env={**os.environ, "COLUMNS": "120"})
+        assert done.returncode == (2 if block.shows_an_error else 0), f"{command}\n{done.stderr}"
+        output += done.stdout + done.stderr
+    lines = missing(output, block.shown, learned=any(is_learned(command) for command in block.commands))
+    assert lines == [], output[-4000:]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Where the runs that pages take for granted are kept, each once."""
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(b.page == page.name for b in HERE)], ids=lambda p: p.name
+)
+def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path, hub, hub_env, trained):
+    """In the order they stand there, on a Hub of their own."""
+    environment = shell_environment(hub_env(hub))
+    here = [block for block in blocks(page) if block in HERE]
+    commands = [command for block in here for command in block.commands if need(command) is None]
+    set_up(tmp_path, commands, page.name, trained, environment)
+    wrong = []
+    for block in here:
+        runnable = [command for command in block.commands if need(command) is None]
+        outputs = [ran(command, tmp_path, environment, may_fail=block.shows_an_error) for command in runnable]
+        learned = any(is_learned(command) for command in runnable)
+        if lines := missing("\n".join(outputs), block.shown, learned=learned):
+            wrong.append("\n".join([f"{block} shows", *lines, "and the commands printed", *outputs]))
+    assert not wrong, "\n\n".join(wrong)
