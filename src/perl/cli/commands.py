@@ -79,7 +79,7 @@ def run(arguments: list[str], program: str) -> int:
 
 
 def _explained(error: click.ClickException) -> click.ClickException:
-    """The error, with how a setting of a recipe is written, several GPUs are used or one is chosen, where it is that."""
+    """The error, with how a setting is written, several GPUs are used or one is chosen, where that was meant."""
     if isinstance(error, click.BadParameter) and error.param is not None and error.param.name == "device":
         return click.BadParameter(f"{error.message} {_WHICH_GPU}", ctx=error.ctx, param=error.param)
     if not isinstance(error, click.NoSuchOption) or not error.option_name.startswith("--") or error.ctx is None:
