@@ -151,9 +151,9 @@ def values_of(annotation: Any) -> str:  # noqa: ANN401 (a type)
         found = [
             f"{sign} {getattr(one, name):g}" for one in metadata for name, sign in _BOUNDS.items() if hasattr(one, name)
         ]
-        words = values_of(inner)
+        said = values_of(inner)
         bounds = " ".join(found)
-        return words.replace("number", f"number {bounds}", 1) if bounds and "number" in words else words
+        return said.replace("number", f"number {bounds}", 1) if bounds and "number" in said else said
     if origin in (Union, UnionType):
         words = [values_of(part) for part in parts]
         return " or ".join(dict.fromkeys(words)) if all(words) else ""

@@ -43,7 +43,7 @@ from perl.rewards.process.reward import ProcessReward
 from perl.rewards.resolve import GOLD, by_own_names
 from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
-from perl.rollouts.vllm.version import missing_vllm
+from perl.rollouts.vllm.version import check_engine
 from perl.run.progress import live_line
 from perl.run.warned import warn
 from perl.trainer.argument_checks import of_our_step
@@ -153,18 +153,21 @@ class Plan:
         yield f"output   {self.recipe.output_dir}"
 
 
-def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
+def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> Plan:
     """Checks a recipe against its data and its model.
 
     Args:
         recipe: Of the run.
         runs_here: False: on another machine, so that packages may be missing here.
+        engine_here: False: what writes rollouts may be missing here.
 
     Raises:
         PerlError: Whatever is wrong, before any weights are loaded.
     """
     if runs_here:
         _check_packages(recipe)
+        if engine_here:
+            check_engine(recipe.rollout)
     checkpoints = str(recipe.output_dir / "checkpoints")
     arguments = training_arguments(recipe if runs_here else _untracked(recipe), checkpoints)
     _check_arguments(arguments)
@@ -249,10 +252,7 @@ def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: P
 def _check_packages(recipe: Recipe) -> None:
     """Refuses what needs a package that is not part of the core and not installed."""
     raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
-    missing = list(missing_packages(recipe.train))
-    if not recipe.rollout.capabilities.installed:
-        missing.append(missing_vllm("rollout.backend"))
-    raise_all(MissingExtraError, missing)
+    raise_all(MissingExtraError, list(missing_packages(recipe.train)))
 
 
 def _untracked(recipe: Recipe) -> Recipe:
