@@ -117,7 +117,7 @@ def _load(
 ) -> tuple[datasets.Dataset, str | None, dict[str, str]]:
     """One set, read, mapped and checked, its version, and under which name each column is stored."""
     where = f"data.{role}"
-    raw, version = _read(source, role, where)
+    raw, version = read_source(source, role, where)
     if len(raw) == 0:
         raise DataError(f"{source.name} is empty", where)
     if source.limit is not None:
@@ -129,7 +129,17 @@ def _load(
     return datasets.Dataset.from_list(rows), version, names
 
 
-def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
+def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
+    """The rows of a set as they are, and its version, as in :class:`ProblemSet`.
+
+    Args:
+        source: The set.
+        role: Which split it is where none is named.
+        where: What the user named it in.
+
+    Raises:
+        DataError: It is absent, empty or cannot be read.
+    """
     if is_sandbox(source.name):
         split: Literal["train", "heldout"] = "train" if role == "train" else "heldout"
         try:
