@@ -79,7 +79,7 @@ def test_recipes_lists_every_packaged_recipe_and_every_setting_and_prints_one(pr
     assert all(sentences[name] for name in expected)
     assert not any(name.startswith("train.peft_") for name in sentences)
     assert "train.use_cpu" not in sentences
-    assert [line.split()[0] for line in printed("recipes", "--settings").splitlines()] == list(sentences)
+    assert [line.split(": ")[0] for line in printed("recipes", "--settings").splitlines()] == list(sentences)
 
 
 def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synced_and_served(printed):

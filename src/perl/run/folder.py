@@ -272,11 +272,10 @@ def _hint_at_longer(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> str |
         return None
     if run.status != "done":
         return "its steps are its schedule: finish it as it is, or choose another with --output"
-    settings = [f"model.name={run.adapter}"]
+    setting = f"model.name={run.adapter}"
     if run.facts.get("method") != "full":  # an adapter brings its settings with it
-        given = [name for name in ("rank", "alpha", "target_modules") if getattr(recipe.peft, name) is not None]
-        settings = [f"peft.adapter={run.path}", *(f"peft.{name}=null" for name in given)]
-    return f"its steps are its schedule: to train what it made for longer, {' '.join(settings)} and another --output"
+        setting = f"peft.adapter={run.path}"
+    return f"its steps are its schedule; to train it further: `perl train RECIPE {setting} --output ANOTHER`"
 
 
 def _is_less(there: object, here: object) -> bool:

@@ -6,7 +6,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.unrewarded import counts
-from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
+from perl.data import ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, RecipeError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
@@ -40,9 +40,10 @@ from perl.rewards import Reward, resolve_rewards
 from perl.rewards.custom import unsendable
 from perl.rewards.process.model import read_process_config
 from perl.rewards.process.reward import ProcessReward
+from perl.rewards.resolve import GOLD, by_own_names
 from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
-from perl.rollouts.vllm.version import missing_vllm
+from perl.rollouts.vllm.version import check_engine
 from perl.run.progress import live_line
 from perl.run.warned import warn
 from perl.trainer.argument_checks import of_our_step
@@ -152,19 +153,21 @@ class Plan:
         yield f"output   {self.recipe.output_dir}"
 
 
-def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
+def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> Plan:
     """Checks a recipe against its data and its model.
 
     Args:
         recipe: Of the run.
         runs_here: False: on another machine, so that packages may be missing here.
+        engine_here: False: what writes rollouts may be missing here.
 
     Raises:
         PerlError: Whatever is wrong, before any weights are loaded.
     """
     if runs_here:
         _check_packages(recipe)
-    rewards = resolve_rewards(recipe.rewards, recipe.rollout)
+        if engine_here:
+            check_engine(recipe.rollout)
     checkpoints = str(recipe.output_dir / "checkpoints")
     arguments = training_arguments(recipe if runs_here else _untracked(recipe), checkpoints)
     _check_arguments(arguments)
@@ -178,10 +181,11 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     trained = trainable_parameters(policy)
     tokenizer = load_tokenizer(recipe.model)
     teacher = _teacher_that_fits(recipe, policy, tokenizer)
+    problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
+    rewards = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
-    problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
     asked = _asked(problems, arguments)
     _check_rewards(rewards, asked, problems, recipe)
@@ -239,8 +243,8 @@ def _adaptation(recipe: Recipe, arguments: PeftRLConfig, saved: SavedAdapter | N
 def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: ProblemSet, recipe: Recipe) -> None:
     """Refuses rewards that the data has no columns or answers for, and says which columns were taken."""
     for what, rows in asked.items():
-        _check_rewards_fit(rewards, rows, what)
-    for line in problems.renamed:
+        _check_rewards_fit(rewards, rows, what, problems.own_names)
+    for line in (*problems.renamed, *_with_two_answers(rewards, problems, recipe)):
         warn("PRL314", "%s", line)
     _check_answers(rewards, problems, recipe)
 
@@ -248,10 +252,7 @@ def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: P
 def _check_packages(recipe: Recipe) -> None:
     """Refuses what needs a package that is not part of the core and not installed."""
     raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
-    missing = list(missing_packages(recipe.train))
-    if not recipe.rollout.capabilities.installed:
-        missing.append(missing_vllm("rollout.backend"))
-    raise_all(MissingExtraError, missing)
+    raise_all(MissingExtraError, list(missing_packages(recipe.train)))
 
 
 def _untracked(recipe: Recipe) -> Recipe:
@@ -379,16 +380,16 @@ def _asked(problems: ProblemSet, arguments: PeftRLConfig) -> dict[str, Dataset]:
     return {"data": problems.train, **({} if evaluated is None else {"held-out data": evaluated})}
 
 
-def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
+def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str, own_names: Mapping[str, str]) -> None:
     """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
     found: list[Mistake] = []
     known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
     for reward in rewards:
         where = f"rewards.{reward.name}"
-        if reward.failures is not None:
-            found += _ambiguous(reward, rows, where)
+        stored = dict.fromkeys(rows.column_names, "")
+        own = by_own_names(stored, own_names) if reward.failures is not None else {}
         for name in reward.needs:
-            if name not in known:
+            if name not in known and name not in own:
                 column = "an answer" if name == "solution" else f"the column {name!r}"
                 hint = f"there are {', '.join(sorted(known & set(rows.column_names)))}; {where}.columns maps names"
                 hint = _HINTS.get(name, hint)
@@ -402,14 +403,17 @@ def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
     raise_all(DataError, found)
 
 
-def _ambiguous(reward: Reward, rows: Dataset, where: str) -> Iterator[Mistake]:
-    """An argument that may be meant as the data set's column of this name, or as what takes its name here."""
-    for name in reward.by_name:
-        original = ORIGINAL + name
-        if name in rows.column_names and original in rows.column_names:
-            message = f"asks for {name}, which is the gold answer here, but the data set has a column of that name too"
-            hint = f"{where}.columns: {{{name}: {name}}} for the gold answer, {{{name}: {original}}} for the column"
-            yield Mistake(message, where, hint)
+def _with_two_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> Iterator[str]:
+    """A line for each custom reward that asks for ``solution`` where that is not the gold answer."""
+    if GOLD not in problems.own_names:
+        return
+    gold = recipe.data.train.columns.answer
+    for reward in rewards:
+        if reward.failures is not None and GOLD in reward.by_name:
+            yield (
+                f"rewards.{reward.name}: {GOLD} is the data set's column of that name; the gold answer, from {gold}, "
+                f"is {'answer' if gold != 'answer' and 'answer' not in problems.train.column_names else gold}"
+            )
 
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:

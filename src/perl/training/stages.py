@@ -208,8 +208,12 @@ def _trains_the_bases(peft: PeftSection) -> bool:
     return named or (method is not None and method.trains_the_bases)
 
 
-def prepare(recipe: Recipe) -> Plan:
+def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
     """Sets the process's threads from the recipe's engine section, and plans the run.
+
+    Args:
+        recipe: Of the run.
+        engine_here: False: to be looked at; what writes rollouts may be missing here.
 
     Raises:
         PerlError: The data, the model or an optional package is not what the recipe needs.
@@ -217,7 +221,7 @@ def prepare(recipe: Recipe) -> Plan:
     if recipe.engine.threads is not None:
         use_threads(recipe.engine.threads)
     with _located(recipe):
-        return make_plan(_as_shared(recipe))
+        return make_plan(_as_shared(recipe), engine_here=engine_here)
 
 
 def _as_shared(recipe: Recipe) -> Recipe:

@@ -33,10 +33,10 @@ ERRORS = (
         "A folder cannot be written, is in use by another process, or holds the run of another recipe.",
         "A run is gone on with by the same recipe only; two in one folder would overwrite each other.",
         "error: runs/quickstart: holds a run of another recipe: train.max_steps is 40 there, 60 here "
-        "(its steps are its schedule: to train what it made for longer, peft.adapter=runs/quickstart peft.rank=null "
-        "peft.alpha=null and another --output) [PRL204]",
-        "Choose another folder with --output, or go on with the recipe that is there. To train a finished run for "
-        "longer, start in a new folder with peft.adapter=RUN.",
+        "(its steps are its schedule; to train it further: `perl train RECIPE peft.adapter=runs/quickstart --output "
+        "ANOTHER`) [PRL204]",
+        "Choose another folder with --output, or go on with the recipe that is there. To train a finished run "
+        "further: `perl train RECIPE peft.adapter=RUN --output ANOTHER`.",
     ),
     Code(
         "PRL205",

@@ -112,10 +112,12 @@ WARNINGS = (
     Code(
         "PRL314",
         "columns with other names",
-        "Columns of the data set have names that mean something else to a reward function.",
-        "A custom reward that reads them by their old names would get something else.",
-        "data.train: reward functions get the columns completion as original_completion [PRL314]",
-        "Use the new names in your reward functions.",
+        "Columns of the data set are called like arguments that TRL hands to every reward, or a custom reward asks for "
+        "solution, and the data set has a column of that name beside the one with the gold answers.",
+        "A custom reward that means the other one gets something else than it expects.",
+        "data.train: reward functions get the columns completions as original_completions (my.jsonl has TRL's names) "
+        "[PRL314]",
+        "Use the names that the line says in your reward functions; the gold answer is answer.",
     ),
     Code(
         "PRL315",
