@@ -19,7 +19,8 @@ from perl.algorithms.named import KEY
 from perl.errors import RecipeError, did_you_mean
 from perl.recipe.places import places_of
 from perl.recipe.plain_yaml import dump
-from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting, Section
+from perl.recipe.section import Section
+from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting
 from perl.recipe.train_fields import REFUSED, train_annotation, train_fields
 
 REQUIRED, COMPUTED = "required", "computed"
