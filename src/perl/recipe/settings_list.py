@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from perl.algorithms.named import KEY
 from perl.errors import RecipeError, did_you_mean
+from perl.recipe.eval_section import EvalTask
 from perl.recipe.places import places_of
 from perl.recipe.plain_yaml import dump
 from perl.recipe.section import Section
@@ -105,6 +106,7 @@ def _all_settings() -> Iterator[Setting]:
         "data.train": DataSource,
         "data.train.columns": Columns,
         "rewards.NAME": RewardSetting,
+        "eval.tasks.N": EvalTask,
     }
     for section, model in models.items():
         for key, field in model.model_fields.items():
