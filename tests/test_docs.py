@@ -1,5 +1,6 @@
 """The README's commands and code do what they say, and the documents name files that exist."""
 
+import dataclasses
 import doctest
 import importlib
 import importlib.util
@@ -12,6 +13,7 @@ import tomllib
 
 import pytest
 import yaml
+from trl import GRPOConfig
 
 import perl
 from perl.methods.registry import METHODS
@@ -61,6 +63,20 @@ def test_the_script_of_the_api_page_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "script.py").write_text(code)
     runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
     assert "done 8 " in capsys.readouterr().out
+
+
+def test_the_settings_of_trl_and_ours_that_stand_side_by_side_exist(perl_command):
+    page = (CHECKOUT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.split("\n\n")[2].splitlines()[2:]]
+    ours = {key for _, recipe, *_ in rows for key in re.findall(r"`([a-z]+\.\w+)", recipe)}
+    keys = {setting["name"] for setting in json.loads(perl_command("recipes", "--settings", "--json").stdout)}
+    assert len(ours) >= 12
+    assert {key for key in ours if key not in keys} == set()
+    theirs = {name for _, _, trl, *_ in rows for name in re.findall(r"`(\w+)", trl)}
+    of_the_trainer = {"model", "peft_config", "reward_funcs", "LoraConfig", "target_modules", "trl", "accelerate"}
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert len(theirs & fields) >= 10
+    assert theirs - fields - of_the_trainer == set()
 
 
 def test_the_citation_is_of_this_version_and_says_what_cards_say():
