@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from perl.recipe.engines import Backend, Capabilities, capabilities
+from perl.recipe.quantisations import Quantization
 from perl.recipe.server_address import ServerAddress, server_address
 
 
@@ -34,11 +35,8 @@ class SettingError(ValueError):
         self.key, self.message = key, message
 
 
-Quantization = Literal["nf4"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 Strategy = Literal["ddp", "zero2", "fsdp2"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-"""What a base can be quantised to as it is loaded."""
 
 
 class ModelSection(Section):
@@ -52,8 +50,8 @@ class ModelSection(Section):
     attn_implementation: str | None = Field(None, description="As in transformers; flash_attention_2 needs [flash].")
     quantization: Quantization | None = Field(
         None,
-        description="nf4: the linear layers in 4 bits, as QLoRA has them (needs [quantised]); None: as they are "
-        "published.",
+        description="The linear layers in 4 bits as QLoRA has them (nf4), or in 8 (int8, fp8); needs [quantised]. "
+        "None: as they are published.",
     )
 
 
