@@ -77,7 +77,7 @@ _ROWS = (
         # half a byte a weight, a byte for 64 of them, a float32 for 256 of those
         weight_bytes=0.5 + 1 / 64 + 4 / (64 * 256),
         row_bytes=0.0,
-        devices=("cpu", "cuda", "xpu", "hpu", "mps"),
+        devices=("cpu", "cuda", "xpu", "hpu"),
         served_as={"--quantization": "bitsandbytes"},
         keeps_shape=False,
     ),

@@ -28,6 +28,7 @@ from perl.policy.quantised import prepare_layers, quantisation_of
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard
 from perl.policy.teacher import find_teacher
+from perl.policy.weight_only import leave_in_processes
 from perl.recipe.quantisations import Quantization, quantised_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.run.warned import warn
@@ -85,6 +86,8 @@ def given_policy(
     _look_at_roles(args, model, processing_class)
     by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
     model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
+    if isinstance(model, nn.Module):
+        leave_in_processes(model)
     for note in script_notes(model, args, how, named=named):
         warn("PRL316", "%s", note)
     trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
