@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from perl.methods.packed import is_packed, number_count
+from perl.methods.packed import is_packed, number_count, parts_of
 from perl.packing.forward import Read, score
 from perl.packing.head import head_bytes, memory_of
 from perl.packing.rows import Row
@@ -287,7 +287,8 @@ def kept_bytes(run: Callable[[], object], model: nn.Module) -> int:
         run: Runs the pass, with gradients on.
         model: Whose parameters are not counted.
     """
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    held = (part for name, p in model.named_parameters() for _, part in parts_of(name, p.detach()))
+    own = {part.untyped_storage().data_ptr() for part in held}
     own |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     kept: dict[int, int] = {}
 
