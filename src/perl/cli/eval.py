@@ -10,6 +10,7 @@ import click
 from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, InterruptedRunError, PerlError
 from perl.recipe.engines import TRANSFORMERS, Backend
+from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
 from perl.run.launched import adopt_launcher
 from perl.run.tables import plain_table
@@ -118,7 +119,7 @@ class _Eval(click.Group):
 )
 @click.option(
     "--quantization",
-    type=click.Choice(["auto", "none", "nf4"]),
+    type=click.Choice(["auto", "none", *QUANTIZATIONS]),
     default="auto",
     show_default=True,
     help="Of the base; auto: as the adapter was trained, none: the ordinary base.",

@@ -112,7 +112,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
             "logp_diff": drawn.logp_diff,
             **({} if attention is None else {"attention": attention}),
         },
-        versions=installed_versions(_PACKAGES, quantised=quantization is not None),
+        versions=installed_versions(_PACKAGES, quantization=quantization),
         seconds=seconds,
         tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
         verifier=verifier_version(),

@@ -28,8 +28,8 @@ from perl.evaluation.task import MATH
 from perl.evaluation.task_data import load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
-from perl.policy.name import in_few_bits
 from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
+from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.recipe.validation import checked
@@ -301,8 +301,9 @@ def _check_spread(settings: EvalSettings, engine: Capabilities) -> None:
         if engine.takes_updates:
             what = "spreads the base of transformers, and here vLLM draws the completions"
             raise PerlError(what, "--device-map", "--backend transformers, or --server-command --tensor-parallel N")
-        if settings.quantization == "nf4":
-            raise PerlError("a base in 4 bits lies whole on one GPU", "--device-map", "leave it out")
+        if settings.quantization in QUANTISATIONS:
+            what = f"{quantised_base(settings.quantization)} lies whole on one GPU"
+            raise PerlError(what, "--device-map", "leave it out")
 
 
 def _as_asked(subject: Subject, settings: EvalSettings) -> Subject:
@@ -322,7 +323,8 @@ def _for_the_base(engine: RolloutSection, subject: Subject, settings: EvalSettin
         return engine
     if settings.backend == engine.backend:
         hint = "--backend transformers, --server URL, or --quantization none for the ordinary base"
-        raise PerlError("vLLM in this process holds the ordinary base, not the one in 4 bits", "--backend", hint)
+        what = f"vLLM in this process holds the ordinary base, not the one{in_few_bits(subject.base.quantization)}"
+        raise PerlError(what, "--backend", hint)
     return engine.model_copy(update={"backend": TRANSFORMERS.name})
 
 

@@ -14,7 +14,7 @@ from perl.evaluation.metrics import SMALL_P, Difference, corrected
 from perl.evaluation.power import guessed_error, power_words
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
-from perl.policy.name import in_few_bits
+from perl.recipe.quantisations import in_few_bits
 from perl.run.tables import markdown_table, percent, plain_table, signed_percent
 from perl.zoo.intervals import ALIKE, estimate_text
 

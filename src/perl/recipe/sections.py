@@ -12,14 +12,12 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from perl.recipe.engines import Backend, Capabilities, capabilities
 from perl.recipe.eval_section import EvalSection
+from perl.recipe.quantisations import Quantization
 from perl.recipe.section import Section, SettingError
 from perl.recipe.server_address import ServerAddress, server_address
 
-Quantization = Literal["nf4"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 Strategy = Literal["ddp", "zero2", "fsdp2"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-"""What a base can be quantised to as it is loaded."""
 
 
 class ModelSection(Section):
@@ -33,8 +31,8 @@ class ModelSection(Section):
     attn_implementation: str | None = Field(None, description="As in transformers; flash_attention_2 needs [flash].")
     quantization: Quantization | None = Field(
         None,
-        description="nf4: the linear layers in 4 bits, as QLoRA has them (needs [quantised]); None: as they are "
-        "published.",
+        description="The linear layers in 4 bits as QLoRA has them (nf4), or in 8 (int8, fp8); needs [quantised]. "
+        "None: as they are published.",
     )
 
 

@@ -27,13 +27,19 @@ from perl.methods.settings import Adaptation, adaptation, continued_adaptation, 
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
 from perl.policy.critic import critic_parameters, critic_shapes
 from perl.policy.critic_file import find_critic
-from perl.policy.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
-from perl.policy.name import in_few_bits
+from perl.policy.model import (
+    check_quantisation,
+    load_empty_base,
+    load_tokenizer,
+    total_parameters,
+    trainable_parameters,
+)
 from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher, is_same
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages, tracker_mistakes
+from perl.recipe.quantisations import in_few_bits
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
@@ -174,7 +180,9 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = _adaptation(recipe, arguments, saved)
     if recipe.model.quantization is not None:
-        _check_quantised(recipe, how, arguments)
+        if runs_here:
+            check_quantisation(recipe.model, arguments.device)
+        _check_quantised(recipe, recipe.model.quantization, how, arguments)
     empty = load_empty_base(recipe.model)
     total = total_parameters(empty)
     policy = policy_without_weights(recipe.model, how, saved)
@@ -318,7 +326,7 @@ def _critic_that_fits(recipe: Recipe, arguments: PeftRLConfig, base: torch.nn.Mo
 def _teacher_that_fits(
     recipe: Recipe, policy: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> SavedAdapter | None:
-    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that 4 bits cannot carry.
+    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that a quantised base cannot carry.
 
     Also refuses a policy, here without weights, that leaves no base to teach.
     """
@@ -330,7 +338,7 @@ def _teacher_that_fits(
     how = Adaptation(own_method(saved), saved.config)
     try:
         if model.quantization is not None:
-            check_on_quantised(how)
+            check_on_quantised(how, model.quantization)
         check_head(policy_without_weights(model, how, saved), "the teacher's adapter", WHERE)
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
@@ -355,9 +363,9 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
     return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
 
 
-def _check_quantised(recipe: Recipe, how: Adaptation, arguments: PeftRLConfig) -> None:
-    """Refuses what a base in 4 bits cannot carry, also where only the adapter that is continued tells."""
-    check_on_quantised(how)
+def _check_quantised(recipe: Recipe, quantization: str, how: Adaptation, arguments: PeftRLConfig) -> None:
+    """Refuses what a quantised base cannot carry, also where only the adapter that is continued tells."""
+    check_on_quantised(how, quantization)
     if recipe.model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
         raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
     if recipe.rollout.capabilities.needs_servers and _served_rank(recipe, how) is None:
