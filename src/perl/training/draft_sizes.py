@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from perl.errors import ModelError, PerlError
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.engines import TRANSFORMERS, VLLM, Backend
-from perl.recipe.sections import Quantization
+from perl.recipe.quantisations import Quantization
 from perl.training.hardware import GIB, Hardware
 from perl.training.lengths import lengths_of
 from perl.training.memory_estimate import MemoryEstimate
