@@ -95,6 +95,11 @@ def titled(title: str, few_shot: int) -> str:
     return f"{title}, {few_shot}-shot" if few_shot else title
 
 
+def shown_hash(examples: Sequence[Example]) -> str | None:
+    """As results have it: :func:`examples_hash`, or None where there are no examples."""
+    return examples_hash(examples) if examples else None
+
+
 def examples_hash(examples: Sequence[Example]) -> str:
     """SHA-256 of what is shown, in its order."""
     content = "\0".join(part for one in examples for part in (one.question.text, one.answer))

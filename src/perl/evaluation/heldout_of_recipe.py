@@ -3,6 +3,7 @@
 recipe.yaml -> Task -> questions, asked as training asks them
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from perl.data import heldout_name, load_problem_set, prompt_text
@@ -12,7 +13,7 @@ from perl.evaluation.task import Question, Task
 from perl.recipe import Recipe
 
 HELDOUT = "heldout"
-"""As which the command line knows the problems that the run of an adapter held out."""
+"""The command line's name for the problems that the run of an adapter held out."""
 RECIPE_SUFFIXES = (".yaml", ".yml")
 _RECIPE, _RUN_FACTS = "recipe.yaml", "run.json"
 _LEVELS = 3  # RUN/checkpoints/checkpoint-10/adapter
@@ -50,10 +51,11 @@ def task_of_recipe(path: str, where: str) -> Task:
     file = Path(path).expanduser()
     if not file.is_file():
         raise PerlError(f"no such file: {path}", where, "a recipe, whose held-out problems are asked")
-    name = heldout_name(Recipe.of_run(file).data)
+    recipe = Recipe.of_run(file)
+    name = heldout_name(recipe.data)
     if name is None:
         raise PerlError(f"{path} holds no problems out", where, "name them there, as data.eval")
-    return held_out_by_run(name, str(file))
+    return replace(held_out_by_run(name, str(file)), template_arguments=recipe.train.get("chat_template_kwargs"))
 
 
 def recipe_of_run(adapter: str | None, where: str) -> str:
@@ -62,7 +64,8 @@ def recipe_of_run(adapter: str | None, where: str) -> str:
     Raises:
         PerlError: It lies in none.
     """
-    start = None if adapter is None else Path(adapter).expanduser().resolve()
+    path = None if adapter is None else Path(adapter).expanduser()
+    start = path.resolve() if path is not None and path.is_dir() else None  # not of a name on the Hub
     for folder in () if start is None else (start, *start.parents[:_LEVELS]):
         if (folder / _RECIPE).is_file() and (folder / _RUN_FACTS).is_file():
             return str(folder / _RECIPE)

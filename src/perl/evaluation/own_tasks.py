@@ -16,7 +16,7 @@ from types import ModuleType
 from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.few_shot import check_examples
-from perl.evaluation.heldout_of_recipe import RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
+from perl.evaluation.heldout_of_recipe import HELDOUT, RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import MATH, Task, all_tasks, find_tasks
@@ -165,7 +165,10 @@ def for_each(
     """
     if not isinstance(given, Mapping):
         return [given] * len(tasks)
-    spelled = {name: Path(name).stem if Path(name).suffix in DATA_FILE_SUFFIXES else name for name in names}
+    spelled = {name: simple_name(Path(name).stem) for name in names if Path(name).suffix in DATA_FILE_SUFFIXES}
+    held_out = [task.name for task in tasks if holds_problems_out(task)]
+    recipes = [name for name in names if name == HELDOUT or name.endswith(RECIPE_SUFFIXES)]
+    spelled |= dict(zip(recipes, held_out, strict=True))
     numbers = {spelled.get(name, name): number for name, number in given.items()}
     known = [task.name for task in tasks]
     unknown = [name for name in numbers if name not in known]
@@ -233,14 +236,14 @@ def _own(name: str, where: str, columns: Mapping[str, str] | None, scorer: str |
 
 
 def _check_names(tasks: Sequence[Task], where: str) -> None:
-    """Each task of one's own has a name that results may have, and nobody else has."""
+    """Refuses names of the user's own tasks that results cannot have, that stand twice, or that are a benchmark's."""
     known, names = all_tasks(), [task.name for task in tasks]
     problems = [
         Mistake(f"{name} is named {names.count(name)} times", where, "once is enough")
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    for task in (one for one in tasks if not holds_problems_out(one)):
+    for task in (one for one in tasks if not (holds_problems_out(one) and one.title.endswith(HELD_OUT))):
         if _NAME.fullmatch(task.name) is None or ".." in task.name:
             hint = "letters, digits, and any of _ . : -"
             problems.append(Mistake(f"{task.name!r:.60} cannot be the name of a task", where, hint))
@@ -274,6 +277,9 @@ def _resolved(task: Task, path: Path, shown: str) -> Task:
         raise error.moved(lambda place: f"{shown}: {place}") from None
     if task.path is None:
         return replace(task, scorer=scorer)
+    if task.examples is not None:
+        what = "is a file, whose examples are set aside from its own problems; examples names a split of a data set"
+        raise PerlError(what, f"{shown}: {task.name}", "leave examples out")
     return replace(task, scorer=scorer, file=Path(task.path).name, path=str(path.parent / Path(task.path).expanduser()))
 
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from perl.data import render_prompts
 from perl.errors import PerlError
 from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.few_shot import as_text, examples_hash, shown_before
-from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol
+from perl.evaluation.few_shot import as_text, shown_before, shown_hash
+from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol, task_facts
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.scorers import Scorer
 from perl.evaluation.task import MATH, Example, Question, TaskData
@@ -48,6 +48,7 @@ def prepare_task(
     end_token_ids: tuple[int, ...],
     context: int | None,
     template_arguments: Mapping[str, Any] | None = None,
+    asking: Mapping[str, str] | None = None,
 ) -> PreparedTask:
     """Renders a task's questions with the base's chat template, or as plain text where it has none.
 
@@ -57,7 +58,8 @@ def prepare_task(
         protocol: Says the system prompt and how long a completion may be.
         end_token_ids: Tokens that end one.
         context: Tokens that the base can read; None: any number.
-        template_arguments: Of the chat template.
+        template_arguments: Of the chat template; those of a recipe whose held-out problems are asked come first.
+        asking: What was asked for in place of the base's own template, of :func:`perl.evaluation.protocol.asked_facts`.
 
     Raises:
         PerlError: A prompt leaves no room for an answer, or a question lacks what the scorer needs.
@@ -65,7 +67,9 @@ def prepare_task(
     task, every = data.task, (*data.questions, *data.further)
     scorer = scorer_of(data)
     rows = [_row(question, data.examples, protocol.system_prompt, tokenizer) for question in every]
-    prompts = [prompt.token_ids for prompt in render_prompts(rows, tokenizer, template_arguments)]
+    _check_system(data, protocol.system_prompt)
+    arguments = {**(task.template_arguments or {}), **(template_arguments or {})}
+    prompts = [prompt.token_ids for prompt in render_prompts(rows, tokenizer, arguments)]
     asked = tuple(rendered(question, prompt) for question, prompt in zip(every, prompts, strict=True))
     count = len(data.questions)
     wanted = protocol.max_new_tokens or task.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
@@ -74,7 +78,7 @@ def prepare_task(
     request = TaskRequest(
         task.name, asked[:count], wanted, end_token_ids, tuple(task.stop), scorer, further=asked[count:]
     )
-    return PreparedTask(data, request, protocol_hash(protocol, data, wanted))
+    return PreparedTask(data, request, protocol_hash(protocol, data, wanted, asking=asking))
 
 
 def scorer_of(data: TaskData, spec: str | None = None) -> Scorer:
@@ -119,27 +123,46 @@ def _room(name: str, asked: Sequence[RenderedProblem], further: Sequence[Rendere
     return context - max(len(one.prompt_ids) for one in (*asked, *further) if len(one.prompt_ids) < context)
 
 
-def protocol_hash(protocol: Protocol, data: TaskData, max_new_tokens: int, scorer: str | None = None) -> str:
+def protocol_hash(
+    protocol: Protocol,
+    data: TaskData,
+    max_new_tokens: int,
+    scorer: str | None = None,
+    asking: Mapping[str, str] | None = None,
+) -> str:
     """What two results of a task share if they may be compared; of the length, what it really was.
 
     Args:
         protocol: How completions are drawn.
         data: The task, as much of it as is asked.
         max_new_tokens: As it was asked.
-        scorer: Name of what judges; None: the task's own. Training's verifier is not named, as in older results.
+        scorer: Name of what judges; None: the task's own.
+        asking: As of :func:`prepare_task`.
     """
-    task = data.task
-    facts = {"task": task.name, "task_version": task.version, "prompt": task.prompt, "data": data.sha256}
-    judge = task.scorer if scorer is None else scorer
-    judged = {} if judge == MATH else {"scorer": judge}
-    shown = {"few_shot": examples_hash(data.examples)} if data.examples else {}
-    return protocol.hash({**facts, "max_new_tokens": max_new_tokens, **judged, **shown})
+    task, judge = data.task, data.task.scorer if scorer is None else scorer
+    judged_by = None if judge == MATH else judge
+    about = (task.name, task.version, task.prompt, data.sha256)
+    return protocol.hash(task_facts(*about, max_new_tokens, judged_by, shown_hash(data.examples), asking))
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Twelve hexadecimal digits of the chat template; None: there is none, prompts are plain text."""
     template = tokenizer.chat_template
     return hashlib.sha256(str(template).encode()).hexdigest()[:12] if template is not None else None
+
+
+def _check_system(data: TaskData, system: str | None) -> None:
+    """Refuses a system prompt that problems with one of their own, or in plain text, would not show.
+
+    Raises:
+        PerlError: There is such a problem.
+    """
+    for question in (*data.questions, *data.further) if system is not None else ():
+        own = question.prompt if isinstance(question.prompt, tuple) else ()
+        said = [message.get("content") for message in own if message.get("role") == "system"]
+        if isinstance(question.prompt, str) or (said and said != [system]):
+            what = f"the problems of {data.task.name} are asked in their own words, without this system prompt"
+            raise PerlError(what, "--system-prompt", "leave it out")
 
 
 def _row(

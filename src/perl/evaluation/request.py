@@ -6,7 +6,7 @@ adapter, base, tasks, settings -> Evaluation
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ from perl.evaluation.heldout_of_recipe import HELDOUT, recipe_of_run
 from perl.evaluation.own_tasks import for_each, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.power import power_line
-from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
+from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, asked_facts, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import MATH
@@ -134,6 +134,8 @@ class Evaluation:
         template: Hash of the chat template; None: prompts are plain text.
         judging: The limits of comparing answers; None: the usual ones.
         within_run: It is part of a run, which has logged its plan, and scores that are there already.
+        asking: What was asked for in place of the base's own template and thinking mode.
+        compared: How many adapters one table compares with their base, this one among them.
     """
 
     subject: Subject
@@ -146,6 +148,8 @@ class Evaluation:
     settings: EvalSettings
     judging: Judging | None = None
     within_run: bool = False
+    asking: Mapping[str, str] = field(default_factory=dict)
+    compared: int = 1
 
     @property
     def policies(self) -> tuple[Who, ...]:
@@ -172,14 +176,15 @@ class Evaluation:
         on = f" on {self.subject.base.name}{quantized}" if self.subject.trained else quantized
         yield f"policy   {self.subject.name}{on}"
         yield f"protocol {self.protocol.preset}: {self.protocol}"
-        yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}"
+        thinking = f", thinking {self.asking['thinking']}" if "thinking" in self.asking else ""
+        yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}{thinking}"
         for task in self.tasks:
             n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.name
             asked = f"{task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
             examples = f", {len(task.data.examples)} examples before each" if task.data.examples else ""
             yield f"task     {asked}{examples}{'' if judge == MATH else f', judged by {judge}'}"
         for task in self.tasks if len(self.policies) > 1 else ():
-            says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks))
+            says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks) * self.compared)
             yield f"power    {task.data.task.name}: {says}"
         count = sum(len(task.request.asked) for task in self.tasks) * self.protocol.k * len(self.policies)
         yield f"engine   {self.engine.backend}, {count:,} completions"
@@ -203,8 +208,8 @@ def plan_evaluation(
     with naming_options():
         names = [recipe_of_run(adapter, "--tasks") if name == HELDOUT else name for name in tasks]
         chosen = named_tasks(names, columns=settings.columns, scorer=settings.scorer)
-        limits = for_each(settings.limit, names, chosen, "--limit")
-        examples = for_each(settings.few_shot, names, chosen, "--few-shot")
+        limits = for_each(settings.limit, tasks, chosen, "--limit")
+        examples = for_each(settings.few_shot, tasks, chosen, "--few-shot")
         for option, least, given in (("--limit", 1, limits), ("--few-shot", 0, examples)):
             if wrong := [number for number in given if number is not None and number < least]:
                 what = "problems" if option == "--limit" else "examples"
@@ -235,7 +240,9 @@ def plan_evaluation(
         arguments = set_template(tokenizer, settings.chat_template, thinking=settings.thinking)
     context = getattr(empty.config.get_text_config(), "max_position_embeddings", None)
     ends = end_tokens(tokenizer, generation)
-    prepared = tuple(prepare_task(each, tokenizer, protocol, ends, context, arguments) for each in found)
+    template = template_hash(tokenizer) if settings.chat_template is not None else None
+    asking = asked_facts(template, thinking=settings.thinking)
+    prepared = tuple(prepare_task(each, tokenizer, protocol, ends, context, arguments, asking) for each in found)
     return Evaluation(
         subject=subject,
         protocol=protocol,
@@ -245,6 +252,7 @@ def plan_evaluation(
         template=template_hash(tokenizer),
         device=_device(settings),
         settings=settings,
+        asking=asking,
     )
 
 

@@ -74,6 +74,7 @@ class TaskResult:
         scorer: What judged the completions, see :mod:`perl.evaluation.scorers`.
         few_shot: Examples before every question.
         examples: SHA-256 of these; None: there are none.
+        asked_for: The scorer for which the problems were put, where another one judges now; None: it is the same.
     """
 
     name: str
@@ -90,6 +91,7 @@ class TaskResult:
     scorer: str = MATH
     few_shot: int = 0
     examples: str | None = None
+    asked_for: str | None = None
 
     @property
     def label(self) -> str:
@@ -271,6 +273,8 @@ def _plain(task: TaskResult) -> dict[str, Any]:
         del facts["scorer"]
     if not task.few_shot:  # likewise
         del facts["few_shot"], facts["examples"]
+    if task.asked_for is None:
+        del facts["asked_for"]
     facts["difference"] = task.difference.as_dict() if task.difference is not None else None
     facts["problems"] = {
         problem.id: {

@@ -71,6 +71,7 @@ class _Task(_Record):
     scorer: str = Field(MATH, min_length=1, max_length=300)
     few_shot: int = Field(0, ge=0)
     examples: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    asked_for: str | None = Field(None, min_length=1, max_length=300)
 
     @model_validator(mode="after")
     def _check_examples(self) -> "_Task":

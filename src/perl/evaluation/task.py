@@ -62,6 +62,7 @@ class Task:
         path: Where the problems are a file of the user's own, or a recipe that holds problems out; never in results.
         examples: Split of the data set that few-shot examples come from; None: the problems themselves, of which they
             are set aside then.
+        template_arguments: Of the chat template, where training asks with some.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Task:
     scorer: str = MATH
     path: str | None = None
     examples: Split | None = None
+    template_arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -263,8 +263,15 @@ def _as_then(entry: Entry, settings: EvalSettings) -> EvalSettings:
     if not entry.protocol:
         return settings
     protocol = _protocol(entry)
+    if entry.protocol.get("chat_template_given"):
+        raise PerlError("was asked with a chat template that the entry does not hold", entry.name)
+    switch = entry.protocol.get("thinking")
     return replace(
         settings,
+        thinking=None if switch is None else switch == "on",
+        top_k=protocol.top_k,
+        min_p=protocol.min_p,
+        repetition_penalty=protocol.repetition_penalty,
         preset=protocol.preset if protocol.preset in PRESETS else _NEUTRAL,
         temperature=protocol.temperature,
         top_p=protocol.top_p,
