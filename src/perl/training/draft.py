@@ -36,6 +36,8 @@ from perl.training.stages import read_recipe
 
 _STEPS, _STEPS_ON_CPU = 200, 50
 _LENGTH, _LENGTH_ON_SMALL, _LENGTH_ON_CPU = 1024, 768, 128
+_RANK, _RANK_ON_CPU = 16, 8
+_MOST_EPOCHS = 10
 _SMALL = 16e9
 _RECIPE_SUFFIXES = (".yaml", ".yml")
 
@@ -172,10 +174,11 @@ def _drafted(
     """The recipe's numbers, from a plan with the shortest completion there can be."""
     data = {"train": train, **({} if held_out is None else {"eval": held_out, "drop_overlap": True})}
     length = _LENGTH_ON_CPU if device.on_cpu else _LENGTH_ON_SMALL if device.memory < _SMALL else _LENGTH
+    rank = _RANK_ON_CPU if device.on_cpu else _RANK
     answers = train.get("columns", {"answer": "answer"})["answer"]
     asked: dict[str, Any] = {
         "model": {"name": model, **({} if device.on_cpu else {"dtype": "bfloat16" if device.bfloat16 else "float16"})},
-        "peft": {"method": "lora", "rank": 8, "alpha": 16},
+        "peft": {"method": "lora", "rank": rank, "alpha": 2 * rank},
         "data": data,
         "rewards": dict.fromkeys(rewards, 1.0),
         "train": {"prompts_per_step": 1, "num_generations": GENERATIONS, "max_steps": 1},
@@ -196,6 +199,7 @@ def _drafted(
     plan = make_plan(read_recipe(asked), runs_here=False)
     sizes = choose_sizes(plan, device)
     heldout = plan.problems.heldout
+    most_steps = max(_MOST_EPOCHS * len(plan.problems.train) // sizes.prompts, 1)
     return Draft(
         model=model,
         train=train,
@@ -207,10 +211,11 @@ def _drafted(
         length=length,
         context=room,
         rate=usual_rate(METHODS["lora"].learning_rate, getattr(config, "hidden_size", None)) or 1e-5,
-        steps=_STEPS_ON_CPU if device.on_cpu else _STEPS,
+        steps=min(_STEPS_ON_CPU if device.on_cpu else _STEPS, most_steps),
         device=device,
         sizes=sizes,
         plain_bytes=2 * plan.total_parameters,
+        rank=rank,
     )
 
 

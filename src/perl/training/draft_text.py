@@ -39,6 +39,7 @@ class Draft:
         device: That it is for.
         sizes: That fit there.
         plain_bytes: Of the base as it is published.
+        rank: Of the LoRA.
     """
 
     model: str
@@ -55,11 +56,7 @@ class Draft:
     device: Hardware
     sizes: Sizes
     plain_bytes: int
-
-    @property
-    def rank(self) -> int:
-        """Of the LoRA."""
-        return 8 if self.device.on_cpu else 16
+    rank: int
 
 
 def size_shown(size: float) -> str:
