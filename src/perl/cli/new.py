@@ -42,12 +42,13 @@ def command(**given: Any) -> None:  # noqa: ANN401 (the options above)
     is asked. Nothing is written before data and model have been read and the recipe has passed a dry run's checks.
     """
     set_up_output(quiet=False)
-    if given["output"] is not None:
+    asks = sys.stdin is not None and sys.stdin.isatty()
+    if given["output"] is not None or not asks:
         from perl.training.draft import check_output
 
-        check_output(given["output"], force=given["force"])
+        check_output(given["output"] or _OUTPUT, force=given["force"])
     try:
-        if sys.stdin is not None and sys.stdin.isatty():
+        if asks:
             _ask(given)
         written = _write(given)
     except PerlError as error:

@@ -20,6 +20,7 @@ from perl.methods.registry import METHODS
 from perl.policy.model import load_empty_base
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value
+from perl.rewards.named import JUDGES, NAMED_REWARDS
 from perl.run.threads import threads_kept
 from perl.sandbox import is_sandbox
 from perl.trainer.alarms.of_optimizer import usual_rate
@@ -94,6 +95,8 @@ def new_recipe(
         ``perl.train(perl.new_recipe("sandbox:base", "sandbox:chain", gpu="cpu").recipe)``
     """
     path = None if output is None else check_output(output, force=force)
+    if path is not None and str(path.parent.absolute()) not in sys.path:
+        sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
     device = device_named(gpu)
     names = (reward,) if isinstance(reward, str) else tuple(reward)
     sources = sources_of(data)
@@ -149,9 +152,7 @@ def device_named(gpu: str | None) -> Hardware:
 
 def _judged(rewards: Sequence[str]) -> bool:
     """Whether a reward of the package needs gold answers; of a custom one nobody knows."""
-    return not rewards or any(
-        name in {"accuracy", "reasoning_accuracy", "length_penalty", "cosine_length"} for name in rewards
-    )
+    return not rewards or any(NAMED_REWARDS.get(name) in JUDGES for name in rewards)
 
 
 def _importable(name: str, path: Path | None) -> str:
@@ -230,8 +231,6 @@ def _template(plan: Plan, rewards: tuple[str, ...]) -> str | None:
 
 def _planned(text: str, path: Path | None) -> Plan:
     """The plan of the recipe that the text is, after everything that a dry run checks."""
-    if path is not None and str(path.parent.absolute()) not in sys.path:
-        sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
     recipe = replace(read_recipe(plain_value(text)), name="recipe" if path is None else path.stem)
     return make_plan(recipe, engine_here=False)
 
