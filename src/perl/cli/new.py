@@ -90,9 +90,7 @@ def _sources(given: dict[str, Any]) -> dict[str, Any]:
 
 def _ask(given: dict[str, Any]) -> None:
     """Asks for what no option says; what cannot be read is asked for again."""
-    from perl.policy.model import load_empty_base
-    from perl.recipe.sections import ModelSection
-    from perl.training.draft import check_output, device_named
+    from perl.training.draft import check_model, check_output, device_named
     from perl.training.draft_data import rows_of
 
     known: list[str] = []
@@ -102,7 +100,7 @@ def _ask(given: dict[str, Any]) -> None:
 
     if not given["model"]:
         text = "Model: a Hub id, a folder, or sandbox:base"
-        given["model"] = _until_right(text, "sandbox:base", lambda name: load_empty_base(ModelSection(name=name)))
+        given["model"] = _until_right(text, "sandbox:base", check_model)
     if given["data"]:
         read_columns(given["data"])
     else:

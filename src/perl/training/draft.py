@@ -20,6 +20,7 @@ from perl.methods.registry import METHODS
 from perl.policy.model import load_empty_base
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value
+from perl.recipe.sections import ModelSection
 from perl.rewards.named import JUDGES, NAMED_REWARDS
 from perl.run.threads import threads_kept
 from perl.sandbox import is_sandbox
@@ -129,6 +130,15 @@ def check_output(output: str | Path, *, force: bool) -> Path:
     if path.exists() and not force:
         raise PerlError("is there already, and is not overwritten", str(path), "another name, or --force")
     return path
+
+
+def check_model(name: str) -> None:
+    """Reads a model's config.
+
+    Raises:
+        PerlError: It cannot be loaded.
+    """
+    load_empty_base(ModelSection(name=name))
 
 
 def device_named(gpu: str | None) -> Hardware:
