@@ -14,6 +14,7 @@ from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, read_results
+from perl.hub.card.beside_adapter import as_published
 from perl.hub.card.candidate import Candidate, identity_mistakes
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
 from perl.hub.card.form import CARD
@@ -87,7 +88,8 @@ def _of_run(run: Run) -> FoundCard:
             raise PerlError(message, str(run.path), f"perl card {run.path}")
     beside, candidate = read_run_facts(facts.read_bytes()), shown_candidate(run)
     package = package_candidate(candidate, beside.repo_id, beside.checkpoints, beside.licence)
-    files: dict[str, bytes | Path | None] = {**package.files, CARD: run.card}
+    card = as_published(run.card.read_text(encoding="utf-8", errors="replace")).encode()
+    files: dict[str, bytes | Path | None] = {**package.files, CARD: card}
     again = read_run_facts(package.files[RUN_FACTS])
     # The wall time goes on for a moment after a training has written its card.
     known = {"perl": beside.perl, "name": beside.name, "licence": beside.licence, "seconds": beside.seconds}

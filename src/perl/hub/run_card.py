@@ -10,6 +10,7 @@ import hashlib
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
+from perl.hub.card.beside_adapter import beside_adapter
 from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_mistakes, owns
 from perl.hub.card.form import CARD
 from perl.hub.card.notes import split_notes
@@ -39,16 +40,16 @@ def run_card(run: Run, repo_id: str | None = None) -> str:
 
 
 def write_card(run: Run, repo_id: str | None = None) -> list[tuple[int, str]]:
-    """Writes :func:`run_card` beside what the run trained.
+    """Writes :func:`run_card` beside what the run trained, with links that lead somewhere from there.
 
     Returns:
         Where somebody has edited the older card above its notes: its lines that are gone, with their numbers.
     """
     package = run_package(run, repo_id)
-    card = package.files[CARD].decode()
+    card = beside_adapter(package.files[CARD].decode())
     gone = _edited_lines(run, card)
-    for name in (RUN_FACTS, CARD):
-        write_text(run.adapter / name, package.files[name].decode())
+    write_text(run.adapter / RUN_FACTS, package.files[RUN_FACTS].decode())
+    write_text(run.card, card)
     run.record(card=_digest(card))
     return gone
 

@@ -50,6 +50,7 @@ def render_card(facts: CardFacts, *, as_0_1: bool = False) -> str:
             ),
             names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": SCORES},
             snippets=snippets,
+            as_0_1=as_0_1,
         )
     )
     return _tidy(card)
