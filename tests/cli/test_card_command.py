@@ -1,6 +1,7 @@
 """``perl card`` writes a run's card and finds what is wrong with one, here or on the Hub."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from typing import NamedTuple
@@ -54,7 +55,11 @@ def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
     assert (first.returncode, first.stderr) == (2, "error: a-run: has no card yet (perl card a-run) [PRL206]\n")
     written = perl("card", "a-run", "--repo", "me/mine")
     assert (written.returncode, written.stderr, written.stdout) == (0, "", "a-run/adapter/README.md\n")
-    assert "# me/mine\n" in run.card.read_text()
+    card = run.card.read_text()
+    assert "# me/mine\n" in card
+    links = re.findall(r"\]\(([^)]+)\)", card)
+    assert [link for link in links if "://" not in link and not (run.adapter / link).is_file()] == []
+    assert "../eval/results.json" in links
     checked = perl("card", "a-run", "--check")
     assert (checked.returncode, checked.stderr) == (0, "")
     first, compared, reported = checked.stdout.splitlines()

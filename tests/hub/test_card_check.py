@@ -58,15 +58,19 @@ def test_nothing_is_wrong_with_our_own_also_where_its_metadata_are_laid_out_in_a
 
 
 def test_p_values_on_cards_of_version_0_1_are_each_tasks_own_and_on_cards_of_now_corrected_for_their_number():
-    """Of two tasks; a card of one version is wrong as a card of the other."""
+    """Of two tasks; a card of one version is wrong as a card of the other, by this and by a sentence about prompts."""
     now, then = ", Holm over 2 tasks;", ", not corrected for the number of tasks;"
-    cards = {"0.1.0": changed(now, then), json.loads(FILES["perl_run.json"])["perl"]: CARD}
+    form = "It was trained on prompts of this form and may do worse on others"
+    before = "Asked otherwise than below it may answer otherwise"
+    cards = {"0.1.0": changed(now, then).replace(form, before), json.loads(FILES["perl_run.json"])["perl"]: CARD}
     for version in cards:
         run = json.dumps(json.loads(FILES["perl_run.json"]) | {"perl": version}).encode()
         for of, card in cards.items():
             found = said(card, files={**FILES, "perl_run.json": run})
             assert (found == []) is (of == version)
-            assert all("Holm over 2 tasks" in line or "not corrected" in line for line in found)
+            told = ("Holm over 2 tasks", "not corrected", form[:20], before[:20])
+            assert all(any(words in line for words in told) for line in found)
+            assert of == version or any("Holm over 2 tasks" in line for line in found)
 
 
 def test_what_no_other_file_says_is_reported():
