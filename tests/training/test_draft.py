@@ -1,6 +1,7 @@
 """A recipe that is drafted has sizes that fit by ``perl plan``'s own estimate, and reads as if written by hand."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from perl.errors import PerlError
 from perl.recipe import load_recipe
 from perl.recipe.engines import VLLM
 from perl.sandbox import BASE_FOLDER
+from perl.training import draft_data, draft_sizes
+from perl.training.hardware import hardware_named
 
 SUMS = [{"problem": f"{i}+{j}=", "answer": str(i + j), "solution": "We count."} for i in range(10) for j in range(10)]
 SIZES = {
@@ -110,7 +113,7 @@ def test_completions_fit_the_context_and_steps_the_data():
 
 
 def test_a_reward_of_ones_own_needs_no_gold_answers_and_lies_beside_the_recipe(monkeypatch):
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    monkeypatch.setattr("sys.path", [*sys.path])
     Path("mine").mkdir()
     Path("mine/drafted_reward.py").write_text("def f(completions, hint, **_):\n    return [0.0] * len(completions)\n")
     write_sums("hints.jsonl", [{"question": f"{i}?", "hint": "x"} for i in range(20)])
@@ -128,10 +131,24 @@ def test_a_reward_of_ones_own_needs_no_gold_answers_and_lies_beside_the_recipe(m
 def test_vllm_is_chosen_where_it_is_installed_and_fits(monkeypatch):
     monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", True)
     assert VLLM.installed
-    monkeypatch.setattr("perl.training.draft_sizes._memory", lambda *_: None, raising=True)
-    from perl.training import draft_sizes
-    from perl.training.hardware import hardware_named
-
     chosen = [one.backend for one in draft_sizes._candidates(hardware_named("H100"))]
     assert chosen[:2] == ["vllm", "vllm"]
     assert set(chosen[2:]) == {"transformers"}
+
+
+def test_a_hub_data_sets_own_test_split_is_held_out_if_it_can_be_read(monkeypatch):
+    asked = []
+
+    def rows_of(source, where="data.train"):
+        asked.append((source.get("split"), where))
+        if source["name"] == "me/without-test":
+            raise PerlError("no such split")
+
+    monkeypatch.setattr(draft_data, "rows_of", rows_of)
+    columns = {"prompt": "question", "answer": "answer"}
+    train = {"name": "me/maths", "subset": "main", "split": "train", "limit": 9, "columns": columns}
+    found = draft_data.held_out_of(train, None)
+    assert found == {"name": "me/maths", "subset": "main", "split": "test", "columns": columns}
+    assert asked == [("test", "data.eval")]
+    assert draft_data.held_out_of({**train, "name": "me/without-test"}, None) is None
+    assert draft_data.held_out_of({**train, "name": "sums.jsonl"}, None) is None
