@@ -22,6 +22,7 @@ Examples:
   perl train my_recipe.yaml train.learning_rate=2e-5
   perl train my_recipe.yaml --dry-run
   perl reward check my_recipe.yaml
+  perl new --model sandbox:base --data my.jsonl --gpu 24
   perl recipes quickstart > my_recipe.yaml
 """
 

@@ -20,6 +20,8 @@ from perl.methods.registry import METHODS
 from perl.policy.model import load_empty_base
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value
+from perl.recipe.sections import ModelSection
+from perl.rewards.named import JUDGES, NAMED_REWARDS
 from perl.run.threads import threads_kept
 from perl.sandbox import is_sandbox
 from perl.trainer.alarms.of_optimizer import usual_rate
@@ -36,6 +38,8 @@ from perl.training.stages import read_recipe
 
 _STEPS, _STEPS_ON_CPU = 200, 50
 _LENGTH, _LENGTH_ON_SMALL, _LENGTH_ON_CPU = 1024, 768, 128
+_RANK, _RANK_ON_CPU = 16, 8
+_MOST_EPOCHS = 10
 _SMALL = 16e9
 _RECIPE_SUFFIXES = (".yaml", ".yml")
 
@@ -92,6 +96,8 @@ def new_recipe(
         ``perl.train(perl.new_recipe("sandbox:base", "sandbox:chain", gpu="cpu").recipe)``
     """
     path = None if output is None else check_output(output, force=force)
+    if path is not None and str(path.parent.absolute()) not in sys.path:
+        sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
     device = device_named(gpu)
     names = (reward,) if isinstance(reward, str) else tuple(reward)
     sources = sources_of(data)
@@ -126,6 +132,15 @@ def check_output(output: str | Path, *, force: bool) -> Path:
     return path
 
 
+def check_model(name: str) -> None:
+    """Reads a model's config.
+
+    Raises:
+        PerlError: It cannot be loaded.
+    """
+    load_empty_base(ModelSection(name=name))
+
+
 def device_named(gpu: str | None) -> Hardware:
     """The device that a person names: ``T4``, ``24``, ``24GB``, ``cpu``; None: what is here.
 
@@ -147,9 +162,7 @@ def device_named(gpu: str | None) -> Hardware:
 
 def _judged(rewards: Sequence[str]) -> bool:
     """Whether a reward of the package needs gold answers; of a custom one nobody knows."""
-    return not rewards or any(
-        name in {"accuracy", "reasoning_accuracy", "length_penalty", "cosine_length"} for name in rewards
-    )
+    return not rewards or any(NAMED_REWARDS.get(name) in JUDGES for name in rewards)
 
 
 def _importable(name: str, path: Path | None) -> str:
@@ -172,10 +185,11 @@ def _drafted(
     """The recipe's numbers, from a plan with the shortest completion there can be."""
     data = {"train": train, **({} if held_out is None else {"eval": held_out, "drop_overlap": True})}
     length = _LENGTH_ON_CPU if device.on_cpu else _LENGTH_ON_SMALL if device.memory < _SMALL else _LENGTH
+    rank = _RANK_ON_CPU if device.on_cpu else _RANK
     answers = train.get("columns", {"answer": "answer"})["answer"]
     asked: dict[str, Any] = {
         "model": {"name": model, **({} if device.on_cpu else {"dtype": "bfloat16" if device.bfloat16 else "float16"})},
-        "peft": {"method": "lora", "rank": 8, "alpha": 16},
+        "peft": {"method": "lora", "rank": rank, "alpha": 2 * rank},
         "data": data,
         "rewards": dict.fromkeys(rewards, 1.0),
         "train": {"prompts_per_step": 1, "num_generations": GENERATIONS, "max_steps": 1},
@@ -196,6 +210,7 @@ def _drafted(
     plan = make_plan(read_recipe(asked), runs_here=False)
     sizes = choose_sizes(plan, device)
     heldout = plan.problems.heldout
+    most_steps = max(_MOST_EPOCHS * len(plan.problems.train) // sizes.prompts, 1)
     return Draft(
         model=model,
         train=train,
@@ -207,10 +222,11 @@ def _drafted(
         length=length,
         context=room,
         rate=usual_rate(METHODS["lora"].learning_rate, getattr(config, "hidden_size", None)) or 1e-5,
-        steps=_STEPS_ON_CPU if device.on_cpu else _STEPS,
+        steps=min(_STEPS_ON_CPU if device.on_cpu else _STEPS, most_steps),
         device=device,
         sizes=sizes,
         plain_bytes=2 * plan.total_parameters,
+        rank=rank,
     )
 
 
@@ -225,8 +241,6 @@ def _template(plan: Plan, rewards: tuple[str, ...]) -> str | None:
 
 def _planned(text: str, path: Path | None) -> Plan:
     """The plan of the recipe that the text is, after everything that a dry run checks."""
-    if path is not None and str(path.parent.absolute()) not in sys.path:
-        sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
     recipe = replace(read_recipe(plain_value(text)), name="recipe" if path is None else path.stem)
     return make_plan(recipe, engine_here=False)
 

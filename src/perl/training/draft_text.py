@@ -4,6 +4,7 @@ Draft -> YAML
 """
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ class Draft:
         device: That it is for.
         sizes: That fit there.
         plain_bytes: Of the base as it is published.
+        rank: Of the LoRA.
     """
 
     model: str
@@ -55,11 +57,7 @@ class Draft:
     device: Hardware
     sizes: Sizes
     plain_bytes: int
-
-    @property
-    def rank(self) -> int:
-        """Of the LoRA."""
-        return 8 if self.device.on_cpu else 16
+    rank: int
 
 
 def size_shown(size: float) -> str:
@@ -69,25 +67,29 @@ def size_shown(size: float) -> str:
 
 def draft_text(draft: Draft) -> str:
     """The recipe."""
-    lines = [*_header(draft)]
+    lines = [line for text in _header(draft) for line in _comment(text)]
     for lines_of in (_model, _peft, _data, _rewards, _train, _rollout, _scores, _engine):
         lines += [_shown(*line) for line in lines_of(draft)]
     return "\n".join(lines) + "\n"
 
 
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(f"# {text}", _WIDTH, subsequent_indent="# ", break_on_hyphens=False)
+
+
 def _header(draft: Draft) -> Iterator[str]:
     where = "a CPU" if draft.device.on_cpu else f"one {draft.device.name} of {size_shown(draft.device.memory)}"
-    yield f"# {draft.model} on {draft.train['name']} with LoRA and GRPO, for {where}; begun by `perl new`."
-    yield "#"
+    yield f"{draft.model} on {draft.train['name']} with LoRA and GRPO, for {where}; begun by `perl new`."
+    yield ""
     memory = draft.sizes.memory
     if memory is None:
-        yield "# What it needs is not estimated for models of this kind; a first step shows it."
+        yield "What it needs is not estimated for models of this kind; a first step shows it."
     else:
         parts = {"base": memory.weights, "adapter with its optimizer": memory.adapter}
         parts |= {"vLLM": memory.engine, "rollouts": memory.cache}
         shown = ", ".join(f"{name} {size_shown(size)}" for name, size in parts.items() if size)
-        yield f"# Derived from the model's config: {size_shown(memory.least)} at least ({shown})."
-    yield "# What it costs elsewhere: `perl plan FILE --gpu NAME`. Every other setting: `perl recipes --settings`."
+        yield f"Derived from the model's config: {size_shown(memory.least)} at least ({shown})."
+    yield "What it costs elsewhere: `perl plan FILE --gpu NAME`. Every other setting: `perl recipes --settings`."
 
 
 def _model(draft: Draft) -> Iterator[_Line]:

@@ -102,7 +102,7 @@ def train(
     Raises:
         PerlError: The recipe, its data, its model or the folder cannot be used; nothing was started.
         InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
-        RewardError: A custom reward failed too often; mended, the same call goes on.
+        RewardError: A custom reward failed too often; fixed, the same call goes on.
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
@@ -403,7 +403,7 @@ def _failed(reward: Reward, step: int) -> RewardError:
     return RewardError(
         what or "failed too often on another process of this run, see its log",
         f"rewards.{reward.name}",
-        f"stopped after step {step} with a checkpoint; mend it, and the same command goes on",
+        f"stopped after step {step} with a checkpoint; fix it, and the same command goes on",
     )
 
 

@@ -66,7 +66,7 @@ WARNINGS = (
         "Training goes on; on the Hub there is nothing, or the commit before, whole.",
         "user/name: the Hub is unreachable: it answers 503 (6 tries); the push is kept in runs/mine: `perl push "
         "runs/mine` finishes it [PRL308]",
-        "`perl push RUN` when the Hub answers, or when what the line names is mended.",
+        "`perl push RUN` when the Hub answers, or when what the line names is fixed.",
     ),
     Code(
         "PRL309",
@@ -293,7 +293,7 @@ WARNINGS = (
         "A custom reward raised, or returned no number, for some completions.",
         "Those have no reward and are not trained on; if it happens again and again the run stops (PRL208).",
         "reward my_rewards:reward: my_rewards.py:3: ValueError: no number for the prompt 'What is 3 + 4?' [PRL334]",
-        "Mend the function at the line that is named; `perl reward check RECIPE` tries it.",
+        "Fix the function at the line that is named; `perl reward check RECIPE` tries it.",
     ),
     Code(
         "PRL335",
