@@ -349,7 +349,7 @@ IN_PROCESS = "vLLM in this process holds the ordinary base"
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"quantization": "nf5"}, r"model\.quantization: must be nf4, not 'nf5'"),
+        ({"quantization": "nf5"}, r"model\.quantization: must be one of nf4, int8, fp8, not 'nf5'"),
         (
             {"peft": {"method": "pissa"}},
             r"peft\.method: pissa cannot stand on a base quantised to nf4: it starts on plain",
@@ -450,7 +450,7 @@ def test_a_script_is_refused_what_it_cannot_have(tmp_path):
         trainer(tmp_path, model=load_base(ModelSection(quantization="nf4"), CPU), peft_method="milora")
     with pytest.raises(ModelError, match=rf"rollout_backend: {IN_PROCESS}"):
         trainer(tmp_path, quantization="nf4", rollout_backend="vllm")
-    with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits lies whole .*leave device_map out"):
+    with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits \(nf4\) lies whole .*leave device_map"):
         trainer(tmp_path, quantization="nf4", model_init_kwargs={"device_map": "auto"})
-    with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which fsdp2 makes"):
+    with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits \(nf4\) cannot be in shards, which fsdp2"):
         trainer(tmp_path, quantization="nf4", strategy="fsdp2")

@@ -8,7 +8,6 @@ The base's weights are never written after this.
 import contextlib
 import hashlib
 import importlib.util
-import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -492,15 +491,3 @@ def _explained(section: ModelSection) -> Iterator[None]:
         if constants.HF_HUB_OFFLINE and not local:
             hint = f"HF_HUB_OFFLINE is set, so only what is cached can be loaded; {hint}"
         raise ModelError(f"{section.name} {what}: {first_line(error)}", "model.name", hint) from error
-
-
-def processor_name(device: torch.device) -> str:
-    """What a device is called by its maker."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

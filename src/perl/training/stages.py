@@ -44,7 +44,6 @@ from perl.policy.model import (
     base_dtype,
     base_identity,
     load_base,
-    processor_name,
     source_fingerprint,
 )
 from perl.policy.name import weights_digest
@@ -59,6 +58,7 @@ from perl.recipe.sections import PeftSection
 from perl.rewards import Reward, reward_mistakes
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
+from perl.run.devices import processor_name
 from perl.run.folder import Run, follow_run, log_rows, open_run, sha256_of
 from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
