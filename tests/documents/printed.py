@@ -13,6 +13,8 @@ from tests.conftest import CHECKOUT
 
 GAP = "..."
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# What libraries remark while they are imported is no output of ours.
+_REMARK = re.compile(r"^(Failed to load /|[IWE]\d{4} \d\d:\d\d:\d\d)")
 # Of another machine's run they are others.
 _CHANGING = (
     (re.compile(rf"{re.escape(str(CHECKOUT))}|/\S*/site-packages/perl\b"), "CHECKOUT"),
@@ -36,7 +38,8 @@ def missing(output: str, shown: Sequence[str], *, learned: bool) -> list[str]:
         shown: What the page shows.
         learned: The numbers are those of a trained policy.
     """
-    printed = [_plain(line) for line in _ANSI.sub("", output).replace("\r", "\n").splitlines()]
+    lines = _ANSI.sub("", output).replace("\r", "\n").splitlines()
+    printed = [_plain(line) for line in lines if not _REMARK.match(line)]
     at = 0
     for group in _groups(shown):
         wanted = [_plain(line) for line in group]

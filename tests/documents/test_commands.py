@@ -67,6 +67,6 @@ def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path, hub, hub_env
         runnable = [command for command in block.commands if need(command) is None]
         outputs = [ran(command, tmp_path, environment, may_fail=block.shows_an_error) for command in runnable]
         learned = any(is_learned(command) for command in runnable)
-        if lines := missing("\n".join(outputs), block.shown, learned=learned):
+        if lines := missing("".join(outputs), block.shown, learned=learned):
             wrong.append("\n".join([f"{block} shows", *lines, "and the commands printed", *outputs]))
     assert not wrong, "\n\n".join(wrong)
