@@ -12,7 +12,7 @@ _NEEDS = (
     (r"^echo 'transformers", "installs packages: tests/test_wheel.py does"),
     (r"^make ", "is what CI runs"),
     (r"^(vllm|torchrun|srun|sbatch|accelerate|for i in|CUDA_VISIBLE_DEVICES)", "needs GPUs, vLLM or several machines"),
-    (r"rollout check|rollout\.servers=|--processes 8\b(?!.*(--dry-run|^perl plan))", "needs GPUs or vLLM servers"),
+    (r"rollout check|rollout\.servers=|^perl (train|eval) .*--processes 8\b", "needs GPUs or vLLM servers"),
     (r"aime|math_500|gsm8k|Qwen/|nf4|node-\d|r1-distill|fsdp2|a100|--hub\b", "needs weights or problems of the Hub"),
     (r"^trainer/bin/perl", "needs an environment that a line above makes"),
     (r"^perl zoo render$", "writes into the checkout: tests/zoo do"),
