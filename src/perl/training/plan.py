@@ -485,10 +485,8 @@ def _prompt_tokens(
 ) -> tuple[int, float]:
     """Of the longest prompt, and on average; refuses one that leaves no room for the completion in the context."""
     sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]
-    lengths = [
-        [len(prompt.token_ids) for prompt in render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs)]
-        for rows in sets
-    ]
+    rendered = [render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs) for rows in sets]
+    lengths = [[len(prompt.token_ids) for prompt in prompts] for prompts in rendered]
     longest = max(max(of_set) for of_set in lengths)
     context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if context is not None and longest + arguments.max_completion_length > context:
