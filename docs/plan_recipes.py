@@ -109,14 +109,18 @@ def figures(name: str, folder: Path) -> str:
     config, gpu = HEADED[name]
     found = forecast(name, config, gpu, folder)
     column = next(iter(found.strategies.values()))
-    memory, hours = column.memory, [seconds * found.plan.steps / 3600 for seconds in (column.step.low, column.step.high)]
+    memory, hours = (
+        column.memory,
+        [seconds * found.plan.steps / 3600 for seconds in (column.step.low, column.step.high)],
+    )
     parts = {"base": memory.weights, "adapter": memory.adapter, "vLLM": memory.engine, "rollouts": memory.cache}
     shown = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items() if size)
     recomputed = ", activations computed again" if memory.plan.recompute else ""
     text = (
         f"`perl plan {name} --gpu '{gpu}'`: {memory.least / GIB:.1f} of {memory.available / GIB:.1f} GiB at least "
         f"({shown}), passes of {memory.plan.tokens:,} tokens{recomputed}; {hours[0]:.2g} to {hours[1]:.2g} hours for "
-        f"{found.plan.steps} steps, with completions of {found.setup.lengths.completion:,.0f} tokens on average."
+        f"{found.plan.steps} steps, with prompts of 161 tokens on average, up to 500, and completions of "
+        f"{found.setup.lengths.completion:,.0f} on average."
     )
     return "\n".join([*textwrap.wrap(text, 117, initial_indent="# ", subsequent_indent="# "), NOT_RUN])
 
