@@ -119,7 +119,8 @@ def figures(name: str, folder: Path) -> str:
     text = (
         f"`perl plan {name} --gpu '{gpu}'`: {memory.least / GIB:.1f} of {memory.available / GIB:.1f} GiB at least "
         f"({shown}), passes of {memory.plan.tokens:,} tokens{recomputed}; {hours[0]:.2g} to {hours[1]:.2g} hours for "
-        f"{found.plan.steps} steps, with completions of {found.setup.lengths.completion:,.0f} tokens on average."
+        f"{found.plan.steps} steps, with prompts of 161 tokens on average, up to 500, and completions of "
+        f"{found.setup.lengths.completion:,.0f} on average."
     )
     return "\n".join([*textwrap.wrap(text, 117, initial_indent="# ", subsequent_indent="# "), NOT_RUN])
 
