@@ -1,6 +1,7 @@
 """Solved examples before a question, limits of single tasks, and a run's held-out problems asked as a task."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 import perl
 from perl.cli.eval import command
 from perl.errors import PerlError
+from perl.evaluation.compare_folders import compare_folders
 from perl.evaluation.few_shot import as_text, examples_hash, shown_before
 from perl.evaluation.own_tasks import chosen_tasks, numbers_option
 from perl.evaluation.recounting.folder import recount_folder
@@ -177,3 +179,73 @@ def test_a_recipe_names_files_limits_and_examples_and_its_heldout_problems_are_a
         assert (again.title, again.protocol_hash, again.data) == (own.title, own.protocol_hash, own.data)
         assert (again.base, again.adapter, again.problems) == (own.base, own.adapter, own.problems)
     assert "sums/avg@2" in json.dumps(json.loads(Path("run/best/best.json").read_text()))
+
+
+def test_a_whole_number_and_its_fraction_are_one_protocol(adapter):
+    hashes = [evaluate(adapter, [CHAIN], f"at {t!r}", limit=2, temperature=t).tasks[0].protocol_hash for t in (1, 1.0)]
+    assert hashes[0] == hashes[1]
+    assert recount_folder("at 1").mistakes == ()
+
+
+def test_another_template_is_another_protocol(adapter):
+    own = load_tokenizer(ModelSection()).chat_template
+    Path("thinks.jinja").write_text("{% if enable_thinking %}Think. {% endif %}" + own)
+    usual = {"limit": 2, "k": 1}
+    found = {
+        "own": evaluate(adapter, [CHAIN], "own", **usual),
+        "given": evaluate(adapter, [CHAIN], "given", chat_template="thinks.jinja", **usual),
+        "on": evaluate(adapter, [CHAIN], "on", chat_template="thinks.jinja", thinking=True, **usual),
+        "off": evaluate(adapter, [CHAIN], "off", chat_template="thinks.jinja", thinking=False, **usual),
+    }
+    assert len({one.tasks[0].protocol_hash for one in found.values()}) == 4
+    for name in found:
+        assert recount_folder(name).mistakes == ()
+    assert "thinking on" in Path("on/table.md").read_text()
+    shutil.copytree("on", "again")
+    forged = read_results("on")
+    replace(forged, subject={**forged.subject, "thinking": "off"}).write(Path("on"))
+    assert recount_folder("on").mistakes
+    with pytest.raises(PerlError, match="thinking 'off' and 'on'"):
+        compare_folders(["off", "again"])
+
+
+def test_a_system_prompt_that_problems_would_not_show_is_refused(adapter):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
+    write("chat.jsonl", [{"prompt": messages, "answer": "2"}])
+    with pytest.raises(PerlError, match=r"^--system-prompt: the problems of chat are asked in their own words"):
+        evaluate(adapter, ["chat.jsonl"], "out", system_prompt="Be long.")
+    evaluate(adapter, ["chat.jsonl"], "out", system_prompt="Be brief.")
+
+
+def test_predictions_of_another_evaluation_are_kept(adapter):
+    write("sums.jsonl", SUMS)
+    drawn = {"predict_only": True, "limit": 2, "k": 1}
+    evaluate(adapter, ["sums.jsonl"], "out", **drawn)
+    before = Path("out/predictions.json").read_bytes()
+    evaluate(adapter, [CHAIN], "out", temperature=1.0, **drawn)
+    [kept] = Path("out/earlier").glob("*/predictions.json")
+    assert kept.read_bytes() == before
+
+
+def test_scorers_may_change_back_and_forth(adapter):
+    write("sums.jsonl", SUMS)
+    first = evaluate(adapter, ["sums.jsonl"], "out", limit=3, few_shot=2)
+    for scorer in ("exact", "exact", "math", "normalised"):
+        found = rescore("out", tasks=["sums.jsonl"], scorer=scorer, lighteval=False)
+        assert found.tasks[0].scorer == scorer
+        assert recount_folder("out").mistakes == ()
+    assert rescore("out", tasks=["sums.jsonl"], scorer="math", lighteval=False).tasks == first.tasks
+
+
+def test_no_verdict_is_kept_with_a_base(adapter):
+    evaluate(adapter, [CHAIN], "one", limit=2, base_cache=True)
+    evaluate(adapter, [CHAIN], "two", limit=2, base_cache=True, predict_only=True)
+    lines = [json.loads(line) for line in Path("two/samples.jsonl").read_text().splitlines()]
+    assert {line["status"] for line in lines} == {"not_judged"}
+
+
+def test_a_task_that_is_asked_otherwise_leaves_the_others_where_they_are(adapter):
+    evaluate(adapter, [CHAIN, "sandbox:addition"], "out", limit=3, k=1)
+    evaluate(adapter, [CHAIN], "out", limit=2, k=1)
+    assert {task.name: task.score.n for task in read_results("out").tasks} == {CHAIN: 2, "sandbox:addition": 3}
+    assert recount_folder("out").mistakes == ()
