@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perl.recipe.engines import TRANSFORMERS, capabilities
 from perl.recipe.settings_list import shown_value
 from perl.training.draft_sizes import GENERATIONS, Sizes
 from perl.training.hardware import GIB, Hardware
@@ -170,9 +171,8 @@ def _train(draft: Draft) -> Iterator[_Line]:
 
 def _rollout(draft: Draft) -> Iterator[_Line]:
     yield 0, "rollout", None, ""
-    other = (
-        "transformers" if draft.sizes.backend == "vllm" else "vllm, where it is installed, is faster for long answers"
-    )
+    by_vllm = capabilities(draft.sizes.backend).takes_updates
+    other = TRANSFORMERS.name if by_vllm else "vllm, where it is installed, is faster for long answers"
     if not draft.device.on_cpu:
         yield 1, "backend", draft.sizes.backend, f"or {other}"
     room = f"; the context has room for {draft.context:,}" if draft.context is not None else ""
