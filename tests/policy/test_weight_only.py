@@ -5,6 +5,8 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -367,3 +369,19 @@ def test_plan_and_server_command_know_the_table():
         assert from_dict(config) == kind()  # as vLLM reads it
     assert in_few_bits("nf4-single") == " in 4 bits (nf4-single)"
     assert in_few_bits("llm-int8") == " in 8 bits (llm-int8)"
+
+
+@pytest.mark.nightly
+@each
+def test_processes_train_it_alike_by_ddp_and_zero2(name, tmp_path):
+    """Both send every parameter when they begin, which codes cannot be."""
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    trained = []
+    for strategy in ("ddp", "zero2"):
+        file, folder = tmp_path / f"{strategy}.yaml", tmp_path / strategy
+        engine = {"device": "cpu", "threads": 1, "processes": 2, "strategy": strategy}
+        file.write_text(json.dumps(recipe(name, engine=engine, eval={"enabled": False})))  # which is YAML too
+        command = [sys.executable, "-m", "perl", "train", str(file), f"train.output_dir={folder}"]
+        subprocess.run(command, check=True, timeout=300)
+        trained.append((folder / "adapter" / WEIGHTS).read_bytes())
+    assert trained[0] == trained[1]
