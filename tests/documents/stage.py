@@ -52,6 +52,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     ),
     "my_rewards.py": lambda: _REWARDS,
     "my_tasks.py": lambda: _TASKS,
+    "my.yaml": lambda: "extends: quickstart\n",
 }
 
 
