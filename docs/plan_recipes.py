@@ -1,4 +1,4 @@
-"""Writes what `perl plan` derives for the recipes of many GPUs into `docs/scaling.md`.
+"""Writes what `perl plan` derives for the recipes of many GPUs into `docs/scaling.md`, and at the head of recipes.
 
 Run as ``python docs/plan_recipes.py``. The Hub is not asked: models are of the sizes that their published configs have,
 without weights, and prompts stand for those of the data set by their number of tokens (161 on average, up to 500).
@@ -8,20 +8,27 @@ import json
 import random
 import re
 import tempfile
+import textwrap
 from pathlib import Path
 
 from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen2Config
 
+from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER
+from perl.training.forecast import Forecast
 from perl.training.forecast_text import forecast_lines
+from perl.training.hardware import GIB
 from perl.training.question import Question, answer
 from perl.training.stages import read_recipe
 
 PAGE = Path(__file__).parent / "scaling.md"
 GPU = "H100"
+NOT_RUN = "# Derived, not run: we have not trained it yet, and no score is known for it."
 
 
-def qwen(layers: int, hidden: int, inner: int, heads: tuple[int, int], vocabulary: int = 152064) -> Qwen2Config:
+def qwen(
+    layers: int, hidden: int, inner: int, heads: tuple[int, int], vocabulary: int = 152064, *, tied: bool = False
+) -> Qwen2Config:
     """The sizes of a Qwen2."""
     return Qwen2Config(
         vocab_size=vocabulary,
@@ -30,7 +37,7 @@ def qwen(layers: int, hidden: int, inner: int, heads: tuple[int, int], vocabular
         num_hidden_layers=layers,
         num_attention_heads=heads[0],
         num_key_value_heads=heads[1],
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
     )
 
 
@@ -53,6 +60,22 @@ SIZES: dict[str, PretrainedConfig] = {
     "fsdp2-32b": qwen(64, 5120, 27648, (40, 8)),
     "fsdp2-70b": llama_70b(),
 }
+# Recipes whose head has the figures of a plan: sizes of the model, and the GPU.
+HEADED: dict[str, tuple[PretrainedConfig, str]] = {
+    "t4-0.5b": (qwen(24, 896, 4864, (14, 2), 151936, tied=True), "T4"),
+    "t4-3b-int8": (qwen(36, 2048, 11008, (16, 2), 151936, tied=True), "T4"),
+    "rtx-1.5b-vllm": (qwen(28, 1536, 8960, (12, 2), 151936, tied=True), "RTX 4090"),
+    "rtx-7b-nf4": (qwen(28, 3584, 18944, (28, 4)), "RTX 4090"),
+    "a100-14b-nf4": (qwen(48, 5120, 13824, (40, 8)), "A100 40GB"),
+    "h100-32b-nf4": (qwen(64, 5120, 27648, (40, 8)), "H100"),
+    "pair-14b": (qwen(48, 5120, 13824, (40, 8)), "H100"),
+    "node-32b-nf4": (qwen(64, 5120, 27648, (40, 8)), "H100"),
+    "node-70b-nf4": (llama_70b(), "H100"),
+    "t4-1.5b-nf4": (qwen(28, 1536, 8960, (12, 2), 151936, tied=True), "T4"),
+    "a100-7b-vllm": (qwen(28, 3584, 18944, (28, 4)), "A100 80GB"),
+    "r1-distill-1.5b-lora": (qwen(28, 1536, 8960, (12, 2), 151936), "H100"),
+    **{name: (config, GPU) for name, config in SIZES.items()},
+}
 
 
 def write_prompts(path: Path) -> None:
@@ -65,7 +88,12 @@ def write_prompts(path: Path) -> None:
 
 def planned(name: str, folder: Path) -> str:
     """The plan of a packaged recipe with stand-ins for model and data."""
-    config = SIZES[name]
+    lines = forecast_lines(forecast(name, SIZES[name], GPU, folder))
+    return "\n".join(lines).replace(str(folder), read_recipe(name).model.name)
+
+
+def forecast(name: str, config: PretrainedConfig, gpu: str, folder: Path) -> Forecast:
+    """What a packaged recipe costs on a GPU, with stand-ins for model and data."""
     config.max_position_embeddings, config.dtype = 32768, "bfloat16"
     config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(folder)
@@ -73,8 +101,36 @@ def planned(name: str, folder: Path) -> str:
     data = f"{{name: {folder / 'prompts.jsonl'}, columns: {{prompt: prompt, answer: solution}}}}"
     stand_ins = [f"model.name={folder}", f"data.train={data}", "data.eval=null", "data.prompt_template=null"]
     recipe = read_recipe(name, [*stand_ins, "data.chat=false", "data.drop_overlap=false"])
-    lines = forecast_lines(answer(recipe, Question(gpu=GPU)))
-    return "\n".join(lines).replace(str(folder), read_recipe(name).model.name)
+    return answer(recipe, Question(gpu=gpu))
+
+
+def figures(name: str, folder: Path) -> str:
+    """The lines at the head of a recipe that say what it needs."""
+    config, gpu = HEADED[name]
+    found = forecast(name, config, gpu, folder)
+    column = next(iter(found.strategies.values()))
+    memory, hours = (
+        column.memory,
+        [seconds * found.plan.steps / 3600 for seconds in (column.step.low, column.step.high)],
+    )
+    parts = {"base": memory.weights, "adapter": memory.adapter, "vLLM": memory.engine, "rollouts": memory.cache}
+    shown = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items() if size)
+    recomputed = ", activations computed again" if memory.plan.recompute else ""
+    text = (
+        f"`perl plan {name} --gpu '{gpu}'`: {memory.least / GIB:.1f} of {memory.available / GIB:.1f} GiB at least "
+        f"({shown}), passes of {memory.plan.tokens:,} tokens{recomputed}; {hours[0]:.2g} to {hours[1]:.2g} hours for "
+        f"{found.plan.steps} steps, with prompts of 161 tokens on average, up to 500, and completions of "
+        f"{found.setup.lengths.completion:,.0f} on average."
+    )
+    return "\n".join([*textwrap.wrap(text, 117, initial_indent="# ", subsequent_indent="# "), NOT_RUN])
+
+
+def with_figures(recipe: str, lines: str) -> str:
+    """A recipe's text with these lines after its first sentence, in the place of earlier ones."""
+    rest = re.sub(rf"# `perl plan .*?{re.escape(NOT_RUN)}\n(#\n)?", "", recipe, count=1, flags=re.DOTALL)
+    sentence, _, rest = rest.partition("\n#\n")
+    further = "" if rest.startswith("model:") else "#\n"
+    return f"{sentence}\n#\n{lines}\n{further}{rest}"
 
 
 def block(name: str, text: str) -> str:
@@ -83,13 +139,18 @@ def block(name: str, text: str) -> str:
 
 
 def main() -> None:
-    """Puts each plan into its place."""
+    """Puts each plan and each head into its place."""
     page = PAGE.read_text(encoding="utf-8")
     for name in SIZES:
         with tempfile.TemporaryDirectory() as folder:
             text = block(name, planned(name, Path(folder)))
         page = re.sub(rf"```\n\$ perl plan {re.escape(name)} .*?\n```", lambda _, new=text: new, page, flags=re.DOTALL)
     PAGE.write_text(page, encoding="utf-8")
+    for name in HEADED:
+        path = packaged_recipes()[name]
+        with tempfile.TemporaryDirectory() as folder:
+            lines = figures(name, Path(folder))
+        path.write_text(with_figures(path.read_text(encoding="utf-8"), lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _LIGHTEVAL = Task(
     max_new_tokens=256,
     stop=("Question:",),
     lighteval="gsm8k",
+    examples="train",
 )
 TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "GSM8K"))
 

@@ -20,6 +20,7 @@ TASKS = tuple(
         file=f"sandbox_{name}.jsonl",
         prompt="{problem}",
         source="made by perl.sandbox, the held-out split",
+        examples="train",
     )
     for name in SANDBOX
 )

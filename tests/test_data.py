@@ -111,13 +111,10 @@ def test_columns_are_mapped_and_every_column_of_the_file_is_kept(name):
     (row,) = found.train.to_list()
     own = {"problem": "1+1=", "id": "x1", "original_solution": "It is two."}
     assert row == {"prompt": "1+1=", "solution": "2", "answer": "2", **own}
-    (line,) = found.renamed
-    assert "data.train" in line
-    assert "solution as original_solution" in line
-    assert "gold answer, from answer" in line
+    assert (found.own_names, found.renamed) == ({"solution": "original_solution"}, ())
 
 
-# Row of a file, its columns, the problem that it is, and whether a column was renamed.
+# Row of a file, its columns, the problem that it is, and whether a column has another name to every reward.
 RESERVED = ("completion", "completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric")
 KEPT = {"level": 3, "tags": ["a", "b"], "meta": {"page": 7}}
 COLUMNS = {
@@ -134,7 +131,7 @@ COLUMNS = {
             **{"prompt": "1+1=", "question": "1+1=", "solution": "2", "answer": "2"},
             **{"original_prompt": "Be brief!", "original_original_prompt": "Be brief."},
         },
-        True,
+        False,
     ),
     "no answer column": (
         {"prompt": "tell me", "answer": "x"},
@@ -163,6 +160,9 @@ def test_a_column_keeps_its_name_unless_a_problem_or_the_trainer_has_another_use
     found = problems(train={"name": write("rows.jsonl", [row]), "columns": columns})
     assert found.train.to_list() == [expected]
     assert bool(found.renamed) == renamed
+    own = {name: found.train[0][stored] for name, stored in found.own_names.items()}
+    assert own == {name: row[name] for name in own}
+    assert all(name in own or found.train[0].get(name) == value for name, value in row.items() if name not in RESERVED)
 
 
 def test_each_source_has_its_own_columns():

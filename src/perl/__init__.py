@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perl.run.folder import Run as Run
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
+    from perl.training.draft import new_recipe as new_recipe
     from perl.training.stages import train as train
 
 __version__ = "0.2.0"
@@ -31,6 +32,7 @@ _HOMES = {
     "Run": "perl.run.folder",
     "callbacks": "perl.callbacks",
     "evaluate": "perl.evaluation.evaluate",
+    "new_recipe": "perl.training.draft",
     "plan": "perl.reports.plan_table",
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",
@@ -45,6 +47,7 @@ __all__ = [
     "Run",
     "callbacks",
     "evaluate",
+    "new_recipe",
     "plan",
     "push",
     "report",

@@ -6,7 +6,7 @@ DataSection -> ProblemSet (columns: prompt, solution, and every column of the da
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,12 +25,11 @@ from perl.types import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What a row is made of here and in TRL, which gives these names to arguments of a reward function or hands no such
-# column on: one of the data set itself is kept under another name.
-TAKEN_NAMES = {
-    "prompt",
-    "solution",
-    "completion",
+# Names that a row of ours has, or that TRL hands on to no reward: a column of the data set that is called so is stored
+# under another name, and reaches custom rewards under its own.
+OF_ROWS = frozenset({"prompt", "solution", "completion"})
+# What TRL calls its own arguments of a reward function: such a column has another name there too.
+OF_TRL = {
     "completions",
     "completion_ids",
     "prompts",
@@ -39,6 +38,7 @@ TAKEN_NAMES = {
     "log_metric",
     "environments",
 }
+TAKEN_NAMES = OF_ROWS | OF_TRL
 ORIGINAL = "original_"
 """Begins the name of a column of the data set whose own name means something else to a reward function."""
 
@@ -58,7 +58,8 @@ class ProblemSet:
         heldout_name: What the held-out problems are called in results.
         train_version: Commit of a Hub data set, SHA-256 of a file; None of the sandbox, which comes with the package.
         heldout_version: Likewise.
-        renamed: What became of columns whose names mean something else to a reward function, a line a set.
+        renamed: What became of columns whose names are TRL's arguments of a reward function, a line a set.
+        own_names: Name in the data set -> where it is stored, of the columns that custom rewards get by it.
     """
 
     train: datasets.Dataset
@@ -67,6 +68,7 @@ class ProblemSet:
     train_version: str | None = None
     heldout_version: str | None = None
     renamed: tuple[str, ...] = ()
+    own_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
@@ -82,13 +84,15 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     chat = chat if section.chat is None else section.chat
     if section.system_prompt and not chat:
         raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
-    train, train_version, renamed = _load(section.train, "train", section, chat)
+    train, train_version, names = _load(section.train, "train", section, chat)
+    renamed, own = _renamed(names, section.train, "data.train"), _own_names(names)
     source = _heldout(section)
     if source is None:
-        return ProblemSet(train, None, None, train_version, renamed=renamed)
-    heldout, version, renamed_too = _load(source, "eval", section, chat)
+        return ProblemSet(train, None, None, train_version, renamed=renamed, own_names=own)
+    heldout, version, names = _load(source, "eval", section, chat)
     train = _without_overlap(train, heldout, drop=section.drop_overlap)
-    return ProblemSet(train, heldout, heldout_name(section), train_version, version, (*renamed, *renamed_too))
+    renamed, own = (*renamed, *_renamed(names, source, "data.eval")), {**_own_names(names), **own}
+    return ProblemSet(train, heldout, heldout_name(section), train_version, version, renamed, own)
 
 
 def heldout_name(section: DataSection) -> str | None:
@@ -110,10 +114,10 @@ def simple_name(name: str) -> str:
 
 def _load(
     source: DataSource, role: Role, section: DataSection, chat: bool
-) -> tuple[datasets.Dataset, str | None, tuple[str, ...]]:
-    """One set, read, mapped and checked, its version, and a line if columns were renamed."""
+) -> tuple[datasets.Dataset, str | None, dict[str, str]]:
+    """One set, read, mapped and checked, its version, and under which name each column is stored."""
     where = f"data.{role}"
-    raw, version = _read(source, role, where)
+    raw, version = read_source(source, role, where)
     if len(raw) == 0:
         raise DataError(f"{source.name} is empty", where)
     if source.limit is not None:
@@ -122,10 +126,20 @@ def _load(
     names = _kept_names(raw.column_names, source)
     rows = [_row(raw[i], names, source, section, chat) for i in range(len(raw))]
     _check_rows(rows, source, where)
-    return datasets.Dataset.from_list(rows), version, _renamed(names, source, where)
+    return datasets.Dataset.from_list(rows), version, names
 
 
-def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
+def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
+    """The rows of a set as they are, and its version, as in :class:`ProblemSet`.
+
+    Args:
+        source: The set.
+        role: Which split it is where none is named.
+        where: What the user named it in.
+
+    Raises:
+        DataError: It is absent, empty or cannot be read.
+    """
     if is_sandbox(source.name):
         split: Literal["train", "heldout"] = "train" if role == "train" else "heldout"
         try:
@@ -244,9 +258,9 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
 
 
 def _kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
-    """Under which name each column of a data set reaches reward functions; one that is there already is left out.
+    """Under which name each column of a data set is stored; one that is there already is left out.
 
-    The question under the name ``prompt`` is ``prompts`` to them, the answer under the name ``solution`` is that.
+    The question under the name ``prompt`` is ``prompts`` to rewards, the answer under the name ``solution`` is that.
     """
     names = {}
     for column in columns:
@@ -263,10 +277,14 @@ def _free(name: str, columns: Sequence[str]) -> str:
 
 
 def _renamed(names: Mapping[str, str], source: DataSource, where: str) -> tuple[str, ...]:
-    """A line on the columns that have another name now; none if there are none."""
-    renamed = ", ".join(f"{column} as {name}" for column, name in names.items() if column != name)
-    answer = "" if source.columns.answer is None else f"; solution is the gold answer, from {source.columns.answer}"
-    return (f"{where}: reward functions get the columns {renamed}{answer}",) if renamed else ()
+    """A line on the columns that have another name to every reward; none if there are none."""
+    renamed = ", ".join(f"{column} as {name}" for column, name in names.items() if column in OF_TRL)
+    return (f"{where}: reward functions get the columns {renamed} ({source.name} has TRL's names)",) if renamed else ()
+
+
+def _own_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Of what :func:`_kept_names` says, the columns that custom rewards get under their own names."""
+    return {column: name for column, name in names.items() if column in OF_ROWS and column != name}
 
 
 def _row(

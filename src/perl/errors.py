@@ -7,7 +7,7 @@ The error model, each kind handled in one place:
 * **A promise that broke** (the base's weights changed, the saved adapter is not the trained one) is a
   :class:`BrokenPromiseError`. Nobody's input caused it, the result must not be used: exit 1.
 * **Completions cannot be scored** (a reward function raises again and again): :class:`RewardError`, exit 1; the run can
-  go on once it is mended.
+  go on once it is fixed.
 * **No rollouts** (every vLLM server is gone, or one does not do what it is asked): :class:`RolloutError`,
   exit 1; the run can go on once they are back.
 * **An alarm that was asked to ends the training**: :class:`AlarmError`, exit 1, with a checkpoint.

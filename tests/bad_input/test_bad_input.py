@@ -18,7 +18,9 @@ from transformers import AutoTokenizer
 
 from perl.cli.commands import run
 from perl.errors import EXIT_FAILED
+from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
+from perl.training.plan import make_plan
 
 
 def write_rows(name, rows):
@@ -190,16 +192,17 @@ def test_mistakes_about_rewards_are_named_with_the_reward_and_the_fix(refuses):
     ])  # fmt: skip
 
 
-def test_a_reward_gets_every_column_by_its_name_and_a_name_with_two_meanings_is_refused(mistake):
+def test_a_reward_gets_every_column_by_its_name_and_a_name_with_two_meanings_is_told(caplog):
     write_rows("worked.jsonl", [{"problem": row["prompt"], **row, "solution": "We count on."} for row in SUMS])
     write_reward("of_two", further=", solution=None")
     data = "data: {train: {name: worked.jsonl, columns: {prompt: problem}}}"
-    line = mistake(recipe=f"{data}\nrewards: {{'of_two:f': 1}}\n")
-    assert line.startswith("recipe.yaml:3: rewards.of_two:f: asks for solution, which is the gold answer here, but ")
-    assert "columns: {solution: solution} for the gold answer, {solution: original_solution} for the column" in line
-    for meant in ("solution", "original_solution"):
-        given = with_recipe("meant", f"{data}\nrewards: {{'of_two:f': {{columns: {{solution: {meant}}}}}}}\n")
-        assert run(["train", *given, "--dry-run", "-q"], "perl") == 0
+    said = "rewards.of_two:f: solution is the data set's column of that name; the gold answer, from answer, is answer"
+    for columns, told in (("", True), ("solution: solution", False), ("solution: original_solution", False)):
+        caplog.clear()
+        given = with_recipe("meant", f"{data}\nrewards: {{'of_two:f': {{columns: {{{columns}}}}}}}\n")
+        with caplog.at_level("WARNING", logger="perl"):
+            make_plan(load_recipe(given[0]))
+        assert (said in caplog.text) == told
     write_rows("asked.jsonl", [{"problem": f"{i}+1=", "answer": str(i + 1), "level": "easy"} for i in range(8)])
     Path("by_name.py").write_text("def f(completions, problem, answer, solution, level, **_): return [0.0]\n")
     asked = "data: {train: {name: asked.jsonl, columns: {prompt: problem}}}\nrewards: {'by_name:f': 1}\n"
@@ -336,7 +339,7 @@ def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_
     refuses([
         *absent,
         ("rollout: {backend: vllm}", "", "rollout.backend needs the package vllm",
-         "pip install 'vllm>=0.32,<0.33', then pip install perl-rl once more"),
+         "pip install 'vllm>=0.32,<0.33', then pip install perl-rl again"),
     ])  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_recipes_lists_every_packaged_recipe_and_every_setting_and_prints_one(pr
     assert all(sentences[name] for name in expected)
     assert not any(name.startswith("train.peft_") for name in sentences)
     assert "train.use_cpu" not in sentences
-    assert [line.split()[0] for line in printed("recipes", "--settings").splitlines()] == list(sentences)
+    assert [line.split(": ")[0] for line in printed("recipes", "--settings").splitlines()] == list(sentences)
 
 
 def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synced_and_served(printed):
@@ -87,7 +87,19 @@ def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synce
     titles = list(re.finditer(r"\S+(?: \S+)*", heading))
     names, starts = [title[0] for title in titles], [title.start() for title in titles]
     cells = [[line[a:b].strip() for a, b in itertools.pairwise([*starts, None])] for line in lines]
-    assert names == ["method", "rank", "alpha", "rate", "reference", "rollout sync", "serving", "nf4", "tested"]
+    assert names == [
+        "method",
+        "rank",
+        "alpha",
+        "rate",
+        "reference",
+        "rollout sync",
+        "serving",
+        "nf4",
+        "int8",
+        "fp8",
+        "tested",
+    ]
     rows = {row[0]: dict(zip(names, row, strict=True)) for row in cells}
     assert list(rows) == list(METHODS)
     assert all(all(row.values()) for row in rows.values())
@@ -95,7 +107,8 @@ def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synce
         assert rows[name]["rank"] == str(method.settings.get("rank", "-"))
         assert rows[name]["alpha"] == str(method.settings.get("alpha", "-"))
         assert float(rows[name]["rate"]) == method.rate
-    assert (rows["lora"]["nf4"], rows["pissa"]["nf4"], rows["full"]["nf4"]) == ("yes", "no", "no")
+    quantised = {name: [rows[name][way] for way in ("nf4", "int8", "fp8")] for name in ("lora", "pissa", "full")}
+    assert quantised == {"lora": ["yes"] * 3, "pissa": ["no", "yes", "yes"], "full": ["no"] * 3}
     assert (rows["lora"]["rollout sync"], rows["lora"]["serving"]) == ("adapter", "vLLM LoRA")
     assert (rows["dora"]["rollout sync"], rows["dora"]["serving"]) == ("merged targets", "merged")
     assert (rows["full"]["reference"], rows["vera"]["reference"]) == ("copy of the base", "adapter off")

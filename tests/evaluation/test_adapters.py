@@ -155,7 +155,8 @@ def test_adapters_of_one_name_have_folders_of_their_own(saved):
 
 def test_without_an_output_only_those_that_would_share_a_folder_are_told_apart(saved):
     shutil.copytree(saved / "second", "elsewhere/first")
-    evaluate([saved / "first", "elsewhere/first", saved / "second"], None, tasks=TASKS[:1], limit=1)
+    save_adapter("elsewhere/second", seed=7)
+    evaluate([saved / "first", "elsewhere/first", "elsewhere/second"], None, tasks=TASKS[:1], limit=1)
     first, other, second = sorted(path.name for path in Path("evals").iterdir())
     assert second == "second"
     assert {first, other} != {"first"}
@@ -169,6 +170,9 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(saved, loaded):
     twice = str(saved / "first")
     with pytest.raises(PerlError, match=r"^--adapter: .*first is named twice"):
         evaluate([twice, twice], "out")
+    shutil.copytree(saved / "first", "copied")
+    with pytest.raises(PerlError, match=r"^--adapter: .*first and copied are the same adapter \(name it once\)"):
+        evaluate([twice, "copied"], "out")
     assert loaded == []
 
 

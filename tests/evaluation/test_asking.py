@@ -84,7 +84,7 @@ def test_a_base_without_a_template_has_no_thinking_mode(tokenizer):
     [
         ({"attention": "spda"}, "--attention: there is no attention 'spda' (did you mean sdpa?)"),
         ({"device_map": "all"}, "--device-map: there is no device map 'all'"),
-        ({"device_map": "auto", "quantization": "nf4"}, "--device-map: a base in 4 bits lies whole on one GPU"),
+        ({"device_map": "auto", "quantization": "nf4"}, "--device-map: a base in 4 bits (nf4) lies whole on one GPU"),
         ({"min_p": 1.5}, "--min-p: 1.5 is out of range"),
         ({"top_k": -1}, "--top-k: -1 is out of range"),
         ({"repetition_penalty": 0.0}, "--repetition-penalty: 0 is out of range"),

@@ -16,7 +16,7 @@ import perl
 from perl.cli.eval import _numbers, command
 from perl.errors import PerlError
 from perl.evaluation.by_processes import arguments_of, to_start
-from perl.evaluation.own_tasks import columns_option
+from perl.evaluation.own_tasks import columns_option, numbers_option
 from perl.evaluation.request import EvalSettings
 from tests.saved_adapters import save_adapter
 
@@ -32,7 +32,8 @@ OTHERS = EvalSettings(
     chat_template="a template.jinja",
     thinking=False,
     seed=3,
-    limit=5,
+    limit={"aime24": 5, "gsm8k": 7},
+    few_shot=3,
     columns={"prompt": "question", "answer": "gold"},
     scorer="exact",
     pass_at=(2, 3),
@@ -69,6 +70,7 @@ def test_a_started_process_is_asked_for_the_same(settings):
     named |= {"with_base": not given["no_base"], "lighteval": not given["no_lighteval"]}
     named["base_cache"] = not given["no_base_cache"]
     named |= {"pass_at": _numbers(named["pass_at"]), "columns": columns_option(named["columns"])}
+    named |= {"limit": numbers_option(named["limit"], ""), "few_shot": numbers_option(named["few_shot"], "") or 0}
     assert EvalSettings(**named) == settings
     asked = ("adapters", "base", "tasks", "k", "data", "output")
     assert [given[name] for name in asked] == [("zoo:a", "b"), "base@r1", "aime24,gsm8k", 4, "da ta", "out"]

@@ -650,6 +650,17 @@ def quantization_left_out_of_the_weights_too(files: Files) -> None:
     files[WEIGHTS] = len(shorter).to_bytes(8, "little") + shorter + files[WEIGHTS][8 + size :]
 
 
+@forgery("base in 4 bits", f"{RUN}: quantization: says that it was trained on fp8", anew=True, quantised=True)
+def another_quantization_than_the_weights_name(files: Files) -> None:
+    value(files, RUN, "quantization", to="fp8")
+    value(files, RUN, "settings", "base loaded as", to="fp8")
+    recipe_value(files, "model", "quantization", to="fp8")
+    facts = json.loads(files[SCORES])
+    facts["perl"]["subject"]["base_quantization"] = "fp8"
+    facts["config_general"]["model_config"]["base_quantization"] = "fp8"
+    files[SCORES] = json.dumps(facts, indent=2).encode()
+
+
 @forgery("base in 4 bits", f"{RUN}: quantization: says that it was trained on nf4", anew=True)
 def a_quantization_that_was_not(files: Files) -> None:
     value(files, RUN, "quantization", to="nf4")

@@ -349,9 +349,12 @@ IN_PROCESS = "vLLM in this process holds the ordinary base"
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"quantization": "nf5"}, r"model\.quantization: must be nf4, not 'nf5'"),
-        ({"peft": {"method": "pissa"}}, r"peft\.method: pissa cannot stand on a quantised base: it starts on plain"),
-        ({"peft": {"method": "hra"}}, r"peft\.method: hra cannot stand on a quantised base: PEFT computes with"),
+        ({"quantization": "nf5"}, r"model\.quantization: must be one of nf4, int8, fp8, not 'nf5'"),
+        (
+            {"peft": {"method": "pissa"}},
+            r"peft\.method: pissa cannot stand on a base quantised to nf4: it starts on plain",
+        ),
+        ({"peft": {"method": "hra"}}, r"peft\.method: hra cannot stand on a base quantised to nf4: PEFT computes with"),
         ({"peft": {"method": "full"}}, r"peft\.method: full cannot stand .*: it trains the base's own weights \(lora,"),
         ({"peft": {"method": "ln_tuning"}}, r"peft\.method: ln_tuning cannot stand .* trains the base's own weights"),
         ({"peft": {"type": "LN_TUNING"}}, r"peft\.type: LN_TUNING cannot stand .* trains the base's own weights"),
@@ -365,7 +368,7 @@ def test_what_it_cannot_carry_is_refused_when_the_recipe_is_read(changed, line):
     with pytest.raises(RecipeError, match=line) as refused:
         read_recipe(recipe(**changed))
     assert len(refused.value.mistakes) == 1
-    allowed = {name for name, method in METHODS.items() if not method.off_quantised}
+    allowed = {name for name, method in METHODS.items() if not method.off_quantised("nf4")}
     assert allowed == set(ON_NF4) - {"ln_tuning"}  # what PEFT can put on it
 
 
@@ -441,13 +444,13 @@ def test_a_script_is_refused_what_it_cannot_have(tmp_path):
         trainer(tmp_path, model=base, quantization="nf4")
     with pytest.raises(ModelError, match=r"quantization: is said twice"):
         trainer(tmp_path, how=AS_QLORA, quantization="nf4")
-    with pytest.raises(ModelError, match=r"pissa cannot stand on a quantised base"):
+    with pytest.raises(ModelError, match=r"pissa cannot stand on a base quantised to nf4: it starts .* int8 or fp8"):
         trainer(tmp_path, quantization="nf4", peft_method="pissa")
-    with pytest.raises(ModelError, match=r"milora cannot stand on a quantised base"):
+    with pytest.raises(ModelError, match=r"milora cannot stand on a base quantised to nf4"):
         trainer(tmp_path, model=load_base(ModelSection(quantization="nf4"), CPU), peft_method="milora")
     with pytest.raises(ModelError, match=rf"rollout_backend: {IN_PROCESS}"):
         trainer(tmp_path, quantization="nf4", rollout_backend="vllm")
-    with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits lies whole .*leave device_map out"):
+    with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits \(nf4\) lies whole .*leave device_map"):
         trainer(tmp_path, quantization="nf4", model_init_kwargs={"device_map": "auto"})
-    with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which fsdp2 makes"):
+    with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits \(nf4\) cannot be in shards, which fsdp2"):
         trainer(tmp_path, quantization="nf4", strategy="fsdp2")

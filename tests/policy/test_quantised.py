@@ -14,14 +14,14 @@ import perl
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import ModelError
 from perl.evaluation.request import EvalSettings
-from perl.methods.delta import base_weight
+from perl.methods.packed import base_weight, is_packed
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.export import export
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_adapter
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_fingerprint, evaluating, is_the_base, source_fingerprint
-from perl.policy.quantised import is_packed, keep_packing
+from perl.policy.quantised import prepare_layers
 from perl.policy.save_adapter import reload_difference, write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import PeftSection
@@ -46,7 +46,7 @@ def quantised(folder=BASE_FOLDER, dtype=torch.float32, how=None, **further):
     model = AutoModelForCausalLM.from_pretrained(
         folder, quantization_config=config(how, **further), dtype=dtype, device_map="cpu"
     )
-    keep_packing(model)
+    prepare_layers(model)
     return model
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perl.errors import RecipeError
+from perl.recipe import load_recipe
 from perl.recipe.layers import read_layers
 
 
@@ -276,3 +277,20 @@ def test_each_value_knows_the_file_and_line_it_was_written_at():
     write("parent.yaml", "data:\n  train:\n    name: a.jsonl\n    limit: 3\n")
     replaced = read_layers(write("recipe.yaml", "extends: parent.yaml\ndata:\n  train: b.jsonl\n"), ())[1]
     assert replaced.where(("data", "train", "limit")) == "recipe.yaml:3: data.train.limit"
+
+
+def test_an_adapter_that_is_continued_later_replaces_the_shape_of_a_new_one_and_keeps_the_rest(tmp_path):
+    adapter = "peft.adapter=runs/quickstart"
+    found = load_recipe("quickstart", [adapter, "train.max_steps=9"])
+    assert (found.peft.adapter, found.peft.rank, found.peft.alpha) == ("runs/quickstart", None, None)
+    assert found.train["learning_rate"] == load_recipe("quickstart").train["learning_rate"]
+    path = tmp_path / "further.yaml"
+    path.write_text("extends: quickstart\npeft: {adapter: runs/quickstart}\n")
+    assert load_recipe(path).peft == found.peft
+    path.write_text("extends: quickstart\npeft: {method: lora_plus, dropout: 0.1, kwargs: {loraplus_lr_ratio: 4}}\n")
+    kept = load_recipe(path, [adapter]).peft
+    assert (kept.method, kept.dropout, kept.kwargs) == ("lora_plus", 0.0, {"loraplus_lr_ratio": 4})
+    path.write_text("extends: quickstart\npeft: {type: LORA, r: 4, rank: null, alpha: null}\n")
+    assert load_recipe(path, [adapter]).peft == found.peft
+    beside = load_recipe("quickstart", [adapter, "peft.rank=4"]).peft  # refused by the methods' check
+    assert (beside.adapter, beside.rank) == ("runs/quickstart", 4)

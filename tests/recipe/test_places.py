@@ -22,6 +22,10 @@ from perl.rewards.resolve import reward_mistakes
         ("max_completion_length", "did you mean rollout.max_completion_length or eval.max_completion_length?"),
         ("rank", "did you mean peft.rank?"),
         ("adapter", "did you mean peft.adapter or teacher.adapter?"),
+        ("peft_rank", "did you mean peft.rank?"),
+        ("lora_alpha", "did you mean peft.alpha?"),
+        ("max_new_tokens", "did you mean rollout.max_completion_length?"),
+        ("--gpus", "did you mean engine.processes?"),
         ("trian", ""),
         ("train", ""),
         ("zebra", ""),
@@ -41,6 +45,43 @@ def test_in_a_file_and_on_the_command_line_the_section_is_named(tmp_path):
     assert second.endswith("trian: unknown section (did you mean train?)")
     with pytest.raises(RecipeError, match=r"'lr=1e-4' is not an override \(did you mean train.learning_rate\?\)"):
         load_recipe("quickstart", ["lr=1e-4"])
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (
+            "train.learnin_rate: 1e-5",
+            "unknown section (dots are for the command line; in a file: train: {learning_rate: ...})",
+        ),
+        ("peft.lr: 1e-5", "(dots are for the command line; in a file: train: {learning_rate: ...})"),
+        ("data: {train.name: x}", "(dots are for the command line; in a file: data: {train: {name: ...}})"),
+        ("lora: {rank: 4}", "lora: unknown section (did you mean peft?)"),
+        ("gpus: 8", "gpus: unknown section (did you mean engine.processes?)"),
+        ("optim: {lr: 1e-5}", "optim: unknown section (did you mean train.learning_rate?)"),
+        ("peft: {lr: 1e-5}", "peft.lr: unknown key (did you mean train.learning_rate?)"),
+        ("train: {rank: 4}", "train.rank: unknown key (did you mean peft.rank?)"),
+        ("train: {learnin_rate: 1}", "train.learnin_rate: unknown key (did you mean learning_rate?)"),
+        ("model: {load_in_4bit: true}", "model.load_in_4bit: unknown key (did you mean model.quantization?)"),
+    ],
+)
+def test_a_slip_is_answered_with_the_right_key(tmp_path, written, said):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: quickstart\n{written}\n")
+    with pytest.raises(RecipeError) as found:
+        load_recipe(path)
+    [line] = str(found.value).splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize("command", [["train", "quickstart"], ["plan", "quickstart"], ["eval"]])
+def test_options_of_other_tools_for_gpus_are_answered_with_ours(capsys, command):
+    assert run([*command, "--gpus", "8"], "perl") == EXIT_USER_MISTAKE
+    assert "--processes N" in capsys.readouterr().err
+    assert run([*command, "--cuda"], "perl") == EXIT_USER_MISTAKE
+    assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
+    assert run([*command, "--device", "cuda"], "perl") == EXIT_USER_MISTAKE
+    assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--lr", "--learning-rate", "--learning_rate=1e-4"])

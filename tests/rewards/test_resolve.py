@@ -31,6 +31,11 @@ async def slow(completions, limit=10, **_):
     return [float(limit)] * len(completions)
 
 
+def seen(completions, answer, solution, **_):
+    numbers = [11.0 * int(text) if text.isdigit() else -1.0 for text in answer]
+    return [number * len(text) for number, text in zip(numbers, solution)]
+
+
 def strict(completions):
     return [0.0]
 
@@ -185,6 +190,24 @@ def test_an_argument_is_the_recipes_or_else_the_column_that_it_is_mapped_to_or_e
 ):
     (reward,) = resolve_rewards(settings(**{name: setting}))
     assert reward.function(**{"completions": ["a", "abcdef"], "prompts": ["", ""], **columns}) == values
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_custom_reward_gets_columns_by_their_own_names_and_the_gold_answer_as_answer(workers):
+    own = {"solution": "original_solution"}
+    stored = {"completions": ["a", "b"], "solution": ["1", "2"], "original_solution": ["one", "two"]}
+
+    def seen(names, given, **setting):
+        (reward,) = resolve({"own_rewards:seen": RewardSetting(workers=workers, **setting)}, RolloutSection(), names)
+        return reward.function(**given)
+
+    assert seen(own, stored) == [11.0 * 3, 22.0 * 3]  # answer, then the letters of solution
+    assert seen(own, {**stored, "answer": ["7", "8"]}) == [77.0 * 3, 88.0 * 3]
+    assert seen({}, stored) == [11.0, 22.0]
+    assert seen(own, stored, columns={"solution": "solution"}) == [11.0, 22.0]
+    assert seen(own, stored, columns={"answer": "original_solution"}) == [-3.0, -3.0]
+    (accuracy,) = resolve({"accuracy": RewardSetting()}, RolloutSection(), own)
+    assert accuracy.function(**{**stored, "completions": [r"\boxed{1}", r"\boxed{1}"]}) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from perl.methods.delta import adapted_layers, low_rank_update, update_of
 from perl.methods.registry import METHODS
 from perl.policy.model import base_fingerprint
-from perl.policy.quantised import keep_packing
+from perl.policy.quantised import prepare_layers
 from perl.rollouts.sync import adapter_update, base_update, choose_form, make_update, merged_update
 from perl.sandbox import BASE_FOLDER
 from tests.rollouts.served_updates import RANK, base, engine_of, fresh, log_prob_difference, log_probs, policy_of
@@ -71,7 +71,7 @@ def quantised(**how):
     model = AutoModelForCausalLM.from_pretrained(
         BASE_FOLDER, quantization_config=config, dtype=torch.float32, device_map="cpu"
     )
-    keep_packing(model)
+    prepare_layers(model)
     return model.eval()
 
 

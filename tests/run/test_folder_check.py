@@ -94,9 +94,14 @@ def test_a_folder_of_somebody_elses_is_refused(monkeypatch):
             {"method": "lora"},
             "done",
             ("train.max_steps=60",),
-            ("peft.adapter=out peft.rank=null peft.alpha=null and another",),
+            ("`perl train RECIPE peft.adapter=out --output ANOTHER`",),
         ),
-        ({"method": "full"}, "done", ("train.max_steps=60",), ("model.name=out/model and another --output",)),
+        (
+            {"method": "full"},
+            "done",
+            ("train.max_steps=60",),
+            ("`perl train RECIPE model.name=out/model --output ANOTHER`",),
+        ),
         ({"method": "lora"}, "interrupted", ("train.max_steps=60",), ("finish it as it is",)),
         ({"method": "lora"}, "done", ("train.max_steps=20",), ("(choose another with --output)",)),
         ({"method": "lora"}, "done", ("train.max_steps=60", "peft.rank=8"), ("(choose another with --output)",)),
@@ -122,6 +127,19 @@ def test_the_dry_run_prints_the_line_of_the_real_command_and_no_plan(capsys):
         assert further == [] or everything_in(Path()) == before
     assert said[0] == said[1]
     (line,) = said[0]
-    assert line.endswith("peft.adapter=out peft.rank=null peft.alpha=null and another --output) [PRL204]")
+    assert line.endswith("to train it further: `perl train RECIPE peft.adapter=out --output ANOTHER`) [PRL204]")
     assert run_command(["train", "quickstart", *SETTINGS, "--output", "new", "--dry-run"], "perl") == EXIT_DONE
     assert not Path("new").exists()
+
+
+def test_a_recipe_for_an_engine_that_is_not_here_is_planned_before_it_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", False)
+    asked = ["quickstart", "rollout.backend=vllm"]
+    assert run_command(["train", *asked, "--dry-run", "--output", "out"], "perl") == EXIT_USER_MISTAKE
+    printed = capsys.readouterr()
+    assert "# rollouts vllm, which gets a LoRA of rank 8" in printed.out
+    assert "rollout.backend needs the package vllm (pip install " in printed.err
+    assert run_command(["train", *asked, "--output", "out"], "perl") == EXIT_USER_MISTAKE
+    assert not Path("out").exists()
+    assert run_command(["rollout", "command", *asked], "perl") == EXIT_DONE
+    assert "--max-lora-rank 8" in capsys.readouterr().out

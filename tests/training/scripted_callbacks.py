@@ -35,7 +35,9 @@ def trainer_of(folder, callbacks, **options):
 
 
 def every_callback(stop=None):
-    scores = BenchmarkScores(["sandbox:chain"], k=2, every=2, limit=8, max_completion_length=8)
+    scores = BenchmarkScores(
+        [{"name": "sandbox:chain", "limit": 8, "few_shot": 1}], k=2, every=2, max_completion_length=8
+    )
     return [LiveProgress(), stop or GracefulStop(), SamplesLog(every=2), LearningCurves(), scores]
 
 

@@ -8,6 +8,7 @@ from live_bytes import LiveBytes
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from perl.methods.packed import parts_of
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
 from perl.packing.divergence import divergence_bytes, head_divergence
@@ -19,6 +20,7 @@ from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, total_parameters, trainable_parameters
 from perl.recipe import load_recipe
+from perl.recipe.quantisations import QUANTISATIONS
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.trainer.config import PeftRLConfig
 from perl.training.decoder import Decoder, Types, cached_bytes, decoder_of, weight_bytes
@@ -147,14 +149,15 @@ def test_what_a_dora_holds_for_a_moment_is_what_a_short_pass_holds_at_most(autoc
     assert estimated.fixed == pytest.approx(live.peak, rel=0.05)
 
 
-def test_bytes_of_a_token_on_a_base_in_nf4_and_of_its_weights_are_those_that_are_measured(tmp_path):
-    pytest.importorskip("bitsandbytes")
+@pytest.mark.parametrize("name", QUANTISATIONS)
+def test_bytes_of_a_token_on_a_quantised_base_and_of_its_weights_are_those_that_are_measured(name, tmp_path):
+    pytest.importorskip(QUANTISATIONS[name].package.modules[0])
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config_of("qwen2"), dtype=torch.bfloat16).save_pretrained(tmp_path)
-    section = ModelSection(name=str(tmp_path), dtype="bfloat16", quantization="nf4")
+    section = ModelSection(name=str(tmp_path), dtype="bfloat16", quantization=name)
     base = load_base(section, torch.device("cpu"))
-    decoder, rank, types = decoder_of(config_of("qwen2")), SHAPES["qwen2"][7], Types(nf4=True)
-    held = sum(parameter.nbytes for parameter in base.parameters())
+    decoder, rank, types = decoder_of(config_of("qwen2")), SHAPES["qwen2"][7], Types(quantised=QUANTISATIONS[name])
+    held = sum(part.nbytes for key, p in base.named_parameters() for _, part in parts_of(key, p.detach()))
     for parameter in base.parameters():
         if hasattr(parameter, "quant_state"):
             held += parameter.quant_state.absmax.nbytes + parameter.quant_state.state2.absmax.nbytes

@@ -1,16 +1,18 @@
 """Every recipe that is shipped says what it is, can be read, and can be planned where its model is at hand."""
 
 import importlib.util
+import json
 import re
 
 import pytest
-from transformers import Qwen2Config
+from transformers import AutoTokenizer, Qwen2Config
 
 from perl.methods.settings import adaptation
 from perl.packing.attention import KERNEL_CALL, KernelCall
 from perl.policy.model import load_empty_base
 from perl.recipe.assets import packaged_recipes, recipes_folder
-from perl.sandbox import is_sandbox
+from perl.recipe.quantisations import QUANTISATIONS
+from perl.sandbox import BASE_FOLDER, is_sandbox
 from perl.trainer.config import training_arguments
 from perl.training.decoder import Types, cached_bytes, decoder_of
 from perl.training.hardware import GIB
@@ -123,6 +125,73 @@ def test_a_recipe_for_nodes_can_be_planned_fits_and_its_table_is_on_the_page(nam
     recipe = read_recipe(name)
     assert recipe.rollout.capabilities.needs_servers
     assert (recipe.engine.strategy == "fsdp2") == name.startswith("fsdp2")
+
+
+@pytest.mark.skipif(KERNEL_CALL is None or not KERNEL_CALL.grouped, reason="this torch repeats keys and values")
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in OF_THE_SANDBOX])
+def test_a_recipe_for_gpus_fits_them_and_has_memory_and_hours_of_its_plan_at_its_head(name, plans_of_recipes, tmp_path):
+    sizes, gpu = plans_of_recipes.HEADED[name]
+    forecast = plans_of_recipes.forecast(name, sizes, gpu, tmp_path)
+    column = next(iter(forecast.strategies.values()))
+    assert column.memory.fits
+    assert column.memory.least < 0.9 * column.memory.available
+    text = RECIPES[name].read_text(encoding="utf-8")
+    lines = plans_of_recipes.figures(name, tmp_path)
+    assert f"\n#\n{lines}\n" in text
+    head = " ".join(lines.replace("#", " ").split())
+    hours = [seconds * forecast.plan.steps / 3600 for seconds in (column.step.low, column.step.high)]
+    assert f" {hours[0]:.2g} to {hours[1]:.2g} hours " in head
+    assert f"{column.memory.least / GIB:.1f} of {column.memory.available / GIB:.1f} GiB" in head
+    assert "not run" in head
+    assert plans_of_recipes.with_figures(text, lines) == text
+    named = re.findall(r"\b\d+ GB", text.partition("\n")[0])
+    assert set(named) <= set(column.fits)
+
+
+def stand_ins(name, folder):
+    """Overrides: a tiny model without weights, and files with the columns that the recipe's data sets have."""
+    config = Qwen2Config(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+    )
+    config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(folder)
+    overrides = [f"model.name={folder}", "train.fp16=false", "model.dtype=auto", "engine.device=cpu"]
+    for part, source in (("train", read_recipe(name).data.train), ("eval", read_recipe(name).data.eval)):
+        questions = [f"{part} {i} + {i} = ?" for i in range(64)]
+        working = "So it is.\n#### " if source.name == "openai/gsm8k" else ""
+        answers = [f"{working}{2 * i}" for i in range(64)]
+        columns = source.columns.model_dump()
+        rows = [{columns["prompt"]: q, columns["answer"]: a} for q, a in zip(questions, answers, strict=True)]
+        file = folder / f"{part}.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        written = ", ".join(f"{ours}: {theirs}" for ours, theirs in columns.items())
+        overrides.append(f"data.{part}={{name: {file}, columns: {{{written}}}}}")
+    return overrides
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in OF_THE_SANDBOX])
+def test_a_recipe_for_gpus_is_dry_run_with_a_tiny_model_and_files_of_its_columns(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", property(lambda _: True))  # vLLM is not here
+    recipe = read_recipe(name)
+    if recipe.model.quantization is not None:
+        pytest.importorskip(QUANTISATIONS[recipe.model.quantization].package.modules[0])
+    tiny = read_recipe(name, stand_ins(name, tmp_path))
+    for kept in ("peft", "rollout", "eval"):
+        assert getattr(tiny, kept) == getattr(recipe, kept)
+    plan = prepare(tiny)
+    assert plan.steps == recipe.train["max_steps"]
+    assert next(plan.lines()).startswith("model")
+    assert plan.problems.heldout is not None
+    assert len(plan.problems.train) == 64
+    assert recipe.batch.completions_per_step == recipe.batch.prompts_per_step * recipe.batch.num_generations
+    found = answer(tiny, Question(gpu="H100"))
+    assert all(column.memory.fits for column in found.strategies.values())
 
 
 @pytest.mark.parametrize(("processes", "said"), [(1, []), (8, ["strategy fsdp2"])])

@@ -1,6 +1,7 @@
 """The command line: which Perl is meant, and one module a command."""
 
 COMMANDS = (
+    "new",
     "train",
     "plan",
     "doctor",

@@ -22,6 +22,7 @@ Examples:
   perl train my_recipe.yaml train.learning_rate=2e-5
   perl train my_recipe.yaml --dry-run
   perl reward check my_recipe.yaml
+  perl new --model sandbox:base --data my.jsonl --gpu 24
   perl recipes quickstart > my_recipe.yaml
 """
 
@@ -62,7 +63,7 @@ def run(arguments: list[str], program: str) -> int:
         say(error.format_message())
         return EXIT_DONE
     except click.ClickException as error:
-        (_with_setting(error) if isinstance(error, click.NoSuchOption) else error).show()
+        _explained(error).show()
         return EXIT_USER_MISTAKE
     except PerlError as error:
         for problem in () if error.told_elsewhere else error.mistakes:
@@ -78,13 +79,25 @@ def run(arguments: list[str], program: str) -> int:
     return result if isinstance(result, int) else EXIT_DONE
 
 
-def _with_setting(error: click.NoSuchOption) -> click.NoSuchOption:
-    """The error, with how a setting of a recipe is written where one was given as an option."""
+def _explained(error: click.ClickException) -> click.ClickException:
+    """The error, with how a setting is written, several GPUs are used or one is chosen, where that was meant."""
+    if isinstance(error, click.BadParameter) and error.param is not None and error.param.name == "device":
+        return click.BadParameter(f"{error.message} {_WHICH_GPU}", ctx=error.ctx, param=error.param)
+    if not isinstance(error, click.NoSuchOption) or not error.option_name.startswith("--") or error.ctx is None:
+        return error
     from perl.recipe.places import places_of
 
-    takes_settings = error.ctx is not None and any(one.name == "overrides" for one in error.ctx.command.params)
-    places = places_of(error.option_name) if takes_settings and error.option_name.startswith("--") else []
-    if not places:
+    names = {one.name for one in error.ctx.command.params}
+    place = next(iter(places_of(error.option_name)), "")
+    if place == "engine.processes" and "processes" in names:
+        said = "--processes N uses N GPUs, one process each."
+    elif place == "engine.device" and names & {"overrides", "device"}:
+        said = _WHICH_GPU
+    elif place and "overrides" in names:
+        said = f"settings stand after the recipe, {place}=VALUE."
+    else:
         return error
-    said = f"No such option {error.option_name!r}: settings stand after the recipe, {places[0]}=VALUE."
-    return click.NoSuchOption(error.option_name, said, ctx=error.ctx)
+    return click.NoSuchOption(error.option_name, f"No such option {error.option_name!r}: {said}", ctx=error.ctx)
+
+
+_WHICH_GPU = "A GPU is used if there is one (auto); CUDA_VISIBLE_DEVICES says which."

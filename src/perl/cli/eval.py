@@ -10,6 +10,7 @@ import click
 from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, InterruptedRunError, PerlError
 from perl.recipe.engines import TRANSFORMERS, Backend
+from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
 from perl.run.launched import adopt_launcher
 from perl.run.tables import plain_table
@@ -62,7 +63,8 @@ class _Eval(click.Group):
     "--tasks",
     default="aime24,aime25,math_500",
     show_default=True,
-    help="With commas between: names, my.jsonl (.json, .csv, .parquet), my_tasks.py or my_tasks.py:NAME.",
+    help="With commas between: names, my.jsonl (.json, .csv, .parquet), my_tasks.py[:NAME], and a recipe's own "
+    "held-out problems: my.yaml, or heldout for those of the adapter's run.",
 )
 @click.option("--columns", help="Of a data file, as prompt=question,answer=gold[,choices=options][,id=name].")
 @click.option("--scorer", help="Of a data file: math, choice, exact, normalised, my_rewards.py:f>=0.5 [default: math].")
@@ -85,7 +87,8 @@ class _Eval(click.Group):
 @click.option("--chat-template", type=click.Path(), help="File with a Jinja template instead of the base's.")
 @click.option("--thinking/--no-thinking", default=None, help="Thinking mode of the template [default: the template's].")
 @click.option("--seed", type=int, help="Each sample's own seed is derived from it [default: 0].")
-@click.option("--limit", type=int, help="Only the first so many problems of each task.")
+@click.option("--limit", help="Only the first so many problems of each task; of some: aime24=10,math_500=50.")
+@click.option("--few-shot", help="Solved examples before every question, drawn by the seed; or gsm8k=8,my=3.")
 @click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
 @click.option("--newest-data", is_flag=True, help="Take the newest data sets of the Hub, not the pinned ones.")
 @click.option("--no-base", is_flag=True, help="Do not score the base.")
@@ -116,7 +119,7 @@ class _Eval(click.Group):
 )
 @click.option(
     "--quantization",
-    type=click.Choice(["auto", "none", "nf4"]),
+    type=click.Choice(["auto", "none", *QUANTIZATIONS]),
     default="auto",
     show_default=True,
     help="Of the base; auto: as the adapter was trained, none: the ordinary base.",
@@ -158,6 +161,8 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     data: str | None,
     output: str | None,
     columns: str | None,
+    limit: str | None,
+    few_shot: str | None,
     pass_at: str | None,
     no_base: bool,
     no_base_cache: bool,
@@ -187,7 +192,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     from perl.evaluation.adapters import plan_adapters
     from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
     from perl.evaluation.evaluate import carry_out_all
-    from perl.evaluation.own_tasks import columns_option
+    from perl.evaluation.own_tasks import columns_option, numbers_option
     from perl.evaluation.request import EvalSettings
 
     if tensor_parallel is not None and not server_command:
@@ -202,6 +207,8 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         servers=() if server_command else servers,
         pass_at=_numbers(pass_at),
         columns=columns_option(columns),
+        limit=numbers_option(limit, "--limit"),
+        few_shot=numbers_option(few_shot, "--few-shot") or 0,
         **settings,  # type: ignore[arg-type]  # by the names of its fields
     )
     names = _names(tasks)

@@ -12,7 +12,7 @@ import sys
 
 from perl.cli import COMMANDS, OPTIONS
 
-# Programs of ours carry this in their first bytes (pip and its kin write it); the real one is no Python script.
+# Programs of ours carry this in their first bytes (pip and its relatives write it); the real one is no Python script.
 _OUR_MARK = b"perl.cli.main"
 # Set only while handing over to a script (a pyenv or plenv shim) that might come back to us: pid and scripts tried.
 _HANDED_OVER = "PERL_RL_HANDED_OVER"

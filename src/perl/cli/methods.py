@@ -8,9 +8,14 @@ import click
 from perl.cli.output import say, set_up_output
 from perl.errors import RecipeError, did_you_mean
 from perl.methods.registry import METHODS, REFUSED_TYPES, Method
+from perl.recipe.quantisations import QUANTIZATIONS
 from perl.run.tables import plain_table
 
-_COLUMNS = ("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving", "nf4", "tested")
+_COLUMNS = (
+    *("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving"),
+    *QUANTIZATIONS,
+    "tested",
+)
 
 
 @click.command("methods", short_help="List the PEFT methods: settings, parameters, reference, serving.")
@@ -22,8 +27,9 @@ def command(*, name: str | None, model: str | None, all_types: bool, as_json: bo
     """List the methods that `peft.method` takes, or say everything about one NAME.
 
     rate: usual learning rate, relative to LoRA's. reference: how the base's policy is found again. rollout sync: what
-    an engine is given after each step. nf4: whether it stands on a base in 4 bits (model.quantization). tested:
-    reference, saving, reloading and resuming are measured for it.
+    an engine is given after each step. nf4, int8, fp8: whether it stands on a base that is quantised so
+    (model.quantization); `perl methods NAME` says why not. tested: reference, saving, reloading and resuming are
+    measured for it.
     """
     if name is not None and name not in METHODS:
         raise RecipeError(f"no method {name!r}", hint=did_you_mean(name, METHODS))
@@ -55,8 +61,8 @@ def _row(method: Method) -> dict[str, Any]:
         "reference": method.reference,
         "sync": method.sync,
         "serving": method.serving,
-        "nf4": "no" if method.off_quantised else "yes",
-        "off_nf4": method.off_quantised,
+        **{name: "no" if method.off_quantised(name) else "yes" for name in QUANTIZATIONS},
+        **{f"off_{name}": method.off_quantised(name) for name in QUANTIZATIONS},
         "tested": "yes",
     }
 
@@ -83,7 +89,8 @@ def _other_types() -> list[dict[str, Any]]:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     named = {method.config for method in METHODS.values()}
-    trained = {"reference": "adapter off", "serving": "as exported", "sync": "as measured", "nf4": "as PEFT has it"}
+    trained = {"reference": "adapter off", "serving": "as exported", "sync": "as measured"}
+    trained |= dict.fromkeys(QUANTIZATIONS, "as PEFT has it")
     refused = {**dict.fromkeys(trained, ""), "reference": "refused"}
     return [
         {
@@ -136,6 +143,6 @@ def _page(row: dict[str, Any]) -> list[str]:
         ("reference", row["reference"]),
         ("rollout sync", row["sync"]),
         ("serving", row["serving"]),
-        ("on nf4", ": ".join(filter(None, [row["nf4"], row["off_nf4"]]))),
+        *((f"on {name}", ": ".join(filter(None, [row[name], row[f"off_{name}"]]))) for name in QUANTIZATIONS),
     ]
     return [f"{row['name']}: {row['summary']}", *plain_table(facts, (False, False))]

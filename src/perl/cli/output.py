@@ -46,7 +46,9 @@ def set_up_output(*, quiet: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.warnoptions:
         warnings.simplefilter("ignore", FutureWarning)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, needed or not
+    # PEFT imports them where they are installed, needed or not; torchao names kernels of GPUs that are not here.
+    for name in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Transformers imports it where it is installed, and it has something to say of each machine without a GPU.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     handler = logging.StreamHandler()

@@ -9,7 +9,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +128,13 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
         problems, train_rows = _read_problems(resolved.data, judging.solution)
     except PerlError as error:
         raise resolved.located(error) from error
+    rewards = resolve_rewards(resolved.rewards, resolved.rollout, problems.own_names)
     sets, others = [], []
     if "solution" in problems.train.column_names:
         sets.append(_checked("train", resolved.data.train.name, problems.train, train_rows, limit, judging))
         chosen = problems.train.select(_evenly(len(problems.train), limit))
-        others = [_reward_of_gold(reward, chosen) for reward in rewards if reward.name != "accuracy"]
+        names = problems.own_names
+        others = [_reward_of_gold(reward, chosen, names) for reward in rewards if reward.name != "accuracy"]
     if problems.heldout is not None and "solution" in problems.heldout.column_names:
         rows, name = range(len(problems.heldout)), problems.heldout_name or ""
         sets.append(_checked("eval", name, problems.heldout, rows, limit, judging))
@@ -241,9 +243,10 @@ def _boxed(gold: str) -> str:
     return f"\\boxed{{{gold_answer(gold)}}}"
 
 
-def _reward_of_gold(reward: "Reward", problems: "Dataset") -> RewardOfGold:
+def _reward_of_gold(reward: "Reward", problems: "Dataset", own_names: Mapping[str, str]) -> RewardOfGold:
     """The mean of what a reward gives the boxed gold answers; it is skipped where it needs more than the data holds."""
     from perl.rewards.named import MADE_REWARDS
+    from perl.rewards.resolve import by_own_names
     from perl.rewards.workers.pool import WorkerStartError
 
     columns = problems.to_dict()
@@ -252,7 +255,8 @@ def _reward_of_gold(reward: "Reward", problems: "Dataset") -> RewardOfGold:
     boxed = [_boxed(gold) for gold in columns["solution"]]
     completions = [[{"role": "assistant", "content": text}] for text in boxed] if messages else boxed
     given = {**columns, "prompts": prompts, "completions": completions}
-    missing = [name for name in reward.needs if name not in given]
+    own = {} if reward.failures is None else by_own_names(given, own_names)
+    missing = [name for name in reward.needs if name not in {**given, **own}]
     if reward.name in MADE_REWARDS:
         return RewardOfGold(reward.name, skipped="it loads a model")
     if missing:

@@ -25,7 +25,7 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     from perl.rollouts.vllm.server_command import server_command
     from perl.training.stages import prepare, read_recipe
 
-    plan = prepare(read_recipe(recipe, overrides))
+    plan = prepare(read_recipe(recipe, overrides), engine_here=False)
     shown = server_command(
         plan.recipe.model,
         plan.longest_text,

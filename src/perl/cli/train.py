@@ -53,6 +53,7 @@ def command(
         checked = checked_recipe(recipe, overrides)
         if not launched() and (checked.engine.processes or 1) > 1 and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
+    from perl.rollouts.vllm.version import check_engine
     from perl.run.folder_check import check_folder
     from perl.training.forecast_text import summary_lines
     from perl.training.question import forecast_of
@@ -60,11 +61,12 @@ def command(
 
     if dry_run:
         resolved = read_recipe(recipe, overrides, output)
-        plan = prepare(resolved)
+        plan = prepare(resolved, engine_here=False)
         if is_first_process():
             check_folder(resolved)
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan.lines(), *summary_lines(forecast_of(plan)))))
+        check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too
         return EXIT_DONE
     run = train(recipe, overrides, output)
     if not is_first_process():

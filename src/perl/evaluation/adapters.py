@@ -34,13 +34,17 @@ def plan_adapters(
         settings: See there.
 
     Raises:
-        PerlError: Whatever is wrong; an adapter that is named twice.
+        PerlError: The request cannot be done, or an adapter is named twice.
     """
     twice = sorted({name for name in adapters if adapters.count(name) > 1})
     raise_all(PerlError, [Mistake(f"{name} is named twice", "--adapter", "once is enough") for name in twice])
     if len(adapters) < 2:
         return [plan_evaluation(adapters[0] if adapters else None, base, tasks, k, data, output, settings)]
-    plans = [plan_evaluation(name, base, tasks, k, data, output, settings) for name in adapters]
+    plans = [
+        replace(plan_evaluation(name, base, tasks, k, data, output, settings), compared=len(adapters))
+        for name in adapters
+    ]
+    _check_different(adapters, plans)
     if output:
         above = Path(output).expanduser()
         return [replace(plan, folder=above / name) for plan, name in zip(plans, _names(plans), strict=True)]
@@ -51,6 +55,17 @@ def plan_adapters(
         else plan
         for plan, name in zip(plans, _names(plans), strict=True)
     ]
+
+
+def _check_different(adapters: Sequence[str], plans: Sequence[Evaluation]) -> None:
+    """Refuses one adapter under two names: it would be two rows, and two tests of one difference."""
+    seen: dict[tuple[object, ...], str] = {}
+    for name, plan in zip(adapters, plans, strict=True):
+        subject = plan.subject
+        same = (subject.adapter_sha256, subject.config_sha256, subject.base.name, subject.base.revision)
+        first = seen.setdefault(same, name) if subject.adapter_sha256 is not None else name
+        if first != name:
+            raise PerlError(f"{first} and {name} are the same adapter", "--adapter", "name it once")
 
 
 def _names(plans: Sequence[Evaluation]) -> list[str]:

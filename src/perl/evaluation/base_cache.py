@@ -8,19 +8,21 @@ the attention and the versions of the packages that draw. Verdicts are never tak
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
 
+from perl.errors import PerlError
 from perl.evaluation.protocol import short_hash
-from perl.evaluation.samples import Place, Sample, SampleFile
+from perl.evaluation.samples import NOT_JUDGED, Place, Sample, SampleFile
 from perl.run.folder import installed_versions
 from perl.run.warned import warn
 
 VARIABLE = "PERL_CACHE"
 """Environment variable with the folder that holds caches."""
-_DRAWING = ("torch", "transformers", "vllm")
+_DRAWING = ("torch", "transformers", "vllm", "bitsandbytes", "torchao")
 
 
 def folder() -> Path:
@@ -43,12 +45,13 @@ def name_of(key: str, device: str, attention: str | None) -> str:
 
 
 def read(name: str, key: str) -> dict[Place, Sample]:
-    """The samples that are kept; none where there are none.
-
-    Raises:
-        PerlError: The file cannot be read.
-    """
-    return SampleFile(folder() / f"{name}.jsonl").read(key)
+    """The samples that are kept, without verdicts; none where there are none, or they cannot be read."""
+    file = SampleFile(folder() / f"{name}.jsonl")
+    try:
+        return {place: _unjudged(sample) for place, sample in file.read(key).items()}
+    except PerlError as error:
+        warn("PRL365", "%s: %s; the base's completions are not taken from there", file.path, error.mistakes[0].message)
+        return {}
 
 
 def add(name: str, key: str, samples: Iterable[Sample]) -> None:
@@ -57,9 +60,14 @@ def add(name: str, key: str, samples: Iterable[Sample]) -> None:
     try:
         file.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.path.with_suffix(".lock")):
-            there: Mapping[Place, Sample] = file.read(key)
-            new = [sample for sample in samples if there.get(sample.place) != sample]
+            there = file.read(key)
+            new = [_unjudged(sample) for sample in samples if sample.place not in there]
             if new:
                 file.append(key, new)
-    except OSError as error:
-        warn("PRL365", "%s: %s; the base's completions are not kept there", file.path, error.strerror or error)
+    except (OSError, PerlError) as error:
+        reason = error.mistakes[0].message if isinstance(error, PerlError) else error.strerror or error
+        warn("PRL365", "%s: %s; the base's completions are not kept there", file.path, reason)
+
+
+def _unjudged(sample: Sample) -> Sample:
+    return replace(sample, status=NOT_JUDGED, extracted=None)

@@ -170,6 +170,8 @@ def _settings(plan: Evaluation) -> dict[str, Any]:
         "engine": plan.engine.backend,
         "device": plan.device.type,
         "batch_size": plan.settings.batch_size,
+        "predict_only": plan.settings.predict_only,
+        "attention": subject.base.attn_implementation,
     }
 
 

@@ -15,6 +15,7 @@ from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.bases import SHORT_SHA, adapter_names, base_groups, base_names
 from perl.evaluation.found_results import FoundResults
 from perl.evaluation.metrics import Difference, corrected, paired_difference
+from perl.evaluation.protocol import ASKED
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.run_names import differing_settings, names_of
 from perl.evaluation.score import Score
@@ -252,7 +253,8 @@ def _in_force(results: Results, task: str) -> dict[str, Any]:
     """Settings as they were for a task, and its data."""
     found = results.task(task)
     used = {"max_new_tokens": found.max_new_tokens, "k": found.score.k, "data sha256": found.data.get("sha256")}
-    return {**results.protocol.drawn(), **used}
+    asked = {name: results.subject.get(name) for name in ASKED}
+    return {**results.protocol.drawn(), **used, "examples": found.few_shot, "scorer": found.scorer, **asked}
 
 
 def _shown(value: object) -> str:

@@ -183,7 +183,8 @@ def _asked(
     """A policy on a task, with what is kept; says how much that is."""
     name, key = task.request.task, drawn.keys[who][task.request.task]
     shared = None
-    if who == "base" and plan.settings.base_cache and not plan.within_run:
+    served = plan.engine.capabilities.needs_servers  # by versions and GPUs that nobody here knows
+    if who == "base" and plan.settings.base_cache and not plan.within_run and not served:
         shared = base_cache.name_of(key, plan.device.type, plan.subject.base.attn_implementation)
     kept = _KeptSamples(file, key, f"{who} on {name}", shared)
     done = processes.by_main(lambda: kept.read(plan, task))
@@ -276,6 +277,7 @@ def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -
         "template": plan.template,
         "engine": plan.engine.backend,
         "dtype": _dtype(policies, who),
+        **({} if plan.settings.attention is None else {"attention": plan.settings.attention}),
     }
     return short_hash(facts)
 

@@ -7,7 +7,7 @@ Samples stay where they are: their file holds every policy's.
 
 import logging
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from perl.errors import PerlError
@@ -51,10 +51,28 @@ def set_aside(new: Results, folder: Path) -> None:
         reason, suffix = f"of the same policy, but {_otherwise(old, new)}", _protocol(old)
     place = _place(folder / EARLIER, old, suffix)
     logger.info("%s: the results there are %s; they are kept in %s", folder, reason, place)
-    if (place / RESULTS).is_file():
-        old = old.with_earlier(place)
+    kept = old.with_earlier(place) if (place / RESULTS).is_file() else old
     _move(folder, place)
-    old.write(place)
+    kept.write(place)
+    if old.of_what() == new.of_what():  # what is not asked anew stays here too
+        untouched = tuple(task for task in old.tasks if not _asked_otherwise(old, new, task.name))
+        if untouched:
+            replace(old, tasks=untouched).write(folder)
+
+
+def set_file_aside(file: Path, old: Results, folder: Path) -> None:
+    """Moves a file of a folder out of the way, and says so.
+
+    Args:
+        file: Is there.
+        old: What it says.
+        folder: Has it.
+    """
+    policy = str(old.subject.get("policy"))[:_DIGITS]
+    place = _free(folder / EARLIER / f"{policy}{_protocol(old)}")
+    place.mkdir(parents=True)
+    os.replace(file, place / file.name)
+    logger.info("%s: %s there is of another evaluation; it is kept in %s", folder, file.name, place)
 
 
 def _otherwise(old: Results, new: Results) -> str:

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.data import prompt_text
 from perl.evaluation.draw import TaskRequest, draw
+from perl.evaluation.heldout_of_recipe import held_out_by_run
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, protocol_hash, rendered
-from perl.evaluation.results import HELD_OUT
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import Score, score_samples
-from perl.evaluation.task import Question, Task, TaskData, questions_hash
+from perl.evaluation.task import Question, TaskData, questions_hash
 from perl.policy.model import eos_token_ids
 from perl.rewards.verifier import Judging
 from perl.rollouts.hf_engine import TransformersEngine
@@ -45,15 +45,7 @@ def heldout_task(
         raise ValueError("there must be at least one problem, and a length that no completion exceeds")
     texts = [prompt_text(p.content if isinstance(p.content, str) else list(p.content)) for p in prompts]
     questions = tuple(Question(str(i), text, _solution(prompts[i]), {}) for i, text in enumerate(texts))
-    task = Task(
-        name=name,
-        title=name + HELD_OUT,
-        repository=name,
-        split="heldout",
-        file="",
-        prompt="{problem}",
-        source="held out by the run",
-    )
+    task = held_out_by_run(name)
     some = questions[:limit]
     data = TaskData(task, some, name, None, questions_hash(some), questions[len(some) :])
     every = tuple(rendered(question, p.token_ids) for question, p in zip(questions, prompts, strict=True))

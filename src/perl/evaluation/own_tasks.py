@@ -1,6 +1,6 @@
-"""Tasks by what the user names: a benchmark, a data file of their own, or a Python file with tasks.
+"""Tasks by what the user names: a benchmark, a data file of their own, a Python file with tasks, or a recipe.
 
-names, columns, scorer -> Task
+names, columns, scorer -> Task; EvalSection -> ChosenTask
 
 A task of the user's own is called by its file's stem, and nothing but the file's name enters results.
 """
@@ -9,15 +9,18 @@ import importlib.util
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
+from perl.evaluation.few_shot import check_examples
+from perl.evaluation.heldout_of_recipe import HELDOUT, RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import MATH, Task, all_tasks, find_tasks
+from perl.recipe.eval_section import EvalSection
 from perl.recipe.sections import DATA_FILE_SUFFIXES
 
 _PROMPT, _ANSWER, _ID, _CHOICES = "prompt", "answer", "id", "choices"
@@ -85,8 +88,8 @@ def named_tasks(
     """The tasks of these names, in the order given.
 
     Args:
-        names: Each once: of :func:`perl.evaluation.task.all_tasks`, data files, or ``my_tasks.py`` and
-            ``my_tasks.py:NAME``.
+        names: Each once: of :func:`perl.evaluation.task.all_tasks`, data files, ``my_tasks.py`` and
+            ``my_tasks.py:NAME``, and recipes, whose held-out problems are asked.
         where: What the user named them in.
         columns: Of the data files.
         scorer: Of the data files.
@@ -107,6 +110,92 @@ def named_tasks(
     return found
 
 
+@dataclass(frozen=True)
+class ChosenTask:
+    """A task as a recipe names it.
+
+    Attributes:
+        task: What it is.
+        limit: Only the first so many problems; None: all.
+        few_shot: Examples before each of them.
+    """
+
+    task: Task
+    limit: int | None
+    few_shot: int
+
+
+def chosen_tasks(settings: EvalSection, where: str) -> list[ChosenTask]:
+    """The tasks of a recipe's ``eval`` section, or of a script's callback.
+
+    Args:
+        settings: Names them.
+        where: As an error calls its list of tasks.
+
+    Raises:
+        PerlError: With every name that is unknown or stands twice; a file cannot be read.
+    """
+    usual = all_tasks()
+    unknown = [item.name for item in settings.tasks if not is_file_name(item.name) and item.name not in usual]
+    if unknown or not settings.tasks:
+        find_tasks(unknown, where)
+    found = []
+    for item in settings.tasks:
+        for task in named_tasks([item.name], where, item.columns, item.scorer):
+            limit = item.limit if "limit" in item.model_fields_set else settings.limit_of_tasks
+            check_examples(task, limit, item.few_shot)
+            found.append(ChosenTask(task, limit, item.few_shot))
+    _check_names([one.task for one in found], where)
+    return found
+
+
+def for_each(
+    given: int | Mapping[str, int] | None, names: Sequence[str], tasks: Sequence[Task], option: str
+) -> list[int | None]:
+    """A number for each task, of one for all of them or of one by name.
+
+    Args:
+        given: A number, or task -> number; a file may be named as it was typed.
+        names: As the tasks were typed.
+        tasks: What they are.
+        option: Where the user gave it.
+
+    Raises:
+        PerlError: A name is not asked.
+    """
+    if not isinstance(given, Mapping):
+        return [given] * len(tasks)
+    spelled = {name: simple_name(Path(name).stem) for name in names if Path(name).suffix in DATA_FILE_SUFFIXES}
+    held_out = [task.name for task in tasks if holds_problems_out(task)]
+    recipes = [name for name in names if name == HELDOUT or name.endswith(RECIPE_SUFFIXES)]
+    spelled |= dict(zip(recipes, held_out, strict=True))
+    numbers = {spelled.get(name, name): number for name, number in given.items()}
+    known = [task.name for task in tasks]
+    unknown = [name for name in numbers if name not in known]
+    mistakes = [Mistake(f"{name!r} is not asked", option, did_you_mean(name, known)) for name in unknown]
+    raise_all(PerlError, mistakes)
+    return [numbers.get(name) for name in known]
+
+
+def numbers_option(text: str | None, option: str) -> int | dict[str, int] | None:
+    """``50``, or ``aime24=10,math_500=50``, as a number or a mapping.
+
+    Raises:
+        PerlError: It is neither.
+    """
+    if text is None:
+        return None
+    pairs = [part.strip().rpartition("=") for part in text.split(",") if part.strip()]
+    try:
+        if len(pairs) == 1 and not pairs[0][1]:
+            return int(pairs[0][2])
+        if not pairs or not all(name.strip() and equals for name, equals, _ in pairs):
+            raise ValueError(text)
+        return {name.strip(): int(number) for name, _, number in pairs}
+    except ValueError:
+        raise PerlError(f"{text!r} is no number", option, "as in 50, or aime24=10,math_500=50") from None
+
+
 def columns_option(text: str | None) -> dict[str, str] | None:
     """``prompt=question,answer=gold`` as a mapping.
 
@@ -125,11 +214,13 @@ def columns_option(text: str | None) -> dict[str, str] | None:
 
 def is_file_name(name: str) -> bool:
     """Whether a task's name is that of a file."""
-    return Path(name).suffix in DATA_FILE_SUFFIXES or _PYTHON.fullmatch(name) is not None
+    return Path(name).suffix in {*DATA_FILE_SUFFIXES, *RECIPE_SUFFIXES} or _PYTHON.fullmatch(name) is not None
 
 
 def _own(name: str, where: str, columns: Mapping[str, str] | None, scorer: str | None) -> list[Task]:
     python = _PYTHON.fullmatch(name)
+    if name.endswith(RECIPE_SUFFIXES):
+        return [task_of_recipe(name, where)]
     if python is None:
         if not Path(name).expanduser().is_file():
             raise PerlError(f"no such file: {name}", where)
@@ -145,14 +236,14 @@ def _own(name: str, where: str, columns: Mapping[str, str] | None, scorer: str |
 
 
 def _check_names(tasks: Sequence[Task], where: str) -> None:
-    """Each task of one's own has a name that results may have, and nobody else has."""
+    """Refuses names of the user's own tasks that results cannot have, that stand twice, or that are a benchmark's."""
     known, names = all_tasks(), [task.name for task in tasks]
     problems = [
         Mistake(f"{name} is named {names.count(name)} times", where, "once is enough")
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    for task in tasks:
+    for task in (one for one in tasks if not (holds_problems_out(one) and one.title.endswith(HELD_OUT))):
         if _NAME.fullmatch(task.name) is None or ".." in task.name:
             hint = "letters, digits, and any of _ . : -"
             problems.append(Mistake(f"{task.name!r:.60} cannot be the name of a task", where, hint))
@@ -186,6 +277,9 @@ def _resolved(task: Task, path: Path, shown: str) -> Task:
         raise error.moved(lambda place: f"{shown}: {place}") from None
     if task.path is None:
         return replace(task, scorer=scorer)
+    if task.examples is not None:
+        what = "is a file, whose examples are set aside from its own problems; examples names a split of a data set"
+        raise PerlError(what, f"{shown}: {task.name}", "leave examples out")
     return replace(task, scorer=scorer, file=Path(task.path).name, path=str(path.parent / Path(task.path).expanduser()))
 
 

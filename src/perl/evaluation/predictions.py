@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perl.errors import PerlError
+from perl.evaluation.earlier import set_file_aside
 from perl.evaluation.results import RESULTS, Results, parse_results, read_results
 from perl.run.files import write_text
 
@@ -22,7 +23,9 @@ def write(drawn: Results, folder: Path) -> Results:
         folder: Has their samples.
     """
     earlier = _kept(folder)
-    if earlier is not None and earlier.of_what() == drawn.of_what():
+    if earlier is not None and earlier.of_what()[:-1] != drawn.of_what()[:-1]:  # verdicts are not in it
+        set_file_aside(folder / PREDICTIONS, earlier, folder)
+    elif earlier is not None:
         names = {task.name for task in drawn.tasks}
         drawn = replace(drawn, tasks=(*drawn.tasks, *(task for task in earlier.tasks if task.name not in names)))
     _write(drawn, folder)

@@ -91,6 +91,7 @@ class Protocol:
         return ", ".join([drawn, *more, f"max_new_tokens {longest}", f"k {self.k}", system])
 
 
+_FRACTIONS = ("temperature", "top_p", "min_p", "repetition_penalty")
 # Published protocols. What one leaves open comes from the base's generation settings.
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -130,9 +131,62 @@ def resolve_protocol(
         raise PerlError(f"no preset {preset!r}", "--preset", did_you_mean(preset, PRESETS))
     chosen = {name: value for name, value in (given or {}).items() if value is not None}
     base = _from_the_base(of_the_base or {})
-    protocol = replace(Protocol(preset=preset), **{**base, **PRESETS[preset], **chosen})
+    found = {**base, **PRESETS[preset], **chosen}
+    # As JSON has them, so that 1 and 1.0 are one protocol.
+    found |= {name: float(found[name]) for name in _FRACTIONS if name in found}
+    protocol = replace(Protocol(preset=preset), **found)
     _check(protocol, explicit_k="k" in chosen)
     return replace(protocol, k=1) if protocol.temperature == 0 and "k" not in chosen else protocol
+
+
+def task_facts(
+    name: str,
+    version: int,
+    prompt: str,
+    data: str | None,
+    max_new_tokens: int,
+    scorer: str | None = None,
+    examples: str | None = None,
+    asking: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What identifies a task, its prompt and its data in :meth:`Protocol.hash`.
+
+    Args:
+        name: The task's.
+        version: Of the way of asking.
+        prompt: As the task has it.
+        data: SHA-256 of the problems.
+        max_new_tokens: As they were asked.
+        scorer: What judges; None: training's verifier, which is not named, as in older results.
+        examples: SHA-256 of the examples before each question; None: there are none.
+        asking: A thinking mode and a chat template that somebody asked for, see
+            :func:`asked_facts`; not the base's own, which differ from base to base.
+    """
+    facts = {"task": name, "task_version": version, "prompt": prompt, "data": data, "max_new_tokens": max_new_tokens}
+    more = {"scorer": scorer, "few_shot": examples, **(asking or {})}
+    return {**facts, **{key: value for key, value in more.items() if value is not None}}
+
+
+ASKED = ("thinking", "chat_template_given")
+"""What results say of how questions were put, beside the hash of the template that was in force."""
+
+
+def asked_facts(template: str | None, *, thinking: bool | None) -> dict[str, str]:
+    """What was asked for in place of the base's own way, as results say it.
+
+    Args:
+        template: Hash of a template that was given; None: the base's own stayed.
+        thinking: Whether the template was told to think; None: it was told nothing.
+    """
+    switch = None if thinking is None else "on" if thinking else "off"
+    given = {"thinking": switch, "chat_template_given": template}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def asking_of(subject: Mapping[str, str | None]) -> dict[str, str]:
+    """The same from what results say of their subject."""
+    found = {name: subject.get(name) for name in ASKED}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def short_hash(facts: Mapping[str, Any]) -> str:

@@ -14,10 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from perl.data import render_prompts
 from perl.errors import PerlError
 from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol
+from perl.evaluation.few_shot import as_text, shown_before, shown_hash
+from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol, task_facts
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.scorers import Scorer
-from perl.evaluation.task import MATH, Question, TaskData
+from perl.evaluation.task import MATH, Example, Question, TaskData
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def prepare_task(
     end_token_ids: tuple[int, ...],
     context: int | None,
     template_arguments: Mapping[str, Any] | None = None,
+    asking: Mapping[str, str] | None = None,
 ) -> PreparedTask:
     """Renders a task's questions with the base's chat template, or as plain text where it has none.
 
@@ -56,15 +58,18 @@ def prepare_task(
         protocol: Says the system prompt and how long a completion may be.
         end_token_ids: Tokens that end one.
         context: Tokens that the base can read; None: any number.
-        template_arguments: Of the chat template.
+        template_arguments: Of the chat template; those of a recipe whose held-out problems are asked come first.
+        asking: What was asked for in place of the base's own template, of :func:`perl.evaluation.protocol.asked_facts`.
 
     Raises:
         PerlError: A prompt leaves no room for an answer, or a question lacks what the scorer needs.
     """
     task, every = data.task, (*data.questions, *data.further)
     scorer = scorer_of(data)
-    rows = [_row(question, protocol.system_prompt, tokenizer) for question in every]
-    prompts = [prompt.token_ids for prompt in render_prompts(rows, tokenizer, template_arguments)]
+    rows = [_row(question, data.examples, protocol.system_prompt, tokenizer) for question in every]
+    _check_system(data, protocol.system_prompt)
+    arguments = {**(task.template_arguments or {}), **(template_arguments or {})}
+    prompts = [prompt.token_ids for prompt in render_prompts(rows, tokenizer, arguments)]
     asked = tuple(rendered(question, prompt) for question, prompt in zip(every, prompts, strict=True))
     count = len(data.questions)
     wanted = protocol.max_new_tokens or task.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
@@ -73,7 +78,7 @@ def prepare_task(
     request = TaskRequest(
         task.name, asked[:count], wanted, end_token_ids, tuple(task.stop), scorer, further=asked[count:]
     )
-    return PreparedTask(data, request, protocol_hash(protocol, data, wanted))
+    return PreparedTask(data, request, protocol_hash(protocol, data, wanted, asking=asking))
 
 
 def scorer_of(data: TaskData, spec: str | None = None) -> Scorer:
@@ -118,19 +123,26 @@ def _room(name: str, asked: Sequence[RenderedProblem], further: Sequence[Rendere
     return context - max(len(one.prompt_ids) for one in (*asked, *further) if len(one.prompt_ids) < context)
 
 
-def protocol_hash(protocol: Protocol, data: TaskData, max_new_tokens: int, scorer: str | None = None) -> str:
+def protocol_hash(
+    protocol: Protocol,
+    data: TaskData,
+    max_new_tokens: int,
+    scorer: str | None = None,
+    asking: Mapping[str, str] | None = None,
+) -> str:
     """What two results of a task share if they may be compared; of the length, what it really was.
 
     Args:
         protocol: How completions are drawn.
         data: The task, as much of it as is asked.
         max_new_tokens: As it was asked.
-        scorer: Name of what judges; None: the task's own. Training's verifier is not named, as in older results.
+        scorer: Name of what judges; None: the task's own.
+        asking: As of :func:`prepare_task`.
     """
-    task = data.task
-    facts = {"task": task.name, "task_version": task.version, "prompt": task.prompt, "data": data.sha256}
-    judge = task.scorer if scorer is None else scorer
-    return protocol.hash({**facts, "max_new_tokens": max_new_tokens, **({} if judge == MATH else {"scorer": judge})})
+    task, judge = data.task, data.task.scorer if scorer is None else scorer
+    judged_by = None if judge == MATH else judge
+    about = (task.name, task.version, task.prompt, data.sha256)
+    return protocol.hash(task_facts(*about, max_new_tokens, judged_by, shown_hash(data.examples), asking))
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -139,16 +151,33 @@ def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return hashlib.sha256(str(template).encode()).hexdigest()[:12] if template is not None else None
 
 
-def _row(question: Question, system: str | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """A question as lighteval's PromptManager would put it."""
-    text, gold = question.text, question.gold
-    if tokenizer.chat_template is not None and isinstance(question.prompt, tuple):
-        own = [dict(message) for message in question.prompt]
-        said = system is None or any(message.get("role") == "system" for message in own)
-        return {"prompt": own if said else [{"role": "system", "content": system}, *own], "solution": gold}
+def _check_system(data: TaskData, system: str | None) -> None:
+    """Refuses a system prompt that problems with one of their own, or in plain text, would not show.
+
+    Raises:
+        PerlError: There is such a problem.
+    """
+    for question in (*data.questions, *data.further) if system is not None else ():
+        own = question.prompt if isinstance(question.prompt, tuple) else ()
+        said = [message.get("content") for message in own if message.get("role") == "system"]
+        if isinstance(question.prompt, str) or (said and said != [system]):
+            what = f"the problems of {data.task.name} are asked in their own words, without this system prompt"
+            raise PerlError(what, "--system-prompt", "leave it out")
+
+
+def _row(
+    question: Question, examples: Sequence[Example], system: str | None, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """A question as lighteval's PromptManager would put it, after the examples."""
+    gold = question.gold
+    if isinstance(question.prompt, str):
+        return {"prompt": question.prompt, "solution": gold}
     if tokenizer.chat_template is None:
+        text = as_text(examples, question)
         return {"prompt": text if system is None else f"{system}\n\n{text}", "solution": gold}
-    messages: Sequence[dict[str, str]] = [{"role": "user", "content": text}]
-    if system is not None:
-        messages = [{"role": "system", "content": system}, *messages]
-    return {"prompt": list(messages), "solution": gold}
+    messages = shown_before(examples, question)
+    own = question.prompt or ()
+    own_system = [dict(message) for message in own if message.get("role") == "system"]
+    if not own_system and system is not None:
+        own_system = [{"role": "system", "content": system}]
+    return {"prompt": [*own_system, *messages], "solution": gold}

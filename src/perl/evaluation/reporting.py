@@ -12,6 +12,7 @@ from perl.errors import MissingExtraError
 from perl.evaluation import predictions, table
 from perl.evaluation.drawn_samples import DrawnSamples, Groups
 from perl.evaluation.earlier import set_aside
+from perl.evaluation.few_shot import shown_hash, titled
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
 from perl.evaluation.policies import Policies, Who
@@ -88,7 +89,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
         for who, groups in drawn.groups.items()
     }
     base, revision = public_name(*base_identity(policies.base))
-    quantization, thinking = quantisation_of(base_of(policies.base)), plan.settings.thinking
+    quantization = quantisation_of(base_of(policies.base))
     attention = plan.subject.base.attn_implementation
     return Results(
         subject={
@@ -101,7 +102,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
             "adapter_config_sha256": plan.subject.config_sha256,
             "policy": plan.subject.policy(policies.base_sha256),
             "chat_template": plan.template,
-            **({} if thinking is None else {"thinking": "on" if thinking else "off"}),
+            **plan.asking,
         },
         protocol=plan.protocol,
         engine={
@@ -111,7 +112,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
             "logp_diff": drawn.logp_diff,
             **({} if attention is None else {"attention": attention}),
         },
-        versions=installed_versions(_PACKAGES, quantised=quantization is not None),
+        versions=installed_versions(_PACKAGES, quantization=quantization),
         seconds=seconds,
         tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
         verifier=verifier_version(),
@@ -127,13 +128,15 @@ def _task_result(
     name = task.request.task
     facts = TaskResult(
         name=name,
-        title=task.data.task.title,
+        title=titled(task.data.task.title, len(task.data.examples)),
         protocol_hash=task.protocol_hash,
         max_new_tokens=task.request.max_new_tokens,
         data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
         lighteval={who: scored[name] for who, scored in own.items() if name in scored},
         samples={who: keys[name] for who, keys in drawn.keys.items()},
         scorer=task.request.scorer.name,
+        few_shot=len(task.data.examples),
+        examples=shown_hash(task.data.examples),
     )
     if plan.settings.predict_only:
         return replace(facts, problems=tuple(ProblemResult(asked.problem, None, None) for asked in task.request.asked))

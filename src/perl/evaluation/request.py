@@ -6,7 +6,7 @@ adapter, base, tasks, settings -> Evaluation
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,18 +16,20 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, PerlError, did_you_mean
 from perl.evaluation.asking import set_template
-from perl.evaluation.own_tasks import named_tasks
+from perl.evaluation.few_shot import check_examples
+from perl.evaluation.heldout_of_recipe import HELDOUT, recipe_of_run
+from perl.evaluation.own_tasks import for_each, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.power import power_line
-from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
+from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, asked_facts, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import MATH
 from perl.evaluation.task_data import load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
-from perl.policy.name import in_few_bits
 from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
+from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.recipe.validation import checked
@@ -60,7 +62,9 @@ class EvalSettings:
         chat_template: File with the Jinja template that renders questions; None: the base's own.
         thinking: Whether a template with a thinking mode asks for it (``enable_thinking``); None: as it does by itself.
         seed: From which each sample's own seed is derived.
-        limit: Only the first so many problems of each task.
+        limit: Only the first so many problems of each task, or of those that are named.
+        few_shot: Solved examples before every question, likewise. They come from the split that the task names for
+            them, else from its own problems, which are not asked then; the seed decides which.
         columns: Of data files that are named as tasks: any of prompt, answer, id and choices -> the column's name.
         scorer: What makes a completion right on these: math, choice, exact, normalised, or a reward, as
             ``my_rewards.py:function>=0.5``; None: math.
@@ -96,7 +100,8 @@ class EvalSettings:
     chat_template: str | None = None
     thinking: bool | None = None
     seed: int | None = None
-    limit: int | None = None
+    limit: int | Mapping[str, int] | None = None
+    few_shot: int | Mapping[str, int] = 0
     columns: Mapping[str, str] | None = None
     scorer: str | None = None
     pass_at: tuple[int, ...] = ()
@@ -129,6 +134,8 @@ class Evaluation:
         template: Hash of the chat template; None: prompts are plain text.
         judging: The limits of comparing answers; None: the usual ones.
         within_run: It is part of a run, which has logged its plan, and scores that are there already.
+        asking: What was asked for in place of the base's own template and thinking mode.
+        compared: How many adapters one table compares with their base, this one among them.
     """
 
     subject: Subject
@@ -141,6 +148,8 @@ class Evaluation:
     settings: EvalSettings
     judging: Judging | None = None
     within_run: bool = False
+    asking: Mapping[str, str] = field(default_factory=dict)
+    compared: int = 1
 
     @property
     def policies(self) -> tuple[Who, ...]:
@@ -167,13 +176,15 @@ class Evaluation:
         on = f" on {self.subject.base.name}{quantized}" if self.subject.trained else quantized
         yield f"policy   {self.subject.name}{on}"
         yield f"protocol {self.protocol.preset}: {self.protocol}"
-        yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}"
+        thinking = f", thinking {self.asking['thinking']}" if "thinking" in self.asking else ""
+        yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}{thinking}"
         for task in self.tasks:
             n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.name
             asked = f"{task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
-            yield f"task     {asked}{'' if judge == MATH else f', judged by {judge}'}"
+            examples = f", {len(task.data.examples)} examples before each" if task.data.examples else ""
+            yield f"task     {asked}{examples}{'' if judge == MATH else f', judged by {judge}'}"
         for task in self.tasks if len(self.policies) > 1 else ():
-            says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks))
+            says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks) * self.compared)
             yield f"power    {task.data.task.name}: {says}"
         count = sum(len(task.request.asked) for task in self.tasks) * self.protocol.k * len(self.policies)
         yield f"engine   {self.engine.backend}, {count:,} completions"
@@ -195,11 +206,18 @@ def plan_evaluation(
         PerlError: Whatever is wrong.
     """
     with naming_options():
-        chosen = named_tasks(list(tasks), columns=settings.columns, scorer=settings.scorer)
+        names = [recipe_of_run(adapter, "--tasks") if name == HELDOUT else name for name in tasks]
+        chosen = named_tasks(names, columns=settings.columns, scorer=settings.scorer)
+        limits = for_each(settings.limit, tasks, chosen, "--limit")
+        examples = for_each(settings.few_shot, tasks, chosen, "--few-shot")
+        for option, least, given in (("--limit", 1, limits), ("--few-shot", 0, examples)):
+            if wrong := [number for number in given if number is not None and number < least]:
+                what = "problems" if option == "--limit" else "examples"
+                raise PerlError(f"{wrong[0]} {what} are too few", option, f"at least {least}")
+        for task, limit, count in zip(chosen, limits, examples, strict=True):
+            check_examples(task, limit, count or 0)
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
-        if settings.limit is not None and settings.limit < 1:
-            raise PerlError(f"{settings.limit} problems are too few", "--limit", "at least 1")
         if settings.threads is not None and settings.threads < 1:
             raise PerlError(f"{settings.threads} threads are too few", "--threads", "at least 1")
         subject = _as_asked(find_subject(adapter, base, settings.dtype, settings.quantization), settings)
@@ -213,12 +231,18 @@ def plan_evaluation(
         _check_pass_at(settings.pass_at, protocol.k)
         if settings.newest_data:
             chosen = [replace(task, revision=None) for task in chosen]
-        found = [load_task_data(task, Path(data).expanduser() if data else None, settings.limit) for task in chosen]
+        place = Path(data).expanduser() if data else None
+        found = [
+            load_task_data(task, place, limit, shown or 0, protocol.seed)
+            for task, limit, shown in zip(chosen, limits, examples, strict=True)
+        ]
         tokenizer = load_tokenizer(subject.base)
         arguments = set_template(tokenizer, settings.chat_template, thinking=settings.thinking)
     context = getattr(empty.config.get_text_config(), "max_position_embeddings", None)
     ends = end_tokens(tokenizer, generation)
-    prepared = tuple(prepare_task(each, tokenizer, protocol, ends, context, arguments) for each in found)
+    template = template_hash(tokenizer) if settings.chat_template is not None else None
+    asking = asked_facts(template, thinking=settings.thinking)
+    prepared = tuple(prepare_task(each, tokenizer, protocol, ends, context, arguments, asking) for each in found)
     return Evaluation(
         subject=subject,
         protocol=protocol,
@@ -228,6 +252,7 @@ def plan_evaluation(
         template=template_hash(tokenizer),
         device=_device(settings),
         settings=settings,
+        asking=asking,
     )
 
 
@@ -284,8 +309,9 @@ def _check_spread(settings: EvalSettings, engine: Capabilities) -> None:
         if engine.takes_updates:
             what = "spreads the base of transformers, and here vLLM draws the completions"
             raise PerlError(what, "--device-map", "--backend transformers, or --server-command --tensor-parallel N")
-        if settings.quantization == "nf4":
-            raise PerlError("a base in 4 bits lies whole on one GPU", "--device-map", "leave it out")
+        if settings.quantization in QUANTISATIONS:
+            what = f"{quantised_base(settings.quantization)} lies whole on one GPU"
+            raise PerlError(what, "--device-map", "leave it out")
 
 
 def _as_asked(subject: Subject, settings: EvalSettings) -> Subject:
@@ -305,7 +331,8 @@ def _for_the_base(engine: RolloutSection, subject: Subject, settings: EvalSettin
         return engine
     if settings.backend == engine.backend:
         hint = "--backend transformers, --server URL, or --quantization none for the ordinary base"
-        raise PerlError("vLLM in this process holds the ordinary base, not the one in 4 bits", "--backend", hint)
+        what = f"vLLM in this process holds the ordinary base, not the one{in_few_bits(subject.base.quantization)}"
+        raise PerlError(what, "--backend", hint)
     return engine.model_copy(update={"backend": TRANSFORMERS.name})
 
 

@@ -14,9 +14,11 @@ from perl.evaluation import predictions
 from perl.evaluation.by_processes import usable
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
+from perl.evaluation.few_shot import shown_hash
+from perl.evaluation.heldout_of_recipe import held_out_by_run
 from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
 from perl.evaluation.policies import Who
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.questions import protocol_hash, scorer_of
 from perl.evaluation.recounting.folder import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
@@ -65,8 +67,8 @@ def rescore(
     with usable(folder), FileLock(folder / ".lock", timeout=0):
         named = _Named(tasks, columns, scorer)
         named.check(drawn)
-        known = {one.name: _data_of(one, folder, data, named) for one in drawn.tasks}
-        drawn = replace(drawn, tasks=tuple(named.judged_by(t, drawn.protocol, known[t.name]) for t in drawn.tasks))
+        known = {one.name: _data_of(one, drawn.protocol.seed, folder, data, named) for one in drawn.tasks}
+        drawn = replace(drawn, tasks=tuple(named.judged_by(t, drawn, known[t.name]) for t in drawn.tasks))
         file = SampleFile(folder / SAMPLES)
         samples: dict[str, dict[Who, Groups]] = {task.name: {} for task in drawn.tasks}
         for task in drawn.tasks:
@@ -95,7 +97,9 @@ class _Named:
                 raise PerlError("is about files of your own, and none is named", option, "as in --tasks my.jsonl")
         asked = [task.name for task in drawn.tasks]
         for name in self.tasks:
-            if is_file_name(name) and not any(self._of_file(name, task) for task in drawn.tasks):
+            if not is_file_name(name):
+                raise PerlError(f"{name!r} is no file", "--tasks", "files of your own, or a recipe; others are found")
+            if not any(self._of_file(name, task) for task in drawn.tasks):
                 raise PerlError(f"no task of {name} was asked", "--tasks", f"there are {', '.join(asked)}")
 
     def find(self, task: TaskResult) -> Task | None:
@@ -103,14 +107,16 @@ class _Named:
         found = [one for name in self.tasks if is_file_name(name) for one in self._of_file(name, task)]
         return found[0] if found else None
 
-    def judged_by(self, task: TaskResult, protocol: Protocol, data: TaskData) -> TaskResult:
+    def judged_by(self, task: TaskResult, drawn: Results, data: TaskData) -> TaskResult:
         """The task with the scorer that judges it now, and with the protocol's hash that goes with that."""
-        spec = self.scorer if self.scorer is not None and data.task.path is not None else data.task.scorer
+        then = task.scorer if task.scorer in SCORERS else data.task.scorer
+        spec = self.scorer if self.scorer is not None and data.task.path is not None else then
         name = scorer_of(data, spec).name
         if name == task.scorer:
             return task
-        hashed = protocol_hash(protocol, data, task.max_new_tokens, name)
-        return replace(task, scorer=name, protocol_hash=hashed)
+        hashed = protocol_hash(drawn.protocol, data, task.max_new_tokens, name, asking_of(drawn.subject))
+        asked_for = task.asked_for or task.scorer
+        return replace(task, scorer=name, protocol_hash=hashed, asked_for=None if asked_for == name else asked_for)
 
     def _of_file(self, name: str, task: TaskResult) -> list[Task]:
         if not name.endswith(tuple(DATA_FILE_SUFFIXES)):
@@ -118,29 +124,31 @@ class _Named:
         [one] = named_tasks([name], columns=self.columns)
         if one.name != task.name:
             return []
-        if task.scorer in SCORERS:
-            return [file_task(name, self.columns, task.scorer)]
-        if self.scorer is None:  # no code is run because a results file names it
+        asked_for, judge = task.asked_for or task.scorer, self.scorer or task.scorer
+        if asked_for in SCORERS:
+            return [file_task(name, self.columns, asked_for)]
+        if self.scorer is None and judge not in SCORERS:  # no code is run because a results file names it
             raise PerlError(f"{one.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
-        return [file_task(name, self.columns, "exact" if self.scorer in SCORERS else self.scorer)]
+        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge)]
 
 
-def _data_of(task: TaskResult, folder: Path, data: str | Path | None, named: _Named) -> TaskData:
+def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None, named: _Named) -> TaskData:
     """The problems that were asked, with their gold answers."""
     sha256, revision = str(task.data["sha256"]), task.data["revision"]
     own = named.find(task)
     known = own or (None if task.title.endswith(HELD_OUT) else all_tasks().get(task.name))
-    held_out = Task(task.name, task.title, task.name, "heldout", "", "held out by the run", prompt="{problem}")
-    for questions in candidates(task, recipe_above(folder)) if data is None and own is None else ():
-        if questions_hash(questions) == sha256:
-            return TaskData(known or held_out, questions, str(task.data["source"]), revision, sha256)
+    held_out = held_out_by_run(task.name)
+    for questions, shown in candidates(task, recipe_above(folder), seed) if data is None and own is None else ():
+        if questions_hash(questions) == sha256 and shown_hash(shown) == task.examples:
+            return TaskData(known or held_out, questions, str(task.data["source"]), revision, sha256, (), shown)
     if known is None:
         hint = "a run's own problems are found where its recipe.yaml lies above the folder"
         hint = hint if task.title.endswith(HELD_OUT) else f"name their file: --tasks {task.data['source']}"
         raise PerlError(f"the problems of {task.name} are not here", str(folder), hint)
     place = Path(data).expanduser() if data else None
-    found = load_task_data(replace(known, revision=revision or known.revision), place, len(task.problems))
-    if found.sha256 != sha256:
+    at = replace(known, revision=revision or known.revision)
+    found = load_task_data(at, place, len(task.problems), task.few_shot, seed)
+    if found.sha256 != sha256 or shown_hash(found.examples) != task.examples:
         message = f"the problems of {task.name} in {found.source} are not those that were asked"
         if own is not None:
             raise PerlError(message, "--tasks", "name the file, and its --columns, of then")

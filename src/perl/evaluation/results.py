@@ -72,6 +72,9 @@ class TaskResult:
         lighteval: ``base`` and ``adapter`` -> its own score; empty where lighteval is not installed.
         samples: ``base`` and ``adapter`` -> what their lines in ``samples.jsonl`` have as ``policy``.
         scorer: What judged the completions, see :mod:`perl.evaluation.scorers`.
+        few_shot: Examples before every question.
+        examples: SHA-256 of these; None: there are none.
+        asked_for: The scorer for which the problems were put, where another one judges now; None: it is the same.
     """
 
     name: str
@@ -86,6 +89,14 @@ class TaskResult:
     lighteval: Mapping[str, OtherScore] = field(default_factory=dict)
     samples: Mapping[str, str] = field(default_factory=dict)
     scorer: str = MATH
+    few_shot: int = 0
+    examples: str | None = None
+    asked_for: str | None = None
+
+    @property
+    def label(self) -> str:
+        """As lighteval's readers know it: its name and the number of examples."""
+        return f"{self.name}|{self.few_shot}"
 
     @property
     def score(self) -> Score:
@@ -142,10 +153,10 @@ class Results:
                 "model_config": model,
                 "total_evaluation_time_secondes": str(round(self.seconds, 3)),  # lighteval spells it so
             },
-            "results": {f"{task.name}|0": _labels(task) for task in self.tasks},
+            "results": {task.label: _labels(task) for task in self.tasks},
             "versions": {},
             "config_tasks": {
-                f"{task.name}|0": {
+                task.label: {
                     **(task.score_by_lighteval.config if task.score_by_lighteval else {}),
                     "name": task.name,
                     "hf_repo": task.data["source"],
@@ -260,6 +271,10 @@ def _plain(task: TaskResult) -> dict[str, Any]:
     del facts["name"]
     if task.scorer == MATH:  # as in results from before there were others
         del facts["scorer"]
+    if not task.few_shot:  # likewise
+        del facts["few_shot"], facts["examples"]
+    if task.asked_for is None:
+        del facts["asked_for"]
     facts["difference"] = task.difference.as_dict() if task.difference is not None else None
     facts["problems"] = {
         problem.id: {

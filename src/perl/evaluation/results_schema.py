@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
@@ -69,6 +69,15 @@ class _Task(_Record):
     lighteval: dict[Who, _OtherScore]
     samples: dict[Who, str]
     scorer: str = Field(MATH, min_length=1, max_length=300)
+    few_shot: int = Field(0, ge=0)
+    examples: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    asked_for: str | None = Field(None, min_length=1, max_length=300)
+
+    @model_validator(mode="after")
+    def _check_examples(self) -> "_Task":
+        if bool(self.few_shot) != (self.examples is not None):
+            raise ValueError("few_shot and examples do not belong together")
+        return self
 
 
 class _File(_Record):

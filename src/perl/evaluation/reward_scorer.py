@@ -21,7 +21,7 @@ from perl.evaluation.task import Question
 from perl.recipe.sections import RewardSetting, RolloutSection
 from perl.rewards.answers import conclusion, extract_answer
 from perl.rewards.named import NAMED_REWARDS
-from perl.rewards.resolve import Reward, resolve_rewards, reward_mistakes
+from perl.rewards.resolve import GOLD, Reward, resolve_rewards, reward_mistakes
 from perl.rewards.verifier import Judging
 from perl.types import Verdict
 
@@ -102,7 +102,7 @@ def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
         ]
 
     def lacking(question: Question) -> Mistake | None:
-        known = {*_GIVEN, *question.row}
+        known = {*_GIVEN, *question.row, *(["answer"] if reward.failures is not None else [])}
         missing = [column for column in reward.needs if column not in known]
         if not missing:
             return None
@@ -125,7 +125,11 @@ def _arguments(reward: Reward, asked: Sequence[Question], texts: Sequence[str]) 
         for column in names
     }
     golds = [question.gold for question in asked]
-    given = {**columns, "prompts": prompts, "completions": completions, "solution": golds}
+    given = {**columns, "prompts": prompts, "completions": completions, GOLD: golds}
+    if reward.failures is not None:  # as in training: a custom reward's solution is the data's column, if there is one
+        given.setdefault("answer", golds)
+        if all(GOLD in question.row for question in asked) and (GOLD in reward.by_name or GOLD not in reward.needs):
+            given[GOLD] = [question.row[GOLD] for question in asked]
     if reward.takes_all:
         return given
     return {name: values for name, values in given.items() if name in {*reward.needs, *reward.by_name}}

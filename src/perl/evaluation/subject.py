@@ -15,7 +15,8 @@ from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.policy.name import adapter_config_digest, model_config_digest, policy_name, weights_digest
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
-from perl.recipe.sections import QUANTIZATIONS, ModelSection
+from perl.recipe.quantisations import QUANTIZATIONS
+from perl.recipe.sections import ModelSection
 from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.run.warned import warn
@@ -58,7 +59,7 @@ class Subject:
         return self.adapter is not None or self.model is not None
 
 
-QuantizationChoice = Literal["auto", "none", "nf4"]
+QuantizationChoice = Literal["auto", "none", "nf4", "int8", "fp8"]
 
 
 def find_subject(

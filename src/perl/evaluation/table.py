@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from perl.evaluation.metrics import SMALL_P, Difference, corrected
 from perl.evaluation.power import guessed_error, power_words
+from perl.evaluation.protocol import asking_of
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
-from perl.policy.name import in_few_bits
+from perl.recipe.quantisations import in_few_bits
 from perl.run.tables import markdown_table, percent, plain_table, signed_percent
 from perl.zoo.intervals import ALIKE, estimate_text
 
@@ -282,10 +283,14 @@ def protocol_hashes(tasks: Sequence[TaskResult], marks: Marks) -> str:
     return f"Protocol {'hash' if len(tasks) == 1 else 'hashes'}: {hashes}."
 
 
+_ASKED_WORDS = {"thinking": "thinking", "chat_template_given": "chat template"}
+
+
 def protocol_note(results: Results) -> str:
     """The settings, and where completions were really cut off if the protocol does not say it."""
     protocol = results.protocol
-    line = f"Protocol {protocol.preset}: {protocol}, seed {protocol.seed}."
+    asked = "".join(f", {_ASKED_WORDS[name]} {value}" for name, value in asking_of(results.subject).items())
+    line = f"Protocol {protocol.preset}: {protocol}{asked}, seed {protocol.seed}."
     if all(task.max_new_tokens == protocol.max_new_tokens for task in results.tasks):
         return line
     limits = ", ".join(f"{task.title} {task.max_new_tokens:,}" for task in results.tasks)

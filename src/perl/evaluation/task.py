@@ -59,7 +59,10 @@ class Task:
         options: Column that may hold a list of choices, whose place in the list stays; None: there is none. The answer
             is a letter, a number counted from 0, or a choice's text.
         scorer: What makes a completion right, see :func:`perl.evaluation.reward_scorer.find_scorer`.
-        path: Where the problems are a file of the user's own; never in results.
+        path: Where the problems are a file of the user's own, or a recipe that holds problems out; never in results.
+        examples: Split of the data set that few-shot examples come from; None: the problems themselves, of which they
+            are set aside then.
+        template_arguments: Of the chat template, where training asks with some.
     """
 
     name: str
@@ -82,6 +85,8 @@ class Task:
     options: str | None = None
     scorer: str = MATH
     path: str | None = None
+    examples: Split | None = None
+    template_arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,19 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Example:
+    """A solved problem that stands before every question.
+
+    Attributes:
+        question: The problem.
+        answer: What the assistant says to it.
+    """
+
+    question: Question
+    answer: str
+
+
+@dataclass(frozen=True)
 class TaskData:
     """The questions of a task and where they were read.
 
@@ -118,6 +136,7 @@ class TaskData:
         sha256: Of ids, texts and golds.
         further: Questions beyond a limit, which are not asked; what a sample is named by and how long it may be depends
             on all of them, so that it is the same whatever the limit.
+        examples: That stand before every question (few-shot).
     """
 
     task: Task
@@ -126,6 +145,7 @@ class TaskData:
     revision: str | None
     sha256: str
     further: tuple[Question, ...] = ()
+    examples: tuple[Example, ...] = ()
 
 
 def questions_hash(questions: Iterable[Question]) -> str:

@@ -16,19 +16,33 @@ from huggingface_hub import snapshot_download
 from perl.data import empty_cells, load_hub_rows, prompt_text, read_data_file
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.choices import LETTERS, listed, right_letters
+from perl.evaluation.few_shot import drawn as few_shot_of
+from perl.evaluation.few_shot import example
+from perl.evaluation.heldout_of_recipe import heldout_questions, holds_problems_out
 from perl.evaluation.scorers import SCORERS
-from perl.evaluation.task import MATH, Question, Task, TaskData, questions_hash
+from perl.evaluation.task import MATH, Example, Question, Split, Task, TaskData, questions_hash
 from perl.rewards.answers import gold_answer
 from perl.sandbox import is_sandbox, load_problems
 
 
-def load_task_data(task: Task, data: Path | None = None, limit: int | None = None, *, cached: bool = False) -> TaskData:
+def load_task_data(
+    task: Task,
+    data: Path | None = None,
+    limit: int | None = None,
+    few_shot: int = 0,
+    seed: int = 0,
+    *,
+    cached: bool = False,
+) -> TaskData:
     """Reads the questions of a task.
 
     Args:
         task: Sandbox tasks and files of the user's own need neither folder nor network.
         data: Folder that holds ``task.file``, with the Hub's columns or ``problem`` and ``answer``; None: the Hub.
         limit: Only the first so many questions; None: all.
+        few_shot: Examples before every question: of the split that the task names, else questions of its own, which
+            are not asked then.
+        seed: Decides which examples.
         cached: Instead of the Hub only what was downloaded from it at the task's revision; without a network.
 
     Raises:
@@ -37,11 +51,33 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
     where = f"task {task.name}"
     if limit is not None and limit < 1:
         raise DataError(f"{limit} questions are too few", where, "at least 1")
+    every, source, revision = _read(task, data, where, cached=cached)
+    examples: tuple[Example, ...] = ()
+    if few_shot:
+        pool = every
+        if task.examples is not None:
+            asked_too = {" ".join(question.text.split()) for question in every}
+            found, _, _ = _read(_of_split(task, task.examples), data, where, cached=cached)
+            pool = tuple(one for one in found if " ".join(one.text.split()) not in asked_too)
+        chosen = few_shot_of(task, pool, few_shot, seed)
+        examples = tuple(example(task, question) for question in chosen)
+        if task.examples is None:
+            every = tuple(question for question in every if question not in chosen)
+        if not every:
+            raise DataError(f"all {few_shot} problems are examples, none is left to be asked", where, "fewer examples")
+    asked, further = every[:limit], every[len(every[:limit]) :]
+    return TaskData(task, asked, source, revision, questions_hash(asked), further, examples)
+
+
+def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[tuple[Question, ...], str, str | None]:
+    """All questions of a split, what they are from, and the commit of that."""
     revision = None
+    if holds_problems_out(task):
+        return heldout_questions(task, where), task.repository, None
     if task.path is not None:
         source, rows = task.file, _read_own(task, where)
     elif is_sandbox(task.repository):
-        problems = load_problems(task.repository, "heldout")
+        problems = load_problems(task.repository, "train" if task.split == "train" else "heldout")
         source, rows = task.repository, [{"problem": p.question, "answer": p.answer} for p in problems]
     elif data is not None:
         source, rows = task.file, _read_folder(task, data, where)
@@ -53,8 +89,13 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
     every = _questions(task, rows, source, where)
     if task.path is not None:
         _check_once(task, every, source, where)
-    asked, further = every[:limit], every[len(every[:limit]) :]
-    return TaskData(task, asked, source, revision, questions_hash(asked), further)
+    return every, source, revision
+
+
+def _of_split(task: Task, split: Split) -> Task:
+    """The task of another split of the same data; of a folder the file that is named after it."""
+    stem = task.file.removesuffix(".jsonl").removesuffix(f"_{task.split}")
+    return replace(task, split=split, file=f"{stem}_{split}.jsonl")
 
 
 def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question:

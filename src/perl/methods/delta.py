@@ -11,7 +11,6 @@ import copy
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 from peft import PeftModel
@@ -25,14 +24,14 @@ from peft.tuners.tinylora.layer import Linear as TinyLoraLinear
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.tuners.vera.layer import VeraLayer
-from peft.utils.integrations import dequantize_bnb_weight, get_bnb_param_type
 from torch import nn
 
 from perl.methods.anchor import AnchoredLora, anchor_of
 from perl.methods.hooks import factors_of
 from perl.methods.names import name_in_base
+from perl.methods.packed import base_weight, is_packed
 from perl.methods.registry import LARGEST_RANK
-from perl.run.shards import gathered, whole
+from perl.run.shards import gathered
 
 # An update is of a rank if what the factors leave out is below this share of it; float32 rounds to about 1e-7.
 EXACT = 1e-5
@@ -130,7 +129,7 @@ def _merged(layer: BaseTunerLayer, base: nn.Module, adapter: str) -> dict[str, t
     """As :func:`merged_parameters`, of a layer whose base is whole."""
     # The copy of the layer takes the copy of its base that is made here for the base itself.
     merged = copy.deepcopy(layer, {id(base): _in_float64(base)}).double()
-    if get_bnb_param_type(getattr(base, "weight", None)):
+    if is_packed(getattr(base, "weight", None)):
         _without_quantisation(merged)
     merged.merge(adapter_names=[adapter])
     parameters = {name: p.detach() for name, p in merged.get_base_layer().named_parameters()}
@@ -138,19 +137,9 @@ def _merged(layer: BaseTunerLayer, base: nn.Module, adapter: str) -> dict[str, t
     return {layer.parameter_name: parameters[layer.parameter_name]} if isinstance(layer, ParamWrapper) else parameters
 
 
-def base_weight(base: nn.Module) -> torch.Tensor:
-    """The weight of a layer of the base; where bitsandbytes has quantised it, the one that its numbers stand for."""
-    weight = whole(dict(base.named_parameters())["weight"])
-    if not get_bnb_param_type(weight):
-        return weight.detach()
-    # PEFT's function for modules would put the parameter back as a new one, and the scale elsewhere.
-    scale = getattr(getattr(base, "state", None), "SCB", None)
-    return dequantize_bnb_weight(weight, SimpleNamespace(SCB=getattr(weight, "SCB", None) if scale is None else scale))
-
-
 def _in_float64(base: nn.Module) -> nn.Module:
     weight = getattr(base, "weight", None)
-    if not get_bnb_param_type(weight):
+    if not is_packed(weight):
         return copy.deepcopy(base).double()
     weight_OI, bias = base_weight(base).double(), dict(base.named_parameters()).get("bias")
     outputs, inputs = weight_OI.shape
@@ -165,10 +154,12 @@ def _without_quantisation(layer: BaseTunerLayer) -> None:
     """Makes PEFT's layer over quantised weights the one that it has for plain weights."""
     layer.quantization_backend = None
     module, name = type(layer).__module__, type(layer).__name__
-    if module.endswith(".bnb"):
-        plain = importlib.import_module(f"{module.removesuffix('.bnb')}.layer")
-        layer.__class__ = getattr(plain, name.removesuffix("4bit").removesuffix("8bitLt"))
-        layer.fan_in_fan_out = False
+    for kind, written in (("bnb", "4bit"), ("bnb", "8bitLt"), ("torchao", "Torchao")):
+        if module.endswith(f".{kind}") and written in name:
+            plain = importlib.import_module(f"{module.removesuffix(kind)}layer")
+            called = name.replace(written, "").replace("LoraLinear", "Linear")
+            layer.__class__ = getattr(plain, called)
+            layer.fan_in_fan_out = False
 
 
 def factorise(update_OI: torch.Tensor) -> LowRank:

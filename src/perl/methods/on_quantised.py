@@ -5,13 +5,13 @@ recipe sections, or an Adaptation -> problems
 Imports neither PEFT nor torch.
 """
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perl.errors import Mistake, ModelError, missing_extra
-from perl.methods.registry import METHODS
+from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation
+from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 
 _Located = tuple[tuple[str, ...], Mistake]
 _WITHOUT = "or leave model.quantization out"
@@ -32,10 +32,11 @@ def quantization_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     if model is None or model.quantization is None:
         return []
     found: list[_Located] = []
-    if importlib.util.find_spec("bitsandbytes") is None:
-        missing = missing_extra("bitsandbytes", "quantised", model.quantization)
+    package = QUANTISATIONS[model.quantization].package
+    if not package.installed:
+        missing = missing_extra(package.pip, EXTRA, model.quantization)
         found.append((("model", "quantization"), missing))
-    found += _of_adapter(peft) if peft is not None else []
+    found += _of_adapter(peft, model.quantization) if peft is not None else []
     if rollout is not None and not rollout.capabilities.quantised_base:
         hint = f"transformers, vllm-server with servers of the quantised base, {_WITHOUT}"
         found.append((("rollout", "backend"), Mistake(IN_PROCESS, hint=hint)))
@@ -44,30 +45,42 @@ def quantization_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     return found
 
 
-def check_on_quantised(how: Adaptation) -> None:
+def check_on_quantised(how: Adaptation, quantization: str) -> None:
     """Refuses a method that cannot stand on a quantised base.
+
+    Args:
+        how: How the base is adapted.
+        quantization: A name of ``model.quantization``, or what a base was quantised to otherwise.
 
     Raises:
         ModelError: Says why.
     """
-    why = how.method.off_quantised
+    why = how.method.off_quantised(quantization)
     if not why and getattr(how.config, "modules_to_save", None):
         why = "modules_to_save trains the base's own weights"
     if why:
-        raise ModelError(_said(how.method.name, why), "peft.method", f"lora, {_WITHOUT}")
+        raise ModelError(_said(how.method.name, why, quantization), "peft.method", _instead(how.method, quantization))
 
 
-def _of_adapter(peft: Any) -> Iterator[_Located]:  # noqa: ANN401 (the section)
+def _of_adapter(peft: Any, quantization: str) -> Iterator[_Located]:  # noqa: ANN401 (the section)
     method = METHODS.get(peft.method) if peft.type is None else None
-    if method is not None and method.off_quantised:
-        yield ("peft", "method"), Mistake(_said(method.name, method.off_quantised), hint=f"lora, {_WITHOUT}")
+    why = method.off_quantised(quantization) if method is not None else ""
+    if method is not None and why:
+        yield ("peft", "method"), Mistake(_said(method.name, why, quantization), hint=_instead(method, quantization))
     if str(peft.type).upper() == "LN_TUNING":
-        why = _said("LN_TUNING", METHODS["ln_tuning"].off_quantised)
+        why = _said("LN_TUNING", METHODS["ln_tuning"].off_quantised(quantization), quantization)
         yield ("peft", "type"), Mistake(why, hint=f"LORA, {_WITHOUT}")
     if peft.kwargs.get("modules_to_save"):
         what = "trains the base's own weights, which a quantised base has not"
         yield ("peft", "kwargs", "modules_to_save"), Mistake(what, hint=f"leave it out, {_WITHOUT}")
 
 
-def _said(method: str, why: str) -> str:
-    return f"{method} cannot stand on a quantised base: {why}"
+def _said(method: str, why: str, quantization: str) -> str:
+    return f"{method} cannot stand on a base quantised to {quantization}: {why}"
+
+
+def _instead(method: Method, quantization: str) -> str:
+    """Another method, or another way to quantise that this one stands on."""
+    ways = [name for name in QUANTISATIONS if name != quantization and not method.off_quantised(name)]
+    others = f"model.quantization: {' or '.join(ways)}, " if ways else ""
+    return f"lora, {others}{_WITHOUT}"

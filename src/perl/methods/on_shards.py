@@ -10,6 +10,7 @@ from typing import Any
 
 from perl.errors import Mistake
 from perl.methods.registry import METHODS
+from perl.recipe.quantisations import quantised_base
 from perl.recipe.recipe import launched, world_size
 
 _Located = tuple[tuple[str, ...], Mistake]
@@ -34,7 +35,7 @@ def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
         return []
     found = list(_of_adapter(peft)) if peft is not None else []
     if model is not None and model.quantization is not None:
-        what = "a base in 4 bits cannot be in shards, which fsdp2 makes of it"
+        what = f"{quantised_base(model.quantization)} cannot be in shards, which fsdp2 makes of it"
         found.append((("model", "quantization"), Mistake(what, hint=f"leave it out, or {_HINT}")))
     for key in _OTHER_WAYS:
         if (train or {}).get(key):

@@ -13,6 +13,8 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, Literal
 
+from perl.recipe.quantisations import QUANTISATIONS
+
 ALL_LINEAR = "all-linear"
 AS_RANK = "as rank"
 """Default of a setting that is the rank's value, whatever that is."""
@@ -72,7 +74,7 @@ class Method:
             export), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
         delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
         counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
-        reads_weights: Whether PEFT computes with the numbers of W, which a quantised base has only packed.
+        reads_weights: What PEFT takes of W that a quantised base may not have: its numbers, or its shape.
         derived: Settings -> arguments of the config that follow from them; None: none do.
         hooks: Module with what it does while it trains and is saved (``methods/hooks.py``); empty: nothing.
     """
@@ -93,7 +95,7 @@ class Method:
     delta: Literal["lora", "low_rank", "full", "norms", "weights"] = "lora"
     delta_rank: str = "rank"
     counted_as: str = ""
-    reads_weights: bool = False
+    reads_weights: Literal["", "numbers", "shape"] = ""
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     hooks: str = ""
 
@@ -110,14 +112,21 @@ class Method:
         """
         return self.delta in ("norms", "weights")
 
-    @property
-    def off_quantised(self) -> str:
-        """Why it is incompatible with a quantised base; empty: it is compatible."""
+    def off_quantised(self, quantization: str) -> str:
+        """Why it is incompatible with a quantised base; empty: it is compatible.
+
+        Args:
+            quantization: A name of ``model.quantization``; any other is taken to keep nothing of W but codes.
+        """
         if self.trains_the_bases:
             return "it trains the base's own weights"
+        if self.reads_weights == "numbers":
+            return "PEFT computes with the numbers of W, and these are packed"
+        if quantization in QUANTISATIONS and QUANTISATIONS[quantization].keeps_shape:
+            return ""
         if self.starts:
             return "it starts on plain weights, and these are packed"
-        return "PEFT computes with the numbers of W, and these are packed" if self.reads_weights else ""
+        return "PEFT computes with the shape of W, and it is packed" if self.reads_weights else ""
 
     @property
     def reference(self) -> str:
@@ -326,7 +335,7 @@ _ROWS = (
         settings={"rank": 8},
         delta="low_rank",
         rate=3.0,
-        reads_weights=True,
+        reads_weights="numbers",
     ),
     _lora(
         "slicefine",
@@ -348,7 +357,7 @@ _ROWS = (
         defaults={"u": 64, "projection_seed": 42, "save_projection": True},
         delta="low_rank",
         rate=3.0,
-        reads_weights=True,
+        reads_weights="numbers",
     ),
     _own(
         "randlora",
@@ -389,7 +398,7 @@ _ROWS = (
         delta="low_rank",
         delta_rank="rank²",
         rate=5.0,
-        reads_weights=True,
+        reads_weights="shape",
     ),
     _own(
         "lokr",
@@ -399,7 +408,7 @@ _ROWS = (
         settings={"rank": 8, "alpha": 8.0},
         delta="full",
         rate=5.0,
-        reads_weights=True,
+        reads_weights="shape",
     ),
     _own(
         "fourierft",
@@ -431,7 +440,7 @@ _ROWS = (
         defaults={"delora_lambda": 1},
         delta="low_rank",
         rate=5.0,
-        reads_weights=True,
+        reads_weights="numbers",
     ),
     _own(
         "gralora",

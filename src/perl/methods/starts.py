@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.lora.layer import Linear
-from peft.utils.integrations import dequantize_module_weight, get_bnb_param_type
 
 from perl.errors import ModelError
 from perl.methods.anchor import drop_anchor
 from perl.methods.decompositions import Decomposition, Factors, decompose, first_columns, first_triples, last_triples
 from perl.methods.names import name_in_base
+from perl.methods.packed import base_weight
 from perl.run.shards import is_sharded, whole
 
 _Options = Mapping[str, Any]
@@ -104,8 +104,7 @@ def _decomposed(layers: Mapping[str, Linear], adapter: str, decomposition: Decom
 def _weight(layer: Linear) -> torch.Tensor:
     """(out, in) weight of the base, dequantised where it is quantised."""
     base = layer.get_base_layer()
-    packed = get_bnb_param_type(base.weight)
-    weight: torch.Tensor = dequantize_module_weight(base) if packed else whole(base.weight.detach())
+    weight = base_weight(base)
     return weight.T if layer.fan_in_fan_out else weight
 
 

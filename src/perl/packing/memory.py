@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from perl.methods.packed import is_packed, number_count, parts_of
 from perl.packing.forward import Read, score
 from perl.packing.head import head_bytes, memory_of
 from perl.packing.rows import Row
@@ -271,9 +272,12 @@ def _head_bytes(model: nn.Module, device: torch.device, *, fused: bool) -> int:
 
 
 def _dequantised_bytes(model: nn.Module) -> int:
-    """Of the largest weight that is held in four bits, as numbers: a layer's are there while it computes."""
-    states = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
-    return max((state.shape.numel() * state.dtype.itemsize for state in states if state is not None), default=0)
+    """Of the largest weight that is held in codes, as numbers: a layer's are there while it computes."""
+    packed = [parameter for parameter in model.parameters() if is_packed(parameter)]
+    states = [getattr(parameter, "quant_state", None) for parameter in packed]
+    types = [p.dtype if state is None else state.dtype for p, state in zip(packed, states, strict=True)]
+    sizes = [number_count(p) * kind.itemsize for p, kind in zip(packed, types, strict=True) if kind != torch.int8]
+    return max(sizes, default=0)
 
 
 def kept_bytes(run: Callable[[], object], model: nn.Module) -> int:
@@ -283,7 +287,8 @@ def kept_bytes(run: Callable[[], object], model: nn.Module) -> int:
         run: Runs the pass, with gradients on.
         model: Whose parameters are not counted.
     """
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    held = (part for name, p in model.named_parameters() for _, part in parts_of(name, p.detach()))
+    own = {part.untyped_storage().data_ptr() for part in held}
     own |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     kept: dict[int, int] = {}
 

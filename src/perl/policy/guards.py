@@ -209,7 +209,7 @@ class Movement:
 def _below_spacing(parameter: torch.Tensor, group: dict[str, Any]) -> bool:
     """Whether a step of this optimizer may be too small to change any number of a tensor.
 
-    First steps of Adam and its kin are of lr |g| / (|g| + eps), those of others of lr |g|; later ones may be far
+    First steps of Adam and its relatives are of lr |g| / (|g| + eps), those of others of lr |g|; later ones may be far
     smaller, after gradients of other signs or sizes. A step below half the spacing of a number is lost.
     """
     if parameter.grad is None:

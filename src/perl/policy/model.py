@@ -8,7 +8,6 @@ The base's weights are never written after this.
 import contextlib
 import hashlib
 import importlib.util
-import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -25,18 +24,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first_line, missing_extra
 from perl.methods.names import is_of_the_base, name_in_base
+from perl.methods.packed import is_packed, parts_of
 from perl.policy.hub_lookup import look_up
 from perl.policy.quantised import (
     half_precision,
-    is_packed,
-    keep_packing,
     mark_as,
-    nf4_config,
+    prepare_layers,
+    quantisation_config,
     quantised_fingerprint,
     source_tensors,
     was_quantised,
 )
 from perl.policy.sharding import loaded_in_shards, settle, shard_like
+from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 from perl.recipe.sections import ModelSection
 from perl.run.shards import is_sharded, whole
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
@@ -89,9 +89,9 @@ def load_base(
 
     Raises:
         ModelError: There is no such model, the Hub cannot be reached, or it does not fit on the GPUs.
-        MissingExtraError: It is to be quantised, and there is no bitsandbytes.
+        MissingExtraError: It is to be quantised, and the package that does it is not installed.
     """
-    check_quantisation(section)
+    check_quantisation(section, device)
     with _explained(section):
         model = AutoModelForCausalLM.from_pretrained(
             resolve_model(section.name),
@@ -103,7 +103,7 @@ def load_base(
             **loaded_in_shards(strategy),
             **({} if spread is None else {"device_map": spread}),
         )
-    keep_packing(model)
+    prepare_layers(model)
     settle(model)
     if spread is not None:
         _check_spread(model)
@@ -231,10 +231,11 @@ def _digest(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | No
     """SHA-256 over tensors in the order in which they come, floating ones rounded to a type first."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
-        if dtype is not None and tensor.is_floating_point():
+        if dtype is not None and tensor.is_floating_point() and not is_packed(tensor):
             tensor = tensor.to(dtype)
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        for part, plain in parts_of(name, tensor):
+            digest.update(f"{part} {tuple(plain.shape)} {plain.dtype}".encode())
+            digest.update(plain.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -248,6 +249,9 @@ def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         tensor = whole(parameter.detach())
         if sharded:  # a copy of what is whole now, which FSDP2 will want to give back
             tensor = tensor.clone()
+        if is_packed(tensor):
+            yield name, tensor
+            continue
         if name in biases:  # bitsandbytes puts them into the type that it computes in, in the first pass
             tensor = tensor.to(torch.bfloat16)
         elif tensor.dtype == torch.float32 and usual in _HALF and not any(part in name for part in kept):
@@ -384,6 +388,8 @@ def _differs(module: nn.Module, fresh: nn.Module) -> bool:
     """Whether a layer computes otherwise than the architecture's own."""
     if next(fresh.children(), None) is not None:
         return False
+    if is_packed(getattr(module, "weight", None)):
+        return True
     hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in (module, fresh)]  # FSDP2's are on both
     return type(module) is not type(fresh) or hooks[0] != hooks[1] or "forward" in vars(module)
 
@@ -420,21 +426,32 @@ def quantising(section: ModelSection, device: torch.device, dtype: torch.dtype |
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else half_precision(_config(section).dtype, device)
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    return {"quantization_config": nf4_config(dtype), "device_map": {"": device}, "dtype": dtype}
+    config = quantisation_config(section.quantization, dtype)
+    return {"quantization_config": config, "device_map": {"": device}, "dtype": dtype}
 
 
-def check_quantisation(section: ModelSection) -> None:
+def check_quantisation(section: ModelSection, device: torch.device = _META) -> None:
     """Refuses to quantise what cannot be, before weights are loaded.
 
+    Args:
+        section: Which base, and to what.
+        device: Where it will lie; the meta device: it is not known yet.
+
     Raises:
-        MissingExtraError: There is no bitsandbytes.
-        ModelError: The checkpoint is quantised already.
+        MissingExtraError: The package that quantises is not installed.
+        ModelError: The checkpoint is quantised already, or the device does not compute with such weights.
     """
     if section.quantization is None:
         return
-    if not importlib.util.find_spec("bitsandbytes"):
-        problem = missing_extra("bitsandbytes", "quantised", "model.quantization")
-        raise MissingExtraError(problem.message, problem.where, problem.hint)
+    how = QUANTISATIONS[section.quantization]
+    if not how.package.installed:
+        problem = missing_extra(how.package.pip, EXTRA, f"model.quantization: {how.name}")
+        raise MissingExtraError(problem.message, "model.quantization", problem.hint)
+    if device != _META and not how.runs_on(device.type):
+        others = [row.name for row in QUANTISATIONS.values() if row.runs_on(device.type)]
+        instead = f"{' or '.join(others)}, " if others else ""
+        what = f"{how.name} runs on {', '.join(how.devices)}, and this is {device.type}"
+        raise ModelError(what, "model.quantization", f"{instead}another engine.device, or leave it out")
     published = getattr(_config(section), "quantization_config", None)
     if published is not None:
         kind = published.get("quant_method") if isinstance(published, dict) else published.quant_method
@@ -474,15 +491,3 @@ def _explained(section: ModelSection) -> Iterator[None]:
         if constants.HF_HUB_OFFLINE and not local:
             hint = f"HF_HUB_OFFLINE is set, so only what is cached can be loaded; {hint}"
         raise ModelError(f"{section.name} {what}: {first_line(error)}", "model.name", hint) from error
-
-
-def processor_name(device: torch.device) -> str:
-    """What a device is called by its maker."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

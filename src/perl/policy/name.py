@@ -122,8 +122,3 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 (JSON)
 def _digest(facts: Mapping[str, Any]) -> str:
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def in_few_bits(quantization: str | None) -> str:
-    """What follows a base's name: it was quantised as it was loaded, and is another one than its name says."""
-    return "" if quantization is None else f" in {'8' if quantization == 'int8' else '4'} bits ({quantization})"

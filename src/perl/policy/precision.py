@@ -18,8 +18,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
+from perl.methods.packed import base_weight, is_packed
 from perl.policy.model import base_dtype, base_of
-from perl.policy.quantised import was_quantised
+from perl.policy.quantised import computes_in_any_type, was_quantised
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -71,7 +72,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     Half-precision weights are the same numbers in float32. Each layer's are converted as it begins and given back as it
     ends, so this costs one layer's memory. Two policies over one base, or a policy and what was saved of it, then agree
     to about 1e-6 nats if they are the same, where in bfloat16 they would differ by as much as some wrong ones do.
-    Numbers of a quantised base stay what they are; where its layers compute in a type of their own, so does all else.
+    Numbers of a quantised base stay what they are, and are unpacked for as long; where its layers compute in a type of
+    their own, so does all else.
 
     Args:
         model: Without the wrappers of distributed training.
@@ -118,6 +120,7 @@ class _Unit:
     def __init__(self, module: nn.Module, inside: bool) -> None:
         self._module, self._inside = module, inside
         self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._packed: list[tuple[nn.Module, nn.Parameter]] = []
         self._hooks: list[Any] = []
 
     def _tensors(self) -> Iterator[torch.Tensor]:
@@ -140,6 +143,11 @@ class _Unit:
         self._after()
 
     def _before(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        for layer in self._module.modules() if self._inside else [self._module]:
+            weight = layer._parameters.get("weight")
+            if weight is not None and weight.dtype in HALF and is_packed(weight):
+                self._packed.append((layer, weight))
+                layer._parameters["weight"] = nn.Parameter(base_weight(layer, torch.float32), requires_grad=False)
         for tensor in self._tensors():
             if tensor.dtype in HALF:
                 self._taken.append((tensor, tensor.data))
@@ -151,11 +159,14 @@ class _Unit:
         for tensor, data in self._taken:
             tensor.data = data
         self._taken.clear()
+        for layer, weight in self._packed:
+            layer._parameters["weight"] = weight
+        self._packed.clear()
 
 
 def _has_own_numbers(base: nn.Module) -> bool:
-    """Whether layers compute in half precision whatever they are given, which bitsandbytes' do not."""
-    return was_quantised(base) and getattr(base, "quantization_method", None) != "bitsandbytes"
+    """Whether layers compute in half precision whatever they are given; those of ``model.quantization`` do not."""
+    return was_quantised(base) and not computes_in_any_type(base)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""A base whose layers bitsandbytes quantised as it was loaded: the weights it was made from, and layers that train.
+"""A base whose layers were quantised as it was loaded: the weights it was made from, and layers that train.
 
 base -> its quantised layers, the tensors of its checkpoint, layers that are never repacked
 """
 
 import hashlib
+import importlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,11 +15,13 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, TorchAoConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.quantization_config import QuantizationConfigMixin, QuantizationMethod
 
 from perl.errors import ModelError
+from perl.policy.weight_only import keep_codes_only
+from perl.recipe.quantisations import QUANTISATIONS, Quantization
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 # Of how a base was quantised: in what it computes, where it lies and what it is called; the numbers are the same.
@@ -29,19 +32,28 @@ _OF_BITS = {
     "load_in_8bit": ("llm_int8_threshold", "llm_int8_has_fp16_weight"),
 }
 _SKIPPED = "llm_int8_skip_modules"
+# Of torchao's: whether the compiler is set up too.
+_OF_COMPILER = "set_inductor_config"
+_ANY = torch.float32  # a config of torchao's names no type
 # What transformers and PEFT ask a model for to know that it is quantised.
 _MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
 
 
-def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """How a base is loaded in NF4: as QLoRA has it, with the scales quantised too (0.13 instead of 0.5 bits a number).
+def quantisation_config(name: Quantization, dtype: torch.dtype) -> QuantizationConfigMixin:
+    """How transformers loads a base that is quantised.
 
     Embeddings, norms and the head stay as they are; what is quantised is computed in the type of all else.
 
     Args:
+        name: As in ``model.quantization``.
         dtype: Of the model.
     """
-    return BitsAndBytesConfig(**_NF4, bnb_4bit_compute_dtype=dtype)
+    kind = QUANTISATIONS[name].weight_only
+    if not kind:  # as QLoRA has it, with the scales quantised too: 0.13 instead of 0.5 bits a number
+        return BitsAndBytesConfig(**_NF4, bnb_4bit_compute_dtype=dtype)
+    configs: Any = importlib.import_module("torchao.quantization")
+    # Torchao would set up the compiler, and with it how exact float32 is, for the whole process.
+    return TorchAoConfig(getattr(configs, kind)(set_inductor_config=False))
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -60,21 +72,41 @@ def half_precision(published: torch.dtype | None, device: torch.device) -> torch
 
 
 def quantisation_of(base: nn.Module) -> str | None:
-    """What a model was quantised to as it was loaded: ``nf4`` if it is :func:`nf4_config`'s, else a word of its own.
+    """What a model was quantised to as it was loaded.
 
     Returns:
-        None: it was not quantised.
+        A name of ``model.quantization`` if it is as :func:`quantisation_config` has it, else a word of its own; None:
+        it was not quantised.
     """
     if not was_quantised(base):
         return None
     facts = _facts(base)
+    if facts.get("quant_method") == QuantizationMethod.TORCHAO:
+        return _of_torchao(facts)
     if facts.items() >= _NF4.items() and not facts[_SKIPPED]:
         return "nf4"
     if facts.get("load_in_8bit"):
-        return "int8"
+        return "llm-int8"  # whose activations are rounded too
     if facts.get("load_in_4bit"):
         return f"{facts['bnb_4bit_quant_type']}-{'double' if facts['bnb_4bit_use_double_quant'] else 'single'}"
     return str(facts.get("quant_method", "quantised"))
+
+
+def _of_torchao(facts: Mapping[str, Any]) -> str:
+    """The name of a way of torchao's, or its config's own with all that is set of it."""
+    kind, settings = facts["quant_type"]["default"]["_type"], _settings_of_torchao(facts)
+    for row in QUANTISATIONS.values():
+        if row.weight_only == kind and settings == _settings_of_torchao(_named(quantisation_config(row.name, _ANY))):
+            return row.name
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{kind.removesuffix('Config')[:24]}-{digest[:8]}"
+
+
+def _settings_of_torchao(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes the numbers: all but how they are compiled."""
+    settings = {name: value for name, value in facts.items() if name != "quant_type"}
+    inside = facts["quant_type"]["default"]["_data"]
+    return settings | {"of torchao": {name: value for name, value in inside.items() if name != _OF_COMPILER}}
 
 
 def quantised_fingerprint(base: nn.Module, source: str) -> str:
@@ -96,6 +128,9 @@ def _how(facts: Mapping[str, Any]) -> dict[str, Any]:
     Of bitsandbytes a fixed list, so that a setting that another version of transformers adds gives no base another name
     unless someone sets it.
     """
+    if facts.get("quant_method") == QuantizationMethod.TORCHAO:
+        name = _of_torchao(facts)  # not torchao's settings, to which another version may add some
+        return {"weights": name} if name in QUANTISATIONS else _settings_of_torchao(facts)
     if facts.get("quant_method") != QuantizationMethod.BITS_AND_BYTES:
         return {name: value for name, value in facts.items() if name not in _NOT_OF_THE_NUMBERS}
     bits = "load_in_4bit" if facts["load_in_4bit"] else "load_in_8bit"
@@ -120,11 +155,6 @@ def was_quantised(base: nn.Module) -> bool:
     return quantiser is not None and not quantiser.pre_quantized
 
 
-def is_packed(parameter: torch.Tensor) -> bool:
-    """Whether a parameter holds codes and no numbers."""
-    return not parameter.is_floating_point()
-
-
 def mark_as(base: nn.Module, other: nn.Module) -> None:
     """Tells transformers and PEFT of a model that it is quantised as another one is."""
     for mark in _MARKS:
@@ -132,15 +162,31 @@ def mark_as(base: nn.Module, other: nn.Module) -> None:
             setattr(base, mark, vars(other)[mark])
 
 
-def keep_packing(model: nn.Module) -> None:
+def computes_in_any_type(base: nn.Module) -> bool:
+    """Whether the layers of a quantised base compute in the type that they are given.
+
+    bitsandbytes' do; those of ``int8`` and ``fp8`` are given numbers where it matters.
+    """
+    of_torchao = quantisation_of(base) in QUANTISATIONS
+    return getattr(base, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES or of_torchao
+
+
+def prepare_layers(model: nn.Module) -> None:
+    """Makes a quantised base's layers such as can be trained through, and hold no more than their codes.
+
+    Raises:
+        ModelError: bitsandbytes has repacked one for inference.
+    """
+    keep_codes_only(model)
+    _keep_packing(model)
+
+
+def _keep_packing(model: nn.Module) -> None:
     """Forbids bitsandbytes to repack the layers of a model, after which they would have no gradient.
 
     On CPUs with AVX512-BF16 the first pass in evaluation mode, a rollout or an evaluation, would repack every 4-bit
     layer for good and round its scales: nothing flows back through such a layer, and adapters below it get a part of
     their gradient only.
-
-    Raises:
-        ModelError: It was repacked before.
     """
     for name, layer in model.named_modules():
         state = getattr(getattr(layer, "weight", None), "quant_state", None)

@@ -23,7 +23,7 @@ from perl.methods.settings import Adaptation, starts_as_base
 from perl.policy.attach import continue_adapter, own_method
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_of, base_parameters, clean_base
-from perl.policy.quantised import was_quantised
+from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter, public_adapter
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of
@@ -78,8 +78,9 @@ def make_teacher(policy: nn.Module, saved: SavedAdapter | None) -> nn.Module:
     try:
         # PEFT draws an adapter before the saved one takes its place.
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device.index or 0]):
-            if saved is not None and was_quantised(base_of(policy)):
-                check_on_quantised(Adaptation(own_method(saved), saved.config))
+            quantization = quantisation_of(base_of(policy))
+            if saved is not None and quantization is not None:
+                check_on_quantised(Adaptation(own_method(saved), saved.config), quantization)
             base = clean_base(policy)
             teacher: nn.Module = base if saved is None else continue_adapter(base, saved)
     except PerlError as error:

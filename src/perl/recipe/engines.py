@@ -28,7 +28,7 @@ class Capabilities:
         needs_servers: Runs on servers: recipes name their addresses, and they outlive a run.
         in_process: Each process of a run has one of its own, which takes a share of the device's memory.
         samples_ahead: Can sample while the policy trains (``rollout.prefetch``).
-        quantised_base: Can hold a base in 4 bits.
+        quantised_base: Can hold a base that is quantised.
         package: Python package that must be installed where the run is; None: no further one.
     """
 

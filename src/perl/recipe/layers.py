@@ -26,6 +26,8 @@ KeyPath = tuple[str, ...]
 # A bare value at these places is short for a mapping with this one key.
 _SHORTHANDS: dict[KeyPath, str] = {("data", "train"): "name", ("data", "eval"): "name", ("rewards", "*"): "weight"}
 
+_OF_A_NEW_ADAPTER = ("rank", "alpha", "dropout", "target_modules")
+
 
 @dataclass
 class Layer:
@@ -223,8 +225,18 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
 
 
 def _merged(parent: Layer, child: Layer) -> Layer:
-    """The child's settings over the parent's, without those that a name in the child replaces."""
-    return _laid_over(Layer(without_replaced(parent.values, child.values), parent.origins), child)
+    """The child's settings over the parent's, without those that the child replaces by a name or an adapter."""
+    before = _without_shape(without_replaced(parent.values, child.values), child.values)
+    return _laid_over(Layer(before, parent.origins), child)
+
+
+def _without_shape(before: dict[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Earlier settings without those of a new adapter, where later ones continue a saved one, which brings its own."""
+    peft, later = before.get("peft"), after.get("peft")
+    if not isinstance(peft, Mapping) or not isinstance(later, Mapping) or later.get("adapter") is None:
+        return before
+    verbatim = peft.get("type") is not None  # all of it is the config of a new adapter
+    return {**before, "peft": {} if verbatim else {key: peft[key] for key in peft if key not in _OF_A_NEW_ADAPTER}}
 
 
 def _laid_over(parent: Layer, child: Layer) -> Layer:

@@ -22,8 +22,9 @@ from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.beside import find_beside
+from perl.recipe.eval_section import EvalSection
 from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
-from perl.recipe.places import place_hint
+from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
@@ -32,7 +33,6 @@ from perl.recipe.sections import (
     AlarmsSection,
     DataSection,
     EngineSection,
-    EvalSection,
     HubSection,
     ModelSection,
     PeftSection,
@@ -252,11 +252,13 @@ def _move_process_reward(layer: Layer) -> Iterator[Mistake]:
 
 
 def _unknown_sections(layer: Layer) -> Iterator[Mistake]:
-    for name in layer.values:
+    for name, value in layer.values.items():
         if name not in SECTION_NAMES:
             section = did_you_mean(name, (KEY, *SECTION_NAMES))
-            hint = section if section.startswith("did ") and name not in train_fields() else place_hint(name)
-            yield Mistake("unknown section", layer.where((name,)), hint or section)
+            near = section.startswith("did ") and name not in train_fields() and "." not in name
+            yield Mistake(
+                "unknown section", layer.where((name,)), (section if near else hint_for_section(name, value)) or section
+            )
 
 
 def _validated(section: str, model: type[BaseModel], layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:

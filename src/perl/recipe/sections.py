@@ -8,37 +8,16 @@ YAML mapping -> Section
 import re
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from perl.recipe.engines import Backend, Capabilities, capabilities
+from perl.recipe.eval_section import EvalSection
+from perl.recipe.quantisations import Quantization
+from perl.recipe.section import Section, SettingError
 from perl.recipe.server_address import ServerAddress, server_address
 
-
-class Section(BaseModel):
-    """A group of settings; unknown keys and wrong types are refused, nothing is converted silently."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class SettingError(ValueError):
-    """Two settings of a section contradict each other."""
-
-    def __init__(self, key: str, message: str) -> None:
-        """Names one of them.
-
-        Args:
-            key: The one that was written and is to be changed.
-            message: What is wrong.
-        """
-        super().__init__(f"{key}: {message}")
-        self.key, self.message = key, message
-
-
-Quantization = Literal["nf4"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 Strategy = Literal["ddp", "zero2", "fsdp2"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-"""What a base can be quantised to as it is loaded."""
 
 
 class ModelSection(Section):
@@ -52,8 +31,8 @@ class ModelSection(Section):
     attn_implementation: str | None = Field(None, description="As in transformers; flash_attention_2 needs [flash].")
     quantization: Quantization | None = Field(
         None,
-        description="nf4: the linear layers in 4 bits, as QLoRA has them (needs [quantised]); None: as they are "
-        "published.",
+        description="The linear layers in 4 bits as QLoRA has them (nf4), or in 8 (int8, fp8); needs [quantised]. "
+        "None: as they are published.",
     )
 
 
@@ -219,40 +198,6 @@ class RolloutSection(Section):
     def addresses(self) -> tuple[ServerAddress, ...]:
         """The servers, each with what gives access to it."""
         return tuple(server_address(given) for given in self.servers)
-
-
-class EvalSection(Section):
-    """How base and adapter are scored: on the held-out problems and on benchmark tasks, under one protocol."""
-
-    enabled: bool = Field(True, description="false: no evaluation.")
-    tasks: list[str] = Field([], description="Benchmark tasks too, names from `perl eval --list-tasks`.")
-    data: str | None = Field(
-        None, min_length=1, description="Folder with the tasks' data as JSON lines; None: the Hub."
-    )
-    every: int | None = Field(
-        None, ge=1, description="Score the policy on the tasks every N steps too, and keep the best adapter."
-    )
-    best: str | None = Field(
-        None, description="By which score the best is known, as aime24/avg@16; None: the mean of all avg@k."
-    )
-    k: int = Field(4, ge=1, description="Completions a problem; the score is their mean (avg@k).")
-    limit: int | None = Field(256, ge=1, description="Score the first held-out problems only; null: all.")
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False, description="Softmax temperature; 0: greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
-    max_completion_length: int | None = Field(None, ge=1, description="None: as in rollout.")
-    batch_size: int = Field(256, ge=1, description="Completions generated at a time.")
-    seed: int = Field(0, ge=0, description="Seed of the sampling, the same for base and adapter.")
-
-    @model_validator(mode="after")
-    def _check_every(self) -> "EvalSection":
-        for key in ("every", "best"):
-            if getattr(self, key) is not None and not self.tasks:
-                raise SettingError(key, "is about tasks: name some, as in eval.tasks: [aime24]")
-            if getattr(self, key) is not None and not self.enabled:
-                raise SettingError(key, "needs eval.enabled: true")
-        if self.best is not None and self.every is None:
-            raise SettingError("best", "needs eval.every, the steps between two scores")
-        return self
 
 
 class HubSection(Section):

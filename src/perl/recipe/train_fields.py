@@ -120,12 +120,14 @@ class TrainField:
         annotation: Its type; enumerations of transformers appear as ``str``, foreign classes as ``Any``.
         help: Its sentence, empty if the source builds it at run time.
         default: Its value where nobody sets it; None also if the source computes it.
+        computed: Whether it does.
     """
 
     name: str
     annotation: Any
     help: str
     default: Any = None
+    computed: bool = False
 
 
 @functools.cache
@@ -138,16 +140,21 @@ def train_fields() -> dict[str, TrainField]:
                 if node.target.id.startswith("_"):
                     continue
                 name, value = node.target.id, node.value
-                fields[name] = TrainField(name, _type_of(node.annotation), _help_of(value), _default_of(value))
+                default, known = _default_of(value)
+                fields[name] = TrainField(name, _type_of(node.annotation), _help_of(value), default, computed=not known)
     return fields
+
+
+def train_annotation(name: str) -> Any:  # noqa: ANN401 (a type or a union of types)
+    """The type that a recipe's value of an argument is checked against."""
+    return _NARROWED.get(name, train_fields()[name].annotation)
 
 
 @functools.lru_cache
 def train_model(names: tuple[str, ...]) -> type[BaseModel]:
     """A pydantic model of all training arguments that checks those given and refuses any other name."""
     definitions: dict[str, Any] = {
-        name: (_NARROWED.get(name, known.annotation) if name in names else Any, None)
-        for name, known in train_fields().items()
+        name: (train_annotation(name) if name in names else Any, None) for name in train_fields()
     }
     return create_model("TrainSection", __config__=ConfigDict(extra="forbid", strict=True), **definitions)
 
@@ -185,14 +192,17 @@ def _type_of(node: ast.expr) -> Any:  # noqa: ANN401 (a type or a union of types
             return Any
 
 
-def _default_of(node: ast.expr) -> Any:  # noqa: ANN401 (of any argument)
-    """The constant that a field is set to, or the constant ``default`` of a ``field(...)``."""
+def _default_of(node: ast.expr) -> tuple[Any, bool]:
+    """The constant that a field is set to, or the constant ``default`` of a ``field(...)``, and whether it is one."""
     if isinstance(node, ast.Call):
-        node = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), ast.Constant(None))
+        given = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
+        if given is None:
+            return None, False
+        node = given
     try:
-        return ast.literal_eval(node)
+        return ast.literal_eval(node), True
     except ValueError:
-        return None
+        return None, False
 
 
 def _help_of(node: ast.expr) -> str:

@@ -11,7 +11,9 @@ from pydantic_core import ErrorDetails
 
 from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
-from perl.recipe.sections import Section, SettingError
+from perl.recipe.places import hint_for_key
+from perl.recipe.section import Section, SettingError
+from perl.recipe.sections import FIELD_OF_SETTING, SECTION_NAMES
 from perl.recipe.server_address import without_credentials
 
 SectionKind = TypeVar("SectionKind", bound=Section)
@@ -61,7 +63,7 @@ def mistakes_of(
     for detail in error.errors(include_url=False):
         by_key.setdefault(_key_of(detail, values), []).append(detail)
     for key, details in by_key.items():
-        message, hint = _message(details, key, model)
+        message, hint = _message(details, key, model, path[0] if path else "")
         yield Mistake(message, layer.where((*path, *key)), hint)
 
 
@@ -69,9 +71,10 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
     """The part of pydantic's location that is keys of the recipe, without the tags of union members."""
     key: list[str] = []
     for part in detail["loc"]:
-        if isinstance(values, Mapping) and part in values:
+        inner = _inner(values, part)
+        if inner is not None:
             key.append(str(part))
-            values = values[part]
+            values = inner[0]
         else:
             if detail["type"] == "missing":
                 key.append(str(part))
@@ -82,12 +85,21 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
     return tuple(key)
 
 
-def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) -> tuple[str, str]:
+def _inner(values: object, part: int | str) -> tuple[object] | None:
+    """What stands under a key, or at a place of a list of mappings; None: it is no key of the recipe."""
+    if isinstance(values, Mapping):
+        return (values[part],) if part in values else None
+    if isinstance(values, list) and isinstance(part, int) and isinstance(values[part], Mapping):
+        return (values[part],)
+    return None
+
+
+def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel], section: str) -> tuple[str, str]:
     """What to say, and the hint."""
     first = details[0]
     kind, given = first["type"], first["input"]
     if kind == "extra_forbidden":
-        return "unknown key", did_you_mean(key[-1], _valid_names(model, key[:-1]))
+        return "unknown key", _hint_for_unknown(key, model, section)
     if kind == "missing":
         return "is required", ""
     if kind == "value_error":
@@ -109,9 +121,19 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) 
     return f"{first['msg'].replace('Input should', 'must').replace('String should', 'must')}, not {_shown(given)}", ""
 
 
+def _hint_for_unknown(key: KeyPath, model: type[BaseModel], section: str) -> str:
+    """The place of a key that another section has, else the nearest of this one."""
+    if section in SECTION_NAMES and section != "rewards":
+        elsewhere = hint_for_key(".".join((section, *key[:-1])), key[-1])
+        if elsewhere:
+            return elsewhere
+    moved = set(FIELD_OF_SETTING.values()) if section == "train" else set()
+    return did_you_mean(key[-1], set(_valid_names(model, key[:-1])) - moved)
+
+
 def _valid_names(model: type[BaseModel], path: KeyPath) -> list[str]:
     """Field names of the model at a key path below ``model``."""
-    for part in path:
+    for part in (one for one in path if not one.isdigit()):
         for candidate in _models_in(model.model_fields[part].annotation):
             model = candidate
     return list(model.model_fields)

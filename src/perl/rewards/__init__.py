@@ -1,4 +1,9 @@
-"""Rewards: what is right, how much it counts, and the user's custom rewards."""
+"""Rewards: what is right, how much it counts, and the user's custom rewards.
+
+completions, prompts, columns of the data by name -> one number or None a completion
+
+Where prompts are chat messages, so are completions, ``[[{"role": "assistant", "content": "..."}], ...]``; else texts.
+"""
 
 from perl.rewards.accuracy import accuracy_reward as accuracy_reward
 from perl.rewards.accuracy import reasoning_accuracy_reward as reasoning_accuracy_reward

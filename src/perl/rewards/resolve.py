@@ -13,7 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.sections import RewardSetting, RolloutSection
@@ -30,6 +31,9 @@ RewardFunction = Callable[..., Any]
 _MAX_FAILURES = 16
 _TIMEOUT_SECONDS = 10.0
 
+GOLD = "solution"
+"""Where the gold answer is stored."""
+T = TypeVar("T")
 _Located = tuple[tuple[str, ...], Mistake]
 
 
@@ -57,12 +61,18 @@ class Reward:
     by_name: tuple[str, ...] = ()
 
 
-def resolve_rewards(settings: Mapping[str, RewardSetting], rollout: RolloutSection) -> list[Reward]:
+def resolve_rewards(
+    settings: Mapping[str, RewardSetting], rollout: RolloutSection, own_names: Mapping[str, str] = MappingProxyType({})
+) -> list[Reward]:
     """The functions behind a recipe's rewards, in the recipe's order.
+
+    Named rewards get the gold answer as ``solution``. Custom ones get each column of the data set under its own name,
+    the gold answer as ``answer`` and, where the data set has no column of that name, as ``solution``.
 
     Args:
         settings: The recipe's ``rewards``.
         rollout: Has the longest completion, where a reward's argument is that.
+        own_names: Name of a column in the data set -> where it is stored, as in :class:`perl.data.ProblemSet`.
 
     Raises:
         RecipeError: A name is unknown, a module cannot be imported, or an argument does not exist.
@@ -74,7 +84,8 @@ def resolve_rewards(settings: Mapping[str, RewardSetting], rollout: RolloutSecti
         if isinstance(found, Mistake):
             raise RecipeError(found.message, f"rewards.{name}", found.hint)
         short = _function_name(name)
-        rewards.append(_reward(name, found, setting, rollout, short if short_names[short] == 1 else name))
+        log_name = short if short_names[short] == 1 else name
+        rewards.append(_reward(name, found, setting, rollout, log_name, own_names))
     return rewards
 
 
@@ -156,16 +167,21 @@ def _only_for_custom(name: str, setting: RewardSetting, settable: list[str]) -> 
 
 
 def _reward(
-    name: str, function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection, log_name: str
+    name: str,
+    function: Callable[..., Any],
+    setting: RewardSetting,
+    rollout: RolloutSection,
+    log_name: str,
+    own_names: Mapping[str, str],
 ) -> Reward:
     """The reward with its arguments bound, under the name that TRL will log."""
     if name in MADE_REWARDS:
         return Reward(name, MADE_REWARDS[name](**setting.args), setting.weight)
     arguments = _arguments(function, setting, rollout)
     needs, takes_all = _columns_of(function, arguments, setting)
-    bind, failures = _binding(arguments, setting.columns), None
+    bind, failures = _binding(arguments, setting.columns, own_names), None
     if name in NAMED_REWARDS:
-        bound = _bound(function, bind)
+        bound = _bound(function, _binding(arguments, setting.columns))
     else:
         failures = Failures(log_name, _MAX_FAILURES if setting.max_failures is None else setting.max_failures)
         if setting.workers is None:
@@ -173,7 +189,7 @@ def _reward(
         else:
             limit = setting.timeout_seconds or _TIMEOUT_SECONDS
             worked = in_workers(name, arguments, failures, workers=setting.workers, timeout_seconds=limit)
-            bound = _bound(worked, _binding({}, setting.columns))
+            bound = _bound(worked, _binding({}, setting.columns, own_names))
     bound.__name__ = log_name
     return Reward(
         name,
@@ -258,14 +274,32 @@ def _import_from_here(module_name: str) -> Any:  # noqa: ANN401 (a module)
     return importlib.import_module(module_name)
 
 
-def _binding(arguments: Mapping[str, Any], columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """TRL's arguments -> the function's: columns under the names that it knows, and what the recipe sets."""
+def _binding(
+    arguments: Mapping[str, Any], columns: Mapping[str, str], own_names: Mapping[str, str] | None = None
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """TRL's arguments -> the function's: columns under the names that it knows, and what the recipe sets.
+
+    With ``own_names`` columns of the data set have theirs; what the recipe maps is named as it is stored.
+    """
 
     def bind(given: Mapping[str, Any]) -> dict[str, Any]:
         renamed = {argument: given[column] for argument, column in columns.items() if column in given}
-        return {**given, **renamed, **arguments}
+        return {**given, **({} if own_names is None else by_own_names(given, own_names)), **renamed, **arguments}
 
     return bind
+
+
+def by_own_names(given: Mapping[str, T], own_names: Mapping[str, str]) -> dict[str, T]:
+    """What a custom reward gets beside what is stored: columns under their own names, the gold answer as ``answer``.
+
+    Args:
+        given: By the names that are stored.
+        own_names: Name in the data set -> where it is stored.
+    """
+    found = {name: given[stored] for name, stored in own_names.items() if stored in given}
+    if GOLD in given and "answer" not in given:
+        found["answer"] = given[GOLD]
+    return found
 
 
 def _bound(function: Callable[..., Any], bind: Callable[[Mapping[str, Any]], dict[str, Any]]) -> RewardFunction:

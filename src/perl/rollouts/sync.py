@@ -17,15 +17,15 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.hra.layer import HRALayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.integrations import get_bnb_param_type
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods.anchor import anchor_of
-from perl.methods.delta import LowRank, adapted_layers, balanced, base_weight, closed_form, merged_parameters
+from perl.methods.delta import LowRank, adapted_layers, balanced, closed_form, merged_parameters
 from perl.methods.names import name_in_base
+from perl.methods.packed import base_weight, is_packed, number_count
 from perl.methods.registry import LARGEST_RANK
 from perl.methods.settings import method_of
 from perl.policy.attach import without_harmless_warnings
@@ -97,7 +97,7 @@ def choose_form(policy: nn.Module, setting: SyncSetting = "auto") -> SyncPlan:
         why = "every layer's update is an exact LoRA"
         return SyncPlan("adapter", why, numbers * compute_dtype(policy).itemsize, 2 * len(factors), largest)
     changed, usual = _changed(policy), compute_dtype(policy)
-    nbytes = sum(_numbers(tensor) * _own_dtype(tensor, usual).itemsize for tensor in changed.values())
+    nbytes = sum(number_count(tensor) * _own_dtype(tensor, usual).itemsize for tensor in changed.values())
     return SyncPlan("merged", obstacle or "rollout.sync requests it", nbytes, len(changed))
 
 
@@ -286,20 +286,14 @@ def _as_the_base(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
     modules = {name_in_base(name): module for name, module in base_of(policy).named_modules()}  # the innermost is last
     found = {}
     for name, given in tensors.items():
-        quantised = get_bnb_param_type(given)
-        tensor = base_weight(modules[name.rpartition(".")[0]]) if quantised else whole(given.detach())
+        held = modules[name.rpartition(".")[0]]
+        tensor = base_weight(held) if is_packed(given) else whole(given.detach())
         found[name] = tensor.to(_own_dtype(base[name], usual)).contiguous()
     return found
 
 
 def _own_dtype(parameter: torch.Tensor, usual: torch.dtype) -> torch.dtype:
-    return usual if get_bnb_param_type(parameter) else parameter.dtype
-
-
-def _numbers(parameter: torch.Tensor) -> int:
-    """How many numbers a parameter stands for: NF4 packs two into a byte."""
-    packed = get_bnb_param_type(parameter) == "4bit"
-    return 2 * parameter.numel() * parameter.element_size() if packed else parameter.numel()
+    return usual if is_packed(parameter) else parameter.dtype
 
 
 def _as_written(config: PeftConfig) -> dict[str, Any]:

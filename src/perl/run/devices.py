@@ -3,7 +3,9 @@
 torch's accelerator -> a device, or None: the CPU
 """
 
+import platform
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -38,3 +40,15 @@ def check_device(device: torch.device) -> None:
 @cache
 def _say_that_mps_is_not_used() -> None:
     warn("PRL341", "computing on the CPU: nothing is proven on Apple's GPUs (mps)")
+
+
+def processor_name(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -23,6 +23,7 @@ from perl import __version__
 from perl.errors import InterruptedRunError, PerlError, RunFolderError
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import NUMBERS, plan_batch
+from perl.recipe.quantisations import quantised_by
 from perl.run.facts import parse_run_facts
 from perl.run.files import read_regular as read_regular
 from perl.run.files import replace_folder as replace_folder
@@ -183,12 +184,12 @@ def follow_run(recipe: Recipe) -> Run:
     return Run(recipe.output_dir, _follows=True)
 
 
-def installed_versions(further: Sequence[str] = (), *, quantised: bool = False) -> dict[str, str]:
+def installed_versions(further: Sequence[str] = (), *, quantization: str | None = None) -> dict[str, str]:
     """Versions of the packages that a result depends on; of this one also where it is only on the path.
 
     Args:
         further: Packages that are named only where they are installed.
-        quantised: Whether the base was quantised as it was loaded.
+        quantization: What the base was quantised to as it was loaded; None: it was not.
     """
     versions = {"perl-rl": __version__}
     for package in _PACKAGES:
@@ -196,7 +197,7 @@ def installed_versions(further: Sequence[str] = (), *, quantised: bool = False) 
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    for package in (*further, *(["bitsandbytes"] if quantised else [])):
+    for package in (*further, *([quantised_by(quantization)] if quantization is not None else [])):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
@@ -228,7 +229,7 @@ def _claim(path: Path, recipe: Recipe) -> Run:
     if run is None:
         return _begin(path, recipe)
     if run.status != "done":
-        run.record(status="running", versions=installed_versions(quantised=recipe.model.quantization is not None))
+        run.record(status="running", versions=installed_versions(quantization=recipe.model.quantization))
     return run
 
 
@@ -272,11 +273,10 @@ def _hint_at_longer(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> str |
         return None
     if run.status != "done":
         return "its steps are its schedule: finish it as it is, or choose another with --output"
-    settings = [f"model.name={run.adapter}"]
+    setting = f"model.name={run.adapter}"
     if run.facts.get("method") != "full":  # an adapter brings its settings with it
-        given = [name for name in ("rank", "alpha", "target_modules") if getattr(recipe.peft, name) is not None]
-        settings = [f"peft.adapter={run.path}", *(f"peft.{name}=null" for name in given)]
-    return f"its steps are its schedule: to train what it made for longer, {' '.join(settings)} and another --output"
+        setting = f"peft.adapter={run.path}"
+    return f"its steps are its schedule; to train it further: `perl train RECIPE {setting} --output ANOTHER`"
 
 
 def _is_less(there: object, here: object) -> bool:
@@ -322,7 +322,7 @@ def _begin(path: Path, recipe: Recipe) -> Run:
         started_with={"processes": recipe.batch.world_size, "prompts_per_step": recipe.batch.prompts_per_step},
         created=_now(),
         git_commit=git_commit(),
-        versions=installed_versions(quantised=recipe.model.quantization is not None),
+        versions=installed_versions(quantization=recipe.model.quantization),
     )
     return run
 

@@ -262,7 +262,7 @@ def _argument(section: str, setting: str) -> str:
 def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
     """Refuses to sample from a policy that the loss, even corrected, is not about.
 
-    vLLM's log-probabilities are of the distribution after the nucleus and its kin have cut it, the trainer's of the
+    vLLM's log-probabilities are of the distribution after the nucleus and the like have cut it, the trainer's of the
     whole one: their ratio is the probability that was cut off, not a difference of policies (it is below 1 for every
     token, 0.9 in the mean at top_p 0.8).
 

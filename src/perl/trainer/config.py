@@ -16,16 +16,16 @@ from perl.errors import PerlError, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
+from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import world_size
+from perl.recipe.section import Section
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
-    QUANTIZATIONS,
     STRATEGIES,
     EngineSection,
     ModelSection,
     PeftSection,
     RolloutSection,
-    Section,
     TeacherSection,
 )
 from perl.run.devices import accelerator

@@ -24,11 +24,13 @@ from perl.methods.settings import Adaptation, adaptation, continued_adaptation, 
 from perl.policy.attach import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
 from perl.policy.critic_file import find_critic
 from perl.policy.model import base_identity, check_quantisation, quantising, resolve_model, trainable_parameters
-from perl.policy.quantised import keep_packing, was_quantised
+from perl.policy.quantised import prepare_layers, quantisation_of
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard
 from perl.policy.teacher import find_teacher
-from perl.recipe.sections import ModelSection, PeftSection, Quantization
+from perl.policy.weight_only import leave_in_processes
+from perl.recipe.quantisations import Quantization, quantised_base
+from perl.recipe.sections import ModelSection, PeftSection
 from perl.run.warned import warn
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 
@@ -84,6 +86,8 @@ def given_policy(
     _look_at_roles(args, model, processing_class)
     by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
     model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
+    if isinstance(model, nn.Module):
+        leave_in_processes(model)
     for note in script_notes(model, args, how, named=named):
         warn("PRL316", "%s", note)
     trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
@@ -123,7 +127,7 @@ def adapted_policy(
     """
     quantization = _asked_quantization(model, args, quantization_config)
     if isinstance(model, nn.Module):
-        keep_packing(model)
+        prepare_layers(model)
     if isinstance(model, PeftModel):
         _check_with_adapter(args)
         if peft_config is not None or (isinstance(args, PeftRLConfig) and args.adapter):
@@ -221,8 +225,9 @@ def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -
 
 
 def _check_method(how: Adaptation, model: Any, quantization: Quantization | None) -> None:  # noqa: ANN401 (a model)
-    if quantization is not None or (isinstance(model, nn.Module) and was_quantised(model)):
-        check_on_quantised(how)
+    was = quantisation_of(model) if isinstance(model, nn.Module) else quantization
+    if was is not None:
+        check_on_quantised(how, was)
 
 
 def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) -> Quantization | None:  # noqa: ANN401
@@ -236,16 +241,16 @@ def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) 
     if quantization_config is not None or "quantization_config" in (args.model_init_kwargs or {}):
         raise ModelError("is said twice", "quantization", "leave it or quantization_config out")
     if (args.model_init_kwargs or {}).get("device_map") is not None:
-        what = "a base in 4 bits lies whole on the device of its process, device_map would do nothing"
+        what = f"{quantised_base(asked)} lies whole on the device of its process, device_map would do nothing"
         raise ModelError(what, "model_init_kwargs", "leave device_map out")
     if own_setting(args, "strategy") == FSDP2:
-        what = "a base in 4 bits cannot be in shards, which fsdp2 makes of it"
+        what = f"{quantised_base(asked)} cannot be in shards, which fsdp2 makes of it"
         raise RecipeError(what, "quantization", "strategy ddp or zero2, or leave it out")
     how = rollout_section(args)
     if not how.capabilities.quantised_base:
         raise ModelError(IN_PROCESS, "rollout_backend", "transformers, or vllm-server with servers of the same base")
     revision = (args.model_init_kwargs or {}).get("revision")
-    check_quantisation(ModelSection(name=model, revision=revision, quantization=asked))
+    check_quantisation(ModelSection(name=model, revision=revision, quantization=asked), args.device)
     return asked
 
 
@@ -261,7 +266,7 @@ def _loaded(name: str, args: GRPOConfig, quantization_config: Any, quantization:
         options["device_map"] = None
     with divisible():
         model = create_model_from_path(name, **options, **loaded_in_shards(own_setting(args, "strategy")))
-    keep_packing(model)
+    prepare_layers(model)
     settle(model)
     return model
 

@@ -103,7 +103,7 @@ def write_card(
         ),
         "rewards": {name: weight for name, weight in weights if name != no_reward.__name__},
         "tags": list(tags),
-        "versions": installed_versions(quantised=quantisation is not None),
+        "versions": installed_versions(quantization=quantisation),
     }
     write_folder_card(folder, made_facts(facts, CARD))
 

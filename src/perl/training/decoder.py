@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from perl.recipe import Recipe
+from perl.recipe.quantisations import QUANTISATIONS, Quantisation
 
 # Whose layers are counted here.
 _KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-# NF4 with doubly quantised scales: half a byte a weight, a byte for 64 of them, a float32 for 256 of those.
-_NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Decoder:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the matrices inside the layers, which NF4 quantises."""
+        """Weights of the matrices inside the layers, which quantising changes."""
         attention = 2 * self.hidden * (self.queries + self.keys)
         return self.layers * (attention + 3 * self.hidden * self.inner)
 
@@ -93,12 +92,12 @@ class Types:
     Attributes:
         weights: Of the base, and of the residual stream.
         compute: That products are taken in: autocast's, else the weights'.
-        nf4: Whether the layers' matrices are in 4 bits.
+        quantised: How the layers' matrices are quantised; None: they are not.
     """
 
     weights: int = 2
     compute: int = 2
-    nf4: bool = False
+    quantised: Quantisation | None = None
 
 
 def decoder_of(config: Any) -> Decoder | None:  # noqa: ANN401 (a config of transformers)
@@ -131,7 +130,10 @@ def decoder_of(config: Any) -> Decoder | None:  # noqa: ANN401 (a config of tran
 def weight_bytes(model: Decoder, types: Types) -> float:
     """The base's weights; of a quantised one the embedding, the head and the norms are not."""
     linear = model.linear_parameters
-    return (model.parameters - linear) * types.weights + linear * (_NF4 if types.nf4 else types.weights)
+    rest, how = (model.parameters - linear) * types.weights, types.quantised
+    if how is None:
+        return rest + linear * types.weights
+    return rest + linear * how.weight_bytes + model.outputs * how.row_bytes
 
 
 def cached_bytes(model: Decoder, types: Types) -> int:
@@ -144,11 +146,11 @@ def types_of(recipe: Recipe, base: Any) -> Types:  # noqa: ANN401 (a config of t
     name = recipe.model.dtype if recipe.model.dtype != "auto" else getattr(base, "dtype", None) or "float32"
     weights = (getattr(torch, name) if isinstance(name, str) else name).itemsize
     mixed = recipe.train.get("bf16") is not False or bool(recipe.train.get("fp16"))
-    return Types(weights, 2 if mixed else weights, nf4=recipe.model.quantization == "nf4")
+    return Types(weights, 2 if mixed else weights, quantised=QUANTISATIONS.get(recipe.model.quantization or ""))
 
 
 def types_on_cpu(recipe: Recipe, base: Any) -> Types:  # noqa: ANN401 (a config of transformers)
     """The same on a CPU, where ``auto`` is float32 and nothing is mixed unless it is asked for."""
     found = types_of(recipe, base)
     weights = 4 if recipe.model.dtype == "auto" else found.weights
-    return Types(weights, 2 if recipe.train.get("bf16") else weights, nf4=found.nf4)
+    return Types(weights, 2 if recipe.train.get("bf16") else weights, quantised=found.quantised)

@@ -163,7 +163,7 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention, *
     by_segment = attention.shared and not kernel
     if by_segment:  # a completion's keys are copied behind the prompt's
         attended += seen
-    if types.nf4:  # each LoRA keeps a copy of its input in the type that is computed in
+    if types.quantised:  # each LoRA keeps a copy of its input in the type that is computed in
         inputs = compute * (5 * model.hidden + model.queries + model.inner)
         mlp = compute * 3 * model.inner  # gate, its activation, up
     else:  # fused: q, k and v keep one input, gate and up another one
@@ -175,8 +175,8 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention, *
     # keeps a float32 gradient of its input.
     kept = float(layers * layer + 2 * stream * model.head_size + 24 + 4 * model.hidden)
     # Autocast's copies of A and B, which the fused layers do without; the largest matrix as numbers, one at a time.
-    fixed = float(compute * model.lora_parameters(rank)) if types.nf4 else 0.0
-    unpacked = compute * model.inner * model.hidden if types.nf4 else 0
+    fixed = float(compute * model.lora_parameters(rank)) if types.quantised else 0.0
+    unpacked = compute * model.inner * model.hidden if types.quantised else 0
     if dora:
         kept += 2 * compute * model.outputs
         # Of the largest matrix B A, its sum with W, its square; the unit matrix that A is taken of, autocast's copy.

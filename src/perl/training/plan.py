@@ -6,7 +6,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.unrewarded import counts
-from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
+from perl.data import ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, RecipeError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
@@ -27,22 +27,29 @@ from perl.methods.settings import Adaptation, adaptation, continued_adaptation, 
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
 from perl.policy.critic import critic_parameters, critic_shapes
 from perl.policy.critic_file import find_critic
-from perl.policy.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
-from perl.policy.name import in_few_bits
+from perl.policy.model import (
+    check_quantisation,
+    load_empty_base,
+    load_tokenizer,
+    total_parameters,
+    trainable_parameters,
+)
 from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher, is_same
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages, tracker_mistakes
+from perl.recipe.quantisations import in_few_bits
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
 from perl.rewards.custom import unsendable
 from perl.rewards.process.model import read_process_config
 from perl.rewards.process.reward import ProcessReward
+from perl.rewards.resolve import GOLD, by_own_names
 from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
-from perl.rollouts.vllm.version import missing_vllm
+from perl.rollouts.vllm.version import check_engine
 from perl.run.progress import live_line
 from perl.run.warned import warn
 from perl.trainer.argument_checks import of_our_step
@@ -152,36 +159,41 @@ class Plan:
         yield f"output   {self.recipe.output_dir}"
 
 
-def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
+def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> Plan:
     """Checks a recipe against its data and its model.
 
     Args:
         recipe: Of the run.
         runs_here: False: on another machine, so that packages may be missing here.
+        engine_here: False: what writes rollouts may be missing here.
 
     Raises:
         PerlError: Whatever is wrong, before any weights are loaded.
     """
     if runs_here:
         _check_packages(recipe)
-    rewards = resolve_rewards(recipe.rewards, recipe.rollout)
+        if engine_here:
+            check_engine(recipe.rollout)
     checkpoints = str(recipe.output_dir / "checkpoints")
     arguments = training_arguments(recipe if runs_here else _untracked(recipe), checkpoints)
     _check_arguments(arguments)
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = _adaptation(recipe, arguments, saved)
     if recipe.model.quantization is not None:
-        _check_quantised(recipe, how, arguments)
+        if runs_here:
+            check_quantisation(recipe.model, arguments.device)
+        _check_quantised(recipe, recipe.model.quantization, how, arguments)
     empty = load_empty_base(recipe.model)
     total = total_parameters(empty)
     policy = policy_without_weights(recipe.model, how, saved)
     trained = trainable_parameters(policy)
     tokenizer = load_tokenizer(recipe.model)
     teacher = _teacher_that_fits(recipe, policy, tokenizer)
+    problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
+    rewards = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
-    problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
     asked = _asked(problems, arguments)
     _check_rewards(rewards, asked, problems, recipe)
@@ -239,8 +251,8 @@ def _adaptation(recipe: Recipe, arguments: PeftRLConfig, saved: SavedAdapter | N
 def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: ProblemSet, recipe: Recipe) -> None:
     """Refuses rewards that the data has no columns or answers for, and says which columns were taken."""
     for what, rows in asked.items():
-        _check_rewards_fit(rewards, rows, what)
-    for line in problems.renamed:
+        _check_rewards_fit(rewards, rows, what, problems.own_names)
+    for line in (*problems.renamed, *_with_two_answers(rewards, problems, recipe)):
         warn("PRL314", "%s", line)
     _check_answers(rewards, problems, recipe)
 
@@ -248,10 +260,7 @@ def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: P
 def _check_packages(recipe: Recipe) -> None:
     """Refuses what needs a package that is not part of the core and not installed."""
     raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
-    missing = list(missing_packages(recipe.train))
-    if not recipe.rollout.capabilities.installed:
-        missing.append(missing_vllm("rollout.backend"))
-    raise_all(MissingExtraError, missing)
+    raise_all(MissingExtraError, list(missing_packages(recipe.train)))
 
 
 def _untracked(recipe: Recipe) -> Recipe:
@@ -317,7 +326,7 @@ def _critic_that_fits(recipe: Recipe, arguments: PeftRLConfig, base: torch.nn.Mo
 def _teacher_that_fits(
     recipe: Recipe, policy: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> SavedAdapter | None:
-    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that 4 bits cannot carry.
+    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that a quantised base cannot carry.
 
     Also refuses a policy, here without weights, that leaves no base to teach.
     """
@@ -329,7 +338,7 @@ def _teacher_that_fits(
     how = Adaptation(own_method(saved), saved.config)
     try:
         if model.quantization is not None:
-            check_on_quantised(how)
+            check_on_quantised(how, model.quantization)
         check_head(policy_without_weights(model, how, saved), "the teacher's adapter", WHERE)
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
@@ -354,9 +363,9 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
     return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
 
 
-def _check_quantised(recipe: Recipe, how: Adaptation, arguments: PeftRLConfig) -> None:
-    """Refuses what a base in 4 bits cannot carry, also where only the adapter that is continued tells."""
-    check_on_quantised(how)
+def _check_quantised(recipe: Recipe, quantization: str, how: Adaptation, arguments: PeftRLConfig) -> None:
+    """Refuses what a quantised base cannot carry, also where only the adapter that is continued tells."""
+    check_on_quantised(how, quantization)
     if recipe.model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
         raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
     if recipe.rollout.capabilities.needs_servers and _served_rank(recipe, how) is None:
@@ -379,16 +388,16 @@ def _asked(problems: ProblemSet, arguments: PeftRLConfig) -> dict[str, Dataset]:
     return {"data": problems.train, **({} if evaluated is None else {"held-out data": evaluated})}
 
 
-def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
+def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str, own_names: Mapping[str, str]) -> None:
     """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
     found: list[Mistake] = []
     known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
     for reward in rewards:
         where = f"rewards.{reward.name}"
-        if reward.failures is not None:
-            found += _ambiguous(reward, rows, where)
+        stored = dict.fromkeys(rows.column_names, "")
+        own = by_own_names(stored, own_names) if reward.failures is not None else {}
         for name in reward.needs:
-            if name not in known:
+            if name not in known and name not in own:
                 column = "an answer" if name == "solution" else f"the column {name!r}"
                 hint = f"there are {', '.join(sorted(known & set(rows.column_names)))}; {where}.columns maps names"
                 hint = _HINTS.get(name, hint)
@@ -402,14 +411,17 @@ def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
     raise_all(DataError, found)
 
 
-def _ambiguous(reward: Reward, rows: Dataset, where: str) -> Iterator[Mistake]:
-    """An argument that may be meant as the data set's column of this name, or as what takes its name here."""
-    for name in reward.by_name:
-        original = ORIGINAL + name
-        if name in rows.column_names and original in rows.column_names:
-            message = f"asks for {name}, which is the gold answer here, but the data set has a column of that name too"
-            hint = f"{where}.columns: {{{name}: {name}}} for the gold answer, {{{name}: {original}}} for the column"
-            yield Mistake(message, where, hint)
+def _with_two_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> Iterator[str]:
+    """A line for each custom reward that asks for ``solution`` where that is not the gold answer."""
+    if GOLD not in problems.own_names:
+        return
+    gold = recipe.data.train.columns.answer
+    for reward in rewards:
+        if reward.failures is not None and GOLD in reward.by_name:
+            yield (
+                f"rewards.{reward.name}: {GOLD} is the data set's column of that name; the gold answer, from {gold}, "
+                f"is {'answer' if gold != 'answer' and 'answer' not in problems.train.column_names else gold}"
+            )
 
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
@@ -473,10 +485,8 @@ def _prompt_tokens(
 ) -> tuple[int, float]:
     """Of the longest prompt, and on average; refuses one that leaves no room for the completion in the context."""
     sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]
-    lengths = [
-        [len(prompt.token_ids) for prompt in render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs)]
-        for rows in sets
-    ]
+    rendered = [render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs) for rows in sets]
+    lengths = [[len(prompt.token_ids) for prompt in prompts] for prompts in rendered]
     longest = max(max(of_set) for of_set in lengths)
     context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if context is not None and longest + arguments.max_completion_length > context:

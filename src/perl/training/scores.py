@@ -32,6 +32,7 @@ from perl.run.joint_work import joined
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.benchmark_scores import BenchmarkScores, Questions
 from perl.training.plan import Plan
+from perl.training.tasks import held_out_here
 
 
 def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
@@ -39,7 +40,7 @@ def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
 
     With vLLM this waits for the end, where an engine is opened for base and adapter.
     """
-    heldout = tuple(task for task in plan.tasks if task.request.task not in plan.recipe.eval.tasks)
+    heldout = tuple(task for task in plan.tasks if held_out_here(task))
     if not heldout or plan.recipe.rollout.capabilities.takes_updates:
         return
     alone = Subject(plan.recipe.name, plan.recipe.model, None, None, None, None, run.path / "eval")
@@ -120,11 +121,11 @@ def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None
 def between_steps(plan: Plan, run: Run) -> BenchmarkScores | None:
     """The callback that scores the policy while it is trained; None: the recipe does not ask for it."""
     settings = plan.recipe.eval
-    tasks = tuple(task for task in plan.tasks if task.request.task in settings.tasks)
+    tasks = tuple(task for task in plan.tasks if not held_out_here(task))
     if settings.every is None or not tasks:
         return None
     return BenchmarkScores(
-        settings.tasks,
+        [item.model_dump() for item in settings.tasks],
         settings.k,
         settings.every,
         best=settings.best,

@@ -44,7 +44,6 @@ from perl.policy.model import (
     base_dtype,
     base_identity,
     load_base,
-    processor_name,
     source_fingerprint,
 )
 from perl.policy.name import weights_digest
@@ -59,6 +58,7 @@ from perl.recipe.sections import PeftSection
 from perl.rewards import Reward, reward_mistakes
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
+from perl.run.devices import processor_name
 from perl.run.folder import Run, follow_run, log_rows, open_run, sha256_of
 from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
@@ -102,7 +102,7 @@ def train(
     Raises:
         PerlError: The recipe, its data, its model or the folder cannot be used; nothing was started.
         InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
-        RewardError: A custom reward failed too often; mended, the same call goes on.
+        RewardError: A custom reward failed too often; fixed, the same call goes on.
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
@@ -208,8 +208,12 @@ def _trains_the_bases(peft: PeftSection) -> bool:
     return named or (method is not None and method.trains_the_bases)
 
 
-def prepare(recipe: Recipe) -> Plan:
+def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
     """Sets the process's threads from the recipe's engine section, and plans the run.
+
+    Args:
+        recipe: Of the run.
+        engine_here: False: to be looked at; what writes rollouts may be missing here.
 
     Raises:
         PerlError: The data, the model or an optional package is not what the recipe needs.
@@ -217,7 +221,7 @@ def prepare(recipe: Recipe) -> Plan:
     if recipe.engine.threads is not None:
         use_threads(recipe.engine.threads)
     with _located(recipe):
-        return make_plan(_as_shared(recipe))
+        return make_plan(_as_shared(recipe), engine_here=engine_here)
 
 
 def _as_shared(recipe: Recipe) -> Recipe:
@@ -399,7 +403,7 @@ def _failed(reward: Reward, step: int) -> RewardError:
     return RewardError(
         what or "failed too often on another process of this run, see its log",
         f"rewards.{reward.name}",
-        f"stopped after step {step} with a checkpoint; mend it, and the same command goes on",
+        f"stopped after step {step} with a checkpoint; fix it, and the same command goes on",
     )
 
 

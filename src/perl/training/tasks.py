@@ -5,6 +5,7 @@ recipe, problems -> Protocol, PreparedTask
 Loads no weights.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -12,13 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.data import ProblemSet, render_prompts
 from perl.errors import RecipeError, did_you_mean
 from perl.evaluation.heldout import heldout_task
+from perl.evaluation.own_tasks import chosen_tasks
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
 from perl.evaluation.request import end_tokens, generation_settings
-from perl.evaluation.task import find_tasks
+from perl.evaluation.results import HELD_OUT
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
-from perl.recipe.sections import EvalSection
+from perl.recipe.eval_section import EvalSection
 
 
 def run_protocol(recipe: Recipe) -> Protocol:
@@ -59,31 +61,38 @@ def run_tasks(
     settings, found = recipe.eval, []
     if not settings.enabled:
         return ()
+    chosen = chosen_tasks(settings, "eval.tasks") if settings.tasks else []
     template_arguments = recipe.train.get("chat_template_kwargs")
     ends = end_tokens(tokenizer, generation_settings(recipe.model))
     rows = problems.heldout
     if rows is not None and problems.heldout_name is not None and solution in rows.column_names:
-        if problems.heldout_name in settings.tasks:
+        if any(one.task.name == problems.heldout_name for one in chosen):
             raise RecipeError(
                 f"{problems.heldout_name} is held out, hence scored already", "eval.tasks", "leave it out"
             )
         examples = [{**row, "solution": row[solution]} for row in rows]
         prompts = render_prompts(examples, tokenizer, template_arguments)
-        found.append(heldout_task(problems.heldout_name, prompts, protocol, ends, settings.limit))
+        found.append(heldout_task(problems.heldout_name, prompts, protocol, ends, settings.limit_of_heldout))
     context = config.get_text_config().max_position_embeddings
-    for task in find_tasks(settings.tasks, "eval.tasks") if settings.tasks else ():
-        data = load_task_data(task, Path(settings.data).expanduser() if settings.data else None)
+    for one in chosen:
+        place = Path(settings.data).expanduser() if settings.data else None
+        data = load_task_data(one.task, place, one.limit, one.few_shot, protocol.seed)
         found.append(prepare_task(data, tokenizer, protocol, ends, context, template_arguments))
-    check_best(settings, "eval.best")
+    check_best(settings, [one.task.name for one in chosen], "eval.best")
     return tuple(found)
 
 
-def check_best(settings: EvalSection, where: str) -> None:
+def held_out_here(task: PreparedTask) -> bool:
+    """Whether a run's task is what the run itself holds out, and none that its recipe names."""
+    return task.data.task.title.endswith(HELD_OUT) and task.data.task.path is None
+
+
+def check_best(settings: EvalSection, tasks: Sequence[str], where: str) -> None:
     """Refuses a name of the best score that no task has.
 
     Raises:
         RecipeError: Says the nearest.
     """
-    known = [f"{task}/{what}@{settings.k}" for task in settings.tasks for what in ("avg", "pass")]
+    known = [f"{task}/{what}@{settings.k}" for task in tasks for what in ("avg", "pass")]
     if settings.best is not None and settings.best not in known:
         raise RecipeError(f"there is no score {settings.best!r}", where, did_you_mean(settings.best, known))

@@ -9,7 +9,15 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from perl.errors import PerlError
 
@@ -47,6 +55,15 @@ class TaskScore(_Record):
     base: float | None = Field(None, ge=0, le=1)
     base_stderr: float | None = Field(None, ge=0)
     protocol_hash: str | None = Field(None, description="Of our protocol; null: somebody else's.")
+    few_shot: int = Field(0, ge=0, description="Solved examples before every question.")
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An entry without examples is written as it was before there were any."""
+        found: dict[str, Any] = write(self)
+        if not self.few_shot:
+            del found["few_shot"]
+        return found
 
     @property
     def gain(self) -> float | None:

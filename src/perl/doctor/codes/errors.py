@@ -17,7 +17,7 @@ ERRORS = (
         "A data set is absent, empty or incomplete, or holds problems of the held-out set.",
         "A run without answers has no rewards, and scores on problems that were trained on mean nothing.",
         "error: --tasks: aime24.jsonl cannot be read: Permission denied [PRL202]",
-        "Mend the file, or name other columns or another set under data.",
+        "Fix the file, or name other columns or another set under data.",
     ),
     Code(
         "PRL203",
@@ -33,10 +33,10 @@ ERRORS = (
         "A folder cannot be written, is in use by another process, or holds the run of another recipe.",
         "A run is gone on with by the same recipe only; two in one folder would overwrite each other.",
         "error: runs/quickstart: holds a run of another recipe: train.max_steps is 40 there, 60 here "
-        "(its steps are its schedule: to train what it made for longer, peft.adapter=runs/quickstart peft.rank=null "
-        "peft.alpha=null and another --output) [PRL204]",
-        "Choose another folder with --output, or go on with the recipe that is there. To train a finished run for "
-        "longer, start in a new folder with peft.adapter=RUN.",
+        "(its steps are its schedule; to train it further: `perl train RECIPE peft.adapter=runs/quickstart --output "
+        "ANOTHER`) [PRL204]",
+        "Choose another folder with --output, or go on with the recipe that is there. To train a finished run "
+        "further: `perl train RECIPE peft.adapter=RUN --output ANOTHER`.",
     ),
     Code(
         "PRL205",
@@ -72,8 +72,8 @@ ERRORS = (
         "A policy trained on a part of its rewards learns something else. The run stopped with a checkpoint.",
         "error: recipe.yaml:4: rewards.flaky:reward: failed on 8 samples, at last: reward flaky:reward: "
         "my_rewards.py:3: ValueError: no number for the prompt 'What is 3 + 4?' (stopped after step 3 with a "
-        "checkpoint; mend it, and the same command goes on) [PRL208]",
-        "Mend the function at the line that is named (`perl reward check RECIPE` tries it), then the same command goes "
+        "checkpoint; fix it, and the same command goes on) [PRL208]",
+        "Fix the function at the line that is named (`perl reward check RECIPE` tries it), then the same command goes "
         "on.",
     ),
     Code(
@@ -124,7 +124,7 @@ ERRORS = (
         "One of several processes of a run has failed or ended, so that this one cannot go on.",
         "Processes share each step; the last checkpoint is whole.",
         "error: rank 1 has failed: ValueError: no number [PRL214]",
-        "Mend what that process says; the same command goes on.",
+        "Fix what that process says; the same command goes on.",
     ),
     Code(
         "PRL215",

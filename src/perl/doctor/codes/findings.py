@@ -40,7 +40,7 @@ FINDINGS = (
     Code(
         "PRL105",
         "optional packages",
-        "Which extras are not installed: scores of lighteval's tasks, pictures, 4-bit bases, DeepSpeed.",
+        "Which extras are not installed: scores of lighteval's tasks, pictures, quantised bases, DeepSpeed.",
         "What needs one is refused in one line before a model is loaded.",
         "PRL105 not installed: deepspeed (pip install 'perl-rl[deepspeed]')",
         "Install those that you use.",

@@ -66,7 +66,7 @@ WARNINGS = (
         "Training goes on; on the Hub there is nothing, or the commit before, whole.",
         "user/name: the Hub is unreachable: it answers 503 (6 tries); the push is kept in runs/mine: `perl push "
         "runs/mine` finishes it [PRL308]",
-        "`perl push RUN` when the Hub answers, or when what the line names is mended.",
+        "`perl push RUN` when the Hub answers, or when what the line names is fixed.",
     ),
     Code(
         "PRL309",
@@ -112,10 +112,12 @@ WARNINGS = (
     Code(
         "PRL314",
         "columns with other names",
-        "Columns of the data set have names that mean something else to a reward function.",
-        "A custom reward that reads them by their old names would get something else.",
-        "data.train: reward functions get the columns completion as original_completion [PRL314]",
-        "Use the new names in your reward functions.",
+        "Columns of the data set are called like arguments that TRL hands to every reward, or a custom reward asks for "
+        "solution, and the data set has a column of that name beside the one with the gold answers.",
+        "A custom reward that means the other one gets something else than it expects.",
+        "data.train: reward functions get the columns completions as original_completions (my.jsonl has TRL's names) "
+        "[PRL314]",
+        "Use the names that the line says in your reward functions; the gold answer is answer.",
     ),
     Code(
         "PRL315",
@@ -291,7 +293,7 @@ WARNINGS = (
         "A custom reward raised, or returned no number, for some completions.",
         "Those have no reward and are not trained on; if it happens again and again the run stops (PRL208).",
         "reward my_rewards:reward: my_rewards.py:3: ValueError: no number for the prompt 'What is 3 + 4?' [PRL334]",
-        "Mend the function at the line that is named; `perl reward check RECIPE` tries it.",
+        "Fix the function at the line that is named; `perl reward check RECIPE` tries it.",
     ),
     Code(
         "PRL335",

@@ -16,12 +16,13 @@ from huggingface_hub.file_download import repo_folder_name
 
 from perl.data import heldout_name, load_problem_set, prompt_text
 from perl.errors import PerlError
+from perl.evaluation.few_shot import shown_hash
 from perl.evaluation.recounting.published_samples import LARGEST, read_published
 from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, layout_mistakes, recount
 from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.scorers import SCORERS
-from perl.evaluation.task import MATH, Question, all_tasks, questions_hash
+from perl.evaluation.task import MATH, Example, Question, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES
@@ -125,8 +126,11 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     found: dict[str, dict[str, str | Question]] = {}
     defined = all_tasks()
     for task in results.tasks:
-        for questions in candidates(task, recipe):
+        for questions, examples in candidates(task, recipe, results.protocol.seed):
             if questions_hash(questions) == task.data.get("sha256"):
+                if shown_hash(examples) != task.examples:
+                    found[task.name] = {}
+                    break
                 scorer = defined[task.name].scorer if task.name in defined else MATH
                 if scorer in SCORERS:  # a reward's code is not run on completions of others
                     found[task.name] = {one.id: one.gold if scorer == MATH else one for one in questions}
@@ -137,20 +141,23 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     return found
 
 
-def candidates(task: TaskResult, recipe: Recipe | None) -> Iterator[tuple[Question, ...]]:
-    """What a task's problems may be; what is absent is left out."""
+def candidates(
+    task: TaskResult, recipe: Recipe | None, seed: int
+) -> Iterator[tuple[tuple[Question, ...], tuple[Example, ...]]]:
+    """What a task's problems, and the examples before them, may be; what is absent is left out."""
     count = len(task.problems)
     known = all_tasks().get(task.name)
     if known is not None and count:
         folder = Path(recipe.eval.data).expanduser() if recipe is not None and recipe.eval.data else None
         for place in (folder, None):
             with contextlib.suppress(PerlError):
-                yield load_task_data(known, place, count, cached=True).questions
+                data = load_task_data(known, place, count, task.few_shot, seed, cached=True)
+                yield data.questions, data.examples
     source = None if recipe is None else recipe.data.eval or recipe.data.train
     if recipe is not None and source is not None and _is_here(source.name):
         for chat in (True, False):
             with contextlib.suppress(PerlError):
-                yield _held_out(recipe, count, chat=chat)
+                yield _held_out(recipe, count, chat=chat), ()
 
 
 def _held_out(recipe: Recipe, count: int, *, chat: bool) -> tuple[Question, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from perl.errors import Mistake
 from perl.evaluation.metrics import paired_difference
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.recounting.differing import AGAIN, marks, mistake_of, mistake_of_samples, path_of, shown, unequal
 from perl.evaluation.recounting.judged_again import judge_again
 from perl.evaluation.recounting.stated import stated_mistakes
@@ -129,9 +129,10 @@ def recount(
     reported: list[str] = []
     mistakes: list[Mistake] = []
     kept = _SampleIndex(samples) if samples is not None else None
+    asking = asking_of(results.subject)
     for task in results.tasks:
         try:
-            one = _recount_task(task, results.protocol, kept, (golds or {}).get(task.name), held_out)
+            one = _recount_task(task, results.protocol, kept, (golds or {}).get(task.name), held_out, asking)
         except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
             mistakes.append(mistake_of(task, f"its figures cannot be counted: {str(error)[:100]}"))
             continue
@@ -197,8 +198,9 @@ def _recount_task(
     kept: _SampleIndex | None,
     golds: Mapping[str, str | Question] | None,
     held_out: str | None,
+    asking: Mapping[str, str],
 ) -> _TaskRecount:
-    mistakes, reported = stated_mistakes(task, protocol, held_out)
+    mistakes, reported = stated_mistakes(task, protocol, held_out, asking)
     if task.lighteval:
         reported.append("lighteval's own scores")
     mistakes += _gold_mistakes(task, golds)
@@ -231,7 +233,8 @@ def _gold_mistakes(task: TaskResult, golds: Mapping[str, str | Question] | None)
         return []
     if golds and [problem.id for problem in task.problems] == list(golds):
         return []
-    message = f"its data is not the task's, whose first {len(task.problems)} problems have another SHA-256"
+    what = "data is" if not task.few_shot else f"problems, or the {task.few_shot} examples before them, are"
+    message = f"its {what} not the task's, whose first {len(task.problems)} problems have another SHA-256"
     return [mistake_of(task, message)]
 
 

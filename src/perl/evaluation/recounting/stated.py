@@ -6,10 +6,11 @@ A benchmark is known by the definition that is here, whatever a file says.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from perl.errors import Mistake
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.few_shot import titled
+from perl.evaluation.protocol import Protocol, task_facts
 from perl.evaluation.recounting.differing import mistake_of, shown
 from perl.evaluation.results import HELD_OUT, TaskResult
 from perl.evaluation.task import MATH, Task, all_tasks
@@ -20,7 +21,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def stated_mistakes(
-    task: TaskResult, protocol: Protocol, held_out: str | None = None
+    task: TaskResult, protocol: Protocol, held_out: str | None = None, asking: Mapping[str, str] | None = None
 ) -> tuple[list[Mistake], list[str]]:
     """What is wrong with a task's title, protocol hash and data, and what is not known.
 
@@ -28,6 +29,7 @@ def stated_mistakes(
         task: As a file has it.
         protocol: Likewise.
         held_out: What the run's held-out problems are called (:func:`perl.data.heldout_name`); None: nobody knows.
+        asking: What the file says of template and thinking, see :func:`perl.evaluation.protocol.asking_of`.
     """
     known, own = all_tasks().get(task.name), task.title == task.name + HELD_OUT
     mistakes = []
@@ -40,15 +42,21 @@ def stated_mistakes(
         mistakes.append(mistake_of(task, message, "perl eval judges it by that"))
     if known is None and not own:
         return mistakes, [f"the title and the protocol of {task.name}, which is not a task of perl eval"]
-    if known is not None and not own and task.title not in (known.title, _title_of_0_1(known)):
-        mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(known.title)}"))
+    if known is not None and not own:
+        title = titled(known.title, task.few_shot)
+        if task.title not in (title, titled(_title_of_0_1(known), task.few_shot)):
+            mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(title)}"))
+    if own and task.few_shot:
+        mistakes.append(mistake_of(task, "it shows examples, and held-out problems are asked without"))
     reported = []
     if own and held_out not in (None, task.name):
         message = f"its title is {shown(task.title)}, the run held out {shown(held_out)}"
         mistakes.append(mistake_of(task, message))
     elif own and known is not None and not is_sandbox(task.name) and held_out is None:
         reported.append(f"that the problems of {task.title!r} are those of a run, and not the benchmark's")
-    mistakes += _hash_mistakes(task, protocol, None if own else known)
+    if task.asked_for is not None:
+        mistakes.append(mistake_of(task, "it was asked for another scorer, which only tasks of one's own are"))
+    mistakes += _hash_mistakes(task, protocol, None if own else known, asking)
     return mistakes, reported
 
 
@@ -71,12 +79,13 @@ def _data_mistakes(task: TaskResult, known: Task | None, *, own: bool) -> Iterat
         yield mistake_of(task, f"its data has the revision {shown(revision)}, which {shown(source)} does not have")
 
 
-def _hash_mistakes(task: TaskResult, protocol: Protocol, known: Task | None) -> Iterator[Mistake]:
+def _hash_mistakes(
+    task: TaskResult, protocol: Protocol, known: Task | None, asking: Mapping[str, str] | None
+) -> Iterator[Mistake]:
     version, prompt = (known.version, known.prompt) if known else (1, "{problem}")
-    facts = {"task": task.name, "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
-    judge = known.scorer if known else MATH
-    judged = {} if judge == MATH else {"scorer": judge}
-    expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens, **judged})
+    judge = known.scorer if known and known.scorer != MATH else None
+    about = (task.name, version, prompt, task.data["sha256"])
+    expected = protocol.hash(task_facts(*about, task.max_new_tokens, judge, task.examples, asking))
     if task.protocol_hash != expected:
         message = f"its protocol_hash is {shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
         yield mistake_of(task, message, "perl eval scores it with the task as it is now")

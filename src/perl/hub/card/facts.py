@@ -27,6 +27,7 @@ from perl.policy.saved.adapter import CONFIG
 from perl.policy.saved.config import read_config
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
+from perl.recipe.quantisations import quantised_by
 from perl.recipe.sections import DataSource
 from perl.run.folder import log_rows
 from perl.sandbox import is_sandbox, load_problems
@@ -147,6 +148,11 @@ class CardFacts:
     def base_on_hub(self) -> bool:
         """Whether the base's name is one that the Hub can resolve."""
         return has_hub_form(self.base)
+
+    @property
+    def quantised_by(self) -> str:
+        """The package that quantised the base as it was loaded; empty: it was not quantised."""
+        return quantised_by(self.quantization) if self.quantization is not None else ""
 
     @property
     def rewarded(self) -> bool:

@@ -10,14 +10,15 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from perl.hub.card.facts import CardFacts, PromptFormat
+from perl.recipe.quantisations import QUANTISATIONS, quantised_by
 from perl.sandbox import is_sandbox
 
 UNKNOWN_PLACE = "path/to/this/folder"
 _SANDBOX_FOLDER = "$(python -c 'from perl.sandbox import BASE_FOLDER; print(BASE_FOLDER)')"
-_WITH_NF4 = ", quantization_config=nf4"
 _NEUTRAL = {"top_k": 0, "min_p": 0.0}
 # Left as transformers and vLLM have it, these would come from the base's generation settings.
 _ALWAYS = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -48,8 +49,9 @@ def load_with_peft(facts: CardFacts) -> str:
     sandbox = is_sandbox(facts.base)
     base = "BASE_FOLDER" if sandbox else _python(facts.base)
     lines = [] if facts.whole else ["from peft import PeftModel"]
-    further, quantised = _nf4(facts)
-    lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{further}", ""]
+    quantised = _Quantised.of(facts)
+    lines += quantised.imports
+    lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{quantised.config}", ""]
     if facts.whole:
         lines += [f"base = {_python(place(facts))}", "tokenizer = AutoTokenizer.from_pretrained(base)"]
         lines += [
@@ -61,25 +63,58 @@ def load_with_peft(facts: CardFacts) -> str:
         lines[-1:] = ["", f"from perl.sandbox import BASE_FOLDER  # {facts.base} comes with perl-rl", ""]
     lines += [
         f"tokenizer = AutoTokenizer.from_pretrained({base}{revision})",
-        *quantised,
-        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{_WITH_NF4 * bool(quantised)})",
+        *quantised.lines,
+        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{quantised.argument})",
         f"model = PeftModel.from_pretrained(base, {_python(place(facts))})",
         *_ask(facts.asking or PromptFormat()),
     ]
     return "\n".join(lines)
 
 
-def _nf4(facts: CardFacts) -> tuple[str, list[str]]:
-    """What is imported for a base in 4 bits, and the lines that say how; nothing for another one."""
-    if facts.quantization != "nf4":
-        return "", []
-    dtype = str(facts.results.engine.get("dtype") or "bfloat16") if facts.results else "bfloat16"
-    return ", BitsAndBytesConfig", [
-        "nf4 = BitsAndBytesConfig(  # the base that it was trained on",
-        '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
-        f"    bnb_4bit_compute_dtype={_python(dtype)},",
-        ")",
-    ]
+@dataclass(frozen=True)
+class _Quantised:
+    """What a reader writes for a quantised base; nothing for another one.
+
+    Attributes:
+        imports: Lines of their own.
+        config: What is imported from transformers besides.
+        lines: That say how the base is quantised.
+        argument: Of ``from_pretrained``.
+    """
+
+    imports: list[str] = field(default_factory=list)
+    config: str = ""
+    lines: list[str] = field(default_factory=list)
+    argument: str = ""
+
+    @classmethod
+    def of(cls, facts: CardFacts) -> "_Quantised":
+        name = facts.quantization
+        if name is None or name not in QUANTISATIONS:
+            return cls()
+        argument = f", quantization_config={name}"
+        kind = QUANTISATIONS[name].weight_only
+        if kind:
+            # The last argument leaves the reader's compiler, and how exact float32 is, alone.
+            how = f"{name} = TorchAoConfig({kind}(set_inductor_config=False))  # the base that it was trained on"
+            return cls([f"from torchao.quantization import {kind}"], ", TorchAoConfig", [how], argument)
+        dtype = str(facts.results.engine.get("dtype") or "bfloat16") if facts.results else "bfloat16"
+        lines = [
+            "nf4 = BitsAndBytesConfig(  # the base that it was trained on",
+            '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
+            f"    bnb_4bit_compute_dtype={_python(dtype)},",
+            ")",
+        ]
+        return cls([], ", BitsAndBytesConfig", lines, argument)
+
+
+def _served_as(quantization: str | None) -> str:
+    """Options of a server that serves the same numbers; of a script's own way those of bitsandbytes, as it has it."""
+    if quantization is None:
+        return ""
+    known = QUANTISATIONS.get(quantization)
+    options = known.served_as if known is not None else {"--quantization": quantised_by(quantization)}
+    return "".join(f" {name} {shlex.quote(value)}" for name, value in options.items())
 
 
 def merge_with_peft() -> str:
@@ -110,7 +145,7 @@ def serve_with_vllm(facts: CardFacts) -> str:
         adapter = f"{name}-lora"
         lines.append(f"perl export {shlex.quote(place(facts))} --as lora -o {adapter}")
     options = f"--enable-lora --max-lora-rank {facts.serving.rank} --lora-modules {name}={adapter}"
-    quantised = " --quantization bitsandbytes" if facts.quantization else ""
+    quantised = _served_as(facts.quantization)
     return "\n".join([*lines, f"vllm serve {base}{revision}{quantised} {options}"])
 
 

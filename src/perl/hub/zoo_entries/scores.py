@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from perl.errors import PerlError, raise_all
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import Results, TaskResult
 from perl.hub.card.policy_check import policy_mistakes
@@ -41,6 +41,7 @@ def protocol_facts(results: Results) -> dict[str, Any]:
     return {
         **{name: getattr(results.protocol, name) for name in Protocol.__dataclass_fields__},
         "chat_template": results.subject.get("chat_template"),
+        **asking_of(results.subject),
         **engine,
     }
 
@@ -59,4 +60,5 @@ def _score(task: TaskResult, where: str) -> TaskScore:
         base=base.accuracy if base else None,
         base_stderr=base.stderr if base else None,
         protocol_hash=task.protocol_hash,
+        few_shot=task.few_shot,
     )

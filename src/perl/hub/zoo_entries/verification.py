@@ -144,10 +144,10 @@ def verify(
     """
     entry = zoo.entry(name)
     scores = _wanted(entry, tasks)
-    settings = EvalSettings(limit=limit, backend=backend, lighteval=False, base_cache=False)
+    settings = EvalSettings(backend=backend, lighteval=False, base_cache=False)
     with tempfile.TemporaryDirectory() as temporary:
         adapter = zoo_adapter(entry.name, zoo)
-        results = _evaluate(entry, scores, adapter, k, data, Path(output or temporary).expanduser(), settings)
+        results = _evaluate(entry, scores, adapter, k, data, Path(output or temporary).expanduser(), settings, limit)
     return compare(entry, scores, results)
 
 
@@ -232,19 +232,21 @@ def _evaluate(
     data: str | Path | None,
     folder: Path,
     settings: EvalSettings,
+    limit: int | None = None,
 ) -> Results:
     """Measures scores under the entry's protocol; tasks with the same number of problems at a time."""
     base = f"{entry.base}@{entry.base_revision}" if entry.base_revision else entry.base
     results, policies = None, None
     for count in dict.fromkeys(score.n for score in scores):
         some = [score for score in scores if score.n == count]
-        limits = [number for number in (settings.limit, count) if number is not None]
-        chosen = _as_then(entry, replace(settings, limit=min(limits) if limits else None))
+        limits = [number for number in (limit, count) if number is not None]
+        shown = {score.task: score.few_shot for score in some if score.few_shot}
+        chosen = _as_then(entry, replace(settings, limit=min(limits) if limits else None, few_shot=shown))
         then = _protocol(entry).k if entry.protocol else next((score.k for score in some if score.k), None)
         completions = k or then
         plan = plan_evaluation(str(adapter), base, [score.task for score in some], completions, data, folder, chosen)
         plan = replace(plan, subject=replace(plan.subject, name=f"zoo:{entry.name}"))
-        if settings.limit is None and k is None:
+        if limit is None and k is None:
             _check_protocol(entry, some, plan)
         policies = policies or load_policies(plan.subject, plan.device)
         results = carry_out(plan, policies)
@@ -261,8 +263,15 @@ def _as_then(entry: Entry, settings: EvalSettings) -> EvalSettings:
     if not entry.protocol:
         return settings
     protocol = _protocol(entry)
+    if entry.protocol.get("chat_template_given"):
+        raise PerlError("was asked with a chat template that the entry does not hold", entry.name)
+    switch = entry.protocol.get("thinking")
     return replace(
         settings,
+        thinking=None if switch is None else switch == "on",
+        top_k=protocol.top_k,
+        min_p=protocol.min_p,
+        repetition_penalty=protocol.repetition_penalty,
         preset=protocol.preset if protocol.preset in PRESETS else _NEUTRAL,
         temperature=protocol.temperature,
         top_p=protocol.top_p,

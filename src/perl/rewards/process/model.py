@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from perl.errors import Mistake, ModelError, first_line
-from perl.recipe.sections import Section
+from perl.recipe.section import Section
 from perl.rewards.answers import Completions, completion_text
 
 _KINDS = {"ForTokenClassification": "token", "ForCausalLM": "causal"}

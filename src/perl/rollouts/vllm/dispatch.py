@@ -127,7 +127,7 @@ class Dispatcher:
         """Makes a version the current one; merged weights wait until nothing is under way.
 
         Raises:
-            PerlError: A server cannot load it before something is mended.
+            PerlError: A server cannot load it before something is fixed.
         """
         if version.form == "merged":
             await self._idle.wait()
@@ -286,7 +286,7 @@ class Dispatcher:
         except RolloutError as error:
             self._fail(job.rollouts, error)
             return
-        except PerlError as error:  # restarted in a way that must be mended; others go on
+        except PerlError as error:  # restarted in a way that must be fixed; others go on
             self.servers.lose(member, str(error))
             return
         member.lost.came(began, clock())

@@ -69,7 +69,7 @@ class Member:
         barred: The process that failed a comparison, after which only another process is used.
         outstanding: Completions that it is to write.
         lost: What became of its answers.
-        denied: It refuses access, and will until something is mended.
+        denied: It refuses access, and will until something is fixed.
         tasks: What is under way there; cancelled when it is lost.
     """
 
@@ -262,7 +262,7 @@ class Versions:
             again: It had it before, as far as is known.
 
         Raises:
-            PerlError: It cannot, before something is mended.
+            PerlError: It cannot, before something is fixed.
         """
         async with member.lock:
             if not member.trusted:

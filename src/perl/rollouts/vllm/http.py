@@ -65,7 +65,7 @@ _SHARE = "servers read updates from a folder that they share with the trainer; m
 
 
 class VllmServer:
-    """The calls. All of them raise :class:`ServerDownError`; those that a user must mend raise :class:`PerlError`."""
+    """The calls. All of them raise :class:`ServerDownError`; those that a user must fix raise :class:`PerlError`."""
 
     def __init__(self, given: str | ServerAddress) -> None:
         """Connects to nothing yet.
@@ -223,7 +223,7 @@ class VllmServer:
         """Serves the adapter in a folder under a name; one that is there already is left alone.
 
         Raises:
-            PerlError: The server cannot do so before something is mended.
+            PerlError: The server cannot do so before something is fixed.
         """
         body = {"lora_name": name, "lora_path": path}
         answer = await self._send("POST", "/v1/load_lora_adapter", body, seconds=_ADAPTER_SECONDS)
@@ -266,7 +266,7 @@ class VllmServer:
         asked to load has by then given up its weights, and dies with the next request; so it first loads nothing.
 
         Raises:
-            PerlError: The server cannot do so before something is mended.
+            PerlError: The server cannot do so before something is fixed.
         """
         answer = await self._reload(weights_path=f"{path}/{PROBE}", is_checkpoint_format=False)
         if answer.status_code == 404:

@@ -129,7 +129,7 @@ class Servers:
             At least one answer; servers that fail are lost.
 
         Raises:
-            PerlError: Whatever a server must be mended for.
+            PerlError: Whatever a server must be fixed for.
             RolloutError: None answers for too long.
         """
         while True:

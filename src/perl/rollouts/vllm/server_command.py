@@ -8,6 +8,7 @@ Takes settings, not a recipe.
 import shlex
 
 from perl.policy.model import load_empty_base, resolve_model
+from perl.recipe.quantisations import QUANTISATIONS
 from perl.recipe.sections import ModelSection
 from perl.rollouts.engine import Form
 
@@ -49,7 +50,7 @@ def server_command(
     if gpus > 1:
         options["--tensor-parallel-size"] = str(gpus)
     if base.quantization is not None:
-        options["--quantization"] = "bitsandbytes"
+        options |= QUANTISATIONS[base.quantization].served_as
     if base.revision:
         options["--revision"] = base.revision
     if on_cpu:

@@ -214,7 +214,7 @@ class ServerPool:
             update: Without tensors on a process that is not the main one.
 
         Raises:
-            PerlError: A server cannot load it before something is mended, or the folder cannot be written.
+            PerlError: A server cannot load it before something is fixed, or the folder cannot be written.
         """
         if self._folder is None:
             raise ValueError("an engine without a folder loads nothing")

@@ -12,7 +12,8 @@ from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
-from perl.errors import Mistake, PerlError, first_line
+from perl.errors import MissingExtraError, Mistake, PerlError, first_line, raise_all
+from perl.recipe.sections import RolloutSection
 from perl.run.warned import warn
 
 OLDEST, NEWER = Version("0.32"), Version("0.33.dev0")
@@ -74,7 +75,20 @@ def explained(version: str) -> Iterator[None]:
         ) from error
 
 
+def check_engine(section: RolloutSection) -> None:
+    """Refuses rollouts from what is not installed here.
+
+    Args:
+        section: The recipe's ``rollout``.
+
+    Raises:
+        MissingExtraError: vLLM is absent.
+    """
+    missing = [] if section.capabilities.installed else [missing_vllm("rollout.backend")]
+    raise_all(MissingExtraError, missing)
+
+
 def missing_vllm(needed_for: str) -> Mistake:
     """The mistake of a vLLM that is not installed; no extra, since it requires an older transformers than ours."""
-    hint = f"pip install 'vllm{TESTED}', then pip install perl-rl once more, for its newer transformers"
+    hint = f"pip install 'vllm{TESTED}', then pip install perl-rl again: vLLM's own pin of transformers is too old"
     return Mistake(f"{needed_for} needs the package vllm", hint=hint)

@@ -19,16 +19,17 @@ from transformers import TrainerState, TrainingArguments
 
 from perl.errors import PerlError, RecipeError
 from perl.evaluation.draw import draw
+from perl.evaluation.own_tasks import chosen_tasks
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
 from perl.evaluation.request import end_tokens
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
 from perl.evaluation.sharing import Sharing, share
-from perl.evaluation.task import MATH, find_tasks
+from perl.evaluation.task import MATH
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import base_of
-from perl.recipe.sections import EvalSection
+from perl.recipe.eval_section import EvalSection
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine
@@ -79,7 +80,7 @@ class BenchmarkScores(RunCallback):
 
     def __init__(  # noqa: PLR0913 (of a protocol each is a number)
         self,
-        tasks: Sequence[str],
+        tasks: Sequence[str | Mapping[str, Any]],
         k: int = 4,
         every: int = 50,
         *,
@@ -98,7 +99,8 @@ class BenchmarkScores(RunCallback):
         """Scores nothing yet.
 
         Args:
-            tasks: Names from ``perl eval --list-tasks``.
+            tasks: Names from ``perl eval --list-tasks``, files as ``perl eval --tasks`` takes them, or mappings as a
+                recipe's ``eval.tasks`` holds them: ``{"name": "my.jsonl", "limit": 50, "few_shot": 3}``.
             k: Completions a problem; the score is their mean (avg@k).
             every: Optimizer steps between two scores.
             best: By which score the best adapter is known, as ``aime24/avg@8``; None: the mean of all avg@k.
@@ -235,7 +237,10 @@ class BenchmarkScores(RunCallback):
         ends = end_tokens(tokenizer, base.generation_config.to_diff_dict())
         arguments = getattr(args, "chat_template_kwargs", None)
         folder = Path(settings.data).expanduser() if settings.data else None
-        found = [load_task_data(task, folder, settings.limit) for task in find_tasks(settings.tasks, "tasks")]
+        found = [
+            load_task_data(one.task, folder, one.limit, one.few_shot, settings.seed)
+            for one in chosen_tasks(settings, "tasks")
+        ]
         tasks = tuple(prepare_task(data, tokenizer, protocol, ends, context, arguments) for data in found)
         return Questions(tasks, protocol)
 
@@ -268,8 +273,7 @@ def _settings(given: Mapping[str, Any]) -> EvalSection:
         if not given["tasks"]:
             raise RecipeError("names no task", "tasks", "as in tasks=['aime24']")
         settings = checked(EvalSection, given)
-        find_tasks(settings.tasks, "tasks")
-        check_best(settings, "best")
+        check_best(settings, [one.task.name for one in chosen_tasks(settings, "tasks")], "best")
     except PerlError as error:
         raise error.moved(lambda where: f"BenchmarkScores({where})") from error
     return settings

@@ -1,0 +1,137 @@
+"""What a base can be quantised to as it is loaded, a row each, which all other rooms read.
+
+name -> Quantisation
+
+Imports neither torch nor the packages that quantise. A row says what is kept of a weight; what is computed with it is
+the product with the number that it stands for, in the type of all else. So a completion's log-probs do not depend on
+the rows beside it, which those of bitsandbytes' LLM.int8 do: it rounds activations too, and which of them depends on
+the whole batch (docs/methods.md).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from perl.recipe.optional_packages import Package
+
+Quantization = Literal["nf4", "int8", "fp8"]
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+"""What a base can be quantised to as it is loaded."""
+EXTRA = "quantised"
+_BITSANDBYTES = Package(("bitsandbytes",), "bitsandbytes", EXTRA)
+_TORCHAO = Package(("torchao",), "torchao", EXTRA)
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """A way to keep the weights of a base's linear layers; embeddings, norms and the head stay as they are.
+
+    Attributes:
+        name: As in ``model.quantization``.
+        summary: What is kept of a weight, in one line.
+        bits: Of a weight's code.
+        package: That does it.
+        weight_bytes: Of a weight with its part of what is kept for a block of weights.
+        row_bytes: What is kept for each output besides.
+        devices: Types of the devices that it is tested on, or that its package says it runs on.
+        served_as: Options of ``vllm serve`` for a server with the same numbers.
+        keeps_shape: Whether a parameter still has the shape of its weight.
+    """
+
+    name: Quantization
+    summary: str
+    bits: int
+    package: Package
+    weight_bytes: float
+    row_bytes: float
+    devices: tuple[str, ...]
+    served_as: Mapping[str, str]
+    keeps_shape: bool = True
+
+    @property
+    def weight_only(self) -> str:
+        """Name of torchao's config; empty: another package quantises."""
+        return _TORCHAO_CONFIGS.get(self.name, "")
+
+    def runs_on(self, device: str) -> bool:
+        """Whether such a base is computed on a type of device."""
+        return device in self.devices
+
+
+_TORCHAO_CONFIGS: Mapping[str, str] = {"int8": "Int8WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}
+
+
+def _served_by_torchao(name: str) -> dict[str, str]:
+    config = {"_type": _TORCHAO_CONFIGS[name], "_version": 2, "_data": {}}
+    overrides: dict[str, Any] = {"quantization_config_dict_json": json.dumps(config)}
+    return {"--quantization": "torchao", "--hf-overrides": json.dumps(overrides)}
+
+
+_ROWS = (
+    Quantisation(
+        "nf4",
+        "4 bits a weight, as QLoRA has them: NF4 in blocks of 64, their scales quantised too",
+        bits=4,
+        package=_BITSANDBYTES,
+        # half a byte a weight, a byte for 64 of them, a float32 for 256 of those
+        weight_bytes=0.5 + 1 / 64 + 4 / (64 * 256),
+        row_bytes=0.0,
+        devices=("cpu", "cuda", "xpu", "hpu"),
+        served_as={"--quantization": "bitsandbytes"},
+        keeps_shape=False,
+    ),
+    Quantisation(
+        "int8",
+        "8 bits a weight: whole numbers, a scale for each output",
+        bits=8,
+        package=_TORCHAO,
+        weight_bytes=1.0,
+        row_bytes=4.0 + 1.0,  # the scale, and a zero that symmetric codes do not use
+        devices=("cpu", "cuda"),
+        served_as=_served_by_torchao("int8"),
+    ),
+    Quantisation(
+        "fp8",
+        "8 bits a weight: float8 (e4m3), a scale for each output",
+        bits=8,
+        package=_TORCHAO,
+        weight_bytes=1.0,
+        row_bytes=4.0,
+        devices=("cpu", "cuda"),
+        served_as=_served_by_torchao("fp8"),
+    ),
+)
+
+QUANTISATIONS: Mapping[str, Quantisation] = {row.name: row for row in _ROWS}
+
+
+def quantised_by(quantization: str) -> str:
+    """The package that quantised a base, by pip's name.
+
+    Args:
+        quantization: A name from the table; or what a script's own config is called, which of torchao begins with the
+            name of a class.
+    """
+    known = QUANTISATIONS.get(quantization)
+    if known is not None:
+        return known.package.pip
+    return (_TORCHAO if quantization[:1].isupper() else _BITSANDBYTES).pip
+
+
+def in_few_bits(quantization: str | None) -> str:
+    """What follows a base's name: it was quantised as it was loaded, and is another one than its name says.
+
+    Args:
+        quantization: A name from the table, or what a script's own config is called; None: it is the ordinary base.
+    """
+    if quantization is None:
+        return ""
+    known = QUANTISATIONS.get(quantization)
+    bits = known.bits if known is not None else 8 if "int8" in quantization else 4
+    return f" in {bits} bits ({quantization})"
+
+
+def quantised_base(quantization: str) -> str:
+    """How a sentence calls such a base: ``a base in 8 bits (int8)``."""
+    return f"a base{in_few_bits(quantization)}"

@@ -1,0 +1,105 @@
+"""``perl new`` writes a recipe that passes a dry run and trains; at a terminal it asks, elsewhere options tell it."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from perl.cli.commands import run
+from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE
+from perl.recipe import load_recipe
+from perl.sandbox import BASE_FOLDER
+
+ROWS = [{"problem": f"{i}+{j}=", "answer": str(i + j), "id": str(i)} for i in range(5) for j in range(5)]
+BASE = str(BASE_FOLDER)
+ASKED = ("new", "--model", BASE, "--data", "sums.jsonl", "--gpu", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _sums():
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """What a person types at a terminal."""
+
+    def replies(*lines):
+        stdin = io.StringIO("".join(f"{line}\n" for line in lines))
+        stdin.isatty = lambda: True
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+    return replies
+
+
+def test_from_nothing_to_a_finished_run(capsys):
+    assert run([*ASKED, "-o", "mine.yaml"], "perl") == EXIT_DONE
+    said = capsys.readouterr().out
+    assert said.startswith("written  mine.yaml\nneeds ")
+    assert "train    perl train mine.yaml" in said
+    assert run(["train", "mine.yaml", "--dry-run"], "perl") == EXIT_DONE
+    short = ["train.max_steps=2", "data.prompt_template=null", "rollout.max_completion_length=32", "-q"]
+    assert run(["train", "mine.yaml", *short], "perl") == EXIT_DONE
+    facts = json.loads(Path("runs/mine/run.json").read_text())
+    assert (facts["status"], facts["steps"]) == ("done", 2)
+
+
+def test_a_file_that_is_there_is_replaced_only_if_that_is_asked_for(capsys):
+    Path("mine.yaml").write_text("precious")
+    for output in ("mine.yaml", "."):
+        assert run([*ASKED, "-o", output], "perl") == EXIT_USER_MISTAKE
+    assert "mine.yaml: is there already, and is not overwritten (another name, or --force)" in capsys.readouterr().err
+    assert Path("mine.yaml").read_text() == "precious"
+    assert run([*ASKED, "-o", "mine.yaml", "--force"], "perl") == EXIT_DONE
+    assert load_recipe("mine.yaml").data.train.name == "sums.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("--data", "absent.jsonl"), "--data: no such file: absent.jsonl"),
+        (("--data", "broken.jsonl"), "--data: broken.jsonl cannot be read"),
+        (("--answer", "anwser"), "--answer: the data has no column 'anwser' (did you mean answer?)"),
+        (("--prompt", "id", "--answer", "nothing"), "--answer: the data has no column 'nothing'"),
+        (("--model", "./absent"), "--model: ./absent"),
+        (("--gpu", "T5"), "--gpu: no hardware 't5'"),
+        (("--gpu", "0"), "--gpu: no GPU has 0 GB"),
+        (("--reward", "acuracy"), "--reward: no reward 'acuracy' (did you mean accuracy?"),
+        (("--reward", "absent.py:f"), "--reward: no such file: absent.py"),
+        (("--output", "new"), "new: a recipe's file ends in .yaml (new.yaml)"),
+        (("--output", "absent/new.yaml"), "absent: no such folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_option_and_nothing_is_written(capsys, changed, said):
+    Path("broken.jsonl").write_text("{")
+    assert run([*ASKED, "-o", "new.yaml", *changed], "perl") == EXIT_USER_MISTAKE
+    assert f"error: {said}" in capsys.readouterr().err
+    assert not list(Path().glob("**/*.yaml"))
+
+
+def test_where_nobody_can_be_asked_what_is_missing_is_named(capsys):
+    assert run(["new", "--gpu", "cpu"], "perl") == EXIT_USER_MISTAKE
+    assert "--model and --data must be given" in capsys.readouterr().err
+
+
+def test_five_questions_at_a_terminal_and_a_wrong_reply_is_asked_again(capsys, typed):
+    typed(BASE, "absent.jsonl", "sums.jsonl", "anwser", "answer", "cpu", "mine.yaml")
+    assert run(["new"], "perl") == EXIT_DONE
+    printed = capsys.readouterr()
+    assert "no such file: absent.jsonl" in printed.err
+    assert "no column 'anwser'" in printed.err
+    assert "The data has the columns problem, answer, id." in printed.out
+    assert load_recipe("mine.yaml").data.train.columns.model_dump() == {"prompt": "problem", "answer": "answer"}
+    typed()
+    assert run([*ASKED, "--answer", "answer", "-o", "all.yaml"], "perl") == EXIT_DONE  # nothing is left to be asked
+    assert load_recipe("all.yaml").as_dict() == load_recipe("mine.yaml").as_dict()
+
+
+def test_the_usual_replies_are_offered(capsys, typed):
+    typed("", "sandbox:chain", "", "")
+    assert run(["new"], "perl") == EXIT_DONE
+    assert "[recipe.yaml]" in capsys.readouterr().out
+    found = load_recipe("recipe.yaml")
+    assert (found.model.name, found.data.train.name, found.eval.k) == ("sandbox:base", "sandbox:chain", 1)

@@ -1,0 +1,251 @@
+"""Solved examples before a question, limits of single tasks, and a run's held-out problems asked as a task."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import perl
+from perl.cli.eval import command
+from perl.errors import PerlError
+from perl.evaluation.compare_folders import compare_folders
+from perl.evaluation.few_shot import as_text, examples_hash, shown_before
+from perl.evaluation.own_tasks import chosen_tasks, numbers_option
+from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.request import EvalSettings
+from perl.evaluation.rescore import rescore
+from perl.evaluation.results import RESULTS, read_results
+from perl.evaluation.task import all_tasks
+from perl.evaluation.task_data import load_task_data
+from perl.policy.model import load_tokenizer
+from perl.recipe.eval_section import EvalSection
+from perl.recipe.sections import ModelSection
+from perl.recipe.validation import checked
+from perl.sandbox import load_problems
+from tests.saved_adapters import save_adapter
+
+CHAIN = "sandbox:chain"
+USUAL = {"max_new_tokens": 16, "lighteval": False, "device": "cpu", "base_cache": False}
+SUMS = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(9)]
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "lora"
+    save_adapter(folder)
+    return folder
+
+
+def evaluate(adapter, tasks, output, k=2, **settings):
+    return perl.evaluate(adapter, None, tasks, k, output=output, settings=EvalSettings(**{**USUAL, **settings}))
+
+
+def write(path, rows):
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def gsm8k(count, folder):
+    worked = {"question": "Two and two?", "answer": "Two and two are <<2+2=4>>4.\n#### 4"}
+    write(folder / "gsm8k_train.jsonl", [worked])
+    write(folder / "gsm8k_test.jsonl", [{"question": f"{i} and one?", "answer": f"#### {i + 1}"} for i in range(count)])
+    return {name: load_task_data(all_tasks()[name], folder, few_shot=1) for name in ("gsm8k", "gsm8k_boxed")}
+
+
+def test_examples_come_from_the_split_that_a_task_names():
+    data = load_task_data(all_tasks()[CHAIN], limit=4, few_shot=3, seed=7)
+    train = {problem.question: problem.answer for problem in load_problems(CHAIN, "train")}
+    assert [one.answer for one in data.examples] == [train[one.question.text] for one in data.examples]
+    every = [problem.question for problem in load_problems(CHAIN, "heldout")]
+    assert [question.text for question in (*data.questions, *data.further)] == every
+    more = load_task_data(all_tasks()[CHAIN], few_shot=5, seed=7)
+    assert more.examples[:3] == data.examples  # whatever the limit
+    assert load_task_data(all_tasks()[CHAIN], few_shot=3, seed=8).examples != data.examples
+
+
+def test_worked_solutions_end_as_the_task_asks(tmp_path):
+    found = gsm8k(3, tmp_path)
+    assert found["gsm8k"].examples[0].answer == "Two and two are <<2+2=4>>4.\n#### 4"
+    assert found["gsm8k_boxed"].examples[0].answer == "Two and two are <<2+2=4>>4.\n\\boxed{4}"
+    data = found["gsm8k"]
+    text = "Question: Two and two?\nAnswer: Two and two are <<2+2=4>>4.\n#### 4\n\nQuestion: 0 and one?\nAnswer:"
+    assert as_text(data.examples, data.questions[0]) == text
+
+
+def test_examples_of_a_file_are_set_aside(tmp_path):
+    [one] = chosen_tasks(section([{"name": write(tmp_path / "sums.jsonl", SUMS), "few_shot": 2}]), "tasks")
+    data = load_task_data(one.task, few_shot=2)
+    texts = [row["problem"] for row in SUMS]
+    shown = [one.question.text for one in data.examples]
+    assert [question.text for question in data.questions] == [text for text in texts if text not in shown]
+    by_text = {row["problem"]: row["answer"] for row in SUMS}
+    assert [one.answer for one in data.examples] == [f"\\boxed{{{by_text[text]}}}" for text in shown]
+    turns = shown_before(data.examples, data.questions[0])
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2 + ["user"]
+    assert [turn["content"] for turn in turns[1::2]] == [one.answer for one in data.examples]
+
+
+def test_examples_stand_in_the_prompt_and_in_the_results(adapter):
+    results = evaluate(adapter, [CHAIN], "out", limit=4, few_shot=3)
+    [task] = results.tasks
+    data = load_task_data(all_tasks()[CHAIN], limit=4, few_shot=3)
+    assert (task.title, task.few_shot, task.examples) == ("Sandbox chain, 3-shot", 3, examples_hash(data.examples))
+    assert list(json.loads(Path("out", RESULTS).read_text())["results"]) == [f"{CHAIN}|3"]
+    tokenizer = load_tokenizer(ModelSection())
+    chat = shown_before(data.examples, data.questions[0])
+    longest = len(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"])
+    assert longest > 3 * len(tokenizer(data.questions[0].text)["input_ids"])
+    assert evaluate(adapter, [CHAIN], "none", limit=4).tasks[0].protocol_hash != task.protocol_hash
+    assert evaluate(adapter, [CHAIN], "other", limit=4, few_shot=3, seed=1).tasks[0].examples != task.examples
+    before = Path("out", RESULTS).read_bytes()
+    assert recount_folder("out").mistakes == ()
+    assert rescore("out", lighteval=False) == read_results("out")
+    assert Path("out", RESULTS).read_bytes() == before
+
+
+@pytest.mark.parametrize("edit", [{"few_shot": 0, "examples": None}, {"few_shot": 4}, {"examples": "0" * 64}])
+def test_edited_examples_are_found(adapter, edit):
+    evaluate(adapter, [CHAIN], "out", limit=2, few_shot=3, k=1)
+    found = read_results("out")
+    replace(found, tasks=(replace(found.tasks[0], **edit),)).write(Path("out"))
+    assert recount_folder("out").mistakes
+
+
+def section(tasks, **settings):
+    return checked(EvalSection, {"tasks": tasks, **settings})
+
+
+def test_limits_of_single_tasks():
+    tasks = ["aime24", {"name": "aime25", "limit": 3}, {"name": "math_500", "limit": None}]
+    assert [one.limit for one in chosen_tasks(section(tasks), "")] == [None, 3, None]
+    assert [one.limit for one in chosen_tasks(section(tasks, limit=32), "")] == [32, 3, None]
+    kept = section(tasks, limit=32)
+    assert kept.model_dump()["tasks"] == tasks
+    assert section(**kept.model_dump()) == kept
+    assert (section([]).limit_of_heldout, section([], limit=None).limit_of_heldout) == (256, None)
+    assert numbers_option("aime24=10, sandbox:chain=5", "") == {"aime24": 10, "sandbox:chain": 5}
+    assert numbers_option("50", "") == 50
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tasks", CHAIN, "--limit", "chains=3"], "--limit: 'chains' is not asked (there are: sandbox:chain)"),
+        (["--tasks", CHAIN, "--limit", "many"], "--limit: 'many' is no number"),
+        (["--tasks", CHAIN, "--few-shot", "-1"], "--few-shot: -1 examples are too few"),
+        (["--tasks", CHAIN, "--few-shot", "4001"], "4001 examples are asked for, and there are 4000 problems"),
+        (["--tasks", "sums.jsonl", "--few-shot", "9"], "all 9 problems are examples, none is left to be asked"),
+        (["--tasks", "sums.jsonl", "--few-shot", "4", "--limit", "3"], "a limit of 3 is below the 4 examples"),
+        (["--tasks", "heldout"], "lora is in no run (name the recipe instead, as in --tasks my.yaml)"),
+        (["--tasks", "none.yaml"], "--tasks: no such file: none.yaml"),
+        (["--tasks", "my.yaml", "--few-shot", "1"], "held-out problems are asked as in training, without examples"),
+    ],
+)
+def test_bad_requests_are_a_line(adapter, options, message):
+    write("sums.jsonl", SUMS)
+    Path("my.yaml").write_text("data: {train: sandbox:chain}\nrewards: {accuracy: 1}\n")
+    with pytest.raises(PerlError) as caught:
+        CliRunner().invoke(command, ["--adapter", str(adapter), *options, "--dry-run"], catch_exceptions=False)
+    assert message in str(caught.value)
+
+
+def test_a_recipe_names_files_limits_and_examples_and_its_heldout_problems_are_a_task():
+    write("sums.jsonl", [{"q": row["problem"], "a": row["answer"]} for row in SUMS])
+    recipe = {
+        "extends": "quickstart",
+        "train": {"max_steps": 2, "output_dir": "run"},
+        "rollout": {"max_completion_length": 16},
+        "eval": {
+            **{"k": 2, "limit": 6, "max_completion_length": 16, "every": 1, "best": "sums/avg@2"},
+            "tasks": [
+                {"name": "sums.jsonl", "columns": {"prompt": "q", "answer": "a"}, "scorer": "exact", "few_shot": 2},
+                {"name": CHAIN, "limit": 3},
+            ],
+        },
+    }
+    Path("my.yaml").write_text(yaml.safe_dump(recipe))
+    perl.train("my.yaml")
+    results = read_results("run/eval")
+    found = {task.name: (task.score.n, task.few_shot, task.scorer) for task in results.tasks}
+    assert found == {"sandbox:addition": (6, 0, "math"), "sums": (6, 2, "exact"), CHAIN: (3, 0, "math")}
+    own = results.task("sandbox:addition")
+    for name in ("heldout", "my.yaml", "run/recipe.yaml"):
+        settings = {"limit": 6, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+        again = evaluate("run", [name], f"again/{name}", **settings).task("sandbox:addition")
+        assert (again.title, again.protocol_hash, again.data) == (own.title, own.protocol_hash, own.data)
+        assert (again.base, again.adapter, again.problems) == (own.base, own.adapter, own.problems)
+    assert "sums/avg@2" in json.dumps(json.loads(Path("run/best/best.json").read_text()))
+
+
+def test_a_whole_number_and_its_fraction_are_one_protocol(adapter):
+    hashes = [evaluate(adapter, [CHAIN], f"at {t!r}", limit=2, temperature=t).tasks[0].protocol_hash for t in (1, 1.0)]
+    assert hashes[0] == hashes[1]
+    assert recount_folder("at 1").mistakes == ()
+
+
+def test_another_template_is_another_protocol(adapter):
+    own = load_tokenizer(ModelSection()).chat_template
+    Path("thinks.jinja").write_text("{% if enable_thinking %}Think. {% endif %}" + own)
+    usual = {"limit": 2, "k": 1}
+    found = {
+        "own": evaluate(adapter, [CHAIN], "own", **usual),
+        "given": evaluate(adapter, [CHAIN], "given", chat_template="thinks.jinja", **usual),
+        "on": evaluate(adapter, [CHAIN], "on", chat_template="thinks.jinja", thinking=True, **usual),
+        "off": evaluate(adapter, [CHAIN], "off", chat_template="thinks.jinja", thinking=False, **usual),
+    }
+    assert len({one.tasks[0].protocol_hash for one in found.values()}) == 4
+    for name in found:
+        assert recount_folder(name).mistakes == ()
+    assert "thinking on" in Path("on/table.md").read_text()
+    shutil.copytree("on", "again")
+    forged = read_results("on")
+    replace(forged, subject={**forged.subject, "thinking": "off"}).write(Path("on"))
+    assert recount_folder("on").mistakes
+    with pytest.raises(PerlError, match="thinking 'off' and 'on'"):
+        compare_folders(["off", "again"])
+
+
+def test_a_system_prompt_that_problems_would_not_show_is_refused(adapter):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
+    write("chat.jsonl", [{"prompt": messages, "answer": "2"}])
+    with pytest.raises(PerlError, match=r"^--system-prompt: the problems of chat are asked in their own words"):
+        evaluate(adapter, ["chat.jsonl"], "out", system_prompt="Be long.")
+    evaluate(adapter, ["chat.jsonl"], "out", system_prompt="Be brief.")
+
+
+def test_predictions_of_another_evaluation_are_kept(adapter):
+    write("sums.jsonl", SUMS)
+    drawn = {"predict_only": True, "limit": 2, "k": 1}
+    evaluate(adapter, ["sums.jsonl"], "out", **drawn)
+    before = Path("out/predictions.json").read_bytes()
+    evaluate(adapter, [CHAIN], "out", temperature=1.0, **drawn)
+    [kept] = Path("out/earlier").glob("*/predictions.json")
+    assert kept.read_bytes() == before
+
+
+def test_scorers_may_change_back_and_forth(adapter):
+    write("sums.jsonl", SUMS)
+    first = evaluate(adapter, ["sums.jsonl"], "out", limit=3, few_shot=2)
+    for scorer in ("exact", "exact", "math", "normalised"):
+        found = rescore("out", tasks=["sums.jsonl"], scorer=scorer, lighteval=False)
+        assert found.tasks[0].scorer == scorer
+        assert recount_folder("out").mistakes == ()
+    assert rescore("out", tasks=["sums.jsonl"], scorer="math", lighteval=False).tasks == first.tasks
+
+
+def test_no_verdict_is_kept_with_a_base(adapter):
+    evaluate(adapter, [CHAIN], "one", limit=2, base_cache=True)
+    evaluate(adapter, [CHAIN], "two", limit=2, base_cache=True, predict_only=True)
+    lines = [json.loads(line) for line in Path("two/samples.jsonl").read_text().splitlines()]
+    assert {line["status"] for line in lines} == {"not_judged"}
+
+
+def test_a_task_that_is_asked_otherwise_leaves_the_others_where_they_are(adapter):
+    evaluate(adapter, [CHAIN, "sandbox:addition"], "out", limit=3, k=1)
+    evaluate(adapter, [CHAIN], "out", limit=2, k=1)
+    assert {task.name: task.score.n for task in read_results("out").tasks} == {CHAIN: 2, "sandbox:addition": 3}
+    assert recount_folder("out").mistakes == ()

@@ -1,0 +1,154 @@
+"""A recipe that is drafted has sizes that fit by ``perl plan``'s own estimate, and reads as if written by hand."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, Qwen2Config
+
+import perl
+from perl.errors import PerlError
+from perl.recipe import load_recipe
+from perl.recipe.engines import VLLM
+from perl.sandbox import BASE_FOLDER
+from perl.training import draft_data, draft_sizes
+from perl.training.hardware import hardware_named
+
+SUMS = [{"problem": f"{i}+{j}=", "answer": str(i + j), "solution": "We count."} for i in range(10) for j in range(10)]
+SIZES = {
+    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2},
+    "7b": {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_vllm(monkeypatch):
+    monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", False)
+
+
+def write_sums(name="sums.jsonl", rows=SUMS):
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return name
+
+
+def weightless(size, layers=28):
+    """A model's config and a tokenizer; nothing that is planned reads weights."""
+    config = Qwen2Config(
+        vocab_size=151936,
+        num_hidden_layers=layers,
+        max_position_embeddings=32768,
+        dtype="bfloat16",
+        tie_word_embeddings=size == "1.5b",
+        architectures=["Qwen2ForCausalLM"],
+        **SIZES[size],
+    )
+    config.save_pretrained(size)
+    AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(size)
+    return f"./{size}"
+
+
+@pytest.mark.parametrize(
+    ("size", "gpu", "quantization", "prompts"),
+    [("1.5b", "T4", None, 16), ("7b", "T4", "nf4", 16), ("7b", "24", None, 8), ("7b", "80GB", None, 16)],
+)
+def test_sizes_are_the_largest_of_a_few_that_fit_by_the_plans_estimate(size, gpu, quantization, prompts):
+    found = perl.new_recipe(weightless(size), write_sums(), gpu=gpu).recipe
+    assert (found.model.quantization, found.batch.prompts_per_step) == (quantization, prompts)
+    name, memory = ("T4", None) if gpu == "T4" else (None, float(gpu.removesuffix("GB")))
+
+    def taken(*changes):
+        values = perl.plan(found, ["engine.strategy=ddp", *changes], gpu=name, memory=memory).values
+        column = values["strategies"]["ddp"]["memory"]
+        return column["least"] / column["available"] if column["fits"] else 2.0
+
+    assert taken() <= 0.9
+    larger = ["model.quantization=null"] if quantization else ["train.prompts_per_step=16"] if prompts < 16 else []
+    assert not larger or taken(*larger) > 0.9
+    assert found.train.get("fp16", False) == (gpu == "T4")
+    assert found.model.dtype == ("float16" if gpu == "T4" else "bfloat16")
+
+
+def test_what_fits_nowhere_is_refused_with_what_it_needs():
+    with pytest.raises(PerlError, match=r"gpu: \./7b does not fit T4: it needs .* GiB at least, and has 14\.7"):
+        perl.new_recipe(weightless("7b", layers=112), write_sums(), "new.yaml", gpu="T4")
+    assert not Path("new.yaml").exists()
+
+
+@pytest.mark.parametrize("gpu", ["cpu", "T4"])
+def test_every_key_has_a_comment_and_the_text_is_the_recipe(gpu):
+    write_sums("held_out.jsonl", [{"problem": f"9{i}+1=", "answer": str(91 + i)} for i in range(9)])
+    data = {"train": write_sums(), "eval": "held_out.jsonl"}
+    made = perl.new_recipe(weightless("7b") if gpu == "T4" else str(BASE_FOLDER), data, "new.yaml", gpu=gpu)
+    assert str(made) == made.text == Path("new.yaml").read_text(encoding="utf-8")
+    assert load_recipe("new.yaml") == made.recipe
+    lines = made.text.splitlines()
+    assert max(map(len, lines)) <= 120
+    for before, line in zip(["", *lines], lines, strict=False):
+        key, _, rest = line.partition(":")
+        if not line.startswith("#") and rest.strip():
+            assert "  # " in line or before.strip().startswith("#"), key
+    found = made.recipe
+    assert found.data.train.columns.model_dump() == {"prompt": "problem", "answer": "answer"}
+    assert found.data.eval.name == "held_out.jsonl"
+    assert found.data.drop_overlap
+    assert dict(found.rewards) == dict(load_recipe("quickstart").rewards)
+    assert "{prompt}" in found.data.prompt_template
+    assert found.engine.device == ("cpu" if gpu == "cpu" else "auto")
+    assert any(line.startswith("needs ") for line in made.summary)
+
+
+def test_completions_fit_the_context_and_steps_the_data():
+    config = json.loads((BASE_FOLDER / "config.json").read_text())
+    small = Path("small")
+    small.mkdir()
+    for file in BASE_FOLDER.iterdir():
+        (small / file.name).write_bytes(file.read_bytes())
+    (small / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
+    made = perl.new_recipe("./small", "sandbox:addition", gpu="cpu").recipe
+    assert 0 < made.rollout.max_completion_length < 40
+    few = perl.new_recipe(str(BASE_FOLDER), write_sums(rows=SUMS[:3]), gpu="cpu").recipe
+    assert few.batch.prompts_per_step <= 3
+    assert few.train["max_steps"] <= 10 * 3
+
+
+def test_a_reward_of_ones_own_needs_no_gold_answers_and_lies_beside_the_recipe(monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    Path("mine").mkdir()
+    Path("mine/drafted_reward.py").write_text("def f(completions, hint, **_):\n    return [0.0] * len(completions)\n")
+    write_sums("hints.jsonl", [{"question": f"{i}?", "hint": "x"} for i in range(20)])
+    asked = {"reward": "mine/drafted_reward.py:f", "gpu": "cpu"}
+    found = perl.new_recipe(str(BASE_FOLDER), "hints.jsonl", "mine/new.yaml", **asked).recipe
+    assert list(found.rewards) == ["drafted_reward:f"]
+    assert found.data.train.columns.answer is None
+    assert found.data.prompt_template is None
+    with pytest.raises(PerlError, match="does not lie beside the recipe"):
+        perl.new_recipe(str(BASE_FOLDER), "hints.jsonl", "new.yaml", **asked)
+    with pytest.raises(PerlError, match="which column holds the gold answer"):
+        perl.new_recipe(str(BASE_FOLDER), "hints.jsonl", gpu="cpu")
+
+
+def test_vllm_is_chosen_where_it_is_installed_and_fits(monkeypatch):
+    monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", True)
+    assert VLLM.installed
+    chosen = [one.backend for one in draft_sizes._candidates(hardware_named("H100"))]
+    assert chosen[:2] == ["vllm", "vllm"]
+    assert set(chosen[2:]) == {"transformers"}
+
+
+def test_a_hub_data_sets_own_test_split_is_held_out_if_it_can_be_read(monkeypatch):
+    asked = []
+
+    def rows_of(source, where="data.train"):
+        asked.append((source.get("split"), where))
+        if source["name"] == "me/without-test":
+            raise PerlError("no such split")
+
+    monkeypatch.setattr(draft_data, "rows_of", rows_of)
+    columns = {"prompt": "question", "answer": "answer"}
+    train = {"name": "me/maths", "subset": "main", "split": "train", "limit": 9, "columns": columns}
+    found = draft_data.held_out_of(train, None)
+    assert found == {"name": "me/maths", "subset": "main", "split": "test", "columns": columns}
+    assert asked == [("test", "data.eval")]
+    assert draft_data.held_out_of({**train, "name": "me/without-test"}, None) is None
+    assert draft_data.held_out_of({**train, "name": "sums.jsonl"}, None) is None
