@@ -34,9 +34,9 @@ _SUMS = [(12, 30), (45, 51), (7, 28), (60, 61)]
 _REWARDS = '''"""A reward of one's own."""
 
 
-def score(completions, answer, **kwargs):
+def score(completions, solution, **kwargs):
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return [float(gold in text) for gold, text in zip(answer, texts, strict=True)]
+    return [float(gold in text) for gold, text in zip(solution, texts, strict=True)]
 '''
 _TASKS = '''"""A task of one's own."""
 
