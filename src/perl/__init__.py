@@ -4,6 +4,7 @@ Importing this package imports nothing heavy; each public name is loaded when it
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from perl.run.old_paths import find_old_names
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from perl.training.stages import train as train
 
 __version__ = "0.2.0"
+
+# On the import of its kernels for GPUs that are not here it warns, which is nothing that a user can act on.
+logging.getLogger("torchao").setLevel(logging.ERROR)
 
 # Public name -> module that defines it. No module may bear the name of a function here: importing it would hide it.
 _HOMES = {

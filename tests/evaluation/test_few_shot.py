@@ -19,13 +19,16 @@ from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.results import RESULTS, read_results
+from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import all_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.sections import ModelSection
 from perl.recipe.validation import checked
+from perl.rewards.verifier import Judging
 from perl.sandbox import load_problems
+from tests.oracles.counted_scores import check_scores
 from tests.saved_adapters import save_adapter
 
 CHAIN = "sandbox:chain"
@@ -41,7 +44,8 @@ def adapter(tmp_path_factory):
 
 
 def evaluate(adapter, tasks, output, k=2, **settings):
-    return perl.evaluate(adapter, None, tasks, k, output=output, settings=EvalSettings(**{**USUAL, **settings}))
+    found = perl.evaluate(adapter, None, tasks, k, output=output, settings=EvalSettings(**{**USUAL, **settings}))
+    return check_scores(found, output)
 
 
 def write(path, rows):
@@ -59,7 +63,7 @@ def gsm8k(count, folder):
 def test_examples_come_from_the_split_that_a_task_names():
     data = load_task_data(all_tasks()[CHAIN], limit=4, few_shot=3, seed=7)
     train = {problem.question: problem.answer for problem in load_problems(CHAIN, "train")}
-    assert [one.answer for one in data.examples] == [train[one.question.text] for one in data.examples]
+    assert [one.answer for one in data.examples] == [f"\\boxed{{{train[one.question.text]}}}" for one in data.examples]
     every = [problem.question for problem in load_problems(CHAIN, "heldout")]
     assert [question.text for question in (*data.questions, *data.further)] == every
     more = load_task_data(all_tasks()[CHAIN], few_shot=5, seed=7)
@@ -249,3 +253,15 @@ def test_a_task_that_is_asked_otherwise_leaves_the_others_where_they_are(adapter
     evaluate(adapter, [CHAIN], "out", limit=2, k=1)
     assert {task.name: task.score.n for task in read_results("out").tasks} == {CHAIN: 2, "sandbox:addition": 3}
     assert recount_folder("out").mistakes == ()
+
+
+@pytest.mark.parametrize("name", [CHAIN, "sandbox:addition", "gsm8k", "gsm8k_boxed"])
+def test_examples_are_right_by_their_own_scorer(name, tmp_path):
+    worked = [{"question": f"{n} and one?", "answer": f"It is <<{n}+1={n + 1}>>{n + 1}."} for n in range(9)]
+    rows = [row | {"answer": row["answer"] + f"\n#### {n + 1}"} if n % 2 else row for n, row in enumerate(worked)]
+    rows = [row | {"solution": worked[n]["answer"], "answer": str(n + 1)} for n, row in enumerate(rows)]
+    write(tmp_path / "gsm8k_train.jsonl", rows)
+    write(tmp_path / "gsm8k_test.jsonl", [{"question": "1?", "answer": "#### 1"}])
+    examples = load_task_data(all_tasks()[name], tmp_path, few_shot=9).examples
+    verdicts = SCORERS["math"].verdicts([one.question for one in examples], [one.answer for one in examples], Judging())
+    assert [verdict.status for verdict in verdicts] == ["right"] * 9

@@ -20,6 +20,7 @@ from perl.evaluation.rescore import rescore
 from perl.evaluation.results import parse_results, read_results
 from perl.evaluation.task import all_tasks
 from perl.evaluation.task_data import load_task_data
+from tests.oracles.counted_scores import check_scores
 from tests.saved_adapters import save_adapter
 
 SUMS = [{"question": f"{i}+{i + 1}=", "gold": str(2 * i + 1), "id": f"sum{i}"} for i in range(6)]
@@ -61,7 +62,8 @@ def no_model(monkeypatch):
 
 def evaluate(adapter, tasks, output="out", **settings):
     usual = {"max_new_tokens": 16, "lighteval": False, "device": "cpu", "base_cache": False}
-    return perl.evaluate(adapter, None, tasks, 2, output=output, settings=EvalSettings(**{**usual, **settings}))
+    found = perl.evaluate(adapter, None, tasks, 2, output=output, settings=EvalSettings(**{**usual, **settings}))
+    return check_scores(found, output)
 
 
 def test_every_form_of_file_asks_the_same():

@@ -16,6 +16,7 @@ from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.results import read_results
 from perl.run.folder import Run
+from tests.oracles.counted_scores import check_scores
 from tests.saved_adapters import save_adapter
 
 TASKS = ("sandbox:addition", "sandbox:chain")
@@ -31,7 +32,8 @@ def adapter(tmp_path_factory) -> Path:
 
 def evaluate(adapter, output, tasks=TASKS, k=K, **settings):
     usual = {"limit": N, "max_new_tokens": 24, "lighteval": False, "device": "cpu"}
-    return perl.evaluate(adapter, None, tasks, k, output=output, settings=EvalSettings(**{**usual, **settings}))
+    found = perl.evaluate(adapter, None, tasks, k, output=output, settings=EvalSettings(**{**usual, **settings}))
+    return check_scores(found, output)
 
 
 @pytest.fixture(scope="module")

@@ -339,7 +339,14 @@ def test_what_cannot_be_measured_as_it_was_is_refused_with_the_reason(zoo):
     other = entry.scores[0].model_copy(update={"protocol_hash": "0" * 16})
     own = entry.scores[0].model_copy(update={"task": "my held out problems"})
     for changes, said in (
-        ({"protocol": entry.protocol | {"top_k": 5}}, "cannot be evaluated as it was: top_k 5 then, 0 now"),
+        (
+            {"protocol": entry.protocol | {"top_k": 5}},
+            "sandbox:addition cannot be evaluated as it was: the task, its data",
+        ),
+        (
+            {"protocol": entry.protocol | {"chat_template_given": "0" * 12}},
+            "with a chat template that the entry does not",
+        ),
         ({"scores": [other]}, "sandbox:addition cannot be evaluated as it was: the task, its data"),
         ({"scores": [own]}, "'my held out problems', which is not a task of perl eval"),
     ):

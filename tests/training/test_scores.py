@@ -18,7 +18,7 @@ from perl.sandbox import load_problems
 from perl.training.stages import prepare, read_recipe
 
 QUESTIONS = 32
-TASKS = {"tasks": ["sandbox:chain"], "k": 2, "limit": 6, "max_completion_length": 24}
+TASKS = {"tasks": [{"name": "sandbox:chain", "limit": None}], "k": 2, "limit": 6, "max_completion_length": 24}
 
 
 def recipe(**evaluation):

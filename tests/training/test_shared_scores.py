@@ -26,10 +26,13 @@ RECIPE = {
         "learning_rate": 5e-3,
         "save_steps": 1,
     },
-    "eval": {"tasks": ["sandbox:chain"], "k": 1, "limit": 6, "max_completion_length": 16, "every": 1, "batch_size": 50},
+    "eval": {
+        "tasks": [{"name": "sandbox:chain", "limit": None}],
+        **{"k": 1, "limit": 6, "max_completion_length": 16, "every": 1, "batch_size": 50},
+    },
     "engine": {"device": "cpu", "threads": 1},
 }
-# The whole task is asked: a run has no limit of a task's problems.
+# The whole task is asked.
 SETTINGS = EvalSettings(temperature=1.0, top_p=1.0, max_new_tokens=16, lighteval=False, preset="base")
 
 

@@ -110,7 +110,9 @@ def _ask(given: dict[str, Any]) -> None:
     if not given["gpu"]:
         here = device_named(None)
         text = "GPU: a name as T4 or H100, gigabytes as 24, or cpu"
-        given["gpu"] = _until_right(text, "cpu" if here.on_cpu else here.name, device_named)
+        usual = "cpu" if here.on_cpu else here.name
+        reply = _until_right(text, usual, lambda gpu: None if gpu == usual else device_named(gpu))
+        given["gpu"] = None if reply == usual else reply  # with the memory that was seen, which a name does not say
     if not given["output"]:
         given["output"] = _until_right(
             "Write the recipe to", _OUTPUT, lambda path: check_output(path, force=given["force"])

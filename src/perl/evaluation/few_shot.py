@@ -12,7 +12,7 @@ from perl.errors import DataError
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import MATH, Example, Question, Task
-from perl.sandbox import is_sandbox
+from perl.rewards.answers import extract_answer
 
 _BOX = "\\boxed{"
 _FINAL = re.compile(r"\n*####[^\n]*\s*\Z")
@@ -58,8 +58,8 @@ def drawn(task: Task, pool: Sequence[Question], count: int, seed: int) -> list[Q
 def example(task: Task, question: Question) -> Example:
     r"""A problem with its answer as a completion would give it.
 
-    That is the worked solution where the data has one, else the answer as the scorer reads it; the solution ends in
-    ``\boxed{}`` where the task asks for that.
+    That is the worked solution where the data has one, else the answer as the scorer reads it. The solution ends in
+    ``\boxed{}`` where the task asks for that, or the verifier would find no answer in it.
 
     Raises:
         DataError: The problem has no answer.
@@ -72,8 +72,8 @@ def example(task: Task, question: Question) -> Example:
         return Example(question, SCORERS[task.scorer].shown(question.gold) if task.scorer in SCORERS else question.gold)
     boxed, worked = SCORERS[MATH].shown(question.gold), _worked(task, question)
     if worked is None:
-        return Example(question, question.gold if is_sandbox(task.repository) else boxed)
-    if _BOX in worked or _BOX not in task.prompt:
+        return Example(question, boxed)
+    if _BOX in worked or (_BOX not in task.prompt and extract_answer(worked) is not None):
         return Example(question, worked)
     return Example(question, f"{_FINAL.sub('', worked)}\n{boxed}")
 
@@ -95,8 +95,13 @@ def titled(title: str, few_shot: int) -> str:
     return f"{title}, {few_shot}-shot" if few_shot else title
 
 
+def shown_fact(count: int, sha256: str | None) -> str | None:
+    """What a protocol's hash has of the examples: how many, and which."""
+    return f"{count}:{sha256}" if count else None
+
+
 def shown_hash(examples: Sequence[Example]) -> str | None:
-    """As results have it: :func:`examples_hash`, or None where there are no examples."""
+    """As results have it: :func:`examples_hash`; None: there are no examples."""
     return examples_hash(examples) if examples else None
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from perl.data import render_prompts
 from perl.errors import PerlError
 from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.few_shot import as_text, shown_before, shown_hash
+from perl.evaluation.few_shot import as_text, shown_before, shown_fact, shown_hash
 from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol, task_facts
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.scorers import Scorer
@@ -141,8 +141,9 @@ def protocol_hash(
     """
     task, judge = data.task, data.task.scorer if scorer is None else scorer
     judged_by = None if judge == MATH else judge
+    shown = shown_fact(len(data.examples), shown_hash(data.examples))
     about = (task.name, task.version, task.prompt, data.sha256)
-    return protocol.hash(task_facts(*about, max_new_tokens, judged_by, shown_hash(data.examples), asking))
+    return protocol.hash(task_facts(*about, max_new_tokens, judged_by, shown, asking))
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -12,6 +12,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -19,7 +20,7 @@ from perl.algorithms.named import KEY
 from perl.errors import RecipeError, did_you_mean
 from perl.recipe.eval_section import EvalTask
 from perl.recipe.places import places_of
-from perl.recipe.plain_yaml import dump
+from perl.recipe.plain_yaml import PlainDumper
 from perl.recipe.section import Section
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting
 from perl.recipe.train_fields import REFUSED, train_annotation, train_fields
@@ -136,7 +137,8 @@ def shown_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}" if value != int(value) else repr(value)
     if isinstance(value, str):
-        return dump({"value": value}).partition(": ")[2].strip()
+        text = yaml.dump(value, Dumper=PlainDumper, allow_unicode=False, width=float("inf"))  # in one line
+        return text.removesuffix("...\n").strip()
     text = " ".join(str(value).replace("'", "").split())
     return text if len(text) <= _LONGEST_DEFAULT else f"{text[: _LONGEST_DEFAULT - 3]}..."
 

@@ -8,6 +8,7 @@ program does reach is stated where it is assumed (:mod:`perl.training.cost_time`
 """
 
 import os
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -129,12 +130,23 @@ def cpu(gigabytes: float | None = None) -> Hardware:
 def this_machine(gigabytes: float | None = None) -> Hardware:
     """The GPU that is here; without one the smallest of the table that has the memory, else an 80 GB card."""
     if torch.cuda.is_available():
-        seen = _plain(torch.cuda.get_device_name())
-        here = next((row for name, row in HARDWARE.items() if _plain(name) in seen), None)
+        seen, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties(0).total_memory)
+        here = _row_of(seen)
         if here is not None:
-            return replace(here, memory=float(torch.cuda.get_device_properties(0).total_memory))
+            return replace(here, memory=memory)
+        row = next((row for row in HARDWARE.values() if row.memory >= memory), HARDWARE["H200"])
+        bfloat16 = torch.cuda.get_device_capability() >= (8, 0)
+        return replace(row, name=seen, memory=memory, bfloat16=bfloat16, source=f"assumed as of {row.name}")
     wanted = sold_as(80.0 if gigabytes is None else gigabytes)
     return next((row for row in HARDWARE.values() if row.memory >= wanted), HARDWARE["H200"])
+
+
+def _row_of(seen: str) -> Hardware | None:
+    """The row of a card by the name that CUDA has for it, word for word: an L40S is no L4."""
+    words = set(re.split(r"[^a-z0-9]+", seen.lower()))
+    named = {name: name.lower().split() for name in HARDWARE}
+    found = [name for name, own in named.items() if {word for word in own if not word.endswith("gb")} <= words]
+    return HARDWARE[max(found, key=lambda name: len(words.intersection(named[name])))] if found else None
 
 
 def _rows(name: str) -> list[Hardware]:

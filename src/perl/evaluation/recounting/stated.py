@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from perl.errors import Mistake
-from perl.evaluation.few_shot import titled
+from perl.evaluation.few_shot import shown_fact, titled
 from perl.evaluation.protocol import Protocol, task_facts
 from perl.evaluation.recounting.differing import mistake_of, shown
 from perl.evaluation.results import HELD_OUT, TaskResult
@@ -85,7 +85,8 @@ def _hash_mistakes(
     version, prompt = (known.version, known.prompt) if known else (1, "{problem}")
     judge = known.scorer if known and known.scorer != MATH else None
     about = (task.name, version, prompt, task.data["sha256"])
-    expected = protocol.hash(task_facts(*about, task.max_new_tokens, judge, task.examples, asking))
+    examples = shown_fact(task.few_shot, task.examples)
+    expected = protocol.hash(task_facts(*about, task.max_new_tokens, judge, examples, asking))
     if task.protocol_hash != expected:
         message = f"its protocol_hash is {shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
         yield mistake_of(task, message, "perl eval scores it with the task as it is now")
