@@ -14,7 +14,7 @@ from tests.conftest import CHECKOUT
 GAP = "..."
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What libraries remark while they are imported is no output of ours.
-_REMARK = re.compile(r"^(Failed to load /|[IWE]\d{4} \d\d:\d\d:\d\d)")
+REMARK = re.compile(r"^(Failed to load /|[IWE]\d{4} \d\d:\d\d:\d\d)")
 # Of another machine's run they are others.
 _CHANGING = (
     (re.compile(rf"{re.escape(str(CHECKOUT))}|/\S*/site-packages/perl\b"), "CHECKOUT"),
@@ -39,7 +39,7 @@ def missing(output: str, shown: Sequence[str], *, learned: bool) -> list[str]:
         learned: The numbers are those of a trained policy.
     """
     lines = _ANSI.sub("", output).replace("\r", "\n").splitlines()
-    printed = [_plain(line) for line in lines if not _REMARK.match(line)]
+    printed = [_plain(line) for line in lines if not REMARK.match(line)]
     at = 0
     for group in _groups(shown):
         wanted = [_plain(line) for line in group]
