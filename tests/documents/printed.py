@@ -26,8 +26,9 @@ _CHANGING = (
     (re.compile(r"\b[\d,]+ bytes"), "BYTES"),
 )
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-# Numbers of a policy that was trained elsewhere: within a tenth, or one (percent, token, step of a shown digit).
-_SHARE, _ABSOLUTE = 0.1, 1.0
+# Numbers of a policy that was trained elsewhere: within a tenth, or one (token, completion), or 0.2 with a fraction (a
+# reward, an error).
+_SHARE, _ONE, _OF_A_FRACTION = 0.1, 1.0, 0.2
 
 
 def missing(output: str, shown: Sequence[str], *, learned: bool) -> list[str]:
@@ -78,7 +79,7 @@ def _alike(line: str, want: str, *, learned: bool) -> bool:
         return re.fullmatch(_pattern(want), line) is not None
     match = re.fullmatch(f"({_NUMBER.pattern})".join(_pattern(text) for text in _NUMBER.split(want)), line)
     return match is not None and all(
-        abs(_value(one) - _value(other)) <= max(_ABSOLUTE, _SHARE * abs(_value(other)))
+        abs(_value(one) - _value(other)) <= max(_OF_A_FRACTION if "." in other else _ONE, _SHARE * abs(_value(other)))
         for one, other in zip(match.groups(), _NUMBER.findall(want), strict=True)
     )
 

@@ -43,6 +43,10 @@ def test_what_was_not_printed_or_not_in_this_order_is_named(shown, lacking):
 def test_learned_numbers_may_be_near_and_words_may_not_differ():
     assert missing(OUTPUT, ["adapter 98.6 ± 0.4"], learned=True) == []
     assert missing(OUTPUT, ["adapter 80.0 ± 0.3"], learned=True) == ["adapter 80.0 ± 0.3"]
+    learned = "reward 0.95 kl 0.01"
+    assert missing("reward 0.97 kl 0.02", [learned], learned=True) == []
+    assert missing("reward 0.05 kl 0.01", [learned], learned=True) == [learned]
+    assert missing("reward 0.95 kl 0.90", [learned], learned=True) == [learned]
     assert missing(OUTPUT, ["adaptor 99.2 ± 0.3"], learned=True) == ["adaptor 99.2 ± 0.3"]
 
 

@@ -13,10 +13,9 @@ import click
 import pytest
 
 import perl
-from perl.cli.eval import _numbers, command
+from perl.cli.eval import _columns, _numbers, _numbers_of_tasks, command
 from perl.errors import PerlError
 from perl.evaluation.by_processes import arguments_of, to_start
-from perl.evaluation.own_tasks import columns_option, numbers_option
 from perl.evaluation.request import EvalSettings
 from tests.saved_adapters import save_adapter
 
@@ -69,8 +68,8 @@ def test_a_started_process_is_asked_for_the_same(settings):
     named = {f.name: given.get(f.name) for f in fields(EvalSettings)}
     named |= {"with_base": not given["no_base"], "lighteval": not given["no_lighteval"]}
     named["base_cache"] = not given["no_base_cache"]
-    named |= {"pass_at": _numbers(named["pass_at"]), "columns": columns_option(named["columns"])}
-    named |= {"limit": numbers_option(named["limit"], ""), "few_shot": numbers_option(named["few_shot"], "") or 0}
+    named |= {"pass_at": _numbers(named["pass_at"]), "columns": _columns(named["columns"])}
+    named |= {"limit": _numbers_of_tasks(named["limit"], ""), "few_shot": _numbers_of_tasks(named["few_shot"], "") or 0}
     assert EvalSettings(**named) == settings
     asked = ("adapters", "base", "tasks", "k", "data", "output")
     assert [given[name] for name in asked] == [("zoo:a", "b"), "base@r1", "aime24,gsm8k", 4, "da ta", "out"]

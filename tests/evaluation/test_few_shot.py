@@ -10,11 +10,11 @@ import yaml
 from click.testing import CliRunner
 
 import perl
-from perl.cli.eval import command
+from perl.cli.eval import _numbers_of_tasks, command
 from perl.errors import PerlError
 from perl.evaluation.compare_folders import compare_folders
 from perl.evaluation.few_shot import as_text, examples_hash, shown_before
-from perl.evaluation.own_tasks import chosen_tasks, numbers_option
+from perl.evaluation.own_tasks import chosen_tasks
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
@@ -131,15 +131,16 @@ def test_limits_of_single_tasks():
     assert kept.model_dump()["tasks"] == tasks
     assert section(**kept.model_dump()) == kept
     assert (section([]).limit_of_heldout, section([], limit=None).limit_of_heldout) == (256, None)
-    assert numbers_option("aime24=10, sandbox:chain=5", "") == {"aime24": 10, "sandbox:chain": 5}
-    assert numbers_option("50", "") == 50
+    assert _numbers_of_tasks("aime24=10, sandbox:chain=5", "") == {"aime24": 10, "sandbox:chain": 5}
+    assert _numbers_of_tasks("50", "") == 50
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--tasks", CHAIN, "--limit", "chains=3"], "--limit: 'chains' is not asked (there are: sandbox:chain)"),
-        (["--tasks", CHAIN, "--limit", "many"], "--limit: 'many' is no number"),
+        (["--tasks", CHAIN, "--limit", "many"], "--limit: 'many' is not a number (as in 50, or aime24=10,"),
+        (["--tasks", CHAIN, "--few-shot", "many"], "--few-shot: 'many' is not a number (as in 3, or gsm8k=8,my=3)"),
         (["--tasks", CHAIN, "--few-shot", "-1"], "--few-shot: -1 examples are too few"),
         (["--tasks", CHAIN, "--few-shot", "4001"], "4001 examples are asked for, and there are 4000 problems"),
         (["--tasks", "sums.jsonl", "--few-shot", "9"], "all 9 problems are examples, none is left to be asked"),

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import perl
-from perl.cli.eval import command
+from perl.cli.eval import _columns, command
 from perl.errors import PerlError
 from perl.evaluation import policies
-from perl.evaluation.own_tasks import columns_option, file_task, named_tasks
+from perl.evaluation.own_tasks import file_task, named_tasks
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
@@ -108,10 +108,10 @@ def test_chat_messages_are_asked_as_they_are():
 
 
 def test_the_option_of_columns():
-    assert columns_option("prompt=question, answer=gold") == COLUMNS
-    assert columns_option(None) is None
+    assert _columns("prompt=question, answer=gold") == COLUMNS
+    assert _columns(None) is None
     with pytest.raises(PerlError, match=r"--columns: 'question' names no column \(as in prompt=question"):
-        columns_option("question,answer=gold")
+        _columns("question,answer=gold")
 
 
 def test_a_data_file_is_scored_judged_again_and_kept_free_of_paths(adapter):

@@ -344,6 +344,10 @@ def test_what_cannot_be_measured_as_it_was_is_refused_with_the_reason(zoo):
             "sandbox:addition cannot be evaluated as it was: the task, its data",
         ),
         (
+            {"protocol": entry.protocol | {"preset": "perl", "max_new_tokens": None}},
+            "cannot be evaluated as it was: max_new_tokens None then, 32768 now",
+        ),
+        (
             {"protocol": entry.protocol | {"chat_template_given": "0" * 12}},
             "with a chat template that the entry does not",
         ),

@@ -38,6 +38,7 @@ from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.stages import prepare, read_recipe
+from tests.policy.quantised_recipes import recipe
 from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
 from tests.rollouts.test_sync_precision import ON_NF4
 
@@ -57,19 +58,6 @@ AS_QLORA = BitsAndBytesConfig(
 def _kernels_that_do_not_round(monkeypatch):
     """bitsandbytes as on any CPU without AVX512-BF16, where it would compute in bfloat16 whatever it is told."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
-
-
-def recipe(*, quantization="nf4", peft=None, **sections):
-    return {
-        "model": {"name": "sandbox:base", "quantization": quantization},
-        "peft": {"rank": 2} if peft is None else peft,
-        "data": {"train": "sandbox:addition"},
-        "rewards": {"accuracy": 1.0},
-        "rollout": {"max_completion_length": 24},
-        "train": {"max_steps": 4, "prompts_per_step": 2, "num_generations": 4, "learning_rate": 2e-3, "save_steps": 2},
-        "eval": {"k": 2, "limit": 8, "max_completion_length": 24},
-        "engine": {"device": "cpu", "threads": 1},
-    } | sections
 
 
 @pytest.fixture(scope="module")

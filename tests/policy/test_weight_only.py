@@ -42,6 +42,7 @@ from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.stages import prepare, read_recipe
+from tests.policy.quantised_recipes import recipe
 from tests.policy.test_quantised import of_the_file, trainer
 
 torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed, there are no such codes")
@@ -235,24 +236,11 @@ def test_the_name_of_the_base_is_counted_from_checkpoint_and_word(name):
     assert base_fingerprint(clean) != base_fingerprint(quantised(name))
 
 
-def recipe(name, **sections):
-    return {
-        "model": {"name": "sandbox:base", "quantization": name},
-        "peft": {"rank": 2},
-        "data": {"train": "sandbox:addition"},
-        "rewards": {"accuracy": 1.0},
-        "rollout": {"max_completion_length": 24},
-        "train": {"max_steps": 4, "prompts_per_step": 2, "num_generations": 4, "learning_rate": 2e-3, "save_steps": 2},
-        "eval": {"k": 2, "limit": 8, "max_completion_length": 24},
-        "engine": {"device": "cpu", "threads": 1},
-    } | sections
-
-
 @pytest.fixture(scope="module", params=list(KINDS))
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / f"on-{request.param}"
     return request.param, perl.train(
-        recipe(request.param, train={**recipe("")["train"], "beta": 0.1}), output_dir=folder
+        recipe(quantization=request.param, train={**recipe()["train"], "beta": 0.1}), output_dir=folder
     )
 
 
@@ -300,7 +288,7 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(run, tmp_path):
     for left in ("adapter", "eval", "checkpoints/checkpoint-4"):
         shutil.rmtree(tmp_path / "again" / left)
     Run.read(tmp_path / "again").record(status="interrupted")
-    same = recipe(name, train={**recipe("")["train"], "beta": 0.1})
+    same = recipe(quantization=name, train={**recipe()["train"], "beta": 0.1})
     again = perl.train(same, output_dir=tmp_path / "again")
     assert (again.adapter / WEIGHTS).read_bytes() == (done.adapter / WEIGHTS).read_bytes()
     assert again.facts["eval"] == done.facts["eval"]
@@ -340,9 +328,9 @@ def test_a_script_asks_for_it_in_a_word(name, tmp_path):
 
 def test_what_cannot_be_is_one_line_before_weights_are_loaded(monkeypatch, tmp_path):
     with pytest.raises(RecipeError, match=r"peft\.method: hra cannot stand on a base quantised to fp8: PEFT computes"):
-        read_recipe(recipe("fp8", peft={"method": "hra"}))
+        read_recipe(recipe(quantization="fp8", peft={"method": "hra"}))
     with pytest.raises(RecipeError, match=r"pissa cannot .* nf4: .*\(lora, model\.quantization: int8 or fp8, or leave"):
-        read_recipe(recipe("nf4", peft={"method": "pissa"}))
+        read_recipe(recipe(quantization="nf4", peft={"method": "pissa"}))
     with pytest.raises(ModelError, match=r"model\.quantization: fp8 runs on cpu, cuda, and this is xpu \(nf4, another"):
         check_quantisation(ModelSection(quantization="fp8"), torch.device("xpu"))
     with pytest.raises(ModelError, match=r"a base in 8 bits \(fp8\) lies whole on the device"):
@@ -351,7 +339,7 @@ def test_what_cannot_be_is_one_line_before_weights_are_loaded(monkeypatch, tmp_p
     with pytest.raises(
         RecipeError, match=r"model\.quantization: int8 needs the package torchao .*perl-rl\[quantised\]"
     ):
-        read_recipe(recipe("int8"))
+        read_recipe(recipe(quantization="int8"))
     with pytest.raises(MissingExtraError, match=r"perl-rl\[quantised\]"):
         load_base(ModelSection(quantization="int8"), CPU)
 
@@ -360,7 +348,7 @@ def test_plan_and_server_command_know_the_table():
     assert tuple(QUANTISATIONS) == QUANTIZATIONS
     served = {"backend": "vllm-server", "servers": ["http://a:1"]}
     for name, kind in KINDS.items():
-        plan = prepare(read_recipe(recipe(name, rollout=served)))
+        plan = prepare(read_recipe(recipe(quantization=name, rollout=served)))
         assert next(plan.lines()).endswith(f"base in 8 bits ({name})")
         said = server_command(plan.recipe.model, 100, 8000, on_cpu=False, form=plan.form, rank=plan.served_rank)
         overrides = re.search(r"--quantization torchao --hf-overrides '(.*?)' ", said).group(1)
@@ -369,6 +357,10 @@ def test_plan_and_server_command_know_the_table():
         assert from_dict(config) == kind()  # as vLLM reads it
     assert in_few_bits("nf4-single") == " in 4 bits (nf4-single)"
     assert in_few_bits("llm-int8") == " in 8 bits (llm-int8)"
+    assert in_few_bits("Int8WeightOnly-0123abcd") == " in 8 bits (Int8WeightOnly-0123abcd)"
+    assert in_few_bits("Float8WeightOnly-0123abcd") == " in 8 bits (Float8WeightOnly-0123abcd)"
+    assert in_few_bits("Int4WeightOnly-0123abcd") == " in 4 bits (Int4WeightOnly-0123abcd)"
+    assert in_few_bits("awq") == " quantised (awq)"
 
 
 @pytest.mark.nightly
@@ -380,7 +372,9 @@ def test_processes_train_it_alike_by_ddp_and_zero2(name, tmp_path):
     for strategy in ("ddp", "zero2"):
         file, folder = tmp_path / f"{strategy}.yaml", tmp_path / strategy
         engine = {"device": "cpu", "threads": 1, "processes": 2, "strategy": strategy}
-        file.write_text(json.dumps(recipe(name, engine=engine, eval={"enabled": False})))  # which is YAML too
+        file.write_text(
+            json.dumps(recipe(quantization=name, engine=engine, eval={"enabled": False}))
+        )  # which is YAML too
         command = [sys.executable, "-m", "perl", "train", str(file), f"train.output_dir={folder}"]
         subprocess.run(command, check=True, timeout=300)
         trained.append((folder / "adapter" / WEIGHTS).read_bytes())

@@ -192,7 +192,6 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     from perl.evaluation.adapters import plan_adapters
     from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
     from perl.evaluation.evaluate import carry_out_all
-    from perl.evaluation.own_tasks import columns_option, numbers_option
     from perl.evaluation.request import EvalSettings
 
     if tensor_parallel is not None and not server_command:
@@ -206,9 +205,9 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         lighteval=not no_lighteval,
         servers=() if server_command else servers,
         pass_at=_numbers(pass_at),
-        columns=columns_option(columns),
-        limit=numbers_option(limit, "--limit"),
-        few_shot=numbers_option(few_shot, "--few-shot") or 0,
+        columns=_columns(columns),
+        limit=_numbers_of_tasks(limit, "--limit"),
+        few_shot=_numbers_of_tasks(few_shot, "--few-shot") or 0,
         **settings,  # type: ignore[arg-type]  # by the names of its fields
     )
     names = _names(tasks)
@@ -265,10 +264,9 @@ def rescore_folders(
     Of `perl eval --predict-only` it is the second half. Results by another verifier are kept in FOLDER/earlier.
     """
     set_up_output(quiet=quiet or as_json)
-    from perl.evaluation.own_tasks import columns_option
     from perl.evaluation.rescore import rescore
 
-    tasks, columns, scorer = _names(own["tasks"] or ""), columns_option(own["columns"]), own["scorer"]
+    tasks, columns, scorer = _names(own["tasks"] or ""), _columns(own["columns"]), own["scorer"]
     results = [
         rescore(folder, data, _numbers(pass_at), tasks, columns, scorer, lighteval=not no_lighteval)
         for folder in folders
@@ -312,6 +310,42 @@ def _numbers(text: str | None) -> tuple[int, ...]:
         return tuple(int(number) for number in (text or "").split(",") if number.strip())
     except ValueError:
         raise PerlError(f"{text!r} are not numbers with commas between", "--pass-at", "as in 3,10") from None
+
+
+def _numbers_of_tasks(text: str | None, option: str) -> int | dict[str, int] | None:
+    """``50``, or ``aime24=10,math_500=50``, as a number or a mapping.
+
+    Raises:
+        PerlError: It is neither.
+    """
+    if text is None:
+        return None
+    pairs = [part.strip().rpartition("=") for part in text.split(",") if part.strip()]
+    try:
+        if len(pairs) == 1 and not pairs[0][1]:
+            return int(pairs[0][2])
+        if not pairs or not all(name.strip() and equals for name, equals, _ in pairs):
+            raise ValueError(text)
+        return {name.strip(): int(number) for name, _, number in pairs}
+    except ValueError:
+        hint = "as in 50, or aime24=10,math_500=50" if option == "--limit" else "as in 3, or gsm8k=8,my=3"
+        raise PerlError(f"{text!r} is not a number", option, hint) from None
+
+
+def _columns(text: str | None) -> dict[str, str] | None:
+    """``prompt=question,answer=gold`` as a mapping.
+
+    Raises:
+        PerlError: It is none.
+    """
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    wrong = [role for role, equals, column in pairs if not (equals and role.strip() and column.strip())]
+    if wrong or not pairs:
+        what = f"{wrong[0] if wrong else text!r} names no column"
+        raise PerlError(what, "--columns", "as in prompt=question,answer=gold")
+    return {role.strip(): column.strip() for role, _, column in pairs}
 
 
 def _tasks(*, as_json: bool) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perl.errors import DataError
-from perl.evaluation.results import HELD_OUT
+from perl.evaluation.results import is_held_out
 from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import MATH, Example, Question, Task
 from perl.rewards.answers import extract_answer
@@ -26,14 +26,14 @@ def check_examples(task: Task, limit: int | None, few_shot: int) -> None:
         DataError: Says which.
     """
     where = f"task {task.name}"
-    if few_shot and task.title.endswith(HELD_OUT):
+    if few_shot and is_held_out(task.title):
         raise DataError("held-out problems are asked as in training, without examples", where, "leave few_shot out")
     if task.examples is None and limit is not None and limit < few_shot:
         what = f"a limit of {limit} is below the {few_shot} examples, which are set aside from the same problems"
         raise DataError(what, where, f"a limit of at least {few_shot}, or fewer examples")
 
 
-def drawn(task: Task, pool: Sequence[Question], count: int, seed: int) -> list[Question]:
+def choose_examples(task: Task, pool: Sequence[Question], count: int, seed: int) -> list[Question]:
     """The first of a pool in an order that the seed decides: fewer examples are the first of more.
 
     Args:

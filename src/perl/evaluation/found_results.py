@@ -16,8 +16,8 @@ from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.earlier import EARLIER
 from perl.evaluation.results import RESULTS, results_file
 from perl.run.differing import flat
+from perl.run.facts import RECIPE, is_run, run_above
 
-_RECIPE, _RUN_FACTS = "recipe.yaml", "run.json"
 # Where no results lie, or some that others have taken the place of.
 _LEFT_OUT = {EARLIER, "checkpoints"}
 _LARGEST_RECIPE = 1_000_000
@@ -88,7 +88,7 @@ def _results_of(place: Path, *, search: bool) -> tuple[list[Path], bool]:
 
 def _below(place: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(place):
-        copied = {"adapter"} if _is_run(Path(folder)) else set()  # beside its card, of the results in eval/
+        copied = {"adapter"} if is_run(Path(folder)) else set()  # beside its card, of the results in eval/
         folders[:] = [name for name in folders if name not in _LEFT_OUT | copied and not name.startswith(".")]
         if RESULTS in files:
             yield Path(folder)
@@ -102,14 +102,10 @@ def naturally(text: str) -> list[tuple[int, str]]:
 
 def _with_settings(folder: Path, *, searched: bool) -> FoundResults:
     whole = folder.resolve()
-    run = next((above for above in list(whole.parents)[:3] if _is_run(above)), None)
+    run = run_above(whole, 3)
     if run is None:
         return FoundResults(folder, searched, within=folder)
-    return FoundResults(folder, searched, _settings(run / _RECIPE), whole.relative_to(run))
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / _RECIPE).is_file() and (folder / _RUN_FACTS).is_file()
+    return FoundResults(folder, searched, _settings(run / RECIPE), whole.relative_to(run))
 
 
 def _settings(recipe: Path) -> dict[str, str]:

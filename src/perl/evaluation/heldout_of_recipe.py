@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from perl.data import heldout_name, load_problem_set, prompt_text
-from perl.errors import DataError, PerlError
+from perl.errors import PerlError
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.task import Question, Task
 from perl.recipe import Recipe
+from perl.run.facts import RECIPE, is_run, run_above
 
 HELDOUT = "heldout"
 """The command line's name for the problems that the run of an adapter held out."""
 RECIPE_SUFFIXES = (".yaml", ".yml")
-_RECIPE, _RUN_FACTS = "recipe.yaml", "run.json"
 _LEVELS = 3  # RUN/checkpoints/checkpoint-10/adapter
 
 
@@ -65,10 +65,10 @@ def recipe_of_run(adapter: str | None, where: str) -> str:
         PerlError: It lies in none.
     """
     path = None if adapter is None else Path(adapter).expanduser()
-    start = path.resolve() if path is not None and path.is_dir() else None  # not of a name on the Hub
-    for folder in () if start is None else (start, *start.parents[:_LEVELS]):
-        if (folder / _RECIPE).is_file() and (folder / _RUN_FACTS).is_file():
-            return str(folder / _RECIPE)
+    if path is not None and path.is_dir():  # a name on the Hub lies nowhere here
+        run = path if is_run(path) else run_above(path, _LEVELS)
+        if run is not None:
+            return str(run / RECIPE)
     what = f"{HELDOUT} are the problems that an adapter's run held out, and {adapter or 'a base alone'} is in no run"
     raise PerlError(what, where, "name the recipe instead, as in --tasks my.yaml")
 
@@ -78,20 +78,21 @@ def holds_problems_out(task: Task) -> bool:
     return task.path is not None and task.path.endswith(RECIPE_SUFFIXES)
 
 
-def heldout_questions(task: Task, where: str) -> tuple[Question, ...]:
+def heldout_questions(recipe: Recipe, *, chat: bool = True) -> tuple[Question, ...]:
     """The held-out problems, named and asked as :func:`perl.evaluation.heldout.heldout_task` does.
 
+    Those without answers are none.
+
     Args:
-        task: Of :func:`task_of_recipe`.
-        where: Names it in an error.
+        recipe: Holds them out.
+        chat: Whether questions become chat messages, as for a base with a chat template; ``data.chat`` overrides it.
 
     Raises:
-        DataError: The data cannot be read, or has no answers.
+        DataError: The data cannot be read.
     """
-    recipe = Recipe.of_run(str(task.path))
-    rows = load_problem_set(recipe.data, chat=True).heldout
+    rows = load_problem_set(recipe.data, chat=chat).heldout
     if rows is None or "solution" not in rows.column_names:
-        raise DataError("the held-out problems have no answers", where, "name their column in the recipe: data.eval")
+        return ()
     found = []
     for number, row in enumerate(rows):
         own = row["prompt"]

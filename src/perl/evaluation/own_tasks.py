@@ -17,7 +17,7 @@ from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.few_shot import check_examples
 from perl.evaluation.heldout_of_recipe import HELDOUT, RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
-from perl.evaluation.results import HELD_OUT
+from perl.evaluation.results import is_held_out
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import MATH, Task, all_tasks, find_tasks
 from perl.recipe.eval_section import EvalSection
@@ -177,41 +177,6 @@ def for_each(
     return [numbers.get(name) for name in known]
 
 
-def numbers_option(text: str | None, option: str) -> int | dict[str, int] | None:
-    """``50``, or ``aime24=10,math_500=50``, as a number or a mapping.
-
-    Raises:
-        PerlError: It is neither.
-    """
-    if text is None:
-        return None
-    pairs = [part.strip().rpartition("=") for part in text.split(",") if part.strip()]
-    try:
-        if len(pairs) == 1 and not pairs[0][1]:
-            return int(pairs[0][2])
-        if not pairs or not all(name.strip() and equals for name, equals, _ in pairs):
-            raise ValueError(text)
-        return {name.strip(): int(number) for name, _, number in pairs}
-    except ValueError:
-        raise PerlError(f"{text!r} is no number", option, "as in 50, or aime24=10,math_500=50") from None
-
-
-def columns_option(text: str | None) -> dict[str, str] | None:
-    """``prompt=question,answer=gold`` as a mapping.
-
-    Raises:
-        PerlError: It is none.
-    """
-    if text is None:
-        return None
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    wrong = [role for role, equals, column in pairs if not (equals and role.strip() and column.strip())]
-    if wrong or not pairs:
-        what = f"{wrong[0] if wrong else text!r} names no column"
-        raise PerlError(what, "--columns", "as in prompt=question,answer=gold")
-    return {role.strip(): column.strip() for role, _, column in pairs}
-
-
 def is_file_name(name: str) -> bool:
     """Whether a task's name is that of a file."""
     return Path(name).suffix in {*DATA_FILE_SUFFIXES, *RECIPE_SUFFIXES} or _PYTHON.fullmatch(name) is not None
@@ -243,14 +208,14 @@ def _check_names(tasks: Sequence[Task], where: str) -> None:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    for task in (one for one in tasks if not (holds_problems_out(one) and one.title.endswith(HELD_OUT))):
+    for task in (one for one in tasks if not (holds_problems_out(one) and is_held_out(one.title))):
         if _NAME.fullmatch(task.name) is None or ".." in task.name:
             hint = "letters, digits, and any of _ . : -"
             problems.append(Mistake(f"{task.name!r:.60} cannot be the name of a task", where, hint))
         elif task.name in known and task != known[task.name]:
             hint = f"rename it{'' if task.path is None else '; --data DIR says where a benchmark lies'}"
             problems.append(Mistake(f"{task.name} is the name of a task of perl eval", where, hint))
-        elif task.title.endswith(HELD_OUT):
+        elif is_held_out(task.title):
             problems.append(Mistake(f"{task.name} is called as a run's held-out problems are", where, "another title"))
     raise_all(PerlError, problems)
 

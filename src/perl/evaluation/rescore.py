@@ -23,7 +23,7 @@ from perl.evaluation.questions import protocol_hash, scorer_of
 from perl.evaluation.recounting.folder import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
 from perl.evaluation.reporting import scored_by_lighteval, write_results
-from perl.evaluation.results import HELD_OUT, SAMPLES, Results, TaskResult
+from perl.evaluation.results import SAMPLES, Results, TaskResult, is_held_out
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.scorers import SCORERS
 from perl.evaluation.stored import stored_samples
@@ -136,14 +136,14 @@ def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None,
     """The problems that were asked, with their gold answers."""
     sha256, revision = str(task.data["sha256"]), task.data["revision"]
     own = named.find(task)
-    known = own or (None if task.title.endswith(HELD_OUT) else all_tasks().get(task.name))
+    known = own or (None if is_held_out(task.title) else all_tasks().get(task.name))
     held_out = held_out_by_run(task.name)
     for questions, shown in candidates(task, recipe_above(folder), seed) if data is None and own is None else ():
         if questions_hash(questions) == sha256 and shown_hash(shown) == task.examples:
             return TaskData(known or held_out, questions, str(task.data["source"]), revision, sha256, (), shown)
     if known is None:
         hint = "a run's own problems are found where its recipe.yaml lies above the folder"
-        hint = hint if task.title.endswith(HELD_OUT) else f"name their file: --tasks {task.data['source']}"
+        hint = hint if is_held_out(task.title) else f"name their file: --tasks {task.data['source']}"
         raise PerlError(f"the problems of {task.name} are not here", str(folder), hint)
     place = Path(data).expanduser() if data else None
     at = replace(known, revision=revision or known.revision)

@@ -26,6 +26,13 @@ VERSION = 2
 """Of the part under ``perl``."""
 HELD_OUT = " (held out)"
 """With which the titles of tasks end that are a run's own held-out problems."""
+
+
+def is_held_out(title: str) -> bool:
+    """Whether a task's title says that its problems are a run's own."""
+    return title.endswith(HELD_OUT)
+
+
 _LARGEST_FILE = 50_000_000
 RESULTS, SAMPLES, TABLE, FIGURE = "results.json", "samples.jsonl", "table.md", "problems.png"
 

@@ -17,6 +17,7 @@ from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.sections import ModelSection
+from perl.run.facts import RECIPE, run_above
 from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.run.warned import warn
@@ -203,10 +204,8 @@ def _base_of(saved: SavedAdapter, recipe: Recipe | None, dtype: str) -> ModelSec
 
 def _recipe_above(path: Path) -> Recipe | None:
     """The recipe of the run that a checkpoint or an adapter's folder lies in."""
-    for folder in path.resolve().parents[:2] if path.is_dir() else ():  # a Hub id lies nowhere here
-        if (folder / "recipe.yaml").is_file() and (folder / "run.json").is_file():
-            return Recipe.of_run(folder / "recipe.yaml")
-    return None
+    run = run_above(path, 2) if path.is_dir() else None  # a Hub id lies nowhere here
+    return None if run is None else Recipe.of_run(run / RECIPE)
 
 
 def _explained(error: ModelError, adapter: str) -> ModelError:

@@ -16,11 +16,11 @@ from huggingface_hub import snapshot_download
 from perl.data import empty_cells, load_hub_rows, prompt_text, read_data_file
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.choices import LETTERS, listed, right_letters
-from perl.evaluation.few_shot import drawn as few_shot_of
-from perl.evaluation.few_shot import example
+from perl.evaluation.few_shot import choose_examples, example
 from perl.evaluation.heldout_of_recipe import heldout_questions, holds_problems_out
 from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import MATH, Example, Question, Split, Task, TaskData, questions_hash
+from perl.recipe import Recipe
 from perl.rewards.answers import gold_answer
 from perl.sandbox import is_sandbox, load_problems
 
@@ -59,7 +59,7 @@ def load_task_data(
             asked_too = {" ".join(question.text.split()) for question in every}
             found, _, _ = _read(_of_split(task, task.examples), data, where, cached=cached)
             pool = tuple(one for one in found if " ".join(one.text.split()) not in asked_too)
-        chosen = few_shot_of(task, pool, few_shot, seed)
+        chosen = choose_examples(task, pool, few_shot, seed)
         examples = tuple(example(task, question) for question in chosen)
         if task.examples is None:
             every = tuple(question for question in every if question not in chosen)
@@ -73,7 +73,11 @@ def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[t
     """All questions of a split, what they are from, and the commit of that."""
     revision = None
     if holds_problems_out(task):
-        return heldout_questions(task, where), task.repository, None
+        every = heldout_questions(Recipe.of_run(str(task.path)))
+        if not every:
+            hint = "name their column in the recipe: data.eval"
+            raise DataError("the held-out problems have no answers", where, hint)
+        return every, task.repository, None
     if task.path is not None:
         source, rows = task.file, _read_own(task, where)
     elif is_sandbox(task.repository):

@@ -13,6 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from perl.methods.packed import is_packed, numbers_of
 
+# DeepSpeed's own mark of a weight that each process has for itself.
+_OF_DEEPSPEED = "ds_optim_param"
+
 
 class WeightOnlyLinear(nn.Linear):
     """``nn.Linear`` over codes: the same numbers as torchao's own, without a copy of the weight for the gradient.
@@ -35,10 +38,12 @@ class WeightOnlyLinear(nn.Linear):
         weight = self._parameters["weight"]
         if weight is None or not is_packed(weight):
             return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._parameters["weight"] = None
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         moved = fn(weight.detach())
         kept = weight if moved.device == weight.device else nn.Parameter(moved, requires_grad=False)
+        if hasattr(weight, _OF_DEEPSPEED):
+            setattr(kept, _OF_DEEPSPEED, getattr(weight, _OF_DEEPSPEED))
+        self._parameters["weight"] = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._parameters["weight"] = kept
         return self
 
@@ -72,7 +77,7 @@ def leave_in_processes(model: nn.Module) -> None:
     if packed:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(packed))
     for parameter in packed.values():
-        parameter.ds_optim_param = True  # type: ignore[attr-defined]  # DeepSpeed's own mark of a weight that each process has for itself
+        setattr(parameter, _OF_DEEPSPEED, True)
 
 
 def keep_codes_only(model: nn.Module) -> None:

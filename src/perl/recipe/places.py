@@ -104,7 +104,8 @@ def hint_for_section(name: str, value: object) -> str:
     """
     section, dot, key = name.partition(".")
     if dot:
-        places = [name] if name in _every_place() else places_of(key.rpartition(".")[2])
+        deeper = section in ("data", "rewards") and "." in key
+        places = [name] if deeper or name in _every_place() else places_of(key.rpartition(".")[2])
         return f"dots are for the command line; in a file: {_nested(places[0])}" if places else ""
     if isinstance(value, Mapping) and len(value) == 1 and section not in _OTHER_SECTIONS:
         return place_hint(str(next(iter(value))))

@@ -9,6 +9,7 @@ the whole batch (docs/methods.md).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -128,8 +129,10 @@ def in_few_bits(quantization: str | None) -> str:
     if quantization is None:
         return ""
     known = QUANTISATIONS.get(quantization)
-    bits = known.bits if known is not None else 8 if "int8" in quantization else 4
-    return f" in {bits} bits ({quantization})"
+    if known is not None:
+        return f" in {known.bits} bits ({quantization})"
+    named = re.search(r"(?:int|float|fp|nf)(\d)", quantization.lower())  # Int8WeightOnly-..., Float8..., llm-int8
+    return f" in {named[1]} bits ({quantization})" if named else f" quantised ({quantization})"
 
 
 def quantised_base(quantization: str) -> str:

@@ -13,6 +13,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from perl.run.strict_json import parse_mapping
 
 BEST = "best.json"
+RECIPE, RUN_FACTS = "recipe.yaml", "run.json"
+"""Files by which a folder is known as a run's."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (folder / RECIPE).is_file() and (folder / RUN_FACTS).is_file()
+
+
+def run_above(path: Path, levels: int) -> Path | None:
+    """The run that a path lies in; None: it lies in none.
+
+    Args:
+        path: Of a folder or a file, which need not be a run's itself.
+        levels: How many folders up a run is looked for.
+    """
+    return next((folder for folder in list(path.resolve().parents)[:levels] if is_run(folder)), None)
 
 
 class _Facts(BaseModel):

@@ -17,7 +17,7 @@ from perl.evaluation.own_tasks import chosen_tasks
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
 from perl.evaluation.request import end_tokens, generation_settings
-from perl.evaluation.results import HELD_OUT
+from perl.evaluation.results import is_held_out
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.eval_section import EvalSection
@@ -84,7 +84,7 @@ def run_tasks(
 
 def held_out_here(task: PreparedTask) -> bool:
     """Whether a run's task is what the run itself holds out, and none that its recipe names."""
-    return task.data.task.title.endswith(HELD_OUT) and task.data.task.path is None
+    return is_held_out(task.data.task.title) and task.data.task.path is None
 
 
 def check_best(settings: EvalSection, tasks: Sequence[str], where: str) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
-from perl.data import heldout_name, load_problem_set, prompt_text
+from perl.data import heldout_name
 from perl.errors import PerlError
 from perl.evaluation.few_shot import shown_hash
+from perl.evaluation.heldout_of_recipe import heldout_questions
 from perl.evaluation.recounting.published_samples import LARGEST, read_published
 from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, layout_mistakes, recount
 from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file
@@ -26,10 +27,9 @@ from perl.evaluation.task import MATH, Example, Question, all_tasks, questions_h
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES
+from perl.run.facts import RECIPE, run_above
 from perl.run.strict_json import parse_mapping
 from perl.sandbox import is_sandbox
-
-_RECIPE, _RUN_FACTS = "recipe.yaml", "run.json"
 
 
 def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
@@ -157,16 +157,7 @@ def candidates(
     if recipe is not None and source is not None and _is_here(source.name):
         for chat in (True, False):
             with contextlib.suppress(PerlError):
-                yield _held_out(recipe, count, chat=chat), ()
-
-
-def _held_out(recipe: Recipe, count: int, *, chat: bool) -> tuple[Question, ...]:
-    """A run's held-out problems, named and hashed as :func:`perl.evaluation.heldout.heldout_task` does."""
-    rows = load_problem_set(recipe.data, chat=chat).heldout
-    if rows is None or "solution" not in rows.column_names:
-        return ()
-    some = rows.select(range(min(count, len(rows))))
-    return tuple(Question(str(i), prompt_text(row["prompt"]), row["solution"], {}) for i, row in enumerate(some))
+                yield heldout_questions(recipe, chat=chat)[:count], ()
 
 
 def _is_here(name: str) -> bool:
@@ -178,7 +169,5 @@ def _is_here(name: str) -> bool:
 
 def recipe_above(folder: Path) -> Recipe | None:
     """The recipe of the run that results lie in, as ``RUN/eval``, ``RUN/evals/PRESET`` or ``RUN/best/eval``."""
-    for run in folder.resolve().parents[:2]:
-        if (run / _RECIPE).is_file() and (run / _RUN_FACTS).is_file():
-            return Recipe.of_run(run / _RECIPE)
-    return None
+    run = run_above(folder, 2)
+    return None if run is None else Recipe.of_run(run / RECIPE)

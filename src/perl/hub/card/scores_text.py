@@ -8,7 +8,7 @@ Differences of several tasks are shown by p values that are corrected for their 
 from collections.abc import Sequence
 
 from perl.evaluation.metrics import SMALL_P
-from perl.evaluation.results import HELD_OUT, Results, TaskResult
+from perl.evaluation.results import HELD_OUT, Results, TaskResult, is_held_out
 from perl.evaluation.table import (
     difference_cell,
     excludes_zero,
@@ -46,8 +46,8 @@ def _tasks(results: Results, *, as_0_1: bool) -> Sequence[TaskResult]:
 
 def contamination(results: Results) -> list[str]:
     """What is known of whether the problems were seen before they were asked."""
-    held_out = [task.title.removesuffix(HELD_OUT) for task in results.tasks if task.title.endswith(HELD_OUT)]
-    benchmarks = [task.title for task in results.tasks if not task.title.endswith(HELD_OUT)]
+    held_out = [task.title.removesuffix(HELD_OUT) for task in results.tasks if is_held_out(task.title)]
+    benchmarks = [task.title for task in results.tasks if not is_held_out(task.title)]
     lines = []
     if held_out:
         lines.append(f"No held-out problem of {_listed(held_out)} is a training problem too.")
