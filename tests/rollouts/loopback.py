@@ -125,7 +125,7 @@ class Proxy:
     def __init__(self, url: str, loses: float = 0.0, cuts_after: float | None = None, status: int | None = None):
         self.url, self.loses, self.cuts_after, self.status = url, loses, cuts_after, status
         self.lost = self.lost_completions = 0
-        self._chance, self._in_a_row = random.Random(1), dict[str, int]()
+        self._chance, self._in_a_row, self._lock = random.Random(1), dict[str, int](), threading.Lock()
 
     def __call__(self) -> contextlib.AbstractContextManager[str]:
         """Its address, while it runs."""
@@ -159,13 +159,18 @@ class Proxy:
             response = connection.getresponse()
             answer = response.status, response.read()
         except (OSError, http.client.HTTPException):
-            self.lost += 1
-            return None
+            with self._lock:
+                return self._lose(path)
         finally:
             connection.close()
-        in_a_row, most = self._in_a_row.get(path, 0), 2 if path == "/v1/completions" else 1
-        is_lost = self._chance.random() < self.loses and in_a_row < most
-        self._in_a_row[path] = in_a_row + 1 if is_lost else 0
-        self.lost += is_lost
-        self.lost_completions += is_lost and path == "/v1/completions"
-        return None if is_lost else answer
+        most = 2 if path == "/v1/completions" else 1
+        with self._lock:  # requests come in threads
+            in_a_row = self._in_a_row.get(path, 0)
+            is_lost = self._chance.random() < self.loses and in_a_row < most
+            self._in_a_row[path] = in_a_row + 1 if is_lost else 0
+            return self._lose(path) if is_lost else answer
+
+    def _lose(self, path: str) -> None:
+        """Counts an answer that is lost."""
+        self.lost += 1
+        self.lost_completions += path == "/v1/completions"

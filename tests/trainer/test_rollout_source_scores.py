@@ -22,7 +22,7 @@ def test_scores_between_steps_and_at_the_end_come_from_the_server(lone_server, t
         "extends": "quickstart",
         "train": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 8},
         "rollout": {"backend": "vllm-server", "servers": [lone_server], "max_completion_length": 24},
-        "eval": {"tasks": [TASK], "every": 2, "k": 1, "limit": 4, "temperature": 0.0, "max_completion_length": 24},
+        "eval": {"tasks": [TASK], "every": 2, "k": 1, "temperature": 0.0, "max_completion_length": 24},
     }
     run = perl.train(recipe, output_dir=tmp_path / "run")
     results = read_results(run.path / "eval")
