@@ -1,4 +1,20 @@
-"""A short run on a quantised base, as values of a recipe."""
+"""A short run on a quantised base, as values of a recipe; where a policy on one begins."""
+
+import torch
+
+from perl.policy.logprobs import token_log_probs
+from perl.policy.precision import in_float32
+from perl.policy.reference import reference_log_probs
+
+
+def begins_at_its_base(policy):
+    """The new adapter changes nothing, whatever the type, as the trainer asks before its first step."""
+    ids = torch.arange(48).reshape(2, 24) % 96
+    with in_float32(policy.eval()):
+        ours, base = (
+            log_probs(policy, ids, torch.ones_like(ids)) for log_probs in (token_log_probs, reference_log_probs)
+        )
+    torch.testing.assert_close(ours, base, rtol=0, atol=1e-5)
 
 
 def recipe(*, quantization="nf4", peft=None, **sections):

@@ -1,5 +1,6 @@
 """``model.quantization: nf4``: a run on a base in 4 bits, from plan to Hub, and what such a base cannot carry."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -27,18 +28,20 @@ from perl.hub.found_card import find_card
 from perl.hub.push.publish import push_run, wanted_push
 from perl.hub.zoo_entries import add
 from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter
 from perl.policy.export import export
 from perl.policy.model import answering_fingerprint, base_fingerprint, load_base, quantising
 from perl.policy.name import adapter_policy_name
 from perl.policy.probe import read_probe
 from perl.policy.quantised import half_precision, quantisation_of, quantised_fingerprint
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
-from perl.recipe.sections import ModelSection
+from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.stages import prepare, read_recipe
-from tests.policy.quantised_recipes import recipe
+from tests.policy.quantised_recipes import begins_at_its_base, recipe
 from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
 from tests.rollouts.test_sync_precision import ON_NF4
 
@@ -253,6 +256,36 @@ def test_it_is_exported_for_the_ordinary_base_and_says_so(run, tmp_path, caplog)
     assert "base_quantization" not in header(as_lora.path)
     assert find_subject(str(as_lora.path)).base.quantization is None
     torch.testing.assert_close(log_probs(loaded(as_lora.path), ids), log_probs(merged, ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [name for name in sorted(METHODS) if not METHODS[name].off_quantised("nf4")])
+def test_every_method_that_stands_on_it_begins_there_and_computes_in_half_precision(method):
+    section = ModelSection(quantization="nf4", dtype="bfloat16")
+    how = adaptation(PeftSection(method=method))
+    policy = attach_adapter(load_base(section, CPU), how)
+    begins_at_its_base(policy)
+    ids_BT = torch.arange(48).reshape(2, 24) % 96
+    logits = policy.train()(ids_BT).logits
+    assert logits.dtype == torch.bfloat16
+    logits.float().log_softmax(-1).square().sum().backward()
+    gradients = [p.grad for p in policy.parameters() if p.requires_grad]
+    assert any(g is not None and g.any() for g in gradients)
+    assert all(g is None or g.isfinite().all() for g in gradients)
+    plain = get_peft_model(load_base(section, CPU), how.config)
+    refuses = pytest.raises(RuntimeError, match="dtype") if METHODS[method].widens_nf4 else contextlib.nullcontext()
+    with refuses:
+        plain(ids_BT)
+
+
+def test_a_card_loads_what_plain_peft_cannot_compute_in_half_precision_in_float32(tmp_path, capsys):
+    brief = {"max_steps": 1, "prompts_per_step": 2, "num_generations": 4, "learning_rate": 2e-3}
+    sections = recipe(peft={"method": "road"}, train=brief, eval={"k": 1, "limit": 4, "max_completion_length": 24})
+    sections["model"] |= {"dtype": "bfloat16"}
+    run = perl.train(sections, output_dir=tmp_path / "run")
+    code = run.card.read_text().partition("```python\n")[2].partition("```")[0]
+    exec(code.replace("path/to/this/folder", str(run.adapter)), {})  # noqa: S102 (it is what a reader runs)
+    assert capsys.readouterr().out.strip()
+    assert wrong_with(run) == []
 
 
 def test_the_plan_counts_numbers_and_not_bytes():

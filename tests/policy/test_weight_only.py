@@ -42,7 +42,7 @@ from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.stages import prepare, read_recipe
-from tests.policy.quantised_recipes import recipe
+from tests.policy.quantised_recipes import begins_at_its_base, recipe
 from tests.policy.test_quantised import of_the_file, trainer
 
 torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed, there are no such codes")
@@ -150,15 +150,17 @@ def test_policy_reference_divergence_gradient_and_merged_weights_are_those_of_pl
 
 
 @each
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_the_table_of_methods_says_what_stands_on_it(name, method, tmp_path):
+def test_the_table_of_methods_says_what_stands_on_it(name, method, dtype, tmp_path):
     row = METHODS[method]
     if row.off_quantised(name):
         if not row.trains_the_bases:
             with pytest.raises((PerlError, NotImplementedError, AssertionError)):
-                gradients(adapted(quantised(name), method))
+                gradients(adapted(quantised(name, dtype), method))
         return
-    policy = adapted(quantised(name), method)
+    begins_at_its_base(attach_adapter(quantised(name, dtype), adaptation(PeftSection(method=method))))
+    policy = adapted(quantised(name, dtype), method)
     before = base_fingerprint(policy)
     assert all(gradient is None or gradient.isfinite().all() for gradient in gradients(policy).values())
     write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)

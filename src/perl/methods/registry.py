@@ -74,7 +74,10 @@ class Method:
             export), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
         delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
         counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
-        reads_weights: What PEFT takes of W that a quantised base may not have: its numbers, or its shape.
+        reads_weights: What PEFT takes of W that a quantised base may not have: its numbers, its shape, or its
+            type.
+        widens_nf4: Whether PEFT's layers over bitsandbytes' answer in float32 to half precision, which the model's next
+            layer refuses: plain PEFT needs such a base in float32.
         derived: Settings -> arguments of the config that follow from them; None: none do.
         hooks: Module with what it does while it trains and is saved (``methods/hooks.py``); empty: nothing.
     """
@@ -95,7 +98,8 @@ class Method:
     delta: Literal["lora", "low_rank", "full", "norms", "weights"] = "lora"
     delta_rank: str = "rank"
     counted_as: str = ""
-    reads_weights: Literal["", "numbers", "shape"] = ""
+    reads_weights: Literal["", "numbers", "shape", "type"] = ""
+    widens_nf4: bool = False
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     hooks: str = ""
 
@@ -126,6 +130,8 @@ class Method:
             return ""
         if self.starts:
             return "it starts on plain weights, and these are packed"
+        if self.reads_weights == "type":
+            return "PEFT multiplies with unpacked weights of one type, whatever comes in"
         return "PEFT computes with the shape of W, and it is packed" if self.reads_weights else ""
 
     @property
@@ -326,6 +332,7 @@ _ROWS = (
         derived=_inner_targets,
         delta="full",
         rate=30.0,
+        widens_nf4=True,
     ),
     _own(
         "hra",
@@ -368,6 +375,7 @@ _ROWS = (
         arguments={"alpha": "randlora_alpha", "dropout": "randlora_dropout"},
         defaults={"projection_prng_key": 0, "save_projection": True},
         delta="full",
+        widens_nf4=True,
     ),
     _own(
         "oft",
@@ -429,6 +437,7 @@ _ROWS = (
         defaults={"mask_type": "random", "random_seed": 0},
         delta="full",
         counted_as="lora",
+        reads_weights="type",
     ),
     _own(
         "delora",
@@ -461,6 +470,7 @@ _ROWS = (
         defaults={"variant": "road_1", "group_size": 64},
         delta="full",
         rate=10.0,
+        widens_nf4=True,
     ),
     Method(
         "full",

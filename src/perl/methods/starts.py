@@ -17,7 +17,7 @@ from perl.methods.anchor import drop_anchor
 from perl.methods.decompositions import Decomposition, Factors, decompose, first_columns, first_triples, last_triples
 from perl.methods.names import name_in_base
 from perl.methods.packed import base_weight
-from perl.run.shards import is_sharded, whole
+from perl.run.shards import is_sharded
 
 _Options = Mapping[str, Any]
 
@@ -127,9 +127,10 @@ def _layers(policy: PeftModel) -> dict[str, Linear]:
 
 @torch.no_grad()
 def unrounded_magnitudes(policy: PeftModel) -> None:
-    """Gives DoRA on a half-precision base the lengths of W's rows in float32, in which its passes divide by them.
+    """Gives DoRA the lengths of W's rows in float32, in which its passes divide by them.
 
-    PEFT rounds them to the base's type, so that the policy would start up to 1/256 of every output away from its base.
+    PEFT rounds them to the type of W, or of the numbers that its codes stand for, so that on a half-precision base the
+    policy would start up to 1/256 of every output away from it.
 
     Args:
         policy: With a new adapter; one that does not start at the base is left as it is.
@@ -137,10 +138,9 @@ def unrounded_magnitudes(policy: PeftModel) -> None:
     adapter = policy.active_adapter
     for layer in policy.modules():
         magnitude = getattr(layer, "lora_magnitude_vector", {})
-        if adapter not in magnitude:
+        if adapter not in magnitude or layer.get_delta_weight(adapter).any():
             continue
-        weight = layer.get_base_layer().weight
-        if weight.dtype in (torch.bfloat16, torch.float16) and not layer.get_delta_weight(adapter).any():
-            dora, nothing = magnitude[adapter], torch.zeros((), device=weight.device)
-            lengths = dora.get_weight_norm(whole(weight).float(), nothing, layer.scaling[adapter])
-            dora.weight.data = lengths.to(dora.weight.dtype)
+        weight = base_weight(layer.get_base_layer(), torch.float32)
+        dora, nothing = magnitude[adapter], torch.zeros((), device=weight.device)
+        lengths = dora.get_weight_norm(weight.float(), nothing, layer.scaling[adapter])
+        dora.weight.data = lengths.to(dora.weight.dtype)

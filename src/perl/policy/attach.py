@@ -32,6 +32,7 @@ from perl.policy.model import (
     source_fingerprint,
     trainable_parameters,
 )
+from perl.policy.quantised import keep_type
 from perl.policy.saved.adapter import POSITIONS, SavedAdapter
 from perl.policy.saved.patterns import check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
@@ -87,6 +88,7 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
         say_who_can_load(config)
     with _explained(model), whole_targets(model, config):
         policy = get_peft_model(model, config)
+    keep_type(policy)
     if model.device.type != "meta":
         starts.unrounded_magnitudes(policy)
         if adaptation.method.starts:
@@ -128,6 +130,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     without_extension(config)
     with _explained(model, "peft.adapter"), whole_targets(model, config):
         policy = get_peft_model(model, _without_weight_init(config))
+    keep_type(policy)
     check_whole_adapter(policy)
     own_names = _check_fits(policy, saved)
     _check_numbers(policy, saved)

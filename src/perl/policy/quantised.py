@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.integrations import get_bnb_param_type
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import BitsAndBytesConfig, TorchAoConfig
@@ -20,6 +23,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.quantization_config import QuantizationConfigMixin, QuantizationMethod
 
 from perl.errors import ModelError
+from perl.methods.settings import method_of
 from perl.policy.weight_only import keep_codes_only
 from perl.recipe.quantisations import QUANTISATIONS, Quantization
 
@@ -179,6 +183,30 @@ def prepare_layers(model: nn.Module) -> None:
     """
     keep_codes_only(model)
     _keep_packing(model)
+    keep_type(model)
+
+
+def keep_type(policy: nn.Module) -> None:
+    """Has adapters that answer in float32 on bitsandbytes' layers answer in the type that they are given.
+
+    What they answer (``Method.widens_nf4``), the next layer of a half-precision base would refuse.
+
+    Args:
+        policy: With its adapter; another one, or one that does so already, stays as it is.
+    """
+    if not isinstance(policy, PeftModel) or not method_of(policy.active_peft_config).widens_nf4:
+        return
+    for layer in policy.modules():
+        if not isinstance(layer, BaseTunerLayer) or _in_type_of_input in layer._forward_hooks.values():
+            continue
+        if get_bnb_param_type(getattr(layer.get_base_layer(), "weight", None)):
+            layer.register_forward_hook(_in_type_of_input)
+
+
+def _in_type_of_input(_: nn.Module, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
+    """Under autocast the next layer casts by itself."""
+    given = inputs[0]
+    return result if torch.is_autocast_enabled(given.device.type) else result.to(given.dtype)
 
 
 def _keep_packing(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perl.hub.card.facts import CardFacts, PromptFormat
+from perl.methods.registry import METHODS
 from perl.recipe.quantisations import QUANTISATIONS, quantised_by
 from perl.sandbox import is_sandbox
 
@@ -45,7 +46,7 @@ def served_name(facts: CardFacts) -> str:
 def load_with_peft(facts: CardFacts) -> str:
     """Python: base, adapter, and an answer to a question."""
     revision = f", revision={_python(facts.revision)}" if facts.revision else ""
-    dtype = _python(facts.results.engine.get("dtype") or "auto") if facts.results else '"auto"'
+    dtype = _python(_dtype(facts) or "auto")
     sandbox = is_sandbox(facts.base)
     base = "BASE_FOLDER" if sandbox else _python(facts.base)
     lines = [] if facts.whole else ["from peft import PeftModel"]
@@ -69,6 +70,14 @@ def load_with_peft(facts: CardFacts) -> str:
         *_ask(facts.asking or PromptFormat()),
     ]
     return "\n".join(lines)
+
+
+def _dtype(facts: CardFacts) -> str | None:
+    """In which type a reader loads the base: that of its scores, unless plain PEFT cannot compute in it."""
+    method = METHODS.get(facts.method or "")
+    if facts.quantization == "nf4" and method is not None and method.widens_nf4:
+        return "float32"
+    return facts.results.engine.get("dtype") if facts.results else None
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class _Quantised:
             # The last argument leaves the reader's compiler, and how exact float32 is, alone.
             how = f"{name} = TorchAoConfig({kind}(set_inductor_config=False))  # the base that it was trained on"
             return cls([f"from torchao.quantization import {kind}"], ", TorchAoConfig", [how], argument)
-        dtype = str(facts.results.engine.get("dtype") or "bfloat16") if facts.results else "bfloat16"
+        dtype = _dtype(facts) or "bfloat16"
         lines = [
             "nf4 = BitsAndBytesConfig(  # the base that it was trained on",
             '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
