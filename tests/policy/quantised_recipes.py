@@ -14,7 +14,7 @@ def begins_at_its_base(policy):
         ours, base = (
             log_probs(policy, ids, torch.ones_like(ids)) for log_probs in (token_log_probs, reference_log_probs)
         )
-    torch.testing.assert_close(ours, base, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, base, rtol=0, atol=5e-5)  # the trainer allows 1e-4
 
 
 def recipe(*, quantization="nf4", peft=None, **sections):

@@ -74,8 +74,7 @@ class Method:
             export), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
         delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
         counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
-        reads_weights: What PEFT takes of W that a quantised base may not have: its numbers, its shape, or its
-            type.
+        reads_weights: What PEFT takes of W that a quantised base may not have: numbers, shape, or type.
         widens_nf4: Whether PEFT's layers over bitsandbytes' answer in float32 to half precision, which the model's next
             layer refuses: plain PEFT needs such a base in float32.
         derived: Settings -> arguments of the config that follow from them; None: none do.
