@@ -183,9 +183,12 @@ def test_a_reward_scores_and_a_results_file_starts_no_code(adapter, monkeypatch)
     spec = "short_rewards.py:short>=0.5"
     found = evaluate(adapter, [file], columns=COLUMNS, scorer=spec, max_new_tokens=3)
     [task] = found.tasks
-    assert task.scorer == "short_rewards:short>=0.5"
+    source = task.scorer.partition("@")[2].partition(">")[0]
+    assert task.scorer == f"short_rewards:short@{source}>=0.5"
+    assert len(source) == 12
+    assert f"| `{task.scorer}` |" in Path("out/table.md").read_text()
     assert [problem.base for problem in task.problems] == [(False, False), (True, True)] * 3
-    with pytest.raises(PerlError, match=r"--scorer: sums was judged by short_rewards:short>=0.5 \(name the reward's"):
+    with pytest.raises(PerlError, match=r"--scorer: sums was judged by short_rewards:short@\w+>=0.5 \(name the"):
         rescore("out", tasks=[file], columns=COLUMNS, lighteval=False)
     again = rescore("out", tasks=[file], columns=COLUMNS, scorer=spec, lighteval=False)
     assert again.tasks == found.tasks

@@ -198,7 +198,7 @@ def _notes(results: Sequence[Results], marks: Marks) -> list[str]:
         *_once(names, _engines(results)),
         *_subjects(results, names, marks),
         f"Problems: {problems}.",
-        *_once(names, [note for found in results for note in judges_note(found.tasks, marks)]),
+        *judges_note(tasks.values(), marks),
         *_once(names, [protocol_hashes(found.tasks, marks) for found in results]),
         _legend(rows, [one.score for one in scored], marks),
         *doubts(scored),

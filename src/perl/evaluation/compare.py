@@ -252,12 +252,12 @@ def _differing(first: Results, other: Results, task: str) -> list[str]:
     if settings[0] == settings[1]:
         settings = [{**found.protocol.drawn(), "k": found.protocol.k} for found in (first, other)]
     one, two = settings
-    shown = {True: str, False: _shown}  # a scorer's name whole: its end may be all that differs
-    return [
-        f"{name} {shown[name == 'scorer'](one[name])} and {shown[name == 'scorer'](two[name])}"
-        for name in one
-        if one[name] != two[name]
-    ] or ["the prompt or the version of the task"]
+
+    def shown(name: str, value: object) -> str:
+        return str(value) if name == "scorer" else _shown(value)  # whole: digits of its code may be all that differs
+
+    found = [f"{name} {shown(name, one[name])} and {shown(name, two[name])}" for name in one if one[name] != two[name]]
+    return found or ["the prompt or the version of the task"]
 
 
 def _in_force(results: Results, task: str) -> dict[str, Any]:

@@ -41,9 +41,7 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 
 # Completions do not tell what stood before the question, and no hash holds against somebody who computes it anew.
-_AS_ASKED = (
-    "with which few-shot examples, prompt and sampling the completions were drawn (perl zoo verify draws them again)"
-)
+_AS_ASKED = "few-shot examples and sampling of the completions (perl zoo verify draws them again)"
 
 
 @dataclass(frozen=True)
