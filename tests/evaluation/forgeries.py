@@ -238,7 +238,7 @@ FORGERIES: dict[str, Forgery] = {
     "scorer and the hash": Forgery(scorer_and_hash, "its scorer is 'normalised', the task's is 'math'"),
     "SHA-256 of the data": Forgery(
         _task(lambda task: task["data"].update(sha256="0" * 64)),
-        "its protocol_hash is .* protocol, task and data do not give",
+        "its protocol_hash is .* task and data do not give",
     ),
     "SHA-256 of the data and the hash": Forgery(data_of_another_hash, "its data is not the task's"),
     "a problem left out everywhere": Forgery(problems_left_out, "its data is not the task's"),

@@ -153,7 +153,7 @@ def test_a_reward_that_raises_ends_the_evaluation_with_its_line_and_the_samples_
     assert again.tasks == whole.tasks
     assert len(kept("out")) == 48
     judged = Path("out/results.json").read_bytes()
-    with pytest.raises(RewardError, match="mine.py:3: KeyError"):
+    with pytest.raises(RewardError, match=r"mine\.py:3: KeyError"):
         rescore("out", tasks=["sums.jsonl"], columns=COLUMNS, scorer=reward(RAISES), lighteval=False)
     assert Path("out/results.json").read_bytes() == judged
 
@@ -207,7 +207,7 @@ def test_columns_that_no_worker_gets_are_left_out_or_asked_for_in_a_line():
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "1e9"])
 def test_a_limit_that_is_none_is_a_line(seconds, adapter):
-    with pytest.raises(PerlError, match="--scorer-timeout: .* is out of range"):
+    with pytest.raises(PerlError, match=r"--scorer-timeout: .* is out of range"):
         evaluate(adapter, "out", reward(SHORT), scorer_timeout=float(seconds))
 
 
