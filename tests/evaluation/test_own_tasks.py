@@ -227,7 +227,9 @@ def test_a_python_file_has_tasks_beside_its_data(adapter):
     assert load_task_data(both[0]).questions[0].text == "What is 0+1="
     found = evaluate(adapter, ["mine/my_tasks.py"])
     assert [(task.name, task.scorer) for task in found.tasks] == [("sums", "math"), ("capitals", "choice")]
+    Path("mine/my_tasks.py").write_text(PYTHON + "\nwith Path('runs').open('a') as runs:\n    runs.write('x')\n")
     assert rescore("out", tasks=["mine/my_tasks.py"], lighteval=False).tasks == found.tasks
+    assert Path("runs").read_text() == "x"  # the user's code runs once
 
 
 def test_a_module_of_eval_is_a_task_file_too():

@@ -179,7 +179,7 @@ def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
     columns: list[Column] = [("Task", [task.title for task in tasks]), ("n", [f"{task.score.n:,}" for task in tasks])]
     if k == "k":
         columns.append(("k", [f"{task.score.k}" for task in tasks]))
-    if any(task.scorer != MATH for task in tasks):
+    if marks is MARKDOWN and any(task.scorer != MATH for task in tasks):  # a terminal has a note, names being long
         columns.append(("judged by", [judge_cell(task.scorer, marks) for task in tasks]))
     if any(task.base for task in tasks):
         columns.append((f"avg@{k} base", [_marked(task, task.base, -1, marks) for task in tasks]))
@@ -286,6 +286,7 @@ def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_
         engine_note(results),
         _subject(results, marks),
         protocol_hashes(tasks, marks),
+        *(judges_note(tasks, marks) if marks is PLAIN else []),
         _legend(tasks, marks, as_0_1=as_0_1),
         *doubts(scored),
         *([] if as_0_1 else without_lighteval(tasks)),
