@@ -195,3 +195,15 @@ def test_processes_share_several_adapters(saved, tmp_path):
         assert (tmp_path / "two" / name / "samples.jsonl").read_bytes() == Path(
             f"one/{name}/samples.jsonl"
         ).read_bytes()
+
+
+def test_a_table_of_other_adapters_is_kept_and_a_line_says_where(saved, caplog):
+    caplog.set_level("INFO", "perl")
+    evaluate([saved / "first", saved / "second"], "both", tasks=[TASKS[0]])
+    before = Path("both/table.md").read_text()
+    evaluate([saved / "first", saved / "second"], "both", tasks=[TASKS[0]])
+    assert not Path("both/earlier").exists()
+    evaluate([saved / "second", saved / "first"], "both", tasks=[TASKS[0]])
+    assert Path("both/table.md").read_text() != before
+    assert Path("both/earlier/table.md").read_text() == before
+    assert "it is kept in both/earlier/table.md" in caplog.text

@@ -183,9 +183,12 @@ def test_a_reward_scores_and_a_results_file_starts_no_code(adapter, monkeypatch)
     spec = "short_rewards.py:short>=0.5"
     found = evaluate(adapter, [file], columns=COLUMNS, scorer=spec, max_new_tokens=3)
     [task] = found.tasks
-    assert task.scorer == "short_rewards:short>=0.5"
+    source = task.scorer.partition("@")[2].partition(">")[0]
+    assert task.scorer == f"short_rewards:short@{source}>=0.5"
+    assert len(source) == 12
+    assert f"| `{task.scorer}` |" in Path("out/table.md").read_text()
     assert [problem.base for problem in task.problems] == [(False, False), (True, True)] * 3
-    with pytest.raises(PerlError, match=r"--scorer: sums was judged by short_rewards:short>=0.5 \(name the reward's"):
+    with pytest.raises(PerlError, match=r"--scorer: sums was judged by short_rewards:short@\w+>=0.5 \(name the"):
         rescore("out", tasks=[file], columns=COLUMNS, lighteval=False)
     again = rescore("out", tasks=[file], columns=COLUMNS, scorer=spec, lighteval=False)
     assert again.tasks == found.tasks
@@ -224,7 +227,9 @@ def test_a_python_file_has_tasks_beside_its_data(adapter):
     assert load_task_data(both[0]).questions[0].text == "What is 0+1="
     found = evaluate(adapter, ["mine/my_tasks.py"])
     assert [(task.name, task.scorer) for task in found.tasks] == [("sums", "math"), ("capitals", "choice")]
+    Path("mine/my_tasks.py").write_text(PYTHON + "\nwith Path('runs').open('a') as runs:\n    runs.write('x')\n")
     assert rescore("out", tasks=["mine/my_tasks.py"], lighteval=False).tasks == found.tasks
+    assert Path("runs").read_text() == "x"  # the user's code runs once
 
 
 def test_a_module_of_eval_is_a_task_file_too():

@@ -9,7 +9,9 @@ import click
 
 from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, InterruptedRunError, PerlError
+from perl.evaluation.task import DEFAULT_TASKS
 from perl.recipe.engines import TRANSFORMERS, Backend
+from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
 from perl.run.launched import adopt_launcher
@@ -61,13 +63,20 @@ class _Eval(click.Group):
 @click.option("--base", help="Hub id or folder [default: the one the adapter names]; alone: score that model.")
 @click.option(
     "--tasks",
-    default="aime24,aime25,math_500",
+    default=",".join(DEFAULT_TASKS),
     show_default=True,
     help="With commas between: names, my.jsonl (.json, .csv, .parquet), my_tasks.py[:NAME], and a recipe's own "
     "held-out problems: my.yaml, or heldout for those of the adapter's run.",
 )
 @click.option("--columns", help="Of a data file, as prompt=question,answer=gold[,choices=options][,id=name].")
 @click.option("--scorer", help="Of a data file: math, choice, exact, normalised, my_rewards.py:f>=0.5 [default: math].")
+@click.option(
+    "--scorer-timeout",
+    type=float,
+    default=SCORER_SECONDS,
+    show_default=True,
+    help="Seconds a reward as a scorer may take for a completion; 0: no limit, called in this process.",
+)
 @click.option("-k", "--k", type=int, help="Completions a problem [default: the preset's].")
 @click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
 @click.option(
@@ -244,6 +253,9 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
 @click.option("--tasks", default="", help="Files of your own that were asked, with commas between.")
 @click.option("--columns", help="Of a data file, as then.")
 @click.option("--scorer", help="Judges these instead of the scorer of then.")
+@click.option(
+    "--scorer-timeout", type=float, default=SCORER_SECONDS, show_default=True, help="As of perl eval, for a reward."
+)
 @click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
 @click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
@@ -257,6 +269,7 @@ def rescore_folders(
     no_lighteval: bool,
     as_json: bool,
     quiet: bool,
+    scorer_timeout: float,
     **own: str | None,
 ) -> None:
     """Judge the completions in folders of evaluations, by the verifier of now, and count their scores anew.
@@ -268,7 +281,16 @@ def rescore_folders(
 
     tasks, columns, scorer = _names(own["tasks"] or ""), _columns(own["columns"]), own["scorer"]
     results = [
-        rescore(folder, data, _numbers(pass_at), tasks, columns, scorer, lighteval=not no_lighteval)
+        rescore(
+            folder,
+            data,
+            _numbers(pass_at),
+            tasks,
+            columns,
+            scorer,
+            lighteval=not no_lighteval,
+            scorer_timeout=scorer_timeout,
+        )
         for folder in folders
     ]
     _print(results, [Path(folder) for folder in folders], as_json=as_json)

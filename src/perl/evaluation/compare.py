@@ -21,10 +21,13 @@ from perl.evaluation.run_names import differing_settings, names_of
 from perl.evaluation.score import Score
 from perl.evaluation.table import (
     asked_as_lighteval,
+    score_cell,
 )
+from perl.evaluation.task import MATH
 
 BASE = "base"
 """What each adapter is compared with where its own base is asked for."""
+WHO: tuple[Who, ...] = ("base", "adapter")
 _LONGEST_SETTING = 40
 
 
@@ -65,12 +68,14 @@ class Comparison:
         policies: Bases first, then in the order given.
         first: Name of the policy that the others are compared with; ``its base`` where each has one of its own.
         notes: What does not agree between them.
+        judges: Task -> what judged it where that is not the verifier, as results name it.
     """
 
     tasks: Mapping[str, str]
     policies: tuple[PolicyScores, ...]
     first: str
     notes: tuple[str, ...]
+    judges: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,8 +137,11 @@ def compare(
         raise_all(PerlError, [Mistake(text, hint=hint) for text in conflicts.values()])
     rows = _rows(results, names, titles, conflicts, found)
     first, compared = _compared(rows, against, searched=searched)
-    notes = (*conflicts.values(), *_engines(results, names), *_left_out(results, names, titles))
-    return Comparison(titles, _with_differences(rows, compared, titles), first, notes)
+    notes = (*conflicts.values(), *_drawn_otherwise(results, names, titles), *_engines(results, names))
+    notes = (*notes, *_left_out(results, names, titles))
+    judges = {task.name: task.scorer for one in results for task in one.tasks if task.scorer != MATH}
+    judges = {name: judges[name] for name in titles if name in judges}
+    return Comparison(titles, _with_differences(rows, compared, titles), first, notes, judges)
 
 
 def _common(results: Sequence[Results]) -> tuple[dict[str, str], list[int]]:
@@ -244,9 +252,12 @@ def _differing(first: Results, other: Results, task: str) -> list[str]:
     if settings[0] == settings[1]:
         settings = [{**found.protocol.drawn(), "k": found.protocol.k} for found in (first, other)]
     one, two = settings
-    return [f"{name} {_shown(one[name])} and {_shown(two[name])}" for name in one if one[name] != two[name]] or [
-        "the prompt or the version of the task"
-    ]
+
+    def shown(name: str, value: object) -> str:
+        return str(value) if name == "scorer" else _shown(value)  # whole: digits of its code may be all that differs
+
+    found = [f"{name} {shown(name, one[name])} and {shown(name, two[name])}" for name in one if one[name] != two[name]]
+    return found or ["the prompt or the version of the task"]
 
 
 def _in_force(results: Results, task: str) -> dict[str, Any]:
@@ -281,6 +292,29 @@ def _differences(first: _Row, other: _Row, tasks: Mapping[str, str]) -> dict[str
 def _rights(task: TaskResult, who: Who) -> dict[str, Sequence[bool]]:
     rows = {problem.id: problem.base if who == "base" else problem.adapter for problem in task.problems}
     return {id: row for id, row in rows.items() if row is not None}
+
+
+def _drawn_otherwise(results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
+    """A line where a policy answered the same questions otherwise, under the same protocol and by the same seeds."""
+    first: dict[tuple[object, ...], tuple[str, TaskResult]] = {}
+    lines: dict[str, None] = {}
+    for one, name in zip(results, names, strict=True):
+        for task, who in ((task, who) for task in one.tasks if task.name in tasks for who in WHO):
+            rights = _rights(task, who)
+            policy = one.subject.get("base_sha256" if who == "base" else "policy")
+            key = (who, policy, task.name, task.protocol_hash, one.protocol.seed, frozenset(rights))
+            earlier, theirs = first.setdefault(key, (name, task))
+            other = sum(row != _rights(theirs, who)[id] for id, row in rights.items())
+            if other:
+                scores = " and ".join(score_cell(t.base if who == "base" else t.adapter) for t in (theirs, task))
+                whose = "their base" if who == "base" else "they are one policy, which"
+                line = (
+                    f"Warning: {earlier} and {name}: {whose} scored {scores} on {tasks[task.name]} under the same "
+                    f"protocol and seed, and not alike on {other:,} of {len(rights):,} problems; the engines, the "
+                    "verifiers or the versions differ, or one of these results is not what was drawn."
+                )
+                lines[line] = None
+    return list(lines)
 
 
 def _engines(results: Sequence[Results], names: Sequence[str]) -> list[str]:

@@ -18,22 +18,21 @@ from filelock import FileLock
 from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, PerlError
 from perl.evaluation.adapters import plan_adapters
 from perl.evaluation.adapters_table import adapters_markdown
-from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start, usable
+from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
 from perl.evaluation.drawn_samples import draw_samples
+from perl.evaluation.output_folder import usable, write_beside
 from perl.evaluation.policies import BaseInMemory, Policies
 from perl.evaluation.predictions import read as read_drawn
 from perl.evaluation.reporting import write_found
 from perl.evaluation.request import EvalSettings, Evaluation, naming_options
 from perl.evaluation.results import SAMPLES, TABLE, Results, read_results
 from perl.evaluation.samples import SampleFile
-from perl.run.files import write_text
+from perl.evaluation.task import DEFAULT_TASKS
 from perl.run.joint_work import Processes
 from perl.run.threads import threads_kept, use_threads
 from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
-
-DEFAULT_TASKS = ("aime24", "aime25", "math_500")
 
 
 @overload
@@ -78,7 +77,8 @@ def evaluate(
         adapter: A run folder, a checkpoint or an adapter's folder, or a Hub id with an optional ``@revision``; None:
             the base alone. A list of these: each is scored, each base is drawn once, and a list of results comes back.
         base: Hub id with an optional ``@revision``, or folder; None: the one that the adapter names.
-        tasks: Names from ``perl eval --list-tasks``.
+        tasks: As ``--tasks`` takes them: names from ``perl eval --list-tasks``, data files, ``my_tasks.py[:NAME]``, and
+            recipes, whose held-out problems are asked; ``heldout``: those of the adapter's run.
         k: Completions a problem; None: the preset's.
         data: Folder with the tasks' data as JSON lines; None: the Hub.
         output: Folder for the results, in which an evaluation that was stopped goes on and other tasks are added; of
@@ -136,7 +136,7 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
     above = {plan.folder.parent for plan in plans}
     scored = not any(plan.settings.predict_only for plan in plans)
     if len(plans) > 1 and len(above) == 1 and scored and (processes is None or processes.main):
-        write_text(above.pop() / TABLE, adapters_markdown(found))
+        write_beside(adapters_markdown(found), above.pop() / TABLE)
     return found
 
 

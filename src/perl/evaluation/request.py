@@ -23,12 +23,14 @@ from perl.evaluation.policies import Who
 from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, asked_facts, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
+from perl.evaluation.reward_scorer import check_scorer_timeout
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import MATH
 from perl.evaluation.task_data import load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
 from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
+from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
@@ -68,6 +70,8 @@ class EvalSettings:
         columns: Of data files that are named as tasks: any of prompt, answer, id and choices -> the column's name.
         scorer: What makes a completion right on these: math, choice, exact, normalised, or a reward, as
             ``my_rewards.py:function>=0.5``; None: math.
+        scorer_timeout: Seconds that a reward may take for a completion; 0: there is no limit, and it is called in this
+            process instead of in worker processes.
         pass_at: Numbers for pass@k, beside the powers of two up to k.
         newest_data: Take the newest commit of data sets on the Hub instead of the pinned one.
         with_base: Score the base too.
@@ -104,6 +108,7 @@ class EvalSettings:
     few_shot: int | Mapping[str, int] = 0
     columns: Mapping[str, str] | None = None
     scorer: str | None = None
+    scorer_timeout: float = SCORER_SECONDS
     pass_at: tuple[int, ...] = ()
     newest_data: bool = False
     with_base: bool = True
@@ -179,7 +184,7 @@ class Evaluation:
         thinking = f", thinking {self.asking['thinking']}" if "thinking" in self.asking else ""
         yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}{thinking}"
         for task in self.tasks:
-            n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.name
+            n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.label
             asked = f"{task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
             examples = f", {len(task.data.examples)} examples before each" if task.data.examples else ""
             yield f"task     {asked}{examples}{'' if judge == MATH else f', judged by {judge}'}"
@@ -216,6 +221,7 @@ def plan_evaluation(
                 raise PerlError(f"{wrong[0]} {what} are too few", option, f"at least {least}")
         for task, limit, count in zip(chosen, limits, examples, strict=True):
             check_examples(task, limit, count or 0)
+        check_scorer_timeout(settings.scorer_timeout)
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
         if settings.threads is not None and settings.threads < 1:
@@ -242,7 +248,10 @@ def plan_evaluation(
     ends = end_tokens(tokenizer, generation)
     template = template_hash(tokenizer) if settings.chat_template is not None else None
     asking = asked_facts(template, thinking=settings.thinking)
-    prepared = tuple(prepare_task(each, tokenizer, protocol, ends, context, arguments, asking) for each in found)
+    may_take = settings.scorer_timeout
+    prepared = tuple(
+        prepare_task(each, tokenizer, protocol, ends, context, arguments, asking, may_take) for each in found
+    )
     return Evaluation(
         subject=subject,
         protocol=protocol,

@@ -224,7 +224,7 @@ def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str
 
 
 def _read_own(task: Task, where: str) -> list[dict[str, Any]]:
-    """The rows of a file of the user's own; without what a column has in some rows only and lacks in this one."""
+    """The rows of a file of the user's own, each with what it has."""
     try:
         rows = read_data_file(Path(str(task.path)), task.answer, where)
     except DataError as error:  # which names the whole path, as the user may not have typed it

@@ -77,7 +77,8 @@ def run_tasks(
     for one in chosen:
         place = Path(settings.data).expanduser() if settings.data else None
         data = load_task_data(one.task, place, one.limit, one.few_shot, protocol.seed)
-        found.append(prepare_task(data, tokenizer, protocol, ends, context, template_arguments))
+        limit = settings.scorer_timeout
+        found.append(prepare_task(data, tokenizer, protocol, ends, context, template_arguments, scorer_timeout=limit))
     check_best(settings, [one.task.name for one in chosen], "eval.best")
     return tuple(found)
 

@@ -241,7 +241,10 @@ class BenchmarkScores(RunCallback):
             load_task_data(one.task, folder, one.limit, one.few_shot, settings.seed)
             for one in chosen_tasks(settings, "tasks")
         ]
-        tasks = tuple(prepare_task(data, tokenizer, protocol, ends, context, arguments) for data in found)
+        limit = settings.scorer_timeout
+        tasks = tuple(
+            prepare_task(data, tokenizer, protocol, ends, context, arguments, scorer_timeout=limit) for data in found
+        )
         return Questions(tasks, protocol)
 
 
