@@ -15,8 +15,8 @@ from perl.evaluation.by_processes import usable
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
 from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.heldout_of_recipe import held_out_by_run
-from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
+from perl.evaluation.heldout_of_recipe import beside_another, held_out_by_run, holds_problems_out
+from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks, with_folder
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.questions import protocol_hash, scorer_of
@@ -120,16 +120,20 @@ class _Named:
 
     def _of_file(self, name: str, task: TaskResult) -> list[Task]:
         if not name.endswith(tuple(DATA_FILE_SUFFIXES)):
-            return [one for one in named_tasks([name]) if one.name == task.name]
+            named = named_tasks([name])
+            named += [beside_another(one) for one in named if holds_problems_out(one)]
+            called = task.name, is_held_out(task.title)
+            return [one for one in named if (one.name, is_held_out(one.title)) == called]
         [one] = named_tasks([name], columns=self.columns)
-        if one.name != task.name:
+        if task.name not in (one.name, with_folder(name)):
             return []
+        one = replace(one, name=task.name, title=task.name)
         asked_for, judge = task.asked_for or task.scorer, self.scorer or task.scorer
         if asked_for in SCORERS:
-            return [file_task(name, self.columns, asked_for)]
+            return [file_task(name, self.columns, asked_for, name=task.name)]
         if self.scorer is None and judge not in SCORERS:  # no code is run because a results file names it
             raise PerlError(f"{one.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
-        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge)]
+        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge, name=task.name)]
 
 
 def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None, named: _Named) -> TaskData:

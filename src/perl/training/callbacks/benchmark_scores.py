@@ -20,6 +20,7 @@ from transformers import TrainerState, TrainingArguments
 from perl.errors import PerlError, RecipeError
 from perl.evaluation.draw import draw
 from perl.evaluation.own_tasks import chosen_tasks
+from perl.evaluation.recipe_keys import in_keys
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
 from perl.evaluation.request import end_tokens
@@ -237,12 +238,12 @@ class BenchmarkScores(RunCallback):
         ends = end_tokens(tokenizer, base.generation_config.to_diff_dict())
         arguments = getattr(args, "chat_template_kwargs", None)
         folder = Path(settings.data).expanduser() if settings.data else None
-        found = [
-            load_task_data(one.task, folder, one.limit, one.few_shot, settings.seed)
-            for one in chosen_tasks(settings, "tasks")
-        ]
-        tasks = tuple(prepare_task(data, tokenizer, protocol, ends, context, arguments) for data in found)
-        return Questions(tasks, protocol)
+        tasks = []
+        for one in chosen_tasks(settings, "tasks"):
+            with in_keys(f"BenchmarkScores({one.place})", ""):
+                data = load_task_data(one.task, folder, one.limit, one.few_shot, settings.seed)
+                tasks.append(prepare_task(data, tokenizer, protocol, ends, context, arguments))
+        return Questions(tuple(tasks), protocol)
 
 
 def task_metrics(task: str, groups: list[list[Sample]], scorer: str = MATH) -> Metrics:
