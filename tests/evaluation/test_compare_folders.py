@@ -158,7 +158,7 @@ def test_what_is_not_there_and_what_is_not_ours_is_said(tmp_path):
     with pytest.raises(PerlError, match=r"no results: there is no results\.json, nor one in a folder below it"):
         compare_folders([tmp_path / "empty"])
     run(tmp_path / "runs" / "r1", seed=1)
-    with pytest.raises(PerlError, match="there is nothing to compare it with"):
+    with pytest.raises(PerlError, match=r"holds the results of one evaluation, .* \(name another folder too"):
         compare_folders([tmp_path / "runs"])
     with pytest.raises(PerlError, match="one of them is named twice"):
         compare_folders([tmp_path / "runs" / "r1", tmp_path / "runs" / "r1" / "eval"])

@@ -293,7 +293,7 @@ def compare_results(
     that differ between the runs. Results of different protocols are refused, and results that are not those of the
     samples beside them.
     """
-    set_up_output(quiet=True)
+    set_up_output(quiet=as_json)
     from perl.evaluation.compare_folders import compare_folders
     from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
 
