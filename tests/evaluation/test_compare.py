@@ -202,7 +202,10 @@ def test_with_force_the_others_are_marked_and_the_difference_is_said():
     ("others", "said"),
     [
         ([{"temperature": 1.0}, {"temperature": 0.2}], ["temperature 0.6", "temperature 1", "temperature 0.2"]),
-        ([{"top_p": 1.0, "system_prompt": "Think."}], ["top_p 0.95, system_prompt none", "top_p 1, system_prompt Think."]),
+        (
+            [{"top_p": 1.0, "system_prompt": "Think."}],
+            ["top_p 0.95, system_prompt none", "top_p 1, system_prompt Think."],
+        ),
         ([{"seed": 9}], [f"protocol {SUMS.protocol_hash}", "protocol other-other 0"]),
     ],
 )

@@ -19,9 +19,7 @@ _FINAL = re.compile(r"\n*####[^\n]*\s*\Z")
 _WORKED = "solution"
 
 
-def check_examples(
-    task: Task, limit: int | None, few_shot: int, places: tuple[str, str] | None = None
-) -> None:
+def check_examples(task: Task, limit: int | None, few_shot: int, places: tuple[str, str] | None = None) -> None:
     """Refuses examples that a task cannot have, and a limit below the pool that is set aside.
 
     Args:
@@ -55,7 +53,9 @@ def choose_examples(task: Task, pool: Sequence[Question], count: int, seed: int)
         DataError: There are not as many.
     """
     if count > len(pool):
-        what = f"{count} examples are asked for, and there are {len(pool)} problems to take them from"
+        wanted = "1 example is" if count == 1 else f"{count} examples are"
+        there = "is 1 problem" if len(pool) == 1 else f"are {len(pool)} problems"
+        what = f"{wanted} asked for, and there {there} to take {'it' if count == 1 else 'them'} from"
         raise DataError(what, f"task {task.name}", "fewer examples")
 
     def place(question: Question) -> bytes:

@@ -36,6 +36,7 @@ ROLES = (_PROMPT, _ANSWER, _ID, _CHOICES)
 """What a column may hold."""
 _PYTHON = re.compile(r"(.+\.py)(?::(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_THRESHOLD = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e-?[0-9]+)?", re.IGNORECASE)
 _USUAL = {_PROMPT: ("prompt", "problem", "question"), _ANSWER: ("answer", "solution"), _ID: ("id", "unique_id")}
 
 
@@ -67,6 +68,7 @@ def file_task(
             if role not in ROLES
         ],
     )
+    check_threshold(scorer)
     judge = find_scorer(scorer or MATH)
     asked, right, named = ((columns[r],) if r in columns else _USUAL[r] for r in (_PROMPT, _ANSWER, _ID))
     name = name or simple_name(path.stem)
@@ -85,6 +87,18 @@ def file_task(
         scorer=judge.name,
         path=str(path),
     )
+
+
+def check_threshold(scorer: str | None, where: str = "--scorer") -> None:
+    """Refuses a threshold that is not a finite number.
+
+    Raises:
+        PerlError: Says what stands there.
+    """
+    name, at_least, threshold = (scorer or "").partition(">=")
+    if at_least and not _THRESHOLD.fullmatch(threshold.strip()):
+        what = f"{threshold.strip()!r} is not a number, at which a reward counts as right"
+        raise PerlError(what, where, f"as in {name.strip() or 'my_rewards.py:function'}>=0.5")
 
 
 def named_tasks(

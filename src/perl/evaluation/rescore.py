@@ -11,12 +11,13 @@ from filelock import FileLock
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation import predictions
+from perl.evaluation.argument_types import names_of
 from perl.evaluation.by_processes import usable
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
 from perl.evaluation.few_shot import shown_hash
 from perl.evaluation.heldout_of_recipe import beside_another, held_out_by_run, holds_problems_out
-from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks, with_folder
+from perl.evaluation.own_tasks import check_threshold, file_task, is_file_name, named_tasks, with_folder
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.questions import protocol_hash, scorer_of
@@ -39,7 +40,7 @@ def rescore(
     folder: str | Path,
     data: str | Path | None = None,
     pass_at: Sequence[int] = (),
-    tasks: Sequence[str] = (),
+    tasks: str | Path | Sequence[str | Path] = (),
     columns: Mapping[str, str] | None = None,
     scorer: str | None = None,
     *,
@@ -65,7 +66,7 @@ def rescore(
     folder = Path(folder).expanduser()
     drawn = predictions.read(folder)
     with usable(folder), FileLock(folder / ".lock", timeout=0):
-        named = _Named(tasks, columns, scorer)
+        named = _Named(names_of(tasks), columns, scorer)
         named.check(drawn)
         known = {one.name: _data_of(one, drawn.protocol.seed, folder, data, named) for one in drawn.tasks}
         drawn = replace(drawn, tasks=tuple(named.judged_by(t, drawn, known[t.name]) for t in drawn.tasks))
@@ -95,6 +96,7 @@ class _Named:
         for option, given in (("--columns", self.columns), ("--scorer", self.scorer)):
             if given and not self.tasks:
                 raise PerlError("is about files of your own, and none is named", option, "as in --tasks my.jsonl")
+        check_threshold(self.scorer)
         asked = [task.name for task in drawn.tasks]
         for name in self.tasks:
             if not is_file_name(name):
