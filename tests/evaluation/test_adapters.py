@@ -137,7 +137,7 @@ def signed(lines):
         lambda text: "".join(text.splitlines(keepends=True)[:-1]),  # the digest itself
         lambda text: text[: len(text) // 2],
         lambda text: text + "\n",
-        lambda text: "",
+        lambda _: "",
     ],
     ids=["edited", "one less", "no digest", "cut", "longer", "empty"],
 )

@@ -172,6 +172,15 @@ def test_what_is_not_there_and_what_is_not_ours_is_said(tmp_path):
         compare_folders([tmp_path / "runs" / "r1", tmp_path / "runs" / "other"])
 
 
+def test_how_far_it_is_is_shown(tmp_path, monkeypatch, caplog):
+    for number in (1, 2):
+        run(tmp_path / "runs" / f"r{number}", seed=number)
+    monkeypatch.setattr("perl.run.progress._SECONDS_BETWEEN_LINES", 0.001)
+    with caplog.at_level("INFO", logger="perl"):
+        compare_folders([tmp_path / "runs"])
+    assert any(re.match(r"counting again: \d/2 results in ", record.getMessage()) for record in caplog.records)
+
+
 def test_results_that_were_edited_are_refused_wherever_they_were_found(tmp_path):
     for i in range(3):
         run(tmp_path / f"r{i}", seed=i)
