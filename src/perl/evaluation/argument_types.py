@@ -100,7 +100,7 @@ def check_fields(settings: Any, other_types: Mapping[str, Any]) -> None:  # noqa
 
 
 @functools.cache
-def _model(kind: type, other_types: tuple[tuple[str, Any], ...]) -> type[Section]:
+def _model(kind: Any, other_types: tuple[tuple[str, Any], ...]) -> type[Section]:  # noqa: ANN401 (a dataclass)
     hints = get_type_hints(kind) | dict(other_types)
     required: dict[str, Any] = {field.name: (hints[field.name], ...) for field in fields(kind)}
     return create_model(kind.__name__, __base__=Section, **required)
