@@ -3,7 +3,6 @@
 EvalSettings, arguments of ``perl.evaluate`` -> the same as plain values, or a line for each that is wrong
 """
 
-import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -26,6 +25,7 @@ _HINTS = {
     "servers": "as in ('http://localhost:8000',)",
     "tasks": "as in 'my.jsonl', or ['aime24', 'math_500']",
 }
+_MODELS: dict[type[Any], type[Section]] = {}
 _YAML = re.compile(r"(?<=, not )(true|false|null)$")
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
 
@@ -93,14 +93,15 @@ def check_fields(settings: Any, other_types: Mapping[str, Any]) -> None:  # noqa
     Raises:
         PerlError: With every field that is of another type than it can have.
     """
-    kind = type(settings)
+    kind: type[Any] = type(settings)
+    if kind not in _MODELS:
+        _MODELS[kind] = _model(kind, other_types)
     given = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    for name, value in _checked(kind.__name__, _model(kind, tuple(other_types.items())), given).items():
+    for name, value in _checked(kind.__name__, _MODELS[kind], given).items():
         object.__setattr__(settings, name, value)
 
 
-@functools.cache
-def _model(kind: Any, other_types: tuple[tuple[str, Any], ...]) -> type[Section]:  # noqa: ANN401 (a dataclass)
+def _model(kind: type[Any], other_types: Mapping[str, Any]) -> type[Section]:
     hints = get_type_hints(kind) | dict(other_types)
     required: dict[str, Any] = {field.name: (hints[field.name], ...) for field in fields(kind)}
     return create_model(kind.__name__, __base__=Section, **required)
