@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import EXIT_DONE, InterruptedRunError, PerlError
+from perl.errors import EXIT_DONE, InterruptedRunError, Mistake, PerlError, raise_all
 from perl.evaluation.task import DEFAULT_TASKS
 from perl.recipe.engines import TRANSFORMERS, Backend
 from perl.recipe.eval_section import SCORER_SECONDS
@@ -315,7 +315,7 @@ def compare_results(
     that differ between the runs. Results of different protocols are refused, and results that are not those of the
     samples beside them.
     """
-    set_up_output(quiet=True)
+    set_up_output(quiet=as_json)
     from perl.evaluation.compare_folders import compare_folders
     from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
 
@@ -348,6 +348,7 @@ def _numbers_of_tasks(text: str | None, option: str) -> int | dict[str, int] | N
             return int(pairs[0][2])
         if not pairs or not all(name.strip() and equals for name, equals, _ in pairs):
             raise ValueError(text)
+        _check_once([name.strip() for name, _, _ in pairs], option)
         return {name.strip(): int(number) for name, _, number in pairs}
     except ValueError:
         hint = "as in 50, or aime24=10,math_500=50" if option == "--limit" else "as in 3, or gsm8k=8,my=3"
@@ -367,7 +368,13 @@ def _columns(text: str | None) -> dict[str, str] | None:
     if wrong or not pairs:
         what = f"{wrong[0] if wrong else text!r} names no column"
         raise PerlError(what, "--columns", "as in prompt=question,answer=gold")
+    _check_once([role.strip() for role, _, _ in pairs], "--columns")
     return {role.strip(): column.strip() for role, _, column in pairs}
+
+
+def _check_once(names: Sequence[str], option: str) -> None:
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    raise_all(PerlError, [Mistake(f"{name} is given {names.count(name)} times", option, "once") for name in twice])
 
 
 def _tasks(*, as_json: bool) -> list[str]:

@@ -5,17 +5,15 @@ Results of several -> Comparison
 Scores that were measured under different protocols stand in one table only on demand, and marked.
 """
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
-from perl.evaluation.bases import SHORT_SHA, adapter_names, base_groups, base_names
+from perl.evaluation.bases import adapter_names, base_groups, base_names
+from perl.evaluation.differing_protocols import conflicts_of, ways_of
 from perl.evaluation.found_results import FoundResults
 from perl.evaluation.metrics import Difference, corrected, paired_difference
-from perl.evaluation.protocol import ASKED
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.run_names import differing_settings, names_of
 from perl.evaluation.score import Score
@@ -28,7 +26,6 @@ from perl.evaluation.task import MATH
 BASE = "base"
 """What each adapter is compared with where its own base is asked for."""
 WHO: tuple[Who, ...] = ("base", "adapter")
-_LONGEST_SETTING = 40
 
 
 @dataclass(frozen=True)
@@ -87,6 +84,7 @@ class _Row:
         who: What it is in these results of its tasks.
         numbers: Of the results; of a base several.
         group: The base that it is or has; None: that was not scored.
+        name: Without the settings that tell its protocol from the others'.
     """
 
     shown: PolicyScores
@@ -94,6 +92,11 @@ class _Row:
     tasks: Mapping[str, TaskResult]
     numbers: Sequence[int]
     group: int | None
+    name: str
+
+    def called_with(self, way: str) -> "_Row":
+        """The row, its heading with the settings under which it was scored."""
+        return replace(self, shown=replace(self.shown, name=f"{self.name} ({way})")) if way else self
 
 
 def compare(
@@ -131,11 +134,14 @@ def compare(
         )
         others = ", ".join(names[i] for i in alone)
         return replace(rest, notes=(*rest.notes, f"Left out, since no other was asked the same tasks: {others}."))
-    conflicts = _conflicts(results, names, titles)
+    conflicts = conflicts_of(results, names, titles)
     if conflicts and not force:
         hint = "--force compares them all the same"
         raise_all(PerlError, [Mistake(text, hint=hint) for text in conflicts.values()])
     rows = _rows(results, names, titles, conflicts, found)
+    if conflicts:
+        ways = ways_of(results, {task for _, task in conflicts})
+        rows = [row.called_with(ways[row.numbers[0]]) for row in rows]
     first, compared = _compared(rows, against, searched=searched)
     notes = (*conflicts.values(), *_drawn_otherwise(results, names, titles), *_engines(results, names))
     notes = (*notes, *_left_out(results, names, titles))
@@ -180,7 +186,7 @@ def _rows(
         if found is not None and who == "adapter":
             (i,) = numbers
             shown = replace(shown, folder=str(found[i].folder), settings=settings[i])
-        return _Row(shown, who, tasks, numbers, group)
+        return _Row(shown, who, tasks, numbers, group, name)
 
     settings = [] if found is None else differing_settings(found)
     adapters = [i for i, one in enumerate(results) if any(t.adapter and t.name in titles for t in one.tasks)]
@@ -200,12 +206,12 @@ def _compared(rows: Sequence[_Row], against: str | None, *, searched: bool) -> t
     adapters = [row for row in rows if row.who == "adapter"]
     if against is None and searched and len(bases) == 1 and adapters and all(row.group in bases for row in adapters):
         against = BASE
-    if against == BASE and bases and (adapters or not any(row.shown.name == BASE for row in rows)):
+    if against == BASE and bases and (adapters or not any(row.name == BASE for row in rows)):
         first = next(iter(bases.values())).shown.name if len(bases) == 1 else "its base"
         return first, [(bases[row.group], row) for row in adapters if row.group in bases]
-    known = {row.shown.name: row for row in rows}
+    known = {row.name: row for row in rows} | {row.shown.name: row for row in rows}
     if against is not None and against not in known:
-        raise PerlError(f"no row is called {against!r}", "--against", did_you_mean(against, known))
+        raise PerlError(f"no row is called {against!r}", "--against", did_you_mean(against, {row.name for row in rows}))
     # Each result's own policy: its adapter, or a base that was evaluated alone.
     own = {i: row for row in rows for i in row.numbers}  # adapters stand behind bases
     chosen = own[0] if against is None else known[against]
@@ -230,51 +236,6 @@ def _with_differences(
         )
         for row in rows
     )
-
-
-def _conflicts(
-    results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]
-) -> dict[tuple[int, str], str]:
-    """Number of a result and task -> how it was evaluated otherwise than by the first result that has the task."""
-    found: dict[tuple[int, str], str] = {}
-    for task, title in tasks.items():
-        first, *others = [i for i, result in enumerate(results) if any(t.name == task for t in result.tasks)]
-        for i in others:
-            if results[i].task(task).protocol_hash != results[first].task(task).protocol_hash:
-                settings = ", ".join(_differing(results[first], results[i], task))
-                found[i, task] = f"{title} was evaluated otherwise in {names[first]} and in {names[i]}: {settings}"
-    return found
-
-
-def _differing(first: Results, other: Results, task: str) -> list[str]:
-    """``temperature 0.6 and 1`` for every setting that two results of a task do not share."""
-    settings = [_in_force(found, task) for found in (first, other)]
-    if settings[0] == settings[1]:
-        settings = [{**found.protocol.drawn(), "k": found.protocol.k} for found in (first, other)]
-    one, two = settings
-
-    def shown(name: str, value: object) -> str:
-        return str(value) if name == "scorer" else _shown(value)  # whole: digits of its code may be all that differs
-
-    found = [f"{name} {shown(name, one[name])} and {shown(name, two[name])}" for name in one if one[name] != two[name]]
-    return found or ["the prompt or the version of the task"]
-
-
-def _in_force(results: Results, task: str) -> dict[str, Any]:
-    """Settings as they were for a task, and its data."""
-    found = results.task(task)
-    used = {"max_new_tokens": found.max_new_tokens, "k": found.score.k, "data sha256": found.data.get("sha256")}
-    asked = {name: results.subject.get(name) for name in ASKED}
-    return {**results.protocol.drawn(), **used, "examples": found.few_shot, "scorer": found.scorer, **asked}
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        is_hash = len(value) == 64 and " " not in value
-        return value[:SHORT_SHA] if is_hash else repr(textwrap.shorten(value, _LONGEST_SETTING, placeholder="..."))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _differences(first: _Row, other: _Row, tasks: Mapping[str, str]) -> dict[str, Difference]:

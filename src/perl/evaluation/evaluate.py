@@ -18,6 +18,7 @@ from filelock import FileLock
 from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, PerlError
 from perl.evaluation.adapters import plan_adapters
 from perl.evaluation.adapters_table import adapters_markdown
+from perl.evaluation.argument_types import checked_call
 from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
 from perl.evaluation.drawn_samples import draw_samples
 from perl.evaluation.output_folder import usable, write_beside
@@ -39,7 +40,7 @@ logger = logging.getLogger("perl")
 def evaluate(
     adapter: str | Path | None = None,
     base: str | Path | None = None,
-    tasks: Sequence[str] = DEFAULT_TASKS,
+    tasks: str | Path | Sequence[str | Path] = DEFAULT_TASKS,
     k: int | None = None,
     data: str | Path | None = None,
     output: str | Path | None = None,
@@ -52,7 +53,7 @@ def evaluate(
 def evaluate(
     adapter: list[str | Path] | tuple[str | Path, ...],
     base: str | Path | None = None,
-    tasks: Sequence[str] = DEFAULT_TASKS,
+    tasks: str | Path | Sequence[str | Path] = DEFAULT_TASKS,
     k: int | None = None,
     data: str | Path | None = None,
     output: str | Path | None = None,
@@ -64,7 +65,7 @@ def evaluate(
 def evaluate(
     adapter: str | Path | list[str | Path] | tuple[str | Path, ...] | None = None,
     base: str | Path | None = None,
-    tasks: Sequence[str] = DEFAULT_TASKS,
+    tasks: str | Path | Sequence[str | Path] = DEFAULT_TASKS,
     k: int | None = None,
     data: str | Path | None = None,
     output: str | Path | None = None,
@@ -78,7 +79,8 @@ def evaluate(
             the base alone. A list of these: each is scored, each base is drawn once, and a list of results comes back.
         base: Hub id with an optional ``@revision``, or folder; None: the one that the adapter names.
         tasks: As ``--tasks`` takes them: names from ``perl eval --list-tasks``, data files, ``my_tasks.py[:NAME]``, and
-            recipes, whose held-out problems are asked; ``heldout``: those of the adapter's run.
+            recipes, whose held-out problems are asked; ``heldout``: those of the adapter's run. A single one needs no
+            list.
         k: Completions a problem; None: the preset's.
         data: Folder with the tasks' data as JSON lines; None: the Hub.
         output: Folder for the results, in which an evaluation that was stopped goes on and other tasks are added; of
@@ -93,29 +95,40 @@ def evaluate(
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: The engine does not answer like the policy.
     """
-    one = adapter is None or isinstance(adapter, str | Path)
-    named = [] if adapter is None else [str(adapter)] if isinstance(adapter, str | Path) else [str(a) for a in adapter]
-    if not one and not named:
+    call = checked_call(
+        "perl.evaluate",
+        adapter=adapter,
+        base=base,
+        tasks=tasks,
+        k=k,
+        data=data,
+        output=output,
+        processes=processes,
+    )
+    settings = EvalSettings() if settings is None else settings
+    if not isinstance(settings, EvalSettings):
+        raise PerlError(f"must be EvalSettings(...), not {settings!r:.60}", "perl.evaluate(settings)")
+    if call.several and not call.adapters:
         raise PerlError("an empty list names no adapter", "adapter", "or None and a base")
-    settings, on = settings or EvalSettings(), None if base is None else str(base)
+    asked = call.adapters, call.base, call.tasks, call.k, call.data
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
-        plans = plan_adapters(named, on, tasks, k, data, output, settings)
-        count = 0 if processes is None else to_start(processes)
-        if processes is None:
+        plans = plan_adapters(*asked, call.output, settings)
+        count = 0 if call.processes is None else to_start(call.processes)
+        if call.processes is None:
             found = carry_out_all(plans)
         elif not count:
             with sharing(plans) as together:
                 found = carry_out_all(plans, together)
     if count:
-        where = plans[0].folder if one else output
-        code = start_several(plans, arguments_of(named, on, tasks, k, data, where, settings), count)
+        where = call.output if call.several else plans[0].folder
+        code = start_several(plans, arguments_of(*asked, where, settings), count)
         if code == EXIT_INTERRUPTED:
             raise InterruptedRunError("stopped", str(plans[0].folder), "the same call goes on")
         if code:
             raise PerlError("the processes that were started say what is wrong", str(plans[0].folder))
         read = read_drawn if settings.predict_only else read_results
         found = [read(plan.folder) for plan in plans]
-    return found[0] if one else found
+    return found if call.several else found[0]
 
 
 def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = None) -> list[Results]:

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, PerlError, did_you_mean
+from perl.evaluation.argument_types import check_fields
 from perl.evaluation.asking import set_template
 from perl.evaluation.few_shot import check_examples
 from perl.evaluation.heldout_of_recipe import HELDOUT, recipe_of_run
@@ -26,7 +27,7 @@ from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
 from perl.evaluation.reward_scorer import check_scorer_timeout
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import MATH
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.task_data import check_files, load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
 from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
@@ -127,6 +128,10 @@ class EvalSettings:
     batch_size: int = 64
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses what is of another type, in a line."""
+        check_fields(self, {"device_map": str | None})  # its names are known later, with the engine
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -185,8 +190,11 @@ class Evaluation:
         yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}{thinking}"
         for task in self.tasks:
             n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.label
-            asked = f"{task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
-            examples = f", {len(task.data.examples)} examples before each" if task.data.examples else ""
+            asked = (
+                f"{task.data.task.name}: {n} problem{'s' * (n != 1)} of {task.data.source}, up to {longest} tokens each"
+            )
+            shown = len(task.data.examples)
+            examples = f", {shown} example{'s' * (shown > 1)} before each" if shown else ""
             yield f"task     {asked}{examples}{'' if judge == MATH else f', judged by {judge}'}"
         for task in self.tasks if len(self.policies) > 1 else ():
             says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks) * self.compared)
@@ -219,13 +227,16 @@ def plan_evaluation(
             if wrong := [number for number in given if number is not None and number < least]:
                 what = "problems" if option == "--limit" else "examples"
                 raise PerlError(f"{wrong[0]} {what} are too few", option, f"at least {least}")
+        place = Path(data).expanduser() if data else None
         for task, limit, count in zip(chosen, limits, examples, strict=True):
             check_examples(task, limit, count or 0)
+            check_files(task, place, count or 0)
         check_scorer_timeout(settings.scorer_timeout)
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
-        if settings.threads is not None and settings.threads < 1:
-            raise PerlError(f"{settings.threads} threads are too few", "--threads", "at least 1")
+        for what, count in (("threads", settings.threads), ("batch size", settings.batch_size)):
+            if count is not None and count < 1:
+                raise PerlError(f"{count} is too few", f"--{what.replace(' ', '-')}", "at least 1")
         subject = _as_asked(find_subject(adapter, base, settings.dtype, settings.quantization), settings)
         engine = _for_the_base(engine, subject, settings)
         empty = load_empty_base(subject.base)
@@ -237,7 +248,6 @@ def plan_evaluation(
         _check_pass_at(settings.pass_at, protocol.k)
         if settings.newest_data:
             chosen = [replace(task, revision=None) for task in chosen]
-        place = Path(data).expanduser() if data else None
         found = [
             load_task_data(task, place, limit, shown or 0, protocol.seed)
             for task, limit, shown in zip(chosen, limits, examples, strict=True)

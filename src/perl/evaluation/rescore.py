@@ -11,12 +11,13 @@ from filelock import FileLock
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation import predictions
+from perl.evaluation.argument_types import names_of
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
 from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.heldout_of_recipe import held_out_by_run
+from perl.evaluation.heldout_of_recipe import beside_another, held_out_by_run, holds_problems_out
 from perl.evaluation.output_folder import usable
-from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
+from perl.evaluation.own_tasks import check_threshold, file_task, is_file_name, named_tasks, with_folder
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.questions import protocol_hash, scorer_of
@@ -41,7 +42,7 @@ def rescore(
     folder: str | Path,
     data: str | Path | None = None,
     pass_at: Sequence[int] = (),
-    tasks: Sequence[str] = (),
+    tasks: str | Path | Sequence[str | Path] = (),
     columns: Mapping[str, str] | None = None,
     scorer: str | None = None,
     *,
@@ -71,7 +72,7 @@ def rescore(
     folder = Path(folder).expanduser()
     drawn = predictions.read(folder)
     with usable(folder), FileLock(folder / ".lock", timeout=0):
-        named = _Named(tasks, columns, scorer)
+        named = _Named(names_of(tasks), columns, scorer)
         named.check(drawn)
         known = {one.name: _data_of(one, drawn.protocol.seed, folder, data, named) for one in drawn.tasks}
         judges = {t.name: scorer_of(d, named.spec(t, d), scorer_timeout) for t, d in _with(drawn.tasks, known)}
@@ -106,6 +107,7 @@ class _Named:
         for option, given in (("--columns", self.columns), ("--scorer", self.scorer)):
             if given and not self.tasks:
                 raise PerlError("is about files of your own, and none is named", option, "as in --tasks my.jsonl")
+        check_threshold(self.scorer)
         asked = [task.name for task in drawn.tasks]
         for name in self.tasks:
             if not is_file_name(name):
@@ -126,16 +128,19 @@ class _Named:
     def _of_file(self, name: str, task: TaskResult) -> list[Task]:
         found = self._tasks_of(name)
         if not name.endswith(tuple(DATA_FILE_SUFFIXES)):
-            return [one for one in found if one.name == task.name]
+            found = [*found, *(beside_another(one) for one in found if holds_problems_out(one))]
+            called = task.name, is_held_out(task.title)
+            return [one for one in found if (one.name, is_held_out(one.title)) == called]
         [one] = found
-        if one.name != task.name:
+        if task.name not in (one.name, with_folder(name)):
             return []
+        one = replace(one, name=task.name, title=task.name)
         asked_for, judge = task.asked_for or task.scorer, self.scorer or task.scorer
         if asked_for in SCORERS:
-            return [file_task(name, self.columns, asked_for)]
+            return [file_task(name, self.columns, asked_for, name=task.name)]
         if self.scorer is None and judge not in SCORERS:  # no code is run because a results file names it
             raise PerlError(f"{one.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
-        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge)]
+        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge, name=task.name)]
 
     def _tasks_of(self, name: str) -> list[Task]:
         """What a file defines; read, and its code run, once."""

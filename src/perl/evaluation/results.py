@@ -27,6 +27,9 @@ VERSION = 2
 HELD_OUT = " (held out)"
 """With which the titles of tasks end that are a run's own held-out problems."""
 
+BESIDE = "-heldout"
+"""With which their names end where a table has another task of the same name."""
+
 
 def is_held_out(title: str) -> bool:
     """Whether a task's title says that its problems are a run's own."""

@@ -3,6 +3,7 @@
 YAML mapping -> EvalSection, EvalTask
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
@@ -31,6 +32,9 @@ class EvalTask(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_alone(cls, value: object) -> object:
+        if not isinstance(value, str | Mapping | EvalTask):
+            shown = "null" if value is None else repr(value)
+            raise ValueError(f"must be a name, or {{name: ..., limit: ...}}, not {shown:.60}")
         return {"name": value} if isinstance(value, str) else value
 
     @model_serializer

@@ -42,14 +42,15 @@ class Layer:
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
     def where(self, path: Sequence[str]) -> str:
-        """The place of a key for an error message, as ``recipe.yaml:4: peft.rank``."""
+        """The place of a key for an error message, as ``recipe.yaml:4: peft.rank`` or ``eval.tasks[1].limit``."""
         path = tuple(path)
+        shown = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path).removeprefix(".")
         above = [path[:end] for end in range(len(path), 0, -1)]
         inside = [other for other in self.origins if path and other[: len(path)] == path]
         for known in (*above, *inside):
             if known in self.origins:
-                return f"{self.origins[known]}: {'.'.join(path)}"
-        return ".".join(path)
+                return f"{self.origins[known]}: {shown}"
+        return shown
 
 
 def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, Layer]:
@@ -172,8 +173,19 @@ def _construct(
             values[key] = _construct(loader, value_node, (*path, key), origins, file)
         else:
             values[key] = loader.construct_object(value_node, deep=True)
+            _note_entries(value_node, (*path, key), origins, file)
         _expand_shorthand(values, key, path)
     return values
+
+
+def _note_entries(node: yaml.Node, path: KeyPath, origins: dict[KeyPath, str], file: str) -> None:
+    """The line of each entry of a list, and of each key of one that is a mapping."""
+    for number, entry in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
+        here = (*path, str(number))
+        origins[here] = f"{file}:{entry.start_mark.line + 1}"
+        for key, _ in entry.value if isinstance(entry, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                origins[(*here, key.value)] = f"{file}:{key.start_mark.line + 1}"
 
 
 def _expand_shorthand(values: dict[str, Any], key: str, path: KeyPath) -> None:

@@ -7,6 +7,7 @@ Nothing heavy is imported: a mistyped key is refused in a fraction of a second. 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +107,7 @@ class Recipe:
 
     def located(self, error: PerlError) -> PerlError:
         """The error with the file and line of each key it names, for what is found after the recipe was read."""
-        return error.moved(lambda where: self.written_at.where(key_path(where)) if where else "")
+        return error.moved(lambda where: self.written_at.where(key_path(_ENTRY.sub(r".\1", where))) if where else "")
 
     @property
     def output_dir(self) -> Path:
@@ -128,6 +129,8 @@ class Recipe:
         return dump(self.as_dict())
 
 
+_ENTRY = re.compile(r"\[(\d+)\](?=[.\[]|$)")
+"""Of a list, ``eval.tasks[1]``."""
 _SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
 
 SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Mistake]]]

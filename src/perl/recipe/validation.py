@@ -24,6 +24,7 @@ _PLAIN = {
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "none_required": "null",
@@ -86,10 +87,10 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
 
 
 def _inner(values: object, part: int | str) -> tuple[object] | None:
-    """What stands under a key, or at a place of a list of mappings; None: it is no key of the recipe."""
+    """What stands under a key, or at a place of a list; None: it is no key of the recipe."""
     if isinstance(values, Mapping):
         return (values[part],) if part in values else None
-    if isinstance(values, list) and isinstance(part, int) and isinstance(values[part], Mapping):
+    if isinstance(values, list) and isinstance(part, int):
         return (values[part],)
     return None
 

@@ -12,7 +12,7 @@ from perl.errors import Mistake
 from perl.evaluation.few_shot import shown_fact, titled
 from perl.evaluation.protocol import Protocol, task_facts
 from perl.evaluation.recounting.differing import mistake_of, shown
-from perl.evaluation.results import HELD_OUT, TaskResult
+from perl.evaluation.results import BESIDE, HELD_OUT, TaskResult
 from perl.evaluation.task import MATH, Task, all_tasks
 from perl.sandbox import is_sandbox
 
@@ -49,7 +49,7 @@ def stated_mistakes(
     if own and task.few_shot:
         mistakes.append(mistake_of(task, "it shows examples, and held-out problems are asked without"))
     reported = []
-    if own and held_out not in (None, task.name):
+    if own and held_out not in (None, task.name, task.name.removesuffix(BESIDE)):
         message = f"its title is {shown(task.title)}, the run held out {shown(held_out)}"
         mistakes.append(mistake_of(task, message))
     elif own and known is not None and not is_sandbox(task.name) and held_out is None:
