@@ -28,6 +28,8 @@ _PLAIN = {
     "model_type": "a mapping",
     "none_required": "null",
 }
+# The key of a section that is meant by a value without one.
+_MAIN_KEYS = {"model": "name", "peft": "method", "data": "train", "rollout": "backend"}
 
 
 def checked(kind: type[SectionKind], values: Mapping[str, Any]) -> SectionKind:
@@ -108,10 +110,10 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel], 
     if all(detail["type"] in _PLAIN for detail in details):
         wanted = " or ".join(dict.fromkeys(_PLAIN[detail["type"]] for detail in details))
         braces = isinstance(given, Mapping) and any(detail["type"] == "string_type" for detail in details)
-        return (
-            f"must be {wanted}, not {_shown(given)}",
-            "text with a brace at its begin or a colon needs quotes" if braces else "",
-        )
+        hint = "text with a brace at its begin or a colon needs quotes" if braces else ""
+        if not key and section in _MAIN_KEYS and isinstance(given, str):
+            hint = f"{section}: {{{_MAIN_KEYS[section]}: {given}}}"
+        return f"must be {wanted}, not {_shown(given)}", hint
     if kind == "literal_error":
         choice = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         one_of = "one of " if len(choice) > 1 else ""
