@@ -2,16 +2,20 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import PerlError
+from perl.errors import PerlError, did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _OPTIONS = {
     "data.train.columns.prompt": "--prompt",
     "data.train.columns.answer": "--answer",
+    "data.train.subset": "--subset",
     "data.train": "--data",
     "data.eval": "--eval",
     "model": "--model",
@@ -90,13 +94,20 @@ def _sources(given: dict[str, Any]) -> dict[str, Any]:
 
 def _ask(given: dict[str, Any]) -> None:
     """Asks for what no option says; what cannot be read is asked for again."""
-    from perl.training.draft import check_model, check_output, device_named
+    from perl.training.draft import check_model, check_output, check_reward, device_named
     from perl.training.draft_data import rows_of
 
-    known: list[str] = []
+    if given["model"]:
+        check_model(given["model"])
+    for name in given["reward"]:
+        check_reward(name, given["output"])
+    if given["gpu"]:
+        device_named(given["gpu"])
+
+    read: list[Dataset] = []
 
     def read_columns(data: str) -> None:
-        known[:] = rows_of(_sources({**given, "data": data})["train"]).column_names
+        read[:] = [rows_of(_sources({**given, "data": data})["train"])]
 
     if not given["model"]:
         text = "Model: a Hub id, a folder, or sandbox:base"
@@ -106,7 +117,7 @@ def _ask(given: dict[str, Any]) -> None:
     else:
         text = "Data: a .jsonl, .json, .csv or .parquet file, a Hub data set, or sandbox:TASK"
         given["data"] = _until_right(text, "sandbox:addition", read_columns)
-    _ask_for_columns(given, known)
+    _ask_for_columns(given, read[0])
     if not given["gpu"]:
         here = device_named(None)
         text = "GPU: a name as T4 or H100, gigabytes as 24, or cpu"
@@ -119,26 +130,42 @@ def _ask(given: dict[str, Any]) -> None:
         )
 
 
-def _ask_for_columns(given: dict[str, Any], known: list[str]) -> None:
+def _ask_for_columns(given: dict[str, Any], rows: "Dataset") -> None:
     """Where answers are, or which reward judges; the question's column too where its name is not a usual one."""
     from perl.sandbox import is_sandbox
-    from perl.training.draft_data import ANSWERS, QUESTIONS, guessed
+    from perl.training.draft import check_reward
+    from perl.training.draft_data import ANSWERS, check_question, guessed, guessed_question
 
     if is_sandbox(given["data"]):
         return
+    known = rows.column_names
     say(f"The data has the columns {', '.join(known)}.")
 
     def check(name: str) -> None:
-        if name not in known and ":" not in name:
-            raise PerlError(f"no column {name!r}", hint=f"there are {', '.join(known)}")
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise PerlError(f"no column {name!r}", hint=hint or f"there are {', '.join(known)}")
 
-    if not given["prompt"] and guessed(QUESTIONS, known) is None:
-        given["prompt"] = _until_right("Which of them holds the question?", None, check)
+    def check_prompt(name: str) -> None:
+        check(name)
+        check_question(rows, name)
+
+    def check_answer(reply: str) -> None:
+        if reply in known or ":" not in reply:
+            check(reply)
+        else:
+            check_reward(reply, given["output"])
+
+    question = given["prompt"] or guessed_question(rows)
+    if question is None:
+        question = given["prompt"] = _until_right("Which of them holds the question?", None, check_prompt)
+    else:
+        check_prompt(question)
     if given["answer"] or given["reward"]:
         return
-    others = [name for name in known if name != (given["prompt"] or guessed(QUESTIONS, known))]
+    others = [name for name in known if name != question]
     text = "Which holds the gold answer? Or a reward of your own, as my_rewards:score"
-    reply = _until_right(text, guessed(ANSWERS, others), check)
+    reply = _until_right(text, guessed(ANSWERS, others), check_answer)
     given.update({"reward": (reply,)} if ":" in reply and reply not in known else {"answer": reply})
 
 

@@ -130,15 +130,19 @@ def _hint_for_unknown(key: KeyPath, model: type[BaseModel], section: str) -> str
         if elsewhere:
             return elsewhere
     moved = set(FIELD_OF_SETTING.values()) if section == "train" else set()
-    return did_you_mean(key[-1], set(_valid_names(model, key[:-1])) - moved)
+    inner = _model_at(model, key[:-1])
+    for name, field in inner.model_fields.items():
+        if any(key[-1] in below.model_fields for below in _models_in(field.annotation)):
+            return f"did you mean {name}: {{{key[-1]}: ...}}?"
+    return did_you_mean(key[-1], set(inner.model_fields) - moved)
 
 
-def _valid_names(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """Field names of the model at a key path below ``model``."""
+def _model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
+    """The model at a key path below ``model``."""
     for part in (one for one in path if not one.isdigit()):
         for candidate in _models_in(model.model_fields[part].annotation):
             model = candidate
-    return list(model.model_fields)
+    return model
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
