@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perl.cli.commands import run
-from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE
+from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 
@@ -122,7 +122,8 @@ def test_five_questions_at_a_terminal_and_a_wrong_reply_is_asked_again(capsys, t
     assert run(["new"], "perl") == EXIT_DONE
     printed = capsys.readouterr()
     assert "no such file: absent.jsonl" in printed.err
-    assert "no column 'anwser'" in printed.err
+    assert "error: the data has no column 'anwser' (did you mean answer?)\n" in printed.err
+    assert "error: no such file: absent.jsonl\n" in printed.err
     assert "The data has the columns problem, answer, id." in printed.out
     assert load_recipe("mine.yaml").data.train.columns.model_dump() == {"prompt": "problem", "answer": "answer"}
     typed()
@@ -136,3 +137,35 @@ def test_the_usual_replies_are_offered(capsys, typed):
     assert "[recipe.yaml]" in capsys.readouterr().out
     found = load_recipe("recipe.yaml")
     assert (found.model.name, found.data.train.name, found.eval.k) == ("sandbox:base", "sandbox:chain", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "said"),
+    [
+        (("--model", "sandbox:bse"), 0, "--model: the sandbox has no model"),
+        (("--gpu", "T5"), 0, "--gpu: no hardware 't5'"),
+        (("--reward", "nobodys:f"), 0, "--reward: cannot import nobodys"),
+        (("--data", "sums.jsonl", "--prompt", "zz"), 1, "--prompt: the data has no column 'zz'"),
+        (("--data", "sums.jsonl", "--answer", "zz"), 1, "--answer: the data has no column 'zz'"),
+        (("--data", "sandbox:chain", "--answer", "zz"), 1, "--answer: sandbox:chain has columns of its own"),
+        (("--data", "sums.jsonl", "--eval", "absent.jsonl"), 2, "--eval: no such file: absent.jsonl"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_further_questions(capsys, typed, options, lines, said):
+    typed(*[""] * lines)
+    assert run(["new", *options], "perl") == EXIT_USER_MISTAKE
+    assert f"error: {said}" in capsys.readouterr().err
+    assert sys.stdin.read() == ""
+
+
+def test_a_reward_is_imported_when_it_is_named_and_the_end_of_input_is_an_interruption(capsys, typed):
+    Path("typed_reward.py").write_text("def score(completions, **_):\n    return [0.0] * len(completions)\n")
+    typed("", "sums.jsonl", "nobodys:score", "typed_reward:scor", "typed_reward:score", "", "")
+    assert run(["new"], "perl") == EXIT_DONE
+    said = capsys.readouterr().err
+    assert "error: cannot import nobodys" in said
+    assert "has no function 'scor' (did you mean score?)" in said
+    assert list(load_recipe("recipe.yaml").rewards) == ["typed_reward:score"]
+    typed("", "sums.jsonl")
+    assert run(["new"], "perl") == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"

@@ -4,7 +4,7 @@ base -> its layers, whose backward pass makes numbers of the codes anew
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ class WeightOnlyLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As ``nn.Linear``: under autocast input, bias and result have its type, whatever the base was loaded in."""
-        device, bias = input.device.type, self.bias
+        device, bias = input.device.type, cast("torch.Tensor | None", self.bias)
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             # torchao adds a bias to fp8's product itself, and the wider of the two types would be the result's.

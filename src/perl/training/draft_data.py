@@ -97,7 +97,7 @@ def guessed_question(rows: Dataset) -> str | None:
     return guessed(QUESTIONS, rows.column_names) or (chats[0] if len(chats) == 1 else None)
 
 
-def _is_chat(value: object) -> bool:
+def _is_chat(value: Any) -> bool:  # noqa: ANN401 (a cell)
     return (
         isinstance(value, list)
         and bool(value)
@@ -105,13 +105,13 @@ def _is_chat(value: object) -> bool:
     )
 
 
-def check_question(rows: Dataset, column: str) -> None:
+def check_question(rows: Dataset, column: str | None) -> None:
     """Refuses chat messages that hold the answer, which the policy would be asked with.
 
     Raises:
         DataError: The first row's end with the assistant's.
     """
-    value = rows[0][column]
+    value = rows[0][column] if column in rows.column_names else ()
     if _is_chat(value) and value[-1]["role"] == "assistant":
         message = f"the messages of {column!r} end with the assistant's answer, and a prompt ends with the question"
         raise DataError(message, "prompt", "a column without the last message, and a column with the gold answer")
@@ -140,14 +140,13 @@ def with_columns(source: Mapping[str, Any], prompt: str | None, answer: str | No
         return dict(source)
     rows = rows_of(source)
     known = list(rows.column_names)
-    question = given["prompt"] if "prompt" in given else _column(prompt, known, "prompt")
+    question = given["prompt"] if "prompt" in given else check_column(prompt, known, "prompt")
     question = guessed_question(rows) if question is None else question
     if question is None:
         raise DataError("which column holds the question?", "prompt", f"there are {', '.join(known)}")
-    if question in known:
-        check_question(rows, question)
+    check_question(rows, question)
     others = [name for name in known if name != question]
-    gold = given.get("answer") if "answer" in given or answer is None else _column(answer, known, "answer")
+    gold = given.get("answer") if "answer" in given or answer is None else check_column(answer, known, "answer")
     gold = guessed(ANSWERS, others) if gold is None and "answer" not in given else gold
     if gold is None and judged:
         hint = f"there are {', '.join(known)}; or a reward of your own, package.module:function"
@@ -155,7 +154,12 @@ def with_columns(source: Mapping[str, Any], prompt: str | None, answer: str | No
     return {**source, "columns": {"prompt": question, "answer": gold}}
 
 
-def _column(asked: str | None, known: Sequence[str], role: str) -> str | None:
+def check_column(asked: str | None, known: Sequence[str], role: str) -> str | None:
+    """The column that is asked for, if any.
+
+    Raises:
+        DataError: The data has no such column.
+    """
     if asked is not None and asked not in known:
         hint = did_you_mean(asked, known)
         raise DataError(f"the data has no column {asked!r}", role, hint or f"there are {', '.join(known)}")
@@ -203,9 +207,8 @@ def _given_held_out(columns: Mapping[str, Any] | None, given: Mapping[str, Any])
         named = [name for name in (columns or {}).values() if name is not None]
         hint = f"there are {', '.join(known)}" + (f"; the training data has {', '.join(named)}" if named else "")
         raise DataError(f"which column holds the {lacking}?", _HELD_OUT, hint)
-    if question in known:
-        try:
-            check_question(rows, question)
-        except DataError as error:
-            raise error.moved(lambda _: _HELD_OUT) from None
+    try:
+        check_question(rows, question)
+    except DataError as error:
+        raise error.moved(lambda _: _HELD_OUT) from None
     return {**given, "columns": {"prompt": question, "answer": gold}}
