@@ -111,7 +111,7 @@ def check_question(rows: Dataset, column: str | None) -> None:
     Raises:
         DataError: The first row's end with the assistant's.
     """
-    value = rows[0][column] if column in rows.column_names else ()
+    value: Any = rows[0][column] if column in rows.column_names else None
     if _is_chat(value) and value[-1]["role"] == "assistant":
         message = f"the messages of {column!r} end with the assistant's answer, and a prompt ends with the question"
         raise DataError(message, "prompt", "a column without the last message, and a column with the gold answer")
