@@ -36,10 +36,12 @@ class Layer:
     Attributes:
         values: Nested mapping, sections first.
         origins: Key path -> ``recipe.yaml:4`` or ``command line``.
+        of_another_method: Settings of the adapter that were written before the method was chosen.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
+    of_another_method: frozenset[KeyPath] = frozenset()
 
     def where(self, path: Sequence[str]) -> str:
         """The place of a key for an error message, as ``recipe.yaml:4: peft.rank`` or ``eval.tasks[1].limit``."""
@@ -239,7 +241,18 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
 def _merged(parent: Layer, child: Layer) -> Layer:
     """The child's settings over the parent's, without those that the child replaces by a name or an adapter."""
     before = _without_shape(without_replaced(parent.values, child.values), child.values)
-    return _laid_over(Layer(before, parent.origins), child)
+    merged = _laid_over(Layer(before, parent.origins), child)
+    merged.of_another_method = _of_another_method(parent, child)
+    return merged
+
+
+def _of_another_method(parent: Layer, child: Layer) -> frozenset[KeyPath]:
+    """Which settings of the adapter an earlier recipe wrote for its own method: the later one may not have them."""
+    before, after = parent.values.get("peft"), child.values.get("peft")
+    before, after = (section if isinstance(section, Mapping) else {} for section in (before, after))
+    chosen = any(key in after and after[key] != before.get(key) for key in ("method", "type"))
+    earlier = {("peft", key) for key in _OF_A_NEW_ADAPTER if key in before} if chosen else set()
+    return frozenset(path for path in {*parent.of_another_method, *earlier} if path[1] not in after)
 
 
 def _without_shape(before: dict[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -176,11 +176,23 @@ def load_recipe(
     if taught and not rewarded and starts:
         mistakes += _without_rewards(algorithm, sections["train"], layer)
     find_beside(layer)
-    for check in checks:
-        for path, mistake in check(sections):
-            mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
+    for path, mistake in _found_later(sections, layer, checks):
+        mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
     raise_all(RecipeError, mistakes)
     return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
+
+
+def _found_later(
+    sections: dict[str, Any], layer: Layer, checks: Sequence[SectionCheck]
+) -> list[tuple[KeyPath, Mistake]]:
+    """What the checks find; a setting that the method has not, and an earlier recipe wrote for its own, is dropped."""
+    found = [one for check in checks for one in check(sections)]
+    dropped = {path for path, _ in found} & layer.of_another_method
+    if not dropped:
+        return found
+    usual = {key: PeftSection.model_fields[key].default for _, key in dropped}
+    sections["peft"] = sections["peft"].model_copy(update=usual)
+    return [one for check in checks for one in check(sections)]
 
 
 def launched() -> bool:

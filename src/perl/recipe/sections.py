@@ -84,7 +84,7 @@ DATA_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 class DataSource(Section):
     """One set of problems. A bare name is short for ``{name: ...}``."""
 
-    name: str = Field(description="sandbox:TASK, a .jsonl/.json/.csv/.parquet file, or a Hub data set.")
+    name: str = Field(min_length=1, description="sandbox:TASK, a .jsonl/.json/.csv/.parquet file, or a Hub data set.")
     subset: str | None = Field(None, description="Configuration of a Hub data set.")
     split: str | None = Field(None, description="Split of a Hub data set; None: train for training, else test.")
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
