@@ -25,6 +25,7 @@ from perl.recipe.sections import (
     EngineSection,
     ModelSection,
     PeftSection,
+    PromptsSection,
     RolloutSection,
     TeacherSection,
 )
@@ -225,6 +226,14 @@ class PeftRLConfig(GRPOConfig):
     teacher_weight: float = _setting("weight", TeacherSection)
     teacher_top_k: int = _setting("top_k", TeacherSection)
 
+    prompt_memory: bool = _setting("memory", PromptsSection)
+    prompt_explore: float = _setting("explore", PromptsSection)
+    prompt_floor: float = _setting("floor", PromptsSection)
+    prompt_refill: float = _setting("refill", PromptsSection)
+    prompt_curriculum: str | None = _setting("curriculum", PromptsSection)
+    prompt_curriculum_start: float = _setting("curriculum_start", PromptsSection)
+    prompt_curriculum_until: float = _setting("curriculum_until", PromptsSection)
+
     process_reward_weight: float = field(
         default=0.0,
         metadata={
@@ -334,7 +343,7 @@ class PeftRLConfig(GRPOConfig):
             super().__post_init__()
         note_derived(self, asked)
         self._check_deepspeed()
-        self.peft, self.teacher  # noqa: B018 (refuse impossible values now, not when the model is loaded)
+        self.peft, self.teacher, prompts_section(self)
 
     def _choose_strategy(self, *, on_cpu: bool) -> None:
         """Sets DeepSpeed up where the strategy or the user asks for it."""
@@ -433,6 +442,16 @@ def teacher_section(args: GRPOConfig) -> TeacherSection:
     return section_of_arguments(TeacherSection, "teacher", values)
 
 
+def prompts_section(args: GRPOConfig) -> PromptsSection:
+    """Which prompts are sampled, as arguments say; TRL's own take them as they come.
+
+    Raises:
+        RecipeError: A value is impossible.
+    """
+    values = {key: own_setting(args, FIELD_OF_SETTING["prompts", key]) for key in PromptsSection.model_fields}
+    return section_of_arguments(PromptsSection, "prompts", values)
+
+
 def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     """The trainer's arguments of a recipe.
 
@@ -456,6 +475,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         **{FIELD_OF_SETTING["peft", name]: value for name, value in recipe.peft.model_dump().items()},
         **{FIELD_OF_SETTING["rollout", name]: value for name, value in recipe.rollout.model_dump().items()},
         **{FIELD_OF_SETTING["teacher", name]: value for name, value in recipe.teacher.model_dump().items()},
+        **{FIELD_OF_SETTING["prompts", name]: value for name, value in recipe.prompts.model_dump().items()},
         "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
     }
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
@@ -472,6 +492,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         places = {name: f"train.{name}" for name in fields}
         places |= {"strategy": "engine.strategy", "peft_method": "peft.method"}
         places |= {FIELD_OF_SETTING["teacher", key]: f"teacher.{key}" for key in TeacherSection.model_fields}
+        places |= {FIELD_OF_SETTING["prompts", key]: f"prompts.{key}" for key in PromptsSection.model_fields}
         raise error.moved(lambda where: places.get(where, where)) from None
     except (ValueError, TypeError) as error:
         named = [name for name in asked if re.search(rf"\b{name}\b", str(error))]
