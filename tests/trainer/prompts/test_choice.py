@@ -17,7 +17,9 @@ SIZE = 40
 
 def test_a_lap_takes_every_prompt_once_in_an_order_of_its_seed():
     walk = Walk(SIZE, 3)
-    laps = [[*walk.take(15, np.ones(SIZE)), *walk.take(15, np.ones(SIZE)), *walk.take(10, np.ones(SIZE))] for _ in "abc"]
+    laps = [
+        [*walk.take(15, np.ones(SIZE)), *walk.take(15, np.ones(SIZE)), *walk.take(10, np.ones(SIZE))] for _ in "abc"
+    ]
     assert all(sorted(lap) == list(range(SIZE)) for lap in laps)
     assert laps[0] != laps[1]
     other = Walk(SIZE, 4)
@@ -88,7 +90,7 @@ def test_shares_tell_the_solved_from_the_hopeless():
     assert found.shares() == {"seen": 4 / SIZE, "resting_solved": 1 / SIZE, "resting_hopeless": 2 / SIZE}
 
 
-@pytest.mark.parametrize("progress, share", [(0.0, 0.25), (0.25, 0.625), (0.5, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.25), (0.25, 0.625), (0.5, 1.0), (1.0, 1.0)])
 def test_a_curriculum_grows_evenly_from_the_easiest(progress, share):
     numbers_N = np.random.default_rng(1).random(SIZE)
     allowed_N = Curriculum(ranked(numbers_N), 0.25, 0.5).allowed(progress)
@@ -97,7 +99,7 @@ def test_a_curriculum_grows_evenly_from_the_easiest(progress, share):
 
 
 @pytest.mark.parametrize(
-    "values, written, line",
+    ("values", "written", "line"),
     [
         ([1, "hard"], "level", r"column 'level' holds 'hard' in row 2, which is not a finite number"),
         ([1, None], "level", r"holds None in row 2"),
@@ -123,7 +125,11 @@ class Arguments:
 
     def __init__(self, accumulation, steps_per_generation, num_iterations):
         self.gradient_accumulation_steps, self.num_iterations = accumulation, num_iterations
-        self.steps_per_generation, self.dataloader_num_workers, self.dataloader_prefetch_factor = steps_per_generation, 0, 2
+        self.steps_per_generation, self.dataloader_num_workers, self.dataloader_prefetch_factor = (
+            steps_per_generation,
+            0,
+            2,
+        )
 
 
 def flat(prompt, batch):

@@ -189,7 +189,7 @@ def test_rewards_that_never_vary_end_a_training_with_a_checkpoint_and_a_line(tmp
 
 
 @pytest.mark.parametrize(
-    "options, prompts, line",
+    ("options", "prompts", "line"),
     [
         ({"prompt_memory": True}, 2, r"prompts: chooses among 2 prompts, and a generation batch takes 4"),
         ({"prompt_memory": True}, 4, r"prompts: chooses among 4 prompts"),
