@@ -37,6 +37,7 @@ from perl.recipe.sections import (
     HubSection,
     ModelSection,
     PeftSection,
+    PromptsSection,
     RewardSetting,
     RolloutSection,
     TeacherSection,
@@ -74,6 +75,7 @@ class Recipe:
     engine: EngineSection = field(default_factory=EngineSection)
     teacher: TeacherSection = field(default_factory=TeacherSection)
     alarms: AlarmsSection = field(default_factory=AlarmsSection)
+    prompts: PromptsSection = field(default_factory=PromptsSection)
     batch: BatchPlan = field(default_factory=plan_batch)
     algorithm: str | None = None
     written_at: Layer = field(default_factory=Layer, compare=False, repr=False)
@@ -122,7 +124,8 @@ class Recipe:
         named = {KEY: self.algorithm} if self.algorithm is not None else {}
         taught = {"teacher": sections["teacher"]} if self.teacher.acts else {}
         stopped = {"alarms": sections["alarms"]} if self.alarms.acts else {}
-        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}, **stopped}
+        chosen = {"prompts": sections["prompts"]} if self.prompts.acts else {}
+        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}, **stopped, **chosen}
 
     def to_yaml(self) -> str:
         """The recipe as YAML that can be trained as it is."""
