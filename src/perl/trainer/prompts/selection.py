@@ -158,10 +158,10 @@ class PromptSelection:
 
     def _check_examples(self, batch: Batch) -> None:
         """Rewards are remembered of the prompts that were chosen: whoever changed the order would teach it nonsense."""
-        each = len(batch.prompts) // self._shape.processes
-        for place in range(each):
-            chosen = self._data[batch.prompts[self._shape.process * each + place]]
-            if batch.inputs[place * self._shape.generations].get("prompt") != chosen.get("prompt"):
+        rows, generations = len(batch.inputs), self._shape.generations
+        for row in range(0, rows, generations):
+            chosen = self._data[batch.prompts[(self._shape.process * rows + row) // generations]]
+            if batch.inputs[row].get("prompt") != chosen.get("prompt"):
                 raise BrokenPromiseError(
                     "the data loader's prompts are not those that were chosen: does a subclass replace the data loader?"
                 )
@@ -176,7 +176,7 @@ class PromptSelection:
         rows = {name: list(table) for name, table in tables.items()}
         rollouts, rewards_NK = sample(examples)
         shown = self._latest(len(rewards_NK))
-        for name in list(metrics):
+        for name in metrics.keys() - {"num_tokens"}:  # which counts all tokens of the training
             metrics[name][:] = values.get(name, [])
             if not metrics[name]:
                 del metrics[name]
