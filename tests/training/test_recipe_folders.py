@@ -19,7 +19,7 @@ FOLDERS = sorted({name.partition("/")[0] for name in IN_FOLDERS})
 SAMPLE = (
     *("areal/gsm8k", "countdown/perl-dora", "countdown/ppo", "gsm8k/gspo", "gsm8k/tinylora-7b"),
     *("lora-without-regret/smollm3", "open-r1/qwen2.5-1.5b-lora", "perl-paper/lora", "perl-paper/literal/layernorm"),
-    *("prml/clip", "prml/process", "still/full", "tina/open-rs3", "trlx/base", "verl/qwen2.5-0.5b"),
+    *("prml/clip", "prml/process", "still/full", "tina/open-rs3", "trlx/base", "verl/base"),
 )
 # Updates of each batch of rollouts, where there is more than one.
 UPDATES = {
