@@ -49,7 +49,9 @@ def test_a_recipe_says_where_it_is_from_what_it_runs_on_what_came_of_it_and_what
     assert named
     for name, path in named.items():
         head = head_of(path)
-        found = re.fullmatch(r"[^\n]+\.\n\nSource: (.+)\nHardware: (.+)\nPublished: (.+)\nDiffers: (.+)", head, re.DOTALL)
+        found = re.fullmatch(
+            r"[^\n]+\.\n\nSource: (.+)\nHardware: (.+)\nPublished: (.+)\nDiffers: (.+)", head, re.DOTALL
+        )
         assert found, name
         published = " ".join(found[3].split())
         assert "Not run here" in published or "Measured" in published, name
@@ -156,14 +158,19 @@ def test_it_trains_a_step_of_the_tiny_model_with_its_own_rewards(name, tmp_path,
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lively.py").write_text(LIVELY, encoding="utf-8")
     recipe = read_recipe(name)
-    rows = 2 * recipe.train["num_generations"]
+    rows, steps = 2 * recipe.train["num_generations"], 2 if recipe.peft.method == "adalora" else 1
     overrides = [
         *("model.name=sandbox:base", "model.dtype=auto", "data.system_prompt=null", "rewards.lively:score=1.0"),
         *(f"rewards.{reward}.weight={setting.weight}" for reward, setting in recipe.rewards.items()),
-        *("rollout.backend=transformers", "rollout.servers=[]", "rollout.prefetch=0", "rollout.max_completion_length=8"),
+        *(
+            "rollout.backend=transformers",
+            "rollout.servers=[]",
+            "rollout.prefetch=0",
+            "rollout.max_completion_length=8",
+        ),
         "rollout.temperature=3",  # so that completions differ
         *("engine.processes=null", "engine.strategy=ddp", "engine.device=cpu", "engine.threads=1"),
-        *("train.max_steps=1", "train.warmup_steps=0", "train.prompts_per_step=2", "train.save_strategy=no"),
+        *(f"train.max_steps={steps}", "train.warmup_steps=0", "train.prompts_per_step=2", "train.save_strategy=no"),
         *(f"train.per_device_train_batch_size={rows}", f"train.output_dir={tmp_path / 'out'}", "eval.enabled=false"),
         *local_data(recipe, tmp_path, 64),
         *process_model(recipe, tmp_path),
@@ -171,7 +178,9 @@ def test_it_trains_a_step_of_the_tiny_model_with_its_own_rewards(name, tmp_path,
     if "soft_overlong" in recipe.rewards:
         overrides.append("rewards.soft_overlong.args={max_completion_len: 8, soft_punish_cache: 4}")
     run = train(read_recipe(name, overrides))
-    assert (run.facts["status"], run.facts["steps"]) == ("done", 1)
-    [logged] = [row for row in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()) if "reward" in row]
+    assert (run.facts["status"], run.facts["steps"]) == ("done", steps)
+    logged, *_ = [
+        row for row in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()) if "reward" in row
+    ]
     acting = {reward.split(":")[-1] for reward, setting in recipe.rewards.items() if setting.weight}
     assert all(any(reward in key for key in logged) for reward in acting), sorted(logged)
