@@ -281,3 +281,24 @@ def test_the_words_of_a_prompt_are_the_same_in_either_form():
     assert prompt_text("1+1=") == prompt_text([{"role": "user", "content": "1+1="}]) == "1+1="
     assert prompt_text([{"role": "system", "content": "S"}, {"role": "user", "content": None}]) == "S\n"
     assert prompt_text(None) == prompt_text(5) == ""
+
+
+def test_a_question_that_no_column_holds_is_asked_out_of_others():
+    rows = [{"nums": [i, i + 1, 3], "target": 2 * i, "prompt": f"row {i}"} for i in range(4)]
+    none = {"prompt": None, "answer": None}
+    section = {
+        "train": {"name": write("rows.jsonl", rows), "columns": none},
+        "eval": {"name": write("more.jsonl", [{"nums": [9], "target": 9}]), "columns": none},
+        "prompt_template": "Make {target} of {nums}, as {{1 + 2}}.",
+    }
+    found = problems(**section)
+    assert found.train["prompt"][:2] == ["Make 0 of [0, 1, 3], as {1 + 2}.", "Make 2 of [1, 2, 3], as {1 + 2}."]
+    assert found.train["nums"][1] == [1, 2, 3]
+    assert found.train["original_prompt"][1] == "row 1"
+    assert found.heldout["prompt"][0] == "Make 9 of [9], as {1 + 2}."
+    chat = problems(True, **section).train["prompt"][0]
+    assert chat == [{"role": "user", "content": "Make 0 of [0, 1, 3], as {1 + 2}."}]
+    with pytest.raises(DataError, match="also held out"):
+        problems(**{**section, "eval": section["train"]})
+    with pytest.raises(DataError, match="the template cannot be filled: KeyError"):
+        problems(**{**section, "prompt_template": "Make {goal}."})

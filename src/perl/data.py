@@ -333,7 +333,7 @@ def _row(
     raw: Mapping[str, Any], names: Mapping[str, str], source: DataSource, section: DataSection, chat: bool
 ) -> dict[str, Any]:
     """One problem in the trainer's form; the data set's own columns stay for the user's reward functions."""
-    question = raw[source.columns.prompt]
+    question = "" if source.columns.prompt is None else raw[source.columns.prompt]
     row = {name: raw[column] for column, name in names.items()}
     if isinstance(question, str):
         text = (section.prompt_template or "{prompt}").format_map({**raw, "prompt": question})

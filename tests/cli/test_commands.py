@@ -56,7 +56,18 @@ def test_version_and_help_name_the_package_every_command_and_its_options(printed
 
 def test_recipes_lists_every_packaged_recipe_and_every_setting_and_prints_one(printed, tmp_path):
     plain = printed("recipes", env={**os.environ, "COLUMNS": "200"})
-    assert list(dict(line.split(maxsplit=1) for line in plain.splitlines())) == list(packaged_recipes())
+    shown = dict(line.split(maxsplit=1) for line in plain.splitlines())
+    alone = [name for name in packaged_recipes() if "/" not in name]
+    folders = sorted({name.partition("/")[0] for name in packaged_recipes() if "/" in name})
+    assert list(shown) == [*alone, *(f"{folder}/" for folder in folders)]
+    assert "recipes: PRML's best design" in shown["prml/"]
+    inside = [name for name in packaged_recipes() if name.startswith("prml/")]
+    assert [line.split()[0] for line in printed("recipes", "prml").splitlines()] == inside
+    assert [row["name"] for row in json.loads(printed("recipes", "prml/", "--json"))] == inside
+    found = json.loads(printed("recipes", "--search", "COUNTDOWN ppo", "--json"))
+    assert {(row["name"], row["folder"]) for row in found} >= {("countdown/ppo", "countdown")}
+    assert json.loads(printed("recipes", "gsm8k", "--search", "tinylora", "--json"))[0]["name"] == "gsm8k/tinylora-7b"
+    assert printed("recipes", "prml/clip") == packaged_recipes()["prml/clip"].read_text(encoding="utf-8")
     rows = json.loads(printed("recipes", "--json"))
     assert [row["name"] for row in rows] == list(packaged_recipes())
     for row in rows:

@@ -308,6 +308,18 @@ NOT_CONVERTED = (
     ("rewards: {accuracy: true, format: 1}\n", "rewards.accuracy.weight: must be a number, not true"),
     ("rewards: {accuracy: [1], format: 1}\n", "rewards.accuracy.weight: must be a number, not [1]"),
     ("data: {prompt_template: '{question}'}\n", "data.prompt_template: must contain {prompt}"),
+    (
+        "data: {train: {name: a.jsonl, columns: {prompt: null}}}\n",
+        "data.prompt_template: no column holds the question (columns.prompt: null): ask it here",
+    ),
+    (
+        "data: {prompt_template: 'Q {prompt}', train: {name: a.jsonl, columns: {prompt: null}}}\n",
+        "data.prompt_template: no column holds a {prompt} (columns.prompt: null)",
+    ),
+    (
+        "data: {prompt_template: Q, train: {name: a.jsonl, columns: {prompt: null}}, eval: b.jsonl}\n",
+        "data.eval: columns.prompt is null for one of data.train and data.eval, not for the other",
+    ),
 )
 
 

@@ -155,6 +155,12 @@ def test_each_tag_that_occurs_once_is_a_quarter_as_open_r1_counts_them():
     assert found == [tag_share(text) for text in texts]
     assert {type(reward) for reward in found} == {float}
     assert set(found) == {0.0, 0.25, 0.5, 0.75, 1.0}
+    for chosen in (["\n</think>\n"], ["<think>", "</think>", "4"]):
+        expected = [sum(text.count(tag) == 1 for tag in chosen) / len(chosen) for text in texts]
+        assert tag_count_reward(texts, tags=chosen) == expected
+    for wrong in ([], "<think>", [""], [1], ["a", "a"], None):
+        with pytest.raises(ValueError, match="tags must be a list"):
+            tag_count_reward([], tags=wrong)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -24,30 +24,73 @@ _COLUMN = 44
 
 @click.command("recipes", short_help="List the packaged recipes, print one, or list every setting.")
 @click.argument("name", required=False)
+@click.option("--search", metavar="WORDS", help="List the recipes whose name or text has all these words.")
 @click.option("--settings", is_flag=True, help="List every key with its default, or say all about the key NAME.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
-def command(name: str | None, *, settings: bool, as_json: bool) -> None:
-    """List the packaged recipes, or print the recipe NAME to start your own from.
+def command(name: str | None, search: str | None, *, settings: bool, as_json: bool) -> None:
+    """List the packaged recipes, those of the folder NAME, or print the recipe NAME to start your own from.
 
     With --settings, list every setting with its default, or those of NAME: a section, as train, or a key, as
     train.beta, about which everything is printed. `perl new` writes a recipe for your model and data.
     """
     width = max(shutil.get_terminal_size((_WIDTH, 0)).columns, _LEAST)
     if settings:
+        if search is not None:
+            raise click.UsageError("--search looks through recipes, not through settings: --settings WORD finds those")
         _print_settings(name, width, as_json=as_json)
         return
     packaged = packaged_recipes()
-    if name is not None:
-        if name not in packaged:
-            raise RecipeError(f"no recipe named {name!r}", hint=did_you_mean(name, packaged))
+    if name in packaged and search is None:
         say(packaged[name].read_text(encoding="utf-8"), end="")
         return
-    rows = [(key, _first_comment(path)) for key, path in packaged.items()]
+    chosen = _of_folder(packaged, name) if name is not None else packaged
+    if search is not None:
+        chosen = _with_words(chosen, search)
+    rows = [(key, _first_comment(path)) for key, path in chosen.items()]
     if as_json:
-        say(json.dumps([{"name": key, "summary": text} for key, text in rows], indent=2))
+        listed = [{"name": key, "folder": key.rpartition("/")[0], "summary": text} for key, text in rows]
+        say(json.dumps(listed, indent=2))
         return
+    if name is None and search is None:
+        folders = _folders(packaged)
+        rows = [row for row in rows if "/" not in row[0]] + [
+            (f"{folder}/", f"{len(paths)} recipes: {_first_comment(paths[0])}") for folder, paths in folders.items()
+        ]
     for line in plain_table(rows, (False, False)):
         say(line[:width])
+
+
+def _of_folder(packaged: dict[str, Path], name: str) -> dict[str, Path]:
+    """The recipes in a folder; a recipe's own name means that one."""
+    folder = f"{name.rstrip('/')}/"
+    inside = {key: path for key, path in packaged.items() if key.startswith(folder) or key == name}
+    if not inside:
+        raise RecipeError(f"no recipe named {name!r}", hint=did_you_mean(name, [*packaged, *_folders(packaged)]))
+    return inside
+
+
+def _folders(packaged: dict[str, Path]) -> dict[str, list[Path]]:
+    """Folder -> its recipes, what the others extend first: its summary is the folder's."""
+    found: dict[str, list[Path]] = {}
+    for key, path in packaged.items():
+        folder, slash, rest = key.partition("/")
+        if slash:
+            paths = found.setdefault(folder, [])
+            paths.insert(0 if rest == "base" else len(paths), path)
+    return found
+
+
+def _with_words(recipes: dict[str, Path], words: str) -> dict[str, Path]:
+    """Those whose name or text has every word, whatever the case."""
+    wanted = words.lower().split()
+    found = {}
+    for key, path in recipes.items():
+        text = f"{key}\n{path.read_text(encoding='utf-8')}".lower()
+        if all(word in text for word in wanted):
+            found[key] = path
+    if not found:
+        raise RecipeError(f"no recipe has {words!r} in its name or text", hint="`perl recipes` lists them all")
+    return found
 
 
 def _print_settings(name: str | None, width: int, *, as_json: bool) -> None:

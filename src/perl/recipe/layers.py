@@ -72,7 +72,9 @@ def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         name, layer = "recipe", _merged(_extended_by_mapping(source), _layer_of_mapping(source))
     else:
         path = locate(str(source))
-        name, layer = path.stem, _read_chain(path, ())
+        packaged = str(source) in packaged_recipes()
+        name = str(source).replace("/", "-") if packaged else path.stem  # one run folder for each packaged recipe
+        layer = _read_chain(path, ())
     return name, _merged(layer, _layer_of_overrides(overrides))
 
 
@@ -94,7 +96,18 @@ def locate(reference: str, beside: Path | None = None) -> Path:
         if path.is_file():
             return path
         raise RecipeError("no such file", str(path), "`perl recipes` lists those that are packaged")
-    raise RecipeError(f"no recipe named {reference!r}", hint=did_you_mean(reference, packaged))
+    raise no_such_recipe(reference)
+
+
+def no_such_recipe(reference: str) -> RecipeError:
+    """Why no packaged recipe is meant by it: it is a folder of them, or a slip."""
+    packaged = packaged_recipes()
+    folder = f"{reference.rstrip('/')}/"
+    inside = [name for name in packaged if name.startswith(folder)]
+    if inside:
+        hint = f"name one of them, as {inside[0]}; `perl recipes {folder[:-1]}` lists them"
+        return RecipeError(f"{folder} is a folder of {len(inside)} recipes", hint=hint)
+    return RecipeError(f"no recipe named {reference!r}", hint=did_you_mean(reference, packaged))
 
 
 def key_path(key: str) -> KeyPath:

@@ -73,7 +73,11 @@ class PeftSection(Section):
 class Columns(Section):
     """Which columns of the data set hold what."""
 
-    prompt: str = Field("prompt", description="The question: text, or chat messages.")
+    prompt: str | None = Field(
+        "prompt",
+        description="The question: text, or chat messages; null: none holds it, and data.prompt_template asks it out "
+        "of others.",
+    )
     answer: str | None = Field("answer", description="The gold answer; null if no reward needs one.")
 
 
@@ -105,7 +109,9 @@ class DataSection(Section):
         None, description="Held-out problems; None: those of the sandbox task, or none for other data."
     )
     prompt_template: str | None = Field(
-        None, description="Text around the question; must contain {prompt}, may contain other columns."
+        None,
+        description="Text around the question; must contain {prompt}, may contain other columns. Where no column "
+        "holds the question, all of it.",
     )
     system_prompt: str | None = Field(None, description="System message put before every question.")
     chat: bool | None = Field(None, description="Chat messages or plain text; None: as the tokenizer's template says.")
@@ -113,8 +119,14 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _check_template(self) -> "DataSection":
-        if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
-            raise SettingError("prompt_template", "must contain {prompt}")
+        named = {source.columns.prompt is not None for source in (self.train, self.eval) if source is not None}
+        if len(named) > 1:
+            raise SettingError("eval", "columns.prompt is null for one of data.train and data.eval, not for the other")
+        if named == {False} and self.prompt_template is None:
+            raise SettingError("prompt_template", "no column holds the question (columns.prompt: null): ask it here")
+        if self.prompt_template is not None and ("{prompt}" in self.prompt_template) not in named:
+            how = "must contain {prompt}" if True in named else "no column holds a {prompt} (columns.prompt: null)"
+            raise SettingError("prompt_template", how)
         return self
 
 

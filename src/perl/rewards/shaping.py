@@ -46,23 +46,35 @@ def format_reward(completions: Completions, *, style: str = "boxed", **_: Any) -
     return [float(is_well_formed(completion_text(completion))) for completion in completions]
 
 
-def tag_count_reward(completions: Completions, **_: Any) -> list[float]:  # noqa: ANN401
-    r"""A quarter for each tag that occurs exactly once: a first step towards a format that a model does not know yet.
+def tag_count_reward(
+    completions: Completions,
+    *,
+    tags: Sequence[str] = _TAGS,
+    **_: Any,  # noqa: ANN401
+) -> list[float]:
+    r"""An equal share for each tag that occurs exactly once: a first step towards a format that a model does not know.
 
-    The tags, line breaks included: ``<think>\n``, ``\n</think>\n``, ``\n<answer>\n``, ``\n</answer>``. Their order does
-    not matter.
+    The usual tags, line breaks included: ``<think>\n``, ``\n</think>\n``, ``\n<answer>\n``, ``\n</answer>``, a quarter
+    each. Their order does not matter.
 
     Args:
         completions: Text, or lists of chat messages.
+        tags: Texts to count; one alone is all or nothing.
 
     Returns:
-        0, 0.25, 0.5, 0.75 or 1.
+        The share of the tags that occur once, from 0 to 1.
+
+    Raises:
+        ValueError: ``tags`` is not a list of different texts, at least one, none empty.
 
     Source:
         ``tag_count_reward`` of open-r1 (github.com/huggingface/open-r1, src/open_r1/rewards.py), which counts as
         ``str.count`` does: without overlap.
     """
-    return [0.25 * sum(text.count(tag) == 1 for tag in _TAGS) for text in map(completion_text, completions)]
+    listed = isinstance(tags, list | tuple) and len(tags) > 0
+    if not listed or not all(isinstance(tag, str) and tag for tag in tags) or len(set(tags)) < len(tags):
+        raise ValueError(f"tags must be a list of different texts, none empty, not {tags!r}")
+    return [sum(text.count(tag) == 1 for tag in tags) / len(tags) for text in map(completion_text, completions)]
 
 
 def repetition_penalty_reward(

@@ -260,7 +260,8 @@ def _template(plan: Plan, rewards: tuple[str, ...]) -> str | None:
     source = plan.recipe.data.train
     if is_sandbox(source.name) or is_sandbox(plan.recipe.model.name) or plan.tokenizer.chat_template is None:
         return None
-    plain = isinstance(read_source(source, "train", "data.train")[0][0][source.columns.prompt], str)
+    first = read_source(source, "train", "data.train")[0][0]
+    plain = isinstance(first.get(source.columns.prompt), str)
     return BOXED if plain and _judged(rewards) else None
 
 

@@ -72,9 +72,16 @@ def forecast_of(plan: Plan) -> Forecast:
 
 
 def _plan_of_one_process(recipe: Recipe) -> Plan:
-    """Lengths, steps and parameters are those of one process with the whole batch."""
+    """Lengths, steps and parameters are those of one process with the whole batch, in as many passes.
+
+    With another number of passes ``steps_per_generation`` would be another number of updates of each rollout.
+    """
     batch = recipe.batch
-    alone = plan_batch(prompts_per_step=batch.prompts_per_step, num_generations=batch.num_generations)
+    alone = plan_batch(
+        prompts_per_step=batch.prompts_per_step,
+        num_generations=batch.num_generations,
+        gradient_accumulation_steps=batch.gradient_accumulation_steps,
+    )
     return make_plan(replace(recipe, batch=alone), runs_here=False)
 
 
