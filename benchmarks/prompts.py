@@ -1,11 +1,11 @@
 """What remembering prompts, replacing groups without variance and a curriculum do for accuracy, per sample and second.
 
-Run as ``python benchmarks/prompts.py``. The policy begins as an adapter that solves additions, so that of the problems a
-third is solved, a third is out of reach, and the rest lies between; ``level`` says which. Every way of choosing prompts
-is trained with each seed on the same problems for the same number of steps, all ways of a seed before the next seed, and
-scored every few steps on the same held-out problems with the same seeds of their samples, outside of the time that is
-counted. Seconds are those of the process's processor, which other programs do not change as much as the clock's.
-Prints a table, writes ``results/prompts.json`` and ``results/prompts.png``.
+Run as ``python benchmarks/prompts.py``. The policy begins as an adapter that solves additions, so that of the problems
+a third is solved, a fifth is out of reach, and the rest lies between; the column ``level`` says which. Every way of
+choosing prompts is trained with each seed on the same problems for the same number of steps, all ways of a seed before
+the next seed, and scored every few steps on the same held-out problems with the same seeds of their samples, outside of
+the time that is counted. Seconds are those of the process's processor, which other programs change less than the
+clock's. Prints a table, writes ``results/prompts.json`` and ``results/prompts.png``.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def run_once(name: str, seed: int, data: Path, arguments: argparse.Namespace) ->
     """Trains once and scores on the way; runs in a process of its own."""
     import warnings
 
-    from transformers import PrinterCallback, TrainerCallback
+    from transformers import PrinterCallback, TrainerCallback, TrainerState
 
     from perl import PeftGRPOTrainer
     from perl.data import render_prompts
@@ -137,10 +137,10 @@ def run_once(name: str, seed: int, data: Path, arguments: argparse.Namespace) ->
             self.curve = list[dict[str, float]]()
             self.cpu = self.wall = 0.0
 
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
+        def on_train_begin(self, *_: object, **__: object) -> None:
             self.score(0)
 
-        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        def on_step_end(self, _: object, state: TrainerState, *__: object, **___: object) -> None:
             if state.global_step % arguments.every == 0 or state.global_step == arguments.steps:
                 self.cpu, self.wall = self.cpu + time.process_time() - self.since[0], self.wall + self.clock()
                 self.score(state.global_step)

@@ -155,8 +155,9 @@ class Plan:
         yield f"batch    {self.recipe.batch}{more}"
         if self.recipe.batch.world_size > 1:
             yield f"strategy {self.recipe.engine.strategy}"
-        least = f"{'at least ' if self.recipe.prompts.refill else ''}{self.steps * self.recipe.batch.completions_per_step:,}"
-        yield f"steps    {self.steps} ({least} completions in all)"
+        completions = self.steps * self.recipe.batch.completions_per_step
+        least = "at least " if self.recipe.prompts.refill else ""
+        yield f"steps    {self.steps} ({least}{completions:,} completions in all)"
         if self.memory:
             yield f"memory   {described(self.memory)}"
         yield f"output   {self.recipe.output_dir}"
