@@ -357,10 +357,11 @@ def measure(
 
 
 def solves_additions(output: Path) -> None:
-    """Trains the adapter that all begin with."""
+    """Trains the adapter that all begin with, so long that about half of the groups have no variance at first."""
     import perl
 
-    perl.train("quickstart", ["train.seed=7", "train.report_to=[]", "eval.enabled=false"], output)
+    settings = ["train.seed=7", "train.max_steps=30", "train.report_to=[]", "eval.enabled=false"]
+    perl.train("quickstart", settings, output)
 
 
 if __name__ == "__main__":
