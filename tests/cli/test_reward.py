@@ -212,8 +212,8 @@ def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(per
 
 
 def test_a_policy_is_asked_how_hard_the_problems_are_and_the_answers_become_a_column(perl_command):
-    recipe = write_recipe([str(20 + i + 100) for i in range(6)], extends="quickstart", eval={"enabled": False})
-    rows = [{"question": f"{20 + i}+{100}=", "gold": 120 + i, "source": "a\u2028b"} for i in range(6)]
+    recipe = write_recipe([str(20 + i + 100) for i in range(8)], extends="quickstart", eval={"enabled": False})
+    rows = [{"question": f"{20 + i}+{100}=", "gold": 120 + i, "source": "a\u2028b"} for i in range(8)]
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     columns = "data.train={name: train.jsonl, columns: {prompt: question, answer: gold}}"
     asked = ("reward", "check", recipe, columns, "--rollouts", "4", "--write", "hard.jsonl")
@@ -226,22 +226,22 @@ def test_a_policy_is_asked_how_hard_the_problems_are_and_the_answers_become_a_co
         {**row, "pass_rate": new["pass_rate"]} for row, new in zip(rows, written, strict=True)
     ]
     drawn = [json.loads(line) for line in Path("hard_completions/samples.jsonl").read_text().split("\n") if line]
-    assert len(drawn) == 24
+    assert len(drawn) == 32
     for number, row in enumerate(written):  # judged again, one by one
         texts = [one["text"] for one in drawn if one["problem"] == str(number)]
         assert row["pass_rate"] == sum(check(str(row["gold"]), text).status == "right" for text in texts) / 4
     rates = [row["pass_rate"] for row in written]
-    assert found["mean"] == pytest.approx(sum(rates) / 6)
-    assert (found["never"], found["always"]) == (pytest.approx(rates.count(0) / 6), pytest.approx(rates.count(1) / 6))
-    assert (found["policy"], found["problems"], found["rollouts"]) == ("sandbox:base", 6, 4)
+    assert found["mean"] == pytest.approx(sum(rates) / 8)
+    assert (found["never"], found["always"]) == (pytest.approx(rates.count(0) / 8), pytest.approx(rates.count(1) / 8))
+    assert (found["policy"], found["problems"], found["rollouts"]) == ("sandbox:base", 8, 4)
     # The same again draws nothing; more completions draw the rest; some problems alone are some rows.
-    for count, there, options in ((4, 24, ()), (5, 24, ()), (4, 0, ("--n", "2"))):
+    for count, there, options in ((4, 32, ()), (5, 32, ()), (4, 0, ("--n", "2"))):
         Path("hard.jsonl").unlink()
         again = perl_command(*asked[:-4], "--rollouts", str(count), *options, *asked[-2:])
         assert again.returncode == 0, again.stderr
-        assert (f"{there} of {6 * count} completions are there already" in again.stderr) == bool(there)
+        assert (f"{there} of {8 * count} completions are there already" in again.stderr) == bool(there)
     some = [json.loads(line) for line in Path("hard.jsonl").read_text().split("\n") if line]
-    assert [row["question"] for row in some] == ["20+100=", "23+100="]
+    assert [row["question"] for row in some] == ["20+100=", "24+100="]
 
 
 ASKED = (

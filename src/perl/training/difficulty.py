@@ -53,9 +53,10 @@ def pass_rates(
     with threads_kept():
         if recipe.engine.threads is not None:
             use_threads(recipe.engine.threads)
+        subject = _subject(recipe, adapter, folder)
         # A curriculum may be by the column that is yet to be written.
         plan = make_plan(replace(recipe, prompts=PromptsSection()))
-        evaluation = _evaluation(plan, count, folder, _subject(plan, adapter, folder), rows)
+        evaluation = _evaluation(plan, count, subject, rows)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
             policies = load_policies(evaluation.subject, evaluation.device)
         drawn = draw_samples(evaluation, policies)
@@ -63,9 +64,9 @@ def pass_rates(
     return [sum(sample.right for sample in samples) / len(samples) for samples in groups]
 
 
-def _subject(plan: Plan, adapter: str | None, folder: Path) -> Subject:
+def _subject(recipe: Recipe, adapter: str | None, folder: Path) -> Subject:
     """The base, or what is put on it."""
-    model, name = plan.recipe.model, adapter or plan.recipe.peft.adapter
+    model, name = recipe.model, adapter or recipe.peft.adapter
     if name is None:
         return Subject(model.name, model, None, None, None, None, folder)
     with _naming("--adapter" if adapter else "peft.adapter"):
@@ -73,7 +74,7 @@ def _subject(plan: Plan, adapter: str | None, folder: Path) -> Subject:
         return Subject(saved.name, model, saved, None, *adapter_digests(saved), folder)
 
 
-def _evaluation(plan: Plan, count: int, folder: Path, subject: Subject, rows: Sequence[int] | None) -> Evaluation:
+def _evaluation(plan: Plan, count: int, subject: Subject, rows: Sequence[int] | None) -> Evaluation:
     """The training problems as a task."""
     recipe, train = plan.recipe, plan.problems.train
     judging = plan.judging or Judging()
@@ -100,7 +101,7 @@ def _evaluation(plan: Plan, count: int, folder: Path, subject: Subject, rows: Se
         subject=subject,
         protocol=protocol,
         tasks=(heldout_task("train", prompts, protocol, ends),),
-        folder=folder,
+        folder=subject.folder,
         engine=_engine(recipe, how),
         template=template_hash(plan.tokenizer),
         device=plan.arguments.device,
