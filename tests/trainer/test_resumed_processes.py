@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
-from perl.trainer.prompt_order import ResumableRepeatSampler
 from safetensors.torch import load_file
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
 
 from perl.methods.registry import METHODS
+from perl.trainer.prompts.order import ResumableRepeatSampler
 from tests import warm
 from tests.oracles.two_trainers import relative_difference
 

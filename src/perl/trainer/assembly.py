@@ -42,9 +42,9 @@ from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
 from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.overrides import is_replaced
 from perl.trainer.partitioned_optimizer import check_divisible, partition_optimizer
+from perl.trainer.prompt_tokens import Prompts
 from perl.trainer.prompts.making import made_selection
 from perl.trainer.prompts.selection import PromptSelection
-from perl.trainer.prompts.tokens import Prompts
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.rollout_choice import choose_backend

@@ -136,14 +136,17 @@ class ResumeState:
 
     def _restore_choice(self, checkpoint: str | bool | None) -> None:
         """Puts back what was chosen and remembered, or begins."""
-        if self._choice is None:
+        if self._choice is not None:
+            self._choice.begin()
+        if not isinstance(checkpoint, str):
             return
-        self._choice.begin()
-        if isinstance(checkpoint, str):
-            file = Path(checkpoint) / _PROMPTS
+        file, hint = Path(checkpoint) / _PROMPTS, "leave prompts as they were, or start anew"
+        if file.is_file() and self._choice is None:
+            raise ModelError(f"{checkpoint} was written by a training that chose prompts", "prompts", hint)
+        if self._choice is not None:
             if not file.is_file():
                 what = f"{checkpoint} was written by a training that took prompts as they come"
-                raise ModelError(what, "prompts", "leave prompts out as it did, or start anew")
+                raise ModelError(what, "prompts", hint)
             self._choice.restore(read_state(file))
 
     @property

@@ -36,7 +36,7 @@ from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 from perl.run.warned import warn
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
-from perl.trainer.prompts.tokens import Prompts
+from perl.trainer.prompt_tokens import Prompts
 
 logger = logging.getLogger("perl")
 

@@ -53,7 +53,8 @@ from perl.rollouts.vllm.version import check_engine
 from perl.run.progress import live_line
 from perl.run.warned import warn
 from perl.trainer.argument_checks import of_our_step
-from perl.trainer.config import PeftRLConfig, training_arguments
+from perl.trainer.config import PeftRLConfig
+from perl.trainer.recipe_arguments import training_arguments
 from perl.trainer.signal_checks import check_teacher, taught_alone
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.training.plan_text import algorithm_lines, critic_lines, prompt_lines, rollout_lines
