@@ -21,11 +21,11 @@ _NEEDS = (
     (r"^perl zoo render$", "writes into the checkout: tests/zoo do"),
 )
 _QUICK = re.compile(
-    r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)|zoo (list|rank|show)"
-    r"|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
+    r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)(?!.*--rollouts)"
+    r"|zoo (list|rank|show)|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
 )
 # What they print depends on a policy that was trained or asked.
-_LEARNED = re.compile(r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor)")
+_LEARNED = re.compile(r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor|reward check .*--rollouts)")
 
 
 def need(command: str) -> str | None:

@@ -367,6 +367,19 @@ class PromptsSection(Section):
         """Whether prompts are chosen."""
         return self.memory or self.refill > 0 or self.curriculum is not None
 
+    @property
+    def shown(self) -> str:
+        """How prompts are chosen, in one line without the column's name, which may be anything."""
+        found = []
+        if self.memory:
+            found.append(f"those without variance rest (explore {self.explore:g}, floor {self.floor:g})")
+        if self.refill:
+            found.append(f"groups without variance are refilled (at most {self.refill:g} x a batch more)")
+        if self.curriculum is not None:
+            of_all = f"{self.curriculum_start:g} of them at first, all after {self.curriculum_until:g} of the training"
+            found.append(f"easy first by a column ({of_all})")
+        return "; ".join(found)
+
     @model_validator(mode="after")
     def _check_acts(self) -> "PromptsSection":
         for key, needed, acts in (
