@@ -43,7 +43,7 @@ from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.stages import prepare, read_recipe
-from tests.policy.quantised_recipes import begins_at_its_base, recipe
+from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, trainer
 
 torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed, there are no such codes")
@@ -199,6 +199,14 @@ def test_the_table_of_methods_says_what_stands_on_it(name, method, dtype, tmp_pa
     write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
     assert check_saved_adapter(policy, tmp_path / "adapter", PROBE) <= RELOAD_TOLERANCE
     assert base_fingerprint(policy) == before
+
+
+@each
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_magnitudes_of_dora_begin_as_the_lengths_of_the_rows(name, dtype):
+    policy = attach_adapter(quantised(name, dtype), adaptation(PeftSection(method="dora")))
+    for magnitudes, lengths in lengths_of_rows(policy):
+        torch.testing.assert_close(magnitudes, lengths, rtol=1e-6, atol=0)
 
 
 @each

@@ -222,3 +222,18 @@ def test_another_data_set_is_no_data_set_to_go_on_with():
     state = Training(Arguments(1, 1, 1)).choice.state()
     with pytest.raises(BrokenPromiseError, match="among 40 prompts, here are 41"):
         PromptChoice(41, 5, shuffled=True).restore(state)
+
+
+def test_prompts_without_variance_are_drawn_as_rarely_as_the_floor_says():
+    """A third of the prompts never varies: in the long run one of them is drawn ``floor`` times as often as another."""
+    floor, lag, draws = 0.2, 2, 3000
+    choice = PromptChoice(SIZE, 3, shuffled=True, memory=memory(lag=lag, floor=floor))
+    counts, never_N = np.zeros(SIZE), np.arange(SIZE) % 3 == 0
+    for batch in range(draws):
+        prompts = choice.chosen(batch, 4)
+        choice.note(batch, [Seen(p, 0.0, bool(never_N[p])) for p in prompts])
+        counts[prompts] += batch > 200
+    ratio = counts[never_N].mean() / counts[~never_N].mean()
+    laps = counts[~never_N].mean()
+    assert abs(ratio - floor) <= 5 * np.sqrt(floor * (1 - floor) / (laps * never_N.sum()))
+    assert counts.sum() == 4 * (draws - 201)

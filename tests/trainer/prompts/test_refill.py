@@ -1,6 +1,8 @@
 """Groups without variance are replaced: which, by what, up to which cap; and the gradient of all others stays."""
 
 import copy
+import itertools
+import random
 
 import pytest
 import torch
@@ -120,6 +122,34 @@ def test_no_more_is_sampled_than_the_cap_allows_and_no_prompt_twice(cap, process
         assert logged["refill/flat_after"] <= 3 / 8
     if cap == 0.0:
         assert found is batch
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_batch_of_groups_that_vary_takes_as_many_samples_as_their_share_says(processes):
+    """DAPO's cost: without a cap, a group that varies takes 1 / share prompts."""
+    share, chance, groups, batches = 0.4, random.Random(0), 16, 300
+    numbers = itertools.count(100)
+
+    def made(prompts):
+        rewards = [LIVE if chance.random() < share else NONE for _ in prompts]
+        return batch_of(prompts, rewards, processes=processes)
+
+    refill = Refill(
+        100.0,
+        flat=flat,
+        others=lambda count, _: [next(numbers) for _ in range(count)],
+        sample=made,
+        tokens=lambda _: 0,
+    )
+    sampled, offered = 0, 0
+    for _ in range(batches):
+        found, extra, _ = refill.refilled(made(list(range(groups))), Shape(G, processes, 0, PAD))
+        assert not flat(found.rewards_NK).any()
+        sampled += groups + sum(len(one.prompts) for one in extra)
+        offered += sum(int((~flat(one.rewards_NK)).sum()) for one in extra)
+    # One process samples exactly what is missing, so that no group that varies is thrown away.
+    live = groups * share * batches + offered if processes == 2 else groups * batches
+    assert sampled == pytest.approx(live / share, rel=5 * (1 - share) ** 0.5 / (groups * batches) ** 0.5)
 
 
 KINDS = (("live", "dyadic", "live", "half"), ("live", "half", "live", "live"), ("tenths", "dyadic", "live", "half"))
