@@ -128,6 +128,10 @@ def test_the_unpacked_wheel_trains_far_from_the_checkout(wheel, tmp_path, checko
     assert json.loads((run / "run.json").read_text())["status"] == "done"
     change = must_run([sys.executable, "-c", LOAD_WITH_PLAIN_PEFT, run / "adapter"], cwd=away, env=environment)
     assert float(change) > 0.0
+    (away / "mine.yaml").write_text("extends: trlx/sandbox\ntrain: {max_steps: 16}\n", encoding="utf-8")
+    planned = must_run([sys.executable, "-m", "perl", "train", "mine.yaml", "--dry-run"], cwd=away, env=environment)
+    assert "algorithm: ppo" in planned
+    assert "# steps    16 " in planned
 
 
 @pytest.mark.nightly
