@@ -120,7 +120,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         trainer.reference,
         teacher=None if teacher is None else teacher.identity,
         critic=critic,
-        choice=None if prompts is None else prompts.choice,
+        prompts=prompts,
     )
     return Parts(position, rewards, passes, source, check, step, resume, critic, prompts)
 

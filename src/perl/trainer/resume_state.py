@@ -46,7 +46,7 @@ from perl.trainer.optimizer_state import (
     seed_random_state,
 )
 from perl.trainer.plain_state import read_state, write_state
-from perl.trainer.prompts.choice import PromptChoice
+from perl.trainer.prompts.selection import PromptSelection
 from perl.trainer.redivided import redivided
 
 _PROMPTS = "prompts.safetensors"
@@ -65,7 +65,7 @@ class ResumeState:
         *,
         teacher: str | None = None,
         critic: CriticTraining | None = None,
-        choice: PromptChoice | None = None,
+        prompts: PromptSelection | None = None,
     ) -> None:
         """Takes what a checkpoint is of.
 
@@ -75,10 +75,10 @@ class ResumeState:
             reference: What the KL divergence is measured against; None: the loss has no such term.
             teacher: What makes it another one (:func:`perl.policy.teacher.teacher_identity`); None: there is none.
             critic: What is trained beside the policy; None: nothing.
-            choice: Of prompts; None: they come in TRL's order.
+            prompts: What chooses them; None: they come in TRL's order.
         """
         self._live, self._position, self._reference = live, position, reference
-        self._teacher, self._critic, self._choice = teacher, critic, choice
+        self._teacher, self._critic, self._prompts = teacher, critic, prompts
         self._warned_of_pushes = False
 
     def chosen(self, asked: str | bool | None) -> str | bool | None:
@@ -120,7 +120,8 @@ class ResumeState:
             ModelError: The checkpoint is of a training by another teacher, or with another critic or none, or another
                 choice of prompts.
         """
-        self._restore_choice(checkpoint)
+        if self._prompts is not None:
+            self._prompts.begin()
         if isinstance(checkpoint, str):
             folder, args = Path(checkpoint), self._live.args
             if self._critic is not None:
@@ -131,23 +132,18 @@ class ResumeState:
             if written != (args.world_size, self._accumulation):
                 rollouts = self._redivided(folder, *written)
             micro_step = counters.get("micro_step", self._position.micro_batch)
+            self._restore_prompts(folder, lambda micro_batches: micro_batches * self._accumulation // written[1])
             self._position.move(micro_step * self._accumulation // written[1], rollouts)
         self._position.begin_step()
 
-    def _restore_choice(self, checkpoint: str | bool | None) -> None:
-        """Puts back what was chosen and remembered, or begins."""
-        if self._choice is not None:
-            self._choice.begin()
-        if not isinstance(checkpoint, str):
-            return
-        file, hint = Path(checkpoint) / _PROMPTS, "leave prompts as they were, or start anew"
-        if file.is_file() and self._choice is None:
-            raise ModelError(f"{checkpoint} was written by a training that chose prompts", "prompts", hint)
-        if self._choice is not None:
-            if not file.is_file():
-                what = f"{checkpoint} was written by a training that took prompts as they come"
-                raise ModelError(what, "prompts", hint)
-            self._choice.restore(read_state(file))
+    def _restore_prompts(self, checkpoint: Path, scale: Callable[[int], int]) -> None:
+        """Puts back what was chosen and remembered; refuses a checkpoint of a training that did it otherwise."""
+        file, hint = checkpoint / _PROMPTS, "leave prompts as they were, or start anew"
+        if file.is_file() == (self._prompts is None):
+            how = "chose prompts" if file.is_file() else "took prompts as they come"
+            raise ModelError(f"{checkpoint} was written by a training that {how}", "prompts", hint)
+        if self._prompts is not None:
+            self._prompts.restore(read_state(file), scale)
 
     @property
     def _accumulation(self) -> int:
@@ -212,8 +208,8 @@ class ResumeState:
             save_policy(checkpoint, self._live.policy, snapshot, "" if reference is None else reference.spec)
             if self._critic is not None:
                 self._critic.save(checkpoint)
-            if self._choice is not None:
-                write_state(checkpoint / _PROMPTS, self._choice.state())
+            if self._prompts is not None:
+                write_state(checkpoint / _PROMPTS, self._prompts.state())
         counters = {
             "micro_step": self._position.micro_batch,
             _PROCESSES: args.world_size,

@@ -33,6 +33,8 @@ def scored_rollouts(trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Ex
         inputs, rollouts, rewards_NK = batch.inputs, batch.rollouts, batch.rewards_NK
         trainer.rollout_source.inputs = inputs
     complete(trainer, trainer._group_rewards, rollouts, rewards_NK, len(inputs))
+    if trainer.model.training and trainer.prompt_selection is not None:
+        trainer.prompt_selection.log_first()
     trainer.optimizer_step.add_prompts(inputs, rollouts)
     return rollouts
 

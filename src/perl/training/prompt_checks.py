@@ -3,14 +3,16 @@
 data, arguments -> steps; PromptsSection, data -> mistakes, completions at most
 """
 
+import math
+
 from datasets import Dataset
 
-from perl.errors import DataError, Mistake, RecipeError, raise_all
+from perl.errors import DataError, RecipeError, raise_all
 from perl.recipe import Recipe
 from perl.recipe.sections import PromptsSection
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.prompts.curriculum import difficulties
-from perl.trainer.prompts.making import selection_mistakes
+from perl.trainer.prompts.making import choice_mistakes
 
 
 def steps_of(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
@@ -39,20 +41,13 @@ def steps_of(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
 def most_completions(section: PromptsSection, arguments: PeftRLConfig) -> int:
     """Of a batch of rollouts, with all that a refill may sample."""
     groups = arguments.generation_batch_size // arguments.num_generations
-    return int((groups + int(section.refill * groups)) * arguments.num_generations)
+    return int((groups + math.ceil(section.refill * groups)) * arguments.num_generations)
 
 
 def _check_choice(train: Dataset, arguments: PeftRLConfig, section: PromptsSection) -> None:
     """Refuses what the trainer would refuse, before a model is loaded."""
     if not section.acts:
         return
-    groups = arguments.generation_batch_size // arguments.num_generations
-    found = selection_mistakes(section, arguments, len(train), groups)
-    rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
-    if section.refill and rows % arguments.num_generations:
-        what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of "
-        hint = "batches of which each process has whole groups"
-        found.append(Mistake(f"{what}{arguments.num_generations}", "prompts.refill", hint))
-    raise_all(RecipeError, found)
+    raise_all(RecipeError, choice_mistakes(section, arguments, len(train)))
     if section.curriculum is not None:
         difficulties(train.column_names, section.curriculum, train.__getitem__, "prompts.curriculum")

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import PerlError, RolloutError
+from perl.errors import ModelError, PerlError, RolloutError
 from perl.policy.attach import adapter_tensors
 from perl.trainer.prompts.refill import Batch, Refill, Shape, replaced
 from tests.oracles.rollouts import GENERATIONS, LONGEST, PAD, preset_reward, rollout_function, rollout_table
@@ -42,6 +42,7 @@ def batch_of(prompts, rewards_PG, *, width=2, first=0, process=0, processes=1):
         torch.tensor(rewards_PG, dtype=torch.float32).view(-1, 1),
         list(prompts),
         shown,
+        tokens=len(prompts),
     )
 
 
@@ -108,7 +109,7 @@ def test_no_more_is_sampled_than_the_cap_allows_and_no_prompt_twice(cap, process
         assert not set(found) & without
         return found
 
-    refill = Refill(cap, flat=flat, others=others, sample=sample, tokens=lambda one: len(one.prompts))
+    refill = Refill(cap, flat=flat, others=others, sample=sample)
     batch = batch_of(list(range(8)), [LIVE, NONE, ONES, NONE, NONE, NONE, LIVE, NONE], processes=processes)
     found, extra, logged = refill.refilled(batch, Shape(G, processes, 0, PAD))
     assert len(asked) == len(set(asked)) <= cap * 8
@@ -139,7 +140,6 @@ def test_a_batch_of_groups_that_vary_takes_as_many_samples_as_their_share_says(p
         flat=flat,
         others=lambda count, _: [next(numbers) for _ in range(count)],
         sample=made,
-        tokens=lambda _: 0,
     )
     sampled, offered = 0, 0
     for _ in range(batches):
@@ -156,8 +156,8 @@ KINDS = (("live", "dyadic", "live", "half"), ("live", "half", "live", "live"), (
 FLAT = [1, 8, 9]
 
 
-def trained(folder, prompts, table=None, **options):
-    """The adapter after a step of plain gradient descent on fixed rollouts, and its trainer."""
+def made(folder, prompts, table=None, reward=preset_reward, **options):
+    """A trainer that takes steps of plain gradient descent on fixed rollouts."""
     table = table or rollout_table(KINDS)
     known = list(table)
     args = {
@@ -174,14 +174,20 @@ def trained(folder, prompts, table=None, **options):
         "loss_type": "grpo",
         **options,
     }
-    trainer = PeftGRPOTrainer(
+    torch.manual_seed(0)
+    return PeftGRPOTrainer(
         model=copy.deepcopy(base(torch.float32)),
-        reward_funcs=preset_reward,
+        reward_funcs=reward,
         args=PeftRLConfig(str(folder), **args),
-        train_dataset=Dataset.from_dict({"prompt": [known[i] for i in prompts]}),
+        train_dataset=Dataset.from_dict({"prompt": [known[i] for i in prompts], "level": list(range(len(prompts)))}),
         processing_class=tokenizer(),
         rollout_func=rollout_function(table, log_probs=False, tools=False),
     )
+
+
+def trained(folder, prompts, *args, **options):
+    """How far the adapter has moved after the steps, and its trainer."""
+    trainer = made(folder, prompts, *args, **options)
     before = {name: t.clone() for name, t in adapter_tensors(trainer.policy).items()}
     torch.manual_seed(0)
     trainer.train()
@@ -210,6 +216,73 @@ def test_a_refilled_step_is_the_step_of_the_groups_that_it_ends_with(tmp_path, l
         torch.testing.assert_close(refilled, plain + alone, rtol=0, atol=1e-5 * direct.abs().max().item())
 
 
+def none_for_one(preset, **_):
+    """No reward for the second completion, which is of the first prompt."""
+    return [None if row == 1 else reward for row, reward in enumerate(preset)]
+
+
+def test_the_logged_reward_is_of_the_first_draw_where_some_have_none(tmp_path):
+    how = {"reward": none_for_one, "loss_type": "dapo"}
+    _, plain = trained(tmp_path / "plain", range(4), **how)
+    _, refilled = trained(tmp_path / "refilled", range(12), **how, prompt_refill=1.0)
+    one, other = (trainer.state.log_history[0] for trainer in (plain, refilled))
+    assert other["refill/groups"] == 1
+    for name in ("reward", "reward_std", "rows/unscored"):
+        assert other[name] == pytest.approx(one[name], rel=1e-6), name
+
+
+def test_a_group_without_an_advantage_has_no_signal_though_its_rewards_differ(tmp_path):
+    """pass@k: of a group with two right answers in six, every pair that is drawn may fail; with five right none can."""
+    _, trainer = trained(
+        tmp_path,
+        range(12),
+        prompt_refill=1.0,
+        advantage_estimator="pass_at_k",
+        reward=five_of_six,
+        loss_type="reinforce",
+    )
+    entry = trainer.state.log_history[0]
+    assert (entry["refill/flat_before"], entry["refill/flat_after"]) == (1.0, entry["frac_reward_zero_std"])
+
+
+def five_of_six(prompts, **_):
+    """All groups have all right answers but one, in the last place."""
+    return [float(row % GENERATIONS < GENERATIONS - 1) for row in range(len(prompts))]
+
+
+SETTINGS = {
+    "memory": {"prompt_memory": True},
+    "refill": {"prompt_refill": 1.0},
+    "curriculum": {"prompt_curriculum": "level", "prompt_curriculum_start": 0.1},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_second_training_of_one_trainer_begins_anew_and_is_gone_on_with(tmp_path, setting):
+    how = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, **SETTINGS[setting]}
+    _, trainer = trained(tmp_path / "whole", range(12), **how)
+    first = dict(trainer.prompt_selection.choice._chosen)
+    trainer.train()
+    second = dict(trainer.prompt_selection.choice._chosen)
+    assert set(second) == set(first)  # numbered from 0 again
+    assert len(set(second[0])) == 4
+    if setting != "memory":  # which knows more by now
+        assert second == first
+    ended = torch.cat([t.flatten() for t in adapter_tensors(trainer.policy).values()])
+    again = made(tmp_path / "whole", range(12), **how)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert torch.equal(torch.cat([t.flatten() for t in adapter_tensors(again.policy).values()]), ended)
+    how |= {"prompt_memory": setting != "memory", "prompt_refill": 1.0}
+    with pytest.raises(ModelError, match=r"checkpoint was written with .*memory.*here is .*memory") as raised:
+        made(tmp_path / "other", range(12), **how).train(str(tmp_path / "whole" / "checkpoint-2"))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_curriculum_allows_what_a_batch_takes(tmp_path):
+    _, trainer = trained(tmp_path, range(8), **SETTINGS["curriculum"])
+    assert sorted(trainer.prompt_selection.choice.chosen(0, 4)) == [0, 1, 2, 3]
+
+
 def test_rewards_that_never_vary_end_a_training_with_a_checkpoint_and_a_line(tmp_path):
     kinds = (("dyadic", "tenths", "dyadic", "tenths"),) * 4
     with pytest.raises(RolloutError, match=r"prompts\.refill: the rewards of none of 40 groups differ") as raised:
@@ -225,9 +298,11 @@ def test_rewards_that_never_vary_end_a_training_with_a_checkpoint_and_a_line(tmp
         ({"prompt_memory": True}, 4, r"prompts: chooses among 4 prompts"),
         ({"prompt_refill": 1.0, "advantage_estimator": "batch"}, 12, r"prompts\.refill: .*batch learns too"),
         ({"prompt_refill": 1.0, "advantage_estimator": "gae"}, 12, r"prompts\.refill: .*gae learns too"),
+        ({"prompt_memory": True, "advantage_estimator": "batch"}, 12, r"prompts\.memory: .*batch learns too"),
+        ({"prompt_memory": True, "ignore_data_skip": True}, 12, r"ignore_data_skip: begins the data anew"),
         ({"prompt_explore": 0.3}, 12, r"explore: needs memory: true"),
         ({"prompt_refill": -1.0}, 12, r"refill"),
-        ({"prompt_curriculum": "level"}, 12, r"prompts\.curriculum: .*no column 'level'"),
+        ({"prompt_curriculum": "lewel"}, 12, r"prompts\.curriculum: .*no column 'lewel' \(did you mean level"),
     ],
     ids=str,
 )

@@ -53,6 +53,7 @@ class PromptChoice:
         self._walk = Walk(size, seed, shuffled)
         self._others = Walk(size, seed + _OTHER_SEED)
         self._chosen: dict[int, list[int]] = {}
+        self._others_at: dict[int, dict[str, int]] = {}
 
     def chosen(self, batch: int, count: int) -> list[int]:
         """The prompts of a generation batch, the same whenever it is asked.
@@ -69,7 +70,17 @@ class PromptChoice:
             if self.memory is not None:
                 chance_N = chance_N * self.memory.chances(batch)
             self._chosen[batch] = self._walk.take(count, chance_N)
+            if len(self._chosen[batch]) < count:
+                raise BrokenPromiseError(
+                    f"generation batch {batch} needs {count} prompts, {len(self._chosen[batch])} fit"
+                )
         return self._chosen[batch]
+
+    def begin_batch(self, batch: int) -> None:
+        """A generation batch begins, or begins again: its replacements are then the same."""
+        if batch in self._others_at:
+            self._others.restore(self._others_at[batch])
+        self._others_at = {batch: self._others.state()}
 
     def others(self, batch: int, count: int, without: Collection[int]) -> list[int]:
         """Prompts in the place of some of a generation batch; fewer where there are fewer.
@@ -98,6 +109,9 @@ class PromptChoice:
     def begin(self) -> None:
         """A training begins, with its first generation batch."""
         self._chosen.clear()
+        self._others_at.clear()
+        for walk in (self._walk, self._others):
+            walk.restore({"lap": 0, "place": 0})
         if self.memory is not None:
             self.memory.begin()
 
@@ -105,6 +119,7 @@ class PromptChoice:
         """What a checkpoint holds."""
         return {
             "walks": [self._walk.state(), self._others.state()],
+            "others_at": {str(batch): state for batch, state in self._others_at.items()},
             "chosen": {str(batch): list(chosen) for batch, chosen in self._chosen.items()},
             "memory": None if self.memory is None else self.memory.state(),
             "size": self._walk.size,
@@ -121,6 +136,7 @@ class PromptChoice:
         for walk, kept in zip((self._walk, self._others), state["walks"], strict=True):
             walk.restore(kept)
         self._chosen = {int(batch): list(chosen) for batch, chosen in state["chosen"].items()}
+        self._others_at = {int(batch): dict(at) for batch, at in state["others_at"].items()}
         if self.memory is not None and state["memory"] is not None:
             self.memory.restore(state["memory"])
 

@@ -22,11 +22,13 @@ class Curriculum:
         rank_N: Place of each prompt in that order, from 0.
         start: Share of the prompts that may be drawn at the begin.
         until: Share of the training after which all may be.
+        least: Prompts that may be drawn in any case: those of a generation batch.
     """
 
     rank_N: NDArray[np.int64]
     start: float
     until: float
+    least: int = 1
 
     def allowed(self, progress: float) -> NDArray[np.bool_]:
         """(N,) which prompts may be drawn; the share grows evenly.
@@ -35,7 +37,7 @@ class Curriculum:
             progress: Share of the training that is behind, 0 to 1.
         """
         grown = self.start + (1 - self.start) * min(1.0, progress / self.until if self.until else 1.0)
-        return self.rank_N < max(1, math.ceil(grown * len(self.rank_N)))
+        return self.rank_N < max(self.least, math.ceil(grown * len(self.rank_N)))
 
 
 def difficulties(columns: Sequence[str], written: str, values_of: Any, where: str) -> NDArray[np.float64]:  # noqa: ANN401 (of any data)

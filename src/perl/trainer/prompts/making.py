@@ -3,13 +3,16 @@
 PromptsSection, data -> PromptSelection, sampler
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.registry import function_at
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.recipe.sections import PromptsSection
 from perl.trainer.config import own_setting, prompts_section
@@ -35,19 +38,15 @@ def made_selection(
     section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
     if not section.acts:
         return None
-    groups = args.generation_batch_size // trainer.num_generations
-    raise_all(RecipeError, selection_mistakes(section, args, _size(data), groups))
+    raise_all(RecipeError, choice_mistakes(section, args, _size(data)))
     _check_data(trainer)
-    rows, generations = args.per_device_train_batch_size * args.steps_per_generation, trainer.num_generations
-    if section.refill and rows % generations:
-        what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of {generations}"
-        raise RecipeError(what, "prompts.refill", "batches of which each process has whole groups")
+    generations = trainer.num_generations
     choice = PromptChoice(
         len(data),
         args.seed,
         shuffled=trainer.shuffle_dataset,
         memory=_memory(section, trainer, len(data)),
-        curriculum=_curriculum(section, data),
+        curriculum=_curriculum(section, data, args.generation_batch_size // trainer.num_generations),
         progress=lambda batch: _progress(trainer, batch),
     )
     return PromptSelection(
@@ -65,31 +64,44 @@ def made_selection(
             generations,
             trainer.reward_weights.detach().cpu(),
             each=trainer.multi_objective_aggregation == "normalize_then_sum",
+            advantages=_advantages(own_setting(args, "advantage_estimator")),
         ),
         around=Around(position, metrics, logs=lambda: trainer._logs, end=source.end_training),
     )
 
 
-def selection_mistakes(section: PromptsSection, args: Any, size: int | None, groups: int) -> list[Mistake]:  # noqa: ANN401
+def choice_mistakes(section: PromptsSection, args: Any, size: int | None) -> list[Mistake]:  # noqa: ANN401
     """What is wrong with a section for a training's arguments and data.
 
     Args:
         section: Acts.
         args: Of the trainer.
         size: Prompts of the data; None: not known.
-        groups: Prompts of a generation batch.
     """
-    found = []
+    found, generations = [], args.num_generations
+    groups, rows = (
+        args.generation_batch_size // generations,
+        args.per_device_train_batch_size * args.steps_per_generation,
+    )
     estimator = ADVANTAGES[own_setting(args, "advantage_estimator")]
-    if section.refill and (estimator.flat != "0" or estimator.critic or args.num_generations == 1):
-        what = f"replaces groups whose rewards agree, from which advantage_estimator: {estimator.name} learns too"
-        if args.num_generations == 1:
-            what = "replaces groups whose rewards agree, and a single completion is no group"
-        found.append(Mistake(what, "prompts.refill", "leave it out"))
+    for key, does in (("refill", "replaces"), ("memory", "rests prompts of")):
+        if not getattr(section, key):
+            continue
+        if generations == 1:
+            what = f"{does} groups whose rewards agree, and a single completion is no group"
+            found.append(Mistake(what, f"prompts.{key}", "leave it out"))
+        elif estimator.flat != "0" or estimator.critic:
+            what = f"{does} groups whose rewards agree, from which advantage_estimator: {estimator.name} learns too"
+            found.append(Mistake(what, f"prompts.{key}", "leave it out"))
+    if section.refill and rows % generations:
+        what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of {generations}"
+        found.append(Mistake(what, "prompts.refill", "batches of which each process has whole groups"))
+    if args.ignore_data_skip:
+        what = "begins the data anew where a run goes on, and chosen prompts go on"
+        found.append(Mistake(what, "ignore_data_skip", "leave it out"))
     if size is None:
-        found.append(
-            Mistake("chooses among prompts, and this data set is a stream", "prompts", "a data set with a length")
-        )
+        what = "chooses among prompts, and this data set is a stream"
+        found.append(Mistake(what, "prompts", "a data set with a length"))
     elif size <= groups:
         what = f"chooses among {size} prompts, and a generation batch takes {groups}: there is nothing to choose"
         found.append(Mistake(what, "prompts", "more prompts, or a lower prompts_per_step"))
@@ -124,6 +136,12 @@ def _check_data(trainer: GRPOTrainer) -> None:
         raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
 
 
+def _advantages(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Of an estimator that has groups without a signal though their rewards differ; None: of one that reads more."""
+    estimator = ADVANTAGES[name]
+    return function_at(estimator.function) if not estimator.reads else None
+
+
 def _memory(section: PromptsSection, trainer: GRPOTrainer, size: int) -> PromptMemory | None:
     if not section.memory:
         return None
@@ -131,11 +149,11 @@ def _memory(section: PromptsSection, trainer: GRPOTrainer, size: int) -> PromptM
     return PromptMemory(size, explore=section.explore, floor=section.floor, lag=lag)
 
 
-def _curriculum(section: PromptsSection, data: Any) -> Curriculum | None:  # noqa: ANN401
+def _curriculum(section: PromptsSection, data: Any, least: int) -> Curriculum | None:  # noqa: ANN401
     if section.curriculum is None:
         return None
     numbers_N = difficulties(data.column_names, section.curriculum, data.__getitem__, "prompts.curriculum")
-    return Curriculum(ranked(numbers_N), section.curriculum_start, section.curriculum_until)
+    return Curriculum(ranked(numbers_N), section.curriculum_start, section.curriculum_until, least)
 
 
 def _progress(trainer: GRPOTrainer, batch: int) -> float:

@@ -41,6 +41,7 @@ class PromptMemory:
     seen up to ``lag`` generation batches before, neither more nor less, so that a resumed run draws alike.
 
     Attributes:
+        lag: Generation batches between a draw and the latest that it knows.
         flat_N: Groups without variance since the last one with variance.
         reward_N: Mean reward of the latest group; NaN: none was seen.
         seen_N: Groups seen.
@@ -55,7 +56,7 @@ class PromptMemory:
             floor: Smallest chance.
             lag: Generation batches between a draw and the latest that it knows.
         """
-        self._explore, self._floor, self._lag = explore, floor, lag
+        self._explore, self._floor, self.lag = explore, floor, lag
         self.flat_N = np.zeros(size, np.int32)
         self.seen_N = np.zeros(size, np.int32)
         self.reward_N = np.full(size, np.nan)
@@ -73,7 +74,7 @@ class PromptMemory:
         Raises:
             BrokenPromiseError: What it would have to know was not noted.
         """
-        while self._known < batch - self._lag:
+        while self._known < batch - self.lag:
             self._known += 1
             if self._known not in self._waiting:
                 raise BrokenPromiseError(
@@ -96,13 +97,17 @@ class PromptMemory:
         self._known = -1
 
     def shares(self) -> dict[str, float]:
-        """Shares of the prompts: seen at all; resting as solved and as hopeless, by the middle of all rewards seen."""
-        resting_N = self.flat_N > 0
+        """Shares of the prompts: seen at all; resting as solved and as hopeless, by the middle of all rewards known.
+
+        What rests is what the latest draw knew; what was seen is what was seen.
+        """
+        resting_N, seen_N = self.flat_N > 0, self.seen_N > 0
+        seen_N[[one.prompt for seen in self._waiting.values() for one in seen]] = True
         known = self.reward_N[~np.isnan(self.reward_N)]
         middle = (known.min() + known.max()) / 2 if len(known) else 0.0
         high_N = np.nan_to_num(self.reward_N, nan=middle) > middle
         return {
-            "seen": float((self.seen_N > 0).mean()),
+            "seen": float(seen_N.mean()),
             "resting_solved": float((resting_N & high_N).mean()),
             "resting_hopeless": float((resting_N & ~high_N).mean()),
         }

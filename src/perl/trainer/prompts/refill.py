@@ -7,6 +7,7 @@ neither 0 nor 1. Here at most so many are sampled as a setting says, any rewards
 without variance are given up: what the others add to the gradient stays what it was.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Batch:
         rewards_NK: Of all processes.
         prompts: Index in the data of each group's prompt, of all processes.
         shown: What is shown of each completion, of all processes, by column.
+        tokens: Of all completions, of all processes; 0: not counted.
     """
 
     inputs: Examples
@@ -39,6 +41,7 @@ class Batch:
     rewards_NK: torch.Tensor
     prompts: list[int]
     shown: Mapping[str, list[Any]] = field(default_factory=dict)
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], sha
         if isinstance(rows, torch.Tensor) and rows.dim() > 0 and len(rows) == len(batch.inputs):
             fill = shape.pad_token_id if name in _TOKENS else 0
             rollouts[name] = _with_rows(rows, offered.rollouts[name], lost, taken, left=name in _LEFT, fill=fill)
-    return Batch(inputs, rollouts, rewards_NK, prompts, shown)
+    return Batch(inputs, rollouts, rewards_NK, prompts, shown, batch.tokens)
 
 
 def _with_rows(
@@ -138,7 +141,8 @@ class Refill:
     """Samples other prompts in the place of those whose groups have no variance, up to a cap.
 
     Attributes:
-        cap: Prompts that may be sampled besides, relative to those of a generation batch.
+        cap: Prompts that may be sampled besides, relative to those of a generation batch; rounded up to whole prompts,
+            as many for each process.
     """
 
     def __init__(
@@ -148,7 +152,6 @@ class Refill:
         flat: Callable[[torch.Tensor], torch.Tensor],
         others: Callable[[int, set[int]], list[int]],
         sample: Callable[[list[int]], Batch],
-        tokens: Callable[[Batch], int],
     ) -> None:
         """Takes what it works with.
 
@@ -157,9 +160,8 @@ class Refill:
             flat: (P,) which groups have no variance, of rewards (N, K).
             others: So many prompts, without those of a set.
             sample: A generation batch of prompts, counted over all processes.
-            tokens: Of a batch's completions, on all processes.
         """
-        self.cap, self._flat, self._others, self._sample, self._tokens = cap, flat, others, sample, tokens
+        self.cap, self._flat, self._others, self._sample = cap, flat, others, sample
 
     def refilled(self, batch: Batch, shape: Shape) -> tuple[Batch, list[Batch], Mapping[str, float]]:
         """The generation batch with what takes the place of its groups without variance.
@@ -168,7 +170,8 @@ class Refill:
             It; what was sampled besides; what is logged of that.
         """
         started, groups, extra = time.perf_counter(), len(batch.prompts), list[Batch]()
-        left, tried, replaced_groups = int(self.cap * groups), set(batch.prompts), 0
+        left = math.ceil(self.cap * groups / shape.processes) * shape.processes
+        tried, replaced_groups = set(batch.prompts), 0
         flat_P = self._flat(batch.rewards_NK)
         first_flat = int(flat_P.sum())
         while flat_P.any():
@@ -194,7 +197,7 @@ class Refill:
                 "refill/flat_before": first_flat / groups,
                 "refill/flat_after": int(flat_P.sum()) / groups,
                 "refill/samples": float(shape.generations * sum(len(one.prompts) for one in extra)),
-                "refill/tokens": float(sum(self._tokens(one) for one in extra)),
+                "refill/tokens": float(sum(one.tokens for one in extra)),
                 "refill/seconds": time.perf_counter() - started if extra else 0.0,
             },
         )

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from perl.algorithms.advantages import agreeing_groups, weighted_rewards
-from perl.errors import BrokenPromiseError, RolloutError
+from perl.algorithms.advantages import agreeing_groups, nan_std, weighted_rewards
+from perl.errors import BrokenPromiseError, ModelError, RolloutError
 from perl.trainer.live import LiveTrainer, Metrics, Position
 from perl.trainer.prompts.choice import PromptChoice, seen_of
 from perl.trainer.prompts.memory import Seen
@@ -30,20 +30,24 @@ class Groups:
         generations: Completions of a prompt.
         weights_K: Of the reward functions.
         each: Whether rewards are compared function by function, and not their sum.
+        advantages: (P, G) advantages of (P, G) rewards; None: they are 0 where rewards agree, and nowhere else.
     """
 
     generations: int
     weights_K: torch.Tensor
     each: bool
+    advantages: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def rewards(self, rewards_NK: torch.Tensor) -> torch.Tensor:
         """(P, G) weighted sums; NaN: a completion has none."""
         return weighted_rewards(self._grouped(rewards_NK), self.weights_K)
 
     def flat(self, rewards_NK: torch.Tensor) -> torch.Tensor:
-        """(P,) whether all rewards of a group agree, of those that there are; what is in no sum does not count."""
+        """(P,) whether a group has no signal: its rewards agree, those that there are and count, or no advantage."""
         if not self.each:
-            return agreeing_groups(self.rewards(rewards_NK))
+            rewards_PG = self.rewards(rewards_NK)
+            flat_P = agreeing_groups(rewards_PG)
+            return flat_P if self.advantages is None else flat_P | (self.advantages(rewards_PG) == 0).all(dim=1)
         rewards_PGK = self._grouped(rewards_NK)
         counts = [k for k, weight in enumerate(self.weights_K.tolist()) if weight]
         return torch.stack([agreeing_groups(rewards_PGK[..., k]) for k in counts]).all(dim=0)
@@ -102,12 +106,61 @@ class PromptSelection:
         self.choice, self.refills = choice, cap > 0
         self._live, self._data, self._cap, self._shape = live, data, cap, shape
         self._groups, self._around = groups, around
-        self._in_vain = 0, 0  # generation batches in a row without any variance, and their groups
+        self._in_vain: tuple[int, ...] = (0, 0)  # generation batches in a row without any variance, and their groups
+        self._origin = 0  # micro-batches that this training began after
+        self._first: dict[str, float] | None = None
 
     @property
     def batch(self) -> int:
-        """Number of the generation batch that is made now."""
-        return self._around.position.micro_batch // self._each
+        """Number of the generation batch that is made now, in this training."""
+        return (self._around.position.micro_batch - self._origin) // self._each
+
+    def begin(self) -> None:
+        """A training begins; what an earlier one of the same trainer has seen stays known."""
+        self._origin, self._in_vain = self._around.position.micro_batch, (0, 0)
+        self.choice.begin()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, with what another training would count otherwise."""
+        return {
+            "choice": self.choice.state(),
+            "origin": self._origin,
+            "in_vain": self._in_vain,
+            "counts": self._counts(),
+        }
+
+    def restore(self, state: Mapping[str, Any], scale: Callable[[int], int]) -> None:
+        """Goes on as :meth:`state` was taken.
+
+        Args:
+            state: Of a checkpoint.
+            scale: The number of micro-batches here of so many there.
+
+        Raises:
+            ModelError: It is of a training that counts or remembers otherwise.
+        """
+        for name, now in self._counts().items():
+            if (then := state["counts"][name]) != now:
+                what = f"the checkpoint was written with {name.format(then)}, here is {name.format(now)}"
+                raise ModelError(what, "prompts", "leave prompts and batches as they were, or start anew")
+        self._origin, self._in_vain = scale(state["origin"]), tuple(state["in_vain"])
+        self.choice.restore(state["choice"])
+
+    def log_first(self) -> None:
+        """Logs the rewards of what was drawn first, as a training without refill does; not of what is trained on."""
+        if self.refills and self._first is not None:
+            for name, value in self._first.items():
+                self._around.metrics("train")[name][-1] = value
+
+    def _counts(self) -> dict[str, Any]:
+        """What the numbers of generation batches depend on."""
+        memory = self.choice.memory
+        return {
+            "a memory of prompts: {}": "no" if memory is None else f"yes, {memory.lag} generation batches behind",
+            "{} training prompts": len(self._data),
+            "{} updates of each generation batch": int(self._live.args.num_iterations),
+            "{} completions in a generation batch": int(self._live.args.generation_batch_size),
+        }
 
     def selected(self, inputs: Examples, rollouts: Rollouts, rewards_NK: torch.Tensor, sample: Sample) -> Batch:
         """The generation batch to train on.
@@ -127,6 +180,13 @@ class PromptSelection:
             inputs, rollouts, rewards_NK, list(self.choice.chosen(number, groups)), self._latest(len(rewards_NK))
         )
         self._check_examples(made)
+        self.choice.begin_batch(number)
+        rewards_PG = self._groups.rewards(rewards_NK)
+        self._first = {
+            "reward": rewards_PG.nanmean().item(),
+            "reward_std": nan_std(rewards_PG.view(1, -1)).item(),
+            "rows/unscored": float(rewards_PG.isnan().sum()),
+        }
         metrics, extra = self._around.metrics("train"), list[Batch]()
         batch = made
         if self.refills:
@@ -135,7 +195,6 @@ class PromptSelection:
                 flat=self._groups.flat,
                 others=lambda count, without: self.choice.others(number, count, without),
                 sample=lambda prompts: self._sampled(prompts, sample),
-                tokens=self._tokens,
             )
             batch, extra, logged = refill.refilled(made, self._shape)
             batch = self._counted(batch)
@@ -175,18 +234,14 @@ class PromptSelection:
         values = {name: list(found) for name, found in metrics.items()}
         rows = {name: list(table) for name, table in tables.items()}
         rollouts, rewards_NK = sample(examples)
-        shown = self._latest(len(rewards_NK))
+        shown, count = self._latest(len(rewards_NK)), len(rewards_NK)
+        tokens = round(metrics["completions/mean_length"][-1] * count)  # of what was written, masked out or not
         for name in metrics.keys() - {"num_tokens"}:  # which counts all tokens of the training
             metrics[name][:] = values.get(name, [])
             if not metrics[name]:
                 del metrics[name]
         self._write(rows)
-        return Batch(examples, rollouts, rewards_NK, prompts, shown)
-
-    def _tokens(self, batch: Batch) -> int:
-        accelerator = self._live.accelerator
-        own = torch.as_tensor(batch.rollouts["completion_mask"].sum()).to(accelerator.device)
-        return int(accelerator.reduce(own, reduction="sum"))
+        return Batch(examples, rollouts, rewards_NK, prompts, shown, tokens)
 
     def _counted(self, batch: Batch) -> Batch:
         """With the number of tokens by which a loss divides."""
