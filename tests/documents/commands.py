@@ -22,7 +22,9 @@ _QUICK = re.compile(
     r"|zoo (list|rank|show)|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
 )
 # What they print depends on a policy that was trained or asked.
-_LEARNED = re.compile(r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor|reward check .*--rollouts)")
+_LEARNED = re.compile(
+    r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor|reward check .*--rollouts)"
+)
 
 
 def need(command: str) -> str | None:
