@@ -286,8 +286,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def show(lines: list[dict[str, Any]]) -> None:
     """Prints the table."""
     print(
-        f"\n{'choice':16} {'accuracy':>13} {'samples':>8} {'cpu s':>6} {'at start':>8} {'flat first':>10} {'flat trained':>12} "
-        f"{'groups/1000':>11}   {'gain at half, at all samples':32} gain at half, at all seconds"
+        f"\n{'choice':16} {'accuracy':>13} {'samples':>8} {'cpu s':>6} {'at start':>8} {'flat first':>10} "
+        f"{'flat trained':>12} {'groups/1000':>11}   {'gain at half, at all samples':32} gain at half, at all seconds"
     )
     for line in lines:
 
