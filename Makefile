@@ -63,6 +63,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/method_properties.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/algorithms.py
+	$(BIN)/python benchmarks/prompts.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/compile_and_fuse.py
 	$(BIN)/python benchmarks/verifier.py

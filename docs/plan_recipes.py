@@ -135,7 +135,7 @@ def with_figures(recipe: str, lines: str) -> str:
 
 def block(name: str, text: str) -> str:
     """As it stands on the page."""
-    return f"```\n$ perl plan {name} --gpu {GPU}\n{text}\n```"
+    return f"```bash\nperl plan {name} --gpu {GPU}\n```\n\n```text\n{text}\n```"
 
 
 def main() -> None:
@@ -144,7 +144,12 @@ def main() -> None:
     for name in SIZES:
         with tempfile.TemporaryDirectory() as folder:
             text = block(name, planned(name, Path(folder)))
-        page = re.sub(rf"```\n\$ perl plan {re.escape(name)} .*?\n```", lambda _, new=text: new, page, flags=re.DOTALL)
+        page = re.sub(
+            rf"```bash\nperl plan {re.escape(name)} --gpu .*?\n```\n\n```text\n.*?\n```",
+            lambda _, new=text: new,
+            page,
+            flags=re.DOTALL,
+        )
     PAGE.write_text(page, encoding="utf-8")
     for name in HEADED:
         path = packaged_recipes()[name]

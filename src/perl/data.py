@@ -5,7 +5,7 @@ DataSection -> ProblemSet (columns: prompt, solution, and every column of the da
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +44,7 @@ ORIGINAL = "original_"
 
 # Characters of what the Hub's library says when it cannot load a data set: it lists the subsets or splits that exist.
 _LONGEST_CAUSE = 1000
+_LONGEST_VALUE = 40
 
 Role = Literal["train", "eval"]
 
@@ -179,6 +180,7 @@ def read_data_file(path: Path, answers: Collection[str | None], where: str) -> d
             return datasets.Dataset.from_list(_json_rows(path, answers))
         if path.suffix == ".parquet":
             return datasets.Dataset(pyarrow.parquet.read_table(path))
+        _check_separator(path)
         return datasets.load_dataset("csv", data_files=str(path), split="train")
     except (datasets.exceptions.DatasetGenerationError, pyarrow.ArrowException, ValueError, OSError) as error:
         if "corresponds to no data" in str(error):
@@ -186,13 +188,53 @@ def read_data_file(path: Path, answers: Collection[str | None], where: str) -> d
         raise DataError(f"{path} cannot be read: {error.__cause__ or error}", where) from error
 
 
+def _check_separator(path: Path) -> None:
+    """Refuses a file without a comma whose first line is several names between other marks."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        names = file.readline()
+    mark = next((mark for mark in ";\t|" if mark in names), None)
+    if mark is not None and "," not in names:
+        raise ValueError(f"the names of its columns stand between {mark!r}; write commas")
+
+
 def _json_rows(path: Path, answers: Collection[str | None]) -> list[dict[str, Any]]:
     """The objects of a JSON or JSON-lines file, answers as text, which Arrow would take for dates or round."""
-    text = path.read_text(encoding="utf-8")
-    rows = json.loads(text) if path.suffix == ".json" else [json.loads(x) for x in text.split("\n") if x.strip()]
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("not a list of objects")
+    text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+    rows = _whole_json(text) if path.suffix == ".json" else list(_json_lines(text))
     return [{k: str(v) if k in answers and v is not None else v for k, v in row.items()} for row in rows]
+
+
+def _whole_json(text: str) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        lines = "; objects on lines of their own are a .jsonl file" if error.msg == "Extra data" else ""
+        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}{lines}") from None
+    if not isinstance(rows, list):
+        raise ValueError("not a list of objects")
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"not a list of objects: {_short(row)} is number {i + 1}")
+    return rows
+
+
+def _json_lines(text: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            whole = "; a list over several lines is a .json file" if number == 1 and line.strip() in "[{" else ""
+            raise ValueError(f"line {number}, column {error.colno}: {error.msg}{whole}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number}: not an object but {_short(row)}")
+        yield row
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def load_hub_rows(

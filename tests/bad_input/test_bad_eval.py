@@ -234,7 +234,9 @@ def compared(tmp_path, name, **protocol) -> str:
 
 def test_comparing_what_cannot_be_compared(mistake, tmp_path):
     one, two = compared(tmp_path, "one"), compared(tmp_path, "two", temperature=0.25)
-    assert mistake("compare", one) == "one: there is nothing to compare it with (name two folders or more)"
+    assert mistake("compare", one) == (
+        "one: holds the results of one evaluation, and a comparison needs two (name another folder too)"
+    )
     assert mistake("compare", one, "nowhere") == (
         "nowhere: no results: there is no results.json (perl eval writes them)"
     )

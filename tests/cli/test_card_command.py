@@ -62,7 +62,8 @@ def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
     assert compared.startswith("checked: ")
     assert "2 scores recounted from 160 completions that were judged again" in compared
     assert reported == (
-        "reported only: engine and versions of the evaluation, name, repository, licence, numbers of parameters, "
+        "reported only: few-shot examples and sampling of the completions (perl zoo verify draws them again), "
+        "engine and versions of the evaluation, name, repository, licence, numbers of parameters, "
         "wall time, hardware, round trip, form of the questions, versions"
     )
     run.card.write_text(run.card.read_text().replace("81.2", "91.2").replace("# me/mine", "# me/mine TODO"))

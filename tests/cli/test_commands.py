@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 
+import click
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
 import perl
 from perl.algorithms.named import ALGORITHMS, shown_settings
+from perl.cli.commands import commands, run
 from perl.cli.main import COMMANDS
+from perl.errors import EXIT_USER_MISTAKE
 from perl.methods.registry import METHODS, REFUSED_TYPES
 from perl.recipe import load_recipe
 from perl.recipe.assets import packaged_recipes
@@ -185,11 +188,11 @@ def test_the_methods_of_a_model_are_listed_with_what_they_train_of_it(printed):
 
 
 MISTAKES = (
-    (("--recipe",), "No such option"),
-    (("trian",), "No such command 'trian'"),
-    (("train",), "Missing argument 'RECIPE'"),
-    (("train", "quickstart", "--fast"), "No such option '--fast'"),
-    (("recipes", "--yaml"), "No such option '--yaml'"),
+    (("--recipe",), "no such option"),
+    (("trian",), "no such command 'trian' (did you mean train?) [PRL206]"),
+    (("train",), "missing argument 'RECIPE'"),
+    (("train", "quickstart", "--fast"), "no such option '--fast'"),
+    (("recipes", "--yaml"), "no such option '--yaml'"),
     (("methods", "lora", "extra"), "unexpected extra argument"),
     (("methods", "lorra"), "did you mean lora?"),
     (("algorithms", "gsop"), "did you mean gspo?"),
@@ -204,6 +207,38 @@ MISTAKES = (
     (("train", "quickstart", "max_steps"), "is not an override"),
     (("recipes", "quikstart"), "error: no recipe named 'quikstart' (did you mean quickstart?) [PRL201]\n"),
 )
+
+
+def commands_of(group=commands, above=()):
+    """Every command that there is, those within others too."""
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            one = group.get_command(context, name)
+            yield (*above, name), one
+            if isinstance(one, click.Group):
+                yield from commands_of(one, (*above, name))
+
+
+def test_an_option_or_command_that_there_is_not_is_one_line_with_the_nearest(capsys):
+    found = dict(commands_of())
+    assert len(found) > len(COMMANDS)
+    for path, one in found.items():
+        if one.context_settings.get("ignore_unknown_options"):  # an answer may begin with a dash
+            continue
+        names = [name for option in one.params for name in option.opts if name.startswith("--")]
+        slips = {f"{name}x": f"did you mean {name}?" for name in ("--help", *names)} | {"--zebra": " --help)"}
+        for slip, hint in slips.items():
+            assert run([*path, slip], "perl") == EXIT_USER_MISTAKE, path
+            printed = capsys.readouterr()
+            assert printed.out == ""
+            [line] = printed.err.splitlines()
+            assert line.startswith(f"error: perl {' '.join(path)}: no such option '{slip}' ("), line
+            assert hint in line
+            assert line.endswith(" [PRL206]")
+        if isinstance(one, click.Group) and not one.invoke_without_command:
+            assert run([*path, "zebra"], "perl") == EXIT_USER_MISTAKE
+            [line] = capsys.readouterr().err.splitlines()
+            assert "no such command 'zebra' (there are: " in line
 
 
 def test_a_mistake_is_reported_on_stderr_with_exit_code_2(perl_command, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perl.cli.commands import run
-from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE
+from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 
@@ -56,11 +56,39 @@ def test_a_file_that_is_there_is_replaced_only_if_that_is_asked_for(capsys):
     assert load_recipe("mine.yaml").data.train.name == "sums.jsonl"
 
 
+def test_a_link_that_leads_nowhere_is_refused_and_one_that_leads_somewhere_stays_a_link(capsys, monkeypatch):
+    Path("lost.yaml").symlink_to("absent.yaml")
+    for further in ([], ["--force"]):
+        assert run([*ASKED, "-o", "lost.yaml", *further], "perl") == EXIT_USER_MISTAKE
+        assert "error: lost.yaml: is a link to absent.yaml, which is not there" in capsys.readouterr().err
+    Path("mine.yaml").write_text("precious")
+    Path("link.yaml").symlink_to("mine.yaml")
+    with monkeypatch.context() as broken:
+        broken.setattr("os.replace", lambda *_: 1 / 0)  # a process that ends before the file is in its place
+        with pytest.raises(ZeroDivisionError):
+            run([*ASKED, "-o", "link.yaml", "--force"], "perl")
+    assert Path("mine.yaml").read_text() == "precious"
+    assert {path.name for path in Path().iterdir()} == {"lost.yaml", "link.yaml", "mine.yaml", "sums.jsonl"}
+    assert run([*ASKED, "-o", "link.yaml", "--force"], "perl") == EXIT_DONE
+    assert Path("link.yaml").is_symlink()
+    assert load_recipe("mine.yaml").data.train.name == "sums.jsonl"
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         (("--data", "absent.jsonl"), "--data: no such file: absent.jsonl"),
-        (("--data", "broken.jsonl"), "--data: broken.jsonl cannot be read"),
+        (("--data", "broken.jsonl"), "--data: broken.jsonl cannot be read: line 2, column 20: Expecting ',' delimiter"),
+        (("--data", "points.csv"), "--data: points.csv cannot be read: the names of its columns stand between ';'"),
+        (("--data", "asked.jsonl"), "--prompt: the messages of 'messages' end with the assistant's answer"),
+        (("--data", "sandbox:addition", "--prompt", "id"), "--prompt: sandbox:addition has columns of its own"),
+        (("--data", "sandbox:addition", "--answer", "id"), "--answer: sandbox:addition has columns of its own"),
+        (("--subset", "main"), "--subset: sums.jsonl has no subset, as a Hub data set has"),
+        (("--eval", "other.jsonl"), "--eval: which column holds the question? (there are x, y; the training data has "),
+        (("--eval", "asked.jsonl"), "--eval: which column holds the gold answer? (there are messages; "),
+        (("--eval", "broken.jsonl"), "--eval: broken.jsonl cannot be read: line 2"),
+        (("--eval", "empty_answer.jsonl"), "--eval: 1 of 1 rows of empty_answer.jsonl have no answer"),
+        (("--model", "sandbox:bse"), "--model: the sandbox has no model 'sandbox:bse' (did you mean sandbox:base?)"),
         (("--answer", "anwser"), "--answer: the data has no column 'anwser' (did you mean answer?)"),
         (("--prompt", "id", "--answer", "nothing"), "--answer: the data has no column 'nothing'"),
         (("--model", "./absent"), "--model: ./absent"),
@@ -73,7 +101,12 @@ def test_a_file_that_is_there_is_replaced_only_if_that_is_asked_for(capsys):
     ],
 )
 def test_what_cannot_be_is_refused_by_its_option_and_nothing_is_written(capsys, changed, said):
-    Path("broken.jsonl").write_text("{")
+    Path("broken.jsonl").write_text('{"problem": "1+1=", "answer": "2"}\n{"problem": "1+2=" "answer": "3"}\n')
+    Path("points.csv").write_text("problem;answer\n1,5+1=;2,5\n")
+    Path("other.jsonl").write_text('{"x": "1+1=", "y": "2"}\n')
+    Path("empty_answer.jsonl").write_text('{"problem": "1+1=", "answer": ""}\n')
+    asked = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    Path("asked.jsonl").write_text(json.dumps({"messages": asked}))
     assert run([*ASKED, "-o", "new.yaml", *changed], "perl") == EXIT_USER_MISTAKE
     assert f"error: {said}" in capsys.readouterr().err
     assert not list(Path().glob("**/*.yaml"))
@@ -89,7 +122,8 @@ def test_five_questions_at_a_terminal_and_a_wrong_reply_is_asked_again(capsys, t
     assert run(["new"], "perl") == EXIT_DONE
     printed = capsys.readouterr()
     assert "no such file: absent.jsonl" in printed.err
-    assert "no column 'anwser'" in printed.err
+    assert "error: the data has no column 'anwser' (did you mean answer?)\n" in printed.err
+    assert "error: no such file: absent.jsonl\n" in printed.err
     assert "The data has the columns problem, answer, id." in printed.out
     assert load_recipe("mine.yaml").data.train.columns.model_dump() == {"prompt": "problem", "answer": "answer"}
     typed()
@@ -103,3 +137,35 @@ def test_the_usual_replies_are_offered(capsys, typed):
     assert "[recipe.yaml]" in capsys.readouterr().out
     found = load_recipe("recipe.yaml")
     assert (found.model.name, found.data.train.name, found.eval.k) == ("sandbox:base", "sandbox:chain", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "said"),
+    [
+        (("--model", "sandbox:bse"), 0, "--model: the sandbox has no model"),
+        (("--gpu", "T5"), 0, "--gpu: no hardware 't5'"),
+        (("--reward", "nobodys:f"), 0, "--reward: cannot import nobodys"),
+        (("--data", "sums.jsonl", "--prompt", "zz"), 1, "--prompt: the data has no column 'zz'"),
+        (("--data", "sums.jsonl", "--answer", "zz"), 1, "--answer: the data has no column 'zz'"),
+        (("--data", "sandbox:chain", "--answer", "zz"), 1, "--answer: sandbox:chain has columns of its own"),
+        (("--data", "sums.jsonl", "--eval", "absent.jsonl"), 2, "--eval: no such file: absent.jsonl"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_further_questions(capsys, typed, options, lines, said):
+    typed(*[""] * lines)
+    assert run(["new", *options], "perl") == EXIT_USER_MISTAKE
+    assert f"error: {said}" in capsys.readouterr().err
+    assert sys.stdin.read() == ""
+
+
+def test_a_reward_is_imported_when_it_is_named_and_the_end_of_input_is_an_interruption(capsys, typed):
+    Path("typed_reward.py").write_text("def score(completions, **_):\n    return [0.0] * len(completions)\n")
+    typed("", "sums.jsonl", "nobodys:score", "typed_reward:scor", "typed_reward:score", "", "")
+    assert run(["new"], "perl") == EXIT_DONE
+    said = capsys.readouterr().err
+    assert "error: cannot import nobodys" in said
+    assert "has no function 'scor' (did you mean score?)" in said
+    assert list(load_recipe("recipe.yaml").rewards) == ["typed_reward:score"]
+    typed("", "sums.jsonl")
+    assert run(["new"], "perl") == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"

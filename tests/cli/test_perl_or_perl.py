@@ -121,7 +121,7 @@ def test_commands_and_options_of_ours_stay_ours_and_so_do_perl_rl_and_perl_alone
     ):
         mistaken = run_perl(*further, "-e", "print 42", program=program)
         assert (mistaken.returncode, mistaken.stdout) == (2, ""), name
-        assert f"Usage: {name}" in mistaken.stderr
+        assert mistaken.stderr == f"error: {name}: no such option '-e' ({name} --help) [PRL206]\n"
         assert run_perl(*further, program=program, stdin="print 7").stdout.startswith(f"Usage: {name}")
     person, terminal = pty.openpty()
     try:
@@ -147,9 +147,7 @@ def test_without_a_language_perl_the_options_are_a_mistake_also_behind_ourselves
     for path in ([OURS], [OURS, Path(again).parent, OURS], [OURS, shim.parent]):
         result = run_perl("-e", "print 42", path=path)
         assert (result.returncode, result.stdout) == (2, ""), path
-        assert "Usage: perl" in result.stderr
-        assert "No such option" in result.stderr
-        assert "Traceback" not in result.stderr
+        assert result.stderr == "error: perl: no such option '-e' (perl --help) [PRL206]\n"
 
 
 @needs_language

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from perl.cli.reward import command
+from perl.rewards import check
 from perl.sandbox import HELDOUT_COUNT, TRAIN_COUNT, load_problems
 
 ROWS = ["12", "-3/4", "north", "\\frac{1}{", "first 3\n#### 1,234", "so it is \\boxed{\\frac{1}{2}}", "(1, 2)"]
@@ -208,6 +209,61 @@ def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(per
     result = perl_command("reward", "check", recipe, "data.system_prompt=Think.", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["rewards"] == [{"name": "own:chat", "mean": 1.0, "skipped": ""}]
+
+
+def test_a_policy_is_asked_how_hard_the_problems_are_and_the_answers_become_a_column(perl_command):
+    recipe = write_recipe([str(20 + i + 100) for i in range(8)], extends="quickstart", eval={"enabled": False})
+    rows = [{"question": f"{20 + i}+{100}=", "gold": 120 + i, "source": "a\u2028b"} for i in range(8)]
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = "data.train={name: train.jsonl, columns: {prompt: question, answer: gold}}"
+    asked = ("reward", "check", recipe, columns, "--rollouts", "4", "--write", "hard.jsonl")
+    # The column that it is to write need not be there yet.
+    result = perl_command(*asked, "prompts.curriculum=-pass_rate", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)["difficulty"]
+    written = [json.loads(line) for line in Path("hard.jsonl").read_text().split("\n") if line]
+    assert [{**row, "gold": int(row["gold"])} for row in written] == [
+        {**row, "pass_rate": new["pass_rate"]} for row, new in zip(rows, written, strict=True)
+    ]
+    drawn = [json.loads(line) for line in Path("hard_completions/samples.jsonl").read_text().split("\n") if line]
+    assert len(drawn) == 32
+    for number, row in enumerate(written):  # judged again, one by one
+        texts = [one["text"] for one in drawn if one["problem"] == str(number)]
+        assert row["pass_rate"] == sum(check(str(row["gold"]), text).status == "right" for text in texts) / 4
+    rates = [row["pass_rate"] for row in written]
+    assert found["mean"] == pytest.approx(sum(rates) / 8)
+    assert (found["never"], found["always"]) == (pytest.approx(rates.count(0) / 8), pytest.approx(rates.count(1) / 8))
+    assert (found["policy"], found["problems"], found["rollouts"]) == ("sandbox:base", 8, 4)
+    # The same again draws nothing; more completions draw the rest; some problems alone are some rows.
+    for count, there, options in ((4, 32, ()), (5, 32, ()), (4, 0, ("--n", "2"))):
+        Path("hard.jsonl").unlink()
+        again = perl_command(*asked[:-4], "--rollouts", str(count), *options, *asked[-2:])
+        assert again.returncode == 0, again.stderr
+        assert (f"{there} of {8 * count} completions are there already" in again.stderr) == bool(there)
+    some = [json.loads(line) for line in Path("hard.jsonl").read_text().split("\n") if line]
+    assert [row["question"] for row in some] == ["20+100=", "24+100="]
+
+
+ASKED = (
+    (("--adapter", "zoo:lora"), "--adapter: is about a policy that is asked"),
+    (("--write", "hard.jsonl"), "--write: is about a policy that is asked"),
+    (("--rollouts", "2", "--write", "hard.csv"), "--write: hard.csv would be JSON lines (hard.jsonl)"),
+    (("--rollouts", "2", "--write", "rows.jsonl"), "--write: rows.jsonl is there already"),
+    (("--rollouts", "2", "--write", "absent/hard.jsonl"), "--write: no such folder: absent"),
+    (("--rollouts", "2", "--adapter", "./absent"), "--adapter: ./absent: no such folder"),
+    (("--rollouts", "2", "peft.adapter=./absent"), "peft.adapter: ./absent: no such folder"),
+)
+
+
+@pytest.mark.parametrize(("options", "words"), ASKED)
+def test_a_policy_that_cannot_be_asked_is_one_line(options, words, perl_command):
+    write_rows("rows.jsonl", ["1", "2"])
+    result = perl_command("reward", "check", "quickstart", "data.train=rows.jsonl", *options)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert Path("rows.jsonl").read_text().count("\n") == 2
 
 
 MISTAKES = (

@@ -6,6 +6,8 @@ command -> the reason why it is not run here, or None
 import re
 from collections.abc import Sequence
 
+# Their pages show what they print, which another test compares.
+OF_PLANS = "needs configs of the Hub: tests/training/test_recipes.py does, with the same sizes"
 # The first that fits counts. Each row must fit a command, see test_commands.py.
 _NEEDS = (
     (r"^(\w+/bin/)?(pip|uv pip|python3\.\d+ -m venv)\b|/bin/pip ", "installs packages: tests/test_wheel.py does"),
@@ -13,16 +15,19 @@ _NEEDS = (
     (r"^make ", "is what CI runs"),
     (r"^(vllm|torchrun|srun|sbatch|accelerate|for i in|CUDA_VISIBLE_DEVICES)", "needs GPUs, vLLM or several machines"),
     (r"rollout check|rollout\.servers=|^perl (train|eval) .*--processes 8\b", "needs GPUs or vLLM servers"),
+    (r"^perl plan (node|fsdp2)-\S+ --gpu H100$", OF_PLANS),
     (r"aime|math_500|gsm8k|Qwen/|nf4|node-\d|r1-distill|fsdp2|a100|--hub\b", "needs weights or problems of the Hub"),
     (r"^trainer/bin/perl", "needs an environment that a line above makes"),
     (r"^perl zoo render$", "writes into the checkout: tests/zoo do"),
 )
 _QUICK = re.compile(
-    r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)|zoo (list|rank|show)"
-    r"|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
+    r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)(?!.*--rollouts)"
+    r"|zoo (list|rank|show)|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
 )
 # What they print depends on a policy that was trained or asked.
-_LEARNED = re.compile(r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor)")
+_LEARNED = re.compile(
+    r"^perl (train|eval|watch|report|push|export|zoo verify|card|plan|doctor|reward check .*--rollouts)"
+)
 
 
 def need(command: str) -> str | None:

@@ -23,7 +23,7 @@ DOCUMENTS = (
 )
 """Those whose links must lead somewhere."""
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"(?:^|\s+)#\s.*$")
+_COMMENT = re.compile(r"(?:^|\s+)#\s.*$|^#(!|SBATCH ).*$")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
 
@@ -65,6 +65,12 @@ def blocks(page: Path) -> list[Block]:
         line = text.count("\n", 0, fence.start("text")) + 1
         found.append(Block(page.name, line, tuple(_commands(fence["text"])), tuple(shown)))
     return found
+
+
+def plain_fences(page: Path) -> list[str]:
+    """The lines of all blocks that name no language, which hold something to read."""
+    fences = _FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [line for fence in fences if not fence["language"] for line in fence["text"].splitlines()]
 
 
 def _commands(text: str) -> list[str]:

@@ -7,14 +7,14 @@ Where a policy was trained or asked so do numbers that are near each other, sinc
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tests.conftest import CHECKOUT
 
 GAP = "..."
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# What libraries remark while they are imported is no output of ours.
-REMARK = re.compile(r"^(Failed to load /|[IWE]\d{4} \d\d:\d\d:\d\d)")
+# What libraries remark while they are imported is no output of ours; how many cores there are is the machine's.
+REMARK = re.compile(r"^(Failed to load |[IWE]\d{4} \d\d:\d\d:\d\d)|\[PRL320\]$")
 # Of another machine's run they are others.
 _CHANGING = (
     (re.compile(rf"{re.escape(str(CHECKOUT))}|/\S*/site-packages/perl\b"), "CHECKOUT"),
@@ -36,15 +36,21 @@ def missing(output: str, shown: Sequence[str], *, learned: bool) -> list[str]:
 
     Args:
         output: What the commands printed.
-        shown: What the page shows.
+        shown: What the page shows: the first line is the first that is printed and the last the last one, unless a gap
+            is there.
         learned: The numbers are those of a trained policy.
     """
     lines = _ANSI.sub("", output).replace("\r", "\n").splitlines()
-    printed = [_plain(line) for line in lines if not REMARK.match(line)]
-    at = 0
-    for group in _groups(shown):
+    printed = [_plain(line) for line in lines if not REMARK.search(line)]
+    groups, at = _groups(shown), 0
+    for number, group in enumerate(groups):
         wanted = [_plain(line) for line in group]
-        found = next((i for i in range(at, len(printed)) if _begins(printed[i:], wanted, learned=learned)), None)
+        places: Iterable[int] = range(at, len(printed))
+        if number == 0 and not _is_gap(shown[0]):
+            places = [0]
+        if number == len(groups) - 1 and not _is_gap(shown[-1]):
+            places = [place for place in places if place == len(printed) - len(group)]
+        found = next((i for i in places if _begins(printed[i:], wanted, learned=learned)), None)
         if found is None:
             return group
         at = found + len(group)
@@ -55,11 +61,15 @@ def _groups(shown: Sequence[str]) -> list[list[str]]:
     """Lines that stand together, between lines that are left out."""
     groups: list[list[str]] = [[]]
     for line in shown:
-        if line.strip() == GAP:
+        if _is_gap(line):
             groups.append([])
         else:
             groups[-1].append(line)
     return [group for group in groups if group]
+
+
+def _is_gap(line: str) -> bool:
+    return line.strip() == GAP
 
 
 def _plain(line: str) -> str:

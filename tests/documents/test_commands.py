@@ -6,14 +6,15 @@ import shlex
 
 import pytest
 
-from tests.documents.commands import is_learned, is_quick, need, unused_needs
-from tests.documents.pages import PAGES, Block, blocks
+from tests.documents.commands import OF_PLANS, is_learned, is_quick, need, unused_needs
+from tests.documents.pages import PAGES, Block, blocks, plain_fences
 from tests.documents.printed import missing
 from tests.documents.stage import ran, set_up, shell_environment
 
 ALL = [block for page in PAGES for block in blocks(page)]
 HERE = [block for block in ALL if any(need(command) is None for command in block.commands)]
 QUICK = [block for block in HERE if all(is_quick(command) for command in block.commands)]
+COMMAND = re.compile(r"\$ |#!|(perl|python|pip|vllm|srun|torchrun|sh|bash|export|cd) |[A-Z_]+=\S+ \w")
 # These print nothing that a reader waits for, or write a file.
 SILENT = (" > ", "cd ", ". .venv", "--help")
 
@@ -35,7 +36,16 @@ def test_every_command_that_runs_here_is_followed_by_what_to_expect():
         if not block.shown and not all(any(part in command for part in SILENT) for command in block.commands)
     ]
     assert silent == []
-    assert [str(block) for block in ALL if block.shown and block not in HERE] == []
+    elsewhere = [block for block in ALL if block.shown and block not in HERE]
+    assert [str(block) for block in elsewhere if any(need(command) != OF_PLANS for command in block.commands)] == []
+    assert len(elsewhere) == 4
+
+
+def test_a_fence_without_a_language_holds_no_commands():
+    wrong = [f"{page.name}: {line}" for page in PAGES for line in plain_fences(page) if COMMAND.match(line)]
+    assert wrong == []
+    assert [line for line in ("$ perl plan", "perl train x", "#!/bin/sh", "srun perl") if not COMMAND.match(line)] == []
+    assert not COMMAND.match("perl.prompts is now perl.data [PRL301]")
 
 
 @pytest.mark.parametrize("block", QUICK, ids=str)

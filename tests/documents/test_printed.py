@@ -16,10 +16,10 @@ adapter 99.2 ± 0.3
 @pytest.mark.parametrize(
     "shown",
     [
-        ["base 66.6 ± 1.5, in 3:47", "...", "adapter 99.2 ± 0.3"],
+        ["base 66.6 ± 1.5, in 3:47", "...", "adapter 99.2 ± 0.3", "..."],
         ["...", "step 2/50 ...", "...", "12.5 s, sha256 0123456789ab"],
-        ["step 1/50     reward 0.594"],
-        ["base ... in ...", "step ... 0.594"],
+        ["...", "step 1/50     reward 0.594", "..."],
+        ["base ... in ...", "step ... 0.594", "..."],
         [],
     ],
 )
@@ -32,8 +32,11 @@ def test_what_was_printed_is_found(shown):
     [
         (["base 66.7 ± 1.5, in 0:02"], ["base 66.7 ± 1.5, in 0:02"]),
         (["step 1/50  reward 0.594", "adapter 99.2 ± 0.3"], ["step 1/50  reward 0.594", "adapter 99.2 ± 0.3"]),
-        (["adapter 99.2 ± 0.3", "...", "step 2/50 ..."], ["step 2/50 ..."]),
-        (["adapter 99.2 ± 0.3 and more"], ["adapter 99.2 ± 0.3 and more"]),
+        (["...", "adapter 99.2 ± 0.3", "...", "step 2/50 ...", "..."], ["step 2/50 ..."]),
+        (["...", "adapter 99.2 ± 0.3 and more", "..."], ["adapter 99.2 ± 0.3 and more"]),
+        (["step 1/50  reward 0.594", "..."], ["step 1/50  reward 0.594"]),
+        (["base 66.6 ± 1.5, in 0:02", "...", "adapter 99.2 ± 0.3"], ["adapter 99.2 ± 0.3"]),
+        (["base 66.6 ± 1.5, in 0:02"], ["base 66.6 ± 1.5, in 0:02"]),
     ],
 )
 def test_what_was_not_printed_or_not_in_this_order_is_named(shown, lacking):
@@ -41,13 +44,12 @@ def test_what_was_not_printed_or_not_in_this_order_is_named(shown, lacking):
 
 
 def test_learned_numbers_may_be_near_and_words_may_not_differ():
-    assert missing(OUTPUT, ["adapter 98.6 ± 0.4"], learned=True) == []
-    assert missing(OUTPUT, ["adapter 80.0 ± 0.3"], learned=True) == ["adapter 80.0 ± 0.3"]
+    for line, found in (("adapter 98.6 ± 0.4", True), ("adapter 80.0 ± 0.3", False), ("adaptor 99.2 ± 0.3", False)):
+        assert missing(OUTPUT, ["...", line, "..."], learned=True) == ([] if found else [line])
     learned = "reward 0.95 kl 0.01"
     assert missing("reward 0.97 kl 0.02", [learned], learned=True) == []
     assert missing("reward 0.05 kl 0.01", [learned], learned=True) == [learned]
     assert missing("reward 0.95 kl 0.90", [learned], learned=True) == [learned]
-    assert missing(OUTPUT, ["adaptor 99.2 ± 0.3"], learned=True) == ["adaptor 99.2 ± 0.3"]
 
 
 def test_blocks_are_commands_with_what_follows_them_and_headings_are_called_as_github_calls_them(tmp_path):

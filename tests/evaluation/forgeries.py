@@ -237,7 +237,8 @@ FORGERIES: dict[str, Forgery] = {
     "scorer": Forgery(_task(lambda task: task.update(scorer="exact")), "its scorer is 'exact', the task's is 'math'"),
     "scorer and the hash": Forgery(scorer_and_hash, "its scorer is 'normalised', the task's is 'math'"),
     "SHA-256 of the data": Forgery(
-        _task(lambda task: task["data"].update(sha256="0" * 64)), "its protocol_hash is .* protocol, task and data give"
+        _task(lambda task: task["data"].update(sha256="0" * 64)),
+        "its protocol_hash is .* task and data do not give",
     ),
     "SHA-256 of the data and the hash": Forgery(data_of_another_hash, "its data is not the task's"),
     "a problem left out everywhere": Forgery(problems_left_out, "its data is not the task's"),

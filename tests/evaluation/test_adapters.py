@@ -1,5 +1,6 @@
 """Several adapters in one evaluation score as alone, and each base is loaded and drawn once for all of them."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -112,14 +113,51 @@ def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(a
     first = evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
     (file,) = base_cache.folder().glob("*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for line in lines:
+    for line in lines[:-1]:
         line["status"] = "right"
     lines[0]["seed"] += 1
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text(signed(lines[:-1]))
     counts = len(asked)
     again = evaluate(None, "two", tasks=TASKS[:1], base="sandbox:base")
     assert sum(asked[counts:]) == 1
     assert again.tasks == first.tasks
+
+
+def signed(lines):
+    """The file of these samples, with a digest that fits."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    return text + json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest()}) + "\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace('"text": "', '"text": "The answer is 7. ', 1),  # an edited completion
+        lambda text: "".join(text.splitlines(keepends=True)[1:]),  # one that was taken away
+        lambda text: "".join(text.splitlines(keepends=True)[:-1]),  # the digest itself
+        lambda text: text[: len(text) // 2],
+        lambda text: text + "\n",
+        lambda _: "",
+    ],
+    ids=["edited", "one less", "no digest", "cut", "longer", "empty"],
+)
+def test_a_cache_that_was_edited_is_drawn_again_with_a_line(change, asked, caplog):
+    first = evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
+    (file,) = base_cache.folder().glob("*.jsonl")
+    written = file.read_text()
+    assert written == signed([json.loads(line) for line in written.splitlines()[:-1]])
+    file.write_text(change(written))
+    counts = len(asked)
+    again = evaluate(None, "two", tasks=TASKS[:1], base="sandbox:base")
+    assert sum(asked[counts:]) == N * K
+    assert again.tasks == first.tasks
+    said = [record.getMessage() for record in caplog.records if getattr(record, "code", "") == "PRL365"]
+    assert len(said) == 1
+    assert "was edited or cut since it was written; the base is drawn again" in said[0]
+    assert file.read_text() == written  # and kept anew
+    counts = len(asked)
+    evaluate(None, "three", tasks=TASKS[:1], base="sandbox:base")
+    assert len(asked) == counts
 
 
 def test_a_cache_that_cannot_be_written_costs_a_line(monkeypatch, caplog):
@@ -195,3 +233,15 @@ def test_processes_share_several_adapters(saved, tmp_path):
         assert (tmp_path / "two" / name / "samples.jsonl").read_bytes() == Path(
             f"one/{name}/samples.jsonl"
         ).read_bytes()
+
+
+def test_a_table_of_other_adapters_is_kept_and_a_line_says_where(saved, caplog):
+    caplog.set_level("INFO", "perl")
+    evaluate([saved / "first", saved / "second"], "both", tasks=[TASKS[0]])
+    before = Path("both/table.md").read_text()
+    evaluate([saved / "first", saved / "second"], "both", tasks=[TASKS[0]])
+    assert not Path("both/earlier").exists()
+    evaluate([saved / "second", saved / "first"], "both", tasks=[TASKS[0]])
+    assert Path("both/table.md").read_text() != before
+    assert Path("both/earlier/table.md").read_text() == before
+    assert "it is kept in both/earlier/table.md" in caplog.text

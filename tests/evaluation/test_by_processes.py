@@ -35,6 +35,7 @@ OTHERS = EvalSettings(
     few_shot=3,
     columns={"prompt": "question", "answer": "gold"},
     scorer="exact",
+    scorer_timeout=30.0,
     pass_at=(2, 3),
     newest_data=True,
     with_base=False,

@@ -188,13 +188,39 @@ def test_every_task_and_result_that_differs_is_said_at_once():
 
 def test_with_force_the_others_are_marked_and_the_difference_is_said():
     comparison = compare([FIRST, OTHER, hotter(results(SUMS, name="runs/hot"), temperature=1.0)], force=True)
-    assert by_name(comparison)["runs/hot"].otherwise == ("sums",)
+    assert by_name(comparison)["runs/hot (temperature 1)"].otherwise == ("sums",)
     marked = [line for line in as_plain(comparison).splitlines() if line.rstrip().endswith("†") or " †  " in line]
-    assert [line.split("  ")[0] for line in marked] == ["base of runs/hot", "runs/hot", "runs/hot"]
+    hot = "runs/hot (temperature 1)"
+    assert [line.split("  ")[0] for line in marked] == [f"base of {hot}", hot, hot]
     text = as_markdown(comparison)
     assert "- Sums was evaluated otherwise in runs/lora and in runs/hot: temperature 0.6 and 1" in text
     assert "†: another protocol" in text
     assert "†" not in as_markdown(compare([FIRST, OTHER], force=True))
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([{"temperature": 1.0}, {"temperature": 0.2}], ["temperature 0.6", "temperature 1", "temperature 0.2"]),
+        (
+            [{"top_p": 1.0, "system_prompt": "Think."}],
+            ["top_p 0.95, system_prompt none", "top_p 1, system_prompt Think."],
+        ),
+        ([{"seed": 9}], [f"protocol {SUMS.protocol_hash}", "protocol other-other 0"]),
+    ],
+)
+def test_with_force_every_row_says_in_what_its_protocol_differs(others, said):
+    hot = [
+        hotter(results(replace(SUMS, protocol_hash=f"other {i}"), name=f"runs/{i}"), **change)
+        for i, change in enumerate(others)
+    ]
+    names = ["runs/lora", *(f"runs/{i}" for i in range(len(others)))]
+    comparison = compare([FIRST, *hot], force=True)
+    expected = [f"{name} ({how})" for name, how in zip(names, said, strict=True)]
+    rows = [policy.name for policy in comparison.policies]
+    assert rows == [*(f"base of {name}" for name in expected), *expected]
+    assert comparison.first == expected[0]
+    assert compare([FIRST, *hot], force=True, against=names[-1]).first == expected[-1]  # without its settings too
 
 
 def test_results_without_a_common_task_are_refused():

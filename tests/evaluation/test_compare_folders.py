@@ -158,7 +158,7 @@ def test_what_is_not_there_and_what_is_not_ours_is_said(tmp_path):
     with pytest.raises(PerlError, match=r"no results: there is no results\.json, nor one in a folder below it"):
         compare_folders([tmp_path / "empty"])
     run(tmp_path / "runs" / "r1", seed=1)
-    with pytest.raises(PerlError, match="there is nothing to compare it with"):
+    with pytest.raises(PerlError, match=r"holds the results of one evaluation, .* \(name another folder too"):
         compare_folders([tmp_path / "runs"])
     with pytest.raises(PerlError, match="one of them is named twice"):
         compare_folders([tmp_path / "runs" / "r1", tmp_path / "runs" / "r1" / "eval"])
@@ -170,6 +170,15 @@ def test_what_is_not_there_and_what_is_not_ours_is_said(tmp_path):
     assert any(note.startswith("Left out: ") and "'perl' is absent" in note for note in found.notes)
     with pytest.raises(PerlError, match="'perl' is absent"):
         compare_folders([tmp_path / "runs" / "r1", tmp_path / "runs" / "other"])
+
+
+def test_how_far_it_is_is_shown(tmp_path, monkeypatch, caplog):
+    for number in (1, 2):
+        run(tmp_path / "runs" / f"r{number}", seed=number)
+    monkeypatch.setattr("perl.run.progress._SECONDS_BETWEEN_LINES", 0.001)
+    with caplog.at_level("INFO", logger="perl"):
+        compare_folders([tmp_path / "runs"])
+    assert any(re.match(r"counting again: \d/2 results in ", record.getMessage()) for record in caplog.records)
 
 
 def test_results_that_were_edited_are_refused_wherever_they_were_found(tmp_path):

@@ -28,6 +28,8 @@ from perl.recipe.sections import ModelSection
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
 from perl.sandbox import load_problems
+from perl.training.callbacks.benchmark_scores import BenchmarkScores
+from perl.training.stages import prepare, read_recipe
 from tests.oracles.counted_scores import check_scores
 from tests.saved_adapters import save_adapter
 
@@ -148,14 +150,93 @@ def test_limits_of_single_tasks():
         (["--tasks", "heldout"], "lora is in no run (name the recipe instead, as in --tasks my.yaml)"),
         (["--tasks", "none.yaml"], "--tasks: no such file: none.yaml"),
         (["--tasks", "my.yaml", "--few-shot", "1"], "held-out problems are asked as in training, without examples"),
+        (["--tasks", CHAIN, "--limit", f"{CHAIN}=1,{CHAIN}=2"], f"--limit: {CHAIN} is given 2 times (once)"),
+        (["--tasks", CHAIN, "--few-shot", f"{CHAIN}=1,{CHAIN}=1"], f"--few-shot: {CHAIN} is given 2 times (once)"),
+        (["--tasks", "sums.jsonl", "--columns", "prompt=a,prompt=b"], "--columns: prompt is given 2 times (once)"),
+        (["--tasks", "one.jsonl", "--few-shot", "1"], "the only problem is an example, none is left to be asked"),
+        (
+            ["--tasks", "one.jsonl", "--few-shot", "2"],
+            "2 examples are asked for, and there is 1 problem to take them from",
+        ),
     ],
 )
 def test_bad_requests_are_a_line(adapter, options, message):
     write("sums.jsonl", SUMS)
+    write("one.jsonl", SUMS[:1])
     Path("my.yaml").write_text("data: {train: sandbox:chain}\nrewards: {accuracy: 1}\n")
     with pytest.raises(PerlError) as caught:
         CliRunner().invoke(command, ["--adapter", str(adapter), *options, "--dry-run"], catch_exceptions=False)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ((), "task gsm8k: data has no file gsm8k_test.jsonl"),
+        (("gsm8k_test.jsonl",), "task gsm8k: data has no file gsm8k_train.jsonl"),
+    ],
+)
+def test_an_absent_file_is_named_before_the_adapter_is_looked_for(files, message):
+    Path("data").mkdir()
+    for file in files:
+        write(f"data/{file}", SUMS)
+    options = ["--adapter", "nowhere", "--tasks", "gsm8k", "--data", "data", "--few-shot", "1"]
+    with pytest.raises(PerlError, match=message):
+        CliRunner().invoke(command, [*options, "--dry-run"], catch_exceptions=False)
+    with pytest.raises(PerlError, match=rf"BenchmarkScores\(tasks\[0\]\): {message.partition(': ')[2]}"):
+        BenchmarkScores([{"name": "gsm8k", "few_shot": 1}], every=1, data="data")
+
+
+MISTAKES_IN_A_RECIPE = [
+    (
+        "- sandbox:chain\n- name: my.jsonl\n  limit: 2\n  few_shot: 3",
+        8,
+        "[1].limit: a limit of 2 is below the 3 examples",
+    ),
+    ("- {name: sandbox:chain, few_shot: 9}\n- {name: my.jsonl, few_shot: 9}", 3, "eval.limit: a limit of 3 is below"),
+    (
+        "- name: my.jsonl\n  columns: {prmpt: a}",
+        7,
+        "[0].columns: there is no column for 'prmpt' (did you mean prompt?)",
+    ),
+    (
+        "- {name: my.jsonl, columns: {prompt: no}}",
+        6,
+        "[0]: row 1 of my.jsonl has no no, it has problem, answer (the column "
+        "that holds the problem, as in columns: {prompt: NAME})",
+    ),
+    ("- name: my.jsonl\n  scorer: exat", 7, "[0].scorer: no scorer 'exat' (did you mean exact?"),
+    (
+        "- name: sandbox:chain\n  scorer: exact",
+        7,
+        "[0].scorer: is about a data file, and none is named (as in name: my.jsonl)",
+    ),
+    ("- sandbox:chain\n- gone.jsonl", 7, "[1]: no such file: gone.jsonl"),
+    ("- sandbox:chain\n- sandbox:chian", 7, "[1]: there is no task 'sandbox:chian' (did you mean sandbox:chain?)"),
+    (
+        "- sandbox:chain\n- heldout",
+        7,
+        "[1]: heldout is a word of the command line; a run scores what it holds out without",
+    ),
+    ("- sandbox:chain\n- 3", 7, "[1]: must be a name, or {name: ..., limit: ...}, not 3"),
+    ("- sandbox:chain\n- null", 7, "[1]: must be a name, or {name: ..., limit: ...}, not null"),
+    ("- name: sandbox:chain\n  limit: many", 7, "[0].limit: must be a whole number, not 'many'"),
+    ("- name: sandbox:chain\n  limt: 3", 7, "[0].limt: unknown key (did you mean limit?)"),
+    ("- sandbox:chain\n- other.yaml", 7, "[1]: sandbox:addition is held out, hence scored already (leave it out)"),
+]
+
+
+@pytest.mark.parametrize(("tasks", "line", "message"), MISTAKES_IN_A_RECIPE)
+def test_a_mistake_in_a_recipes_tasks_has_file_line_and_key(tasks, line, message):
+    write("my.jsonl", SUMS)
+    Path("other.yaml").write_text("data: {train: sandbox:addition}\n")
+    head = "extends: quickstart\neval:\n  limit: 3\n  k: 2\n  tasks:\n"
+    Path("my.yaml").write_text(head + "".join(f"    {row}\n" for row in tasks.splitlines()))
+    with pytest.raises(PerlError) as caught:
+        prepare(read_recipe("my.yaml", (), "out"))
+    place = message if message.startswith("eval.") else f"eval.tasks{message}"
+    assert str(caught.value).startswith(f"my.yaml:{line}: {place}")
+    assert len(caught.value.mistakes) == 1
 
 
 def test_a_recipe_names_files_limits_and_examples_and_its_heldout_problems_are_a_task():
@@ -184,6 +265,15 @@ def test_a_recipe_names_files_limits_and_examples_and_its_heldout_problems_are_a
         assert (again.title, again.protocol_hash, again.data) == (own.title, own.protocol_hash, own.data)
         assert (again.base, again.adapter, again.problems) == (own.base, own.adapter, own.problems)
     assert "sums/avg@2" in json.dumps(json.loads(Path("run/best/best.json").read_text()))
+    both = evaluate(
+        "run", ["heldout", "sandbox:addition"], "run/evals/both", limit={"heldout": 3, "sandbox:addition": 2}
+    )
+    beside, benchmark = both.tasks
+    assert (beside.name, beside.title) == ("sandbox:addition-heldout", "sandbox:addition-heldout (held out)")
+    assert (beside.score.n, benchmark.name, benchmark.score.n) == (3, "sandbox:addition", 2)
+    assert recount_folder("run/evals/both").mistakes == ()
+    rescored = rescore("run/evals/both", tasks="my.yaml", lighteval=False)
+    assert [one.problems for one in rescored.tasks] == [one.problems for one in both.tasks]
 
 
 def test_a_whole_number_and_its_fraction_are_one_protocol(adapter):

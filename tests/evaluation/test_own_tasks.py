@@ -183,9 +183,12 @@ def test_a_reward_scores_and_a_results_file_starts_no_code(adapter, monkeypatch)
     spec = "short_rewards.py:short>=0.5"
     found = evaluate(adapter, [file], columns=COLUMNS, scorer=spec, max_new_tokens=3)
     [task] = found.tasks
-    assert task.scorer == "short_rewards:short>=0.5"
+    source = task.scorer.partition("@")[2].partition(">")[0]
+    assert task.scorer == f"short_rewards:short@{source}>=0.5"
+    assert len(source) == 12
+    assert f"| `{task.scorer}` |" in Path("out/table.md").read_text()
     assert [problem.base for problem in task.problems] == [(False, False), (True, True)] * 3
-    with pytest.raises(PerlError, match=r"--scorer: sums was judged by short_rewards:short>=0.5 \(name the reward's"):
+    with pytest.raises(PerlError, match=r"--scorer: sums was judged by short_rewards:short@\w+>=0.5 \(name the"):
         rescore("out", tasks=[file], columns=COLUMNS, lighteval=False)
     again = rescore("out", tasks=[file], columns=COLUMNS, scorer=spec, lighteval=False)
     assert again.tasks == found.tasks
@@ -224,7 +227,9 @@ def test_a_python_file_has_tasks_beside_its_data(adapter):
     assert load_task_data(both[0]).questions[0].text == "What is 0+1="
     found = evaluate(adapter, ["mine/my_tasks.py"])
     assert [(task.name, task.scorer) for task in found.tasks] == [("sums", "math"), ("capitals", "choice")]
+    Path("mine/my_tasks.py").write_text(PYTHON + "\nwith Path('runs').open('a') as runs:\n    runs.write('x')\n")
     assert rescore("out", tasks=["mine/my_tasks.py"], lighteval=False).tasks == found.tasks
+    assert Path("runs").read_text() == "x"  # the user's code runs once
 
 
 def test_a_module_of_eval_is_a_task_file_too():
@@ -292,6 +297,19 @@ def test_what_is_wrong_with_a_file_is_a_line_before_weights_load(name, adapter):
         (SUMS, {"columns": COLUMNS, "scorer": "choice"}, "row 1 of f.jsonl has no choices under 'choices'"),
         ([{**CITIES[0], "answer": "C"}], {"scorer": "choice"}, "answer 'C' of row 1 is none of its 2 choices"),
         ([{**CITIES[0], "choices": "Rome"}], {"scorer": "choice"}, "are no list of 2 to 26 texts: 'Rome'"),
+        (
+            [CITIES[0], {**CITIES[1], "choices": ["Rome", "Paris", " Rome "]}],
+            {"scorer": "choice"},
+            "choices A and C of row 2 of f.jsonl are the same: 'Rome'",
+        ),
+        *(
+            (
+                SUMS,
+                {"columns": COLUMNS, "scorer": f"mine.py:short>={wrong}"},
+                f"--scorer: '{wrong}' is not a number, .*>=0.5",
+            )
+            for wrong in ("abc", "1.2.3", "nan", "", "-", "0.5x")
+        ),
     ],
 )
 def test_what_is_wrong_with_columns_and_scorers(rows, options, said, adapter):
@@ -317,9 +335,37 @@ def test_names_that_meet():
     write("a.jsonl", SUMS)
     Path("b").mkdir()
     write("b/a.jsonl", SUMS)
-    with pytest.raises(PerlError, match="a is named 2 times"):
-        named_tasks(["a.jsonl", "b/a.jsonl"])
+    with pytest.raises(PerlError, match="b-a is named 2 times"):
+        named_tasks(["b/a.jsonl", "b/a.jsonl"])
     assert replace(file_task("a.jsonl"), path=None) == replace(file_task("b/a.jsonl"), path=None)
+
+
+def test_files_of_one_name_in_two_folders_are_told_apart(adapter):
+    for folder, rows in (("a", SUMS[:3]), ("b", SUMS[3:])):
+        Path(folder).mkdir()
+        write(f"{folder}/my.jsonl", rows)
+    found = evaluate(adapter, ["a/my.jsonl", "b/my.jsonl"], columns=COLUMNS, limit={"a/my.jsonl": 2, "b-my": 1})
+    assert [(one.name, one.title, one.score.n) for one in found.tasks] == [("a-my", "a-my", 2), ("b-my", "b-my", 1)]
+    assert "a-my" in Path("out/table.md").read_text()
+    again = rescore("out", tasks=["b/my.jsonl", "a/my.jsonl"], columns=COLUMNS, lighteval=False)
+    assert {one.name: one.problems for one in again.tasks} == {one.name: one.problems for one in found.tasks}
+    exact = rescore("out", tasks=["a/my.jsonl", "b/my.jsonl"], columns=COLUMNS, scorer="exact", lighteval=False)
+    assert {one.scorer for one in exact.tasks} == {"exact"}
+
+
+def test_a_single_task_needs_no_list(adapter):
+    write("sums.jsonl", SUMS)
+    for number, tasks in enumerate(("sums.jsonl", Path("sums.jsonl"), ["sums.jsonl"])):
+        found = perl.evaluate(
+            adapter,
+            None,
+            tasks,
+            1,
+            output=f"out{number}",
+            settings=EvalSettings(columns=COLUMNS, max_new_tokens=4, lighteval=False),
+        )
+        assert [one.name for one in found.tasks] == ["sums"]
+    assert rescore("out0", tasks="sums.jsonl", columns=COLUMNS, lighteval=False).tasks[0].name == "sums"
 
 
 def test_the_command_asks_a_file_and_says_how(adapter):

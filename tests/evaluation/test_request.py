@@ -6,9 +6,11 @@ import shutil
 from operator import attrgetter
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
+import perl
 from perl.errors import MissingExtraError, PerlError
 from perl.evaluation.request import EvalSettings, end_tokens, generation_settings, plan_evaluation
 from perl.policy.model import load_tokenizer
@@ -146,6 +148,66 @@ def test_a_base_that_does_not_say_how_much_it_reads_is_not_limited(weightless):
 )
 def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
     assert mistake(**settings).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"limit": "5"}, "limit): must be a whole number or a mapping, not '5' (as in 50, or {'aime24': 10})"),
+        ({"limit": {"aime24": "x"}}, "limit): must be a whole number, not {'aime24': 'x'} (as in 50"),
+        ({"limit": {1: 2}}, "limit): must be a whole number or text, not {1: 2} (as in 50"),
+        ({"limit": True}, "limit): must be a whole number or a mapping, not True (as in 50"),
+        ({"few_shot": 2.5}, "few_shot): must be a whole number or a mapping, not 2.5 (as in 3"),
+        ({"columns": "prompt=q"}, "columns): must be a mapping, not 'prompt=q' (as in {'prompt': 'question'})"),
+        ({"columns": {"prompt": 3}}, "columns.prompt): must be text, not 3"),
+        ({"pass_at": 3}, "pass_at): must be a list, not 3 (as in (3, 10))"),
+        ({"servers": "http://x"}, "servers): must be a list, not 'http://x' (as in ('http://localhost:8000',))"),
+        ({"device": "gpu"}, "device): must be one of auto, cpu, not 'gpu' (did you mean cpu?)"),
+        ({"backend": "vlm"}, "backend): must be one of auto, transformers, vllm, vllm-server, not 'vlm'"),
+        ({"temperature": "0.5"}, "temperature): must be a number, not '0.5'"),
+        ({"thinking": "yes"}, "thinking): must be true or false, not 'yes'"),
+        ({"scorer": print}, "scorer): must be text, not <built-in function print>"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_a_line_with_its_name(given, said):
+    with pytest.raises(PerlError) as caught:
+        EvalSettings(**given)
+    assert str(caught.value).startswith(f"EvalSettings({said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_take_lists_paths_and_numpys_numbers():
+    given = EvalSettings(
+        pass_at=[1, 2], servers=["http://a"], chat_template=Path("t"), seed=numpy.int64(3), limit={"a": 1}
+    )
+    assert (given.pass_at, given.servers, given.chat_template, given.seed) == ((1, 2), ("http://a",), "t", 3)
+    assert (type(given.seed), given.limit) == (int, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *(({"tasks": tasks}, "perl.evaluate(tasks): must be text or a list, not ") for tasks in (None, 3, {"a": 1})),
+        *(({"tasks": tasks}, "perl.evaluate(tasks): must be text, not ") for tasks in ([3], ["aime24", None])),
+        ({"adapter": 3}, "perl.evaluate(adapter): must be text or a list, not 3"),
+        ({"adapter": []}, "adapter: an empty list names no adapter"),
+        ({"k": "2"}, "perl.evaluate(k): must be a whole number, not '2'"),
+        ({"base": 3}, "perl.evaluate(base): must be text, not 3"),
+        ({"data": 3}, "perl.evaluate(data): must be text, not 3"),
+        ({"output": 3}, "perl.evaluate(output): must be text, not 3"),
+        ({"processes": 0}, "perl.evaluate(processes): must be greater than or equal to 1, not 0"),
+        ({"settings": {"limit": 2}}, "perl.evaluate(settings): must be EvalSettings(...), not {'limit': 2}"),
+        ({"settings": EvalSettings(batch_size=0)}, "--batch-size: 0 is too few (at least 1)"),
+        ({"tasks": "aime24,aime25"}, "--tasks: there is no task 'aime24,aime25' (did you mean "),
+        ({"tasks": "gone.jsonl"}, "--tasks: no such file: gone.jsonl"),
+        ({"tasks": Path("gone.jsonl")}, "--tasks: no such file: gone.jsonl"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_a_line_with_its_name(given, said):
+    with pytest.raises(PerlError) as caught:
+        perl.evaluate(**{"base": "weightless", "tasks": ["sandbox:addition"], **given})
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_needs_a_package_that_is_absent_says_how_to_install_it():

@@ -123,7 +123,9 @@ def test_a_reward_is_a_scorer(rewards_file):
     assert judged(f"{rewards_file}:waits", "a", "a") == "right"
     assert judged(f"{rewards_file}:needs_level>=2", "a", level=2) == "right"
     scorer = find_scorer(f"{rewards_file}:length>=0.50")
-    assert (scorer.name, scorer.custom) == ("rewards_of_scorers:length>=0.5", True)
+    assert scorer.name == "rewards_of_scorers:length>=0.5"
+    assert scorer.label == f"rewards_of_scorers:length@{scorer.source}>=0.5"
+    assert len(scorer.source) == 12
     lacking = find_scorer(f"{rewards_file}:needs_level").lacking(Question("0", "q", "", {"stage": 1}))
     assert "needs the column 'level'" in str(lacking)
     assert "stage" in str(lacking)

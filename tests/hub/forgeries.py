@@ -9,10 +9,15 @@ from the forged files, so that only what the files say of each other can give it
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import yaml
 
+from perl.evaluation.few_shot import shown_fact, shown_hash, titled
+from perl.evaluation.protocol import task_facts
+from perl.evaluation.results import parse_results
+from perl.evaluation.task import all_tasks
+from perl.evaluation.task_data import load_task_data
 from perl.hub.card.facts import facts_from_files
 from perl.hub.card.render import render_card
 
@@ -382,6 +387,37 @@ def results_and_samples_forged_as_one(files: Files) -> None:
     from tests.hub.scored import forge_all_right
 
     forge_all_right(files)
+
+
+def labelled(files: Files, few_shot: int, *, hashed: bool = True) -> None:
+    """Says that the problems were asked as a benchmark, behind so many examples, with the hash that goes with that."""
+    found = parse_results(files[SCORES], SCORES)
+    (one,) = found.tasks
+    known = all_tasks()[one.name]
+    examples = shown_hash(load_task_data(known, None, 1, few_shot).examples)
+    facts = (known.name, known.version, known.prompt, one.data["sha256"], one.max_new_tokens)
+    right = found.protocol.hash(task_facts(*facts, None, shown_fact(few_shot, examples)))
+    changed = replace(
+        one,
+        title=titled(known.title, few_shot),
+        few_shot=few_shot,
+        examples=examples,
+        protocol_hash=right if hashed else one.protocol_hash,
+    )
+    files[SCORES] = json.dumps(replace(found, tasks=(changed,)).as_dict()).encode()
+
+
+@forgery("results", "its protocol_hash is", anew=True)
+def examples_left_out_of_the_results(files: Files) -> None:
+    labelled(files, 3)
+    labelled(files, 0, hashed=False)
+
+
+@forgery("results", "", "completions do not tell what stood before the question, and whoever forges computes hashes "
+         "anew: the check lists the examples as reported only, perl zoo verify draws again", anew=True)  # fmt: skip
+def examples_left_out_of_results_and_hash(files: Files) -> None:
+    labelled(files, 3)
+    labelled(files, 0)
 
 
 # --- config and weights

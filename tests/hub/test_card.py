@@ -14,6 +14,7 @@ from perl.hub.card.citations import references
 from perl.hub.card.facts import CardFacts, Licence, PromptFormat, Serving, public_results
 from perl.hub.card.names import label
 from perl.hub.card.render import render_card
+from perl.recipe.sections import PromptsSection
 from perl.sandbox import BASE_NAME
 from tests.evaluations import results, task_result
 
@@ -251,6 +252,15 @@ def test_a_place_of_this_machine_is_named_by_its_last_part_and_is_no_base_model_
     assert str(Path.cwd()) not in card
 
 
+CHOICES = {
+    "plain": {},
+    "memory": {"memory": True, "floor": 1e-5},
+    "refill": {"refill": 0.25},
+    "curriculum": {"curriculum": "[a](https://nobody.example) | **level**", "curriculum_until": 1},
+    "all": {"memory": True, "refill": 100, "curriculum": "level"},
+}
+
+
 def test_only_papers_of_what_was_done_are_cited():
     assert references("lora", "grpo", "token") == references("lora", "grpo") == references("lora", None)
     # TRL's BNPO is another loss than the paper of that name.
@@ -260,6 +270,14 @@ def test_only_papers_of_what_was_done_are_cited():
         "loss DAPO",
         "importance ratio of the whole sequence (GSPO)",
     ]
+    shown = {name: PromptsSection(**values).shown for name, values in CHOICES.items()}
+    papers = {name: {what for what, _ in references(None, "grpo", prompts=text)} for name, text in shown.items()}
+    added = {name: sorted(what.split(" (")[0] for what in found - papers["plain"]) for name, found in papers.items()}
+    both = ["prompts that rest", "refilled groups"]
+    assert added == {"plain": [], "memory": both[:1], "refill": both[1:], "curriculum": [], "all": both}
+    assert len(references(None, "grpo", None, "dapo", prompts=shown["refill"])) == len(
+        references(None, "grpo", None, "dapo")
+    )  # the same paper
 
 
 def test_special_characters_come_through_and_keep_the_table_whole():

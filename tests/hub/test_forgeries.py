@@ -73,6 +73,18 @@ def test_a_forgery_is_caught_by_a_line_that_names_the_place_or_has_a_reason(forg
         assert forgery.reason
 
 
+def test_how_completions_were_asked_is_reported_only_and_no_line_holds_the_hash_that_a_forger_needs():
+    hidden = {one.name: one for one in FORGERIES if one.name.startswith("examples left out")}
+    whole = hidden["examples left out of results and hash"].forged(published())
+    found = check_card(whole, hashlib.sha256(whole[WEIGHTS]).hexdigest())
+    assert found.mistakes == ()
+    assert any(line.startswith("reported only: ") and "few-shot examples" in line for line in found.lines())
+    right = results_in(whole).tasks[0].protocol_hash
+    lines = said(hidden["examples left out of the results"].forged(published()))
+    assert any("its protocol_hash is" in line for line in lines)
+    assert not any(right in line for line in lines)
+
+
 def test_the_header_of_weights_that_are_at_hand_is_read_and_of_others_that_is_reported(tmp_path):
     files = published(quantised=True)
     (forgery,) = [one for one in FORGERIES if one.name == "quantization left out of all but the weights"]

@@ -143,6 +143,26 @@ def test_a_run_with_a_teacher_says_whose_adapter_taught_and_its_digest(tmp_path)
         read_run_facts(json.dumps(facts).encode())
 
 
+def test_a_run_that_chose_its_prompts_says_how_as_its_recipe_does(tmp_path):
+    column = "[a](https://nobody.example) | **level**"
+    for number, prompts in enumerate(({"memory": True, "floor": 1e-5}, {"refill": 2, "curriculum": column})):
+        run = make_run(tmp_path / f"{number}" / "run", prompts=prompts)
+        shown = load_recipe({"prompts": prompts}).prompts.shown
+        run.record(settings={**run.facts["settings"], "prompts": shown})
+        package = package_candidate(find_candidate(run), "user/adapter")
+        assert [str(problem) for problem in package_mistakes(package, run.path)] == []
+        assert f"| prompts | {shown} |" in package.files["README.md"].decode()
+        facts = json.loads(package.files[RUN_FACTS])
+        for forged in (None, shown.replace("2", "1").replace("0.5", "0.6")):
+            facts["settings"] = {key: value for key, value in facts["settings"].items() if key != "prompts"}
+            facts["settings"] |= {} if forged is None else {"prompts": forged}
+            changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
+            assert any("settings.prompts" in str(problem) for problem in package_mistakes(changed, run.path))
+        facts["settings"] |= {"prompts": f"{shown}; see [here](nobody)"}
+        with pytest.raises(PerlError, match="malformed"):
+            read_run_facts(json.dumps(facts).encode())
+
+
 def test_a_local_teacher_is_published_under_a_name_that_is_none_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "other").mkdir(parents=True)

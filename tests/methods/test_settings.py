@@ -8,6 +8,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from transformers import AutoModelForCausalLM
 
 from perl.errors import RecipeError
+from perl.methods.on_quantised import quantization_mistakes
 from perl.methods.registry import METHODS, REFUSED_TYPES, Method
 from perl.methods.settings import (
     adaptation,
@@ -20,6 +21,7 @@ from perl.methods.settings import (
 )
 from perl.policy.attach import attach_adapter
 from perl.policy.model import trainable_parameters
+from perl.recipe import load_recipe
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.policy_setup import setting_warnings
@@ -86,6 +88,35 @@ def test_a_setting_that_a_method_would_ignore_is_refused(monkeypatch):
     with pytest.raises(RecipeError, match=r"^peft\.alpha: fixed has no alpha \(leave it out\)$"):
         resolved_settings(section)
     assert resolved_settings(PeftSection(method="fixed", rank=2)) == {"rank": 2}
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "lines"),
+    [
+        ("peft: {method: full}", [], []),
+        ("peft: {type: LORA}", ["peft.r=4"], []),
+        ("peft: {}", ["peft.method=ia3"], []),
+        ("peft: {method: dora, rank: 4}", ["peft.method=full"], []),
+        ("peft: {method: full}\nmodel: {quantization: nf4}", [], ["mine.yaml:2: peft.method: full cannot stand on"]),
+        ("peft: {method: full, rank: 4}", [], ["mine.yaml:2: peft.rank: full has no rank (leave it out)"]),
+        ("peft: {method: full}", ["peft.alpha=4"], ["command line: peft.alpha: full has no alpha (leave it out)"]),
+    ],
+)
+def test_what_an_earlier_recipe_wrote_for_its_own_method_is_nobodys_mistake(tmp_path, written, overrides, lines):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: quickstart\n{written}\n")
+    found = []
+    try:
+        recipe = load_recipe(path, overrides, [method_mistakes, quantization_mistakes])
+        assert (recipe.peft.rank, recipe.peft.alpha) == (None, None)
+        assert load_recipe(recipe, [], [method_mistakes]).peft == recipe.peft
+        assert adaptation(recipe.peft) is not None
+    except RecipeError as error:
+        found = str(error).splitlines()
+    assert len(found) == len(lines)
+    assert all(words in line for words, line in zip(lines, found, strict=True))
+    kept = load_recipe("quickstart", ["peft.method=dora"], [method_mistakes]).peft
+    assert (kept.rank, kept.alpha) == (8, 16)  # of a method that has them
 
 
 @pytest.mark.parametrize(

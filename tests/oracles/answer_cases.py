@@ -322,6 +322,29 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
         ],
         [("C", "D"), ("C", "(D) C"), ("A", "B"), ("(A)", "(B)"), ("B", "AB"), ("C", "42")],
     ),
+    "numbers in a text font": (
+        [
+            ("540", r"\textbf{(540)}"),
+            ("540", r"\mathbf{(540)}"),
+            ("540", r"\text{( 540 ).}"),
+            (r"\textbf{(540)}", "540"),
+            ("-3", r"\textbf{(-3)}"),
+            ("1/2", r"\mathrm{(1/2)}"),
+            ("540", r"\textbf{\underline{(540)}}"),
+            ("(1,2)", r"\textbf{(1, 2)}"),
+            ("(0,5]", r"\text{(0, 5]}"),
+        ],
+        [
+            ("540", r"\textbf{(541)}"),
+            ("(1,2)", r"\textbf{(2,1)}"),
+            ("(0,5]", r"\text{(0,5)}"),
+            ("12", r"\textbf{(1,2)}"),
+            ("15", r"5\text{(3)}"),
+            ("540", r"\textbf{(C) 540}"),
+            ("540", r"\textbf{(C)}"),
+            ("540", r"\text{(540 apples) 7}"),
+        ],
+    ),
     "roots and powers": (
         [
             (r"2\sqrt{3}", r"\sqrt{12}"),

@@ -2,6 +2,7 @@
 
 import torch
 
+from perl.methods.packed import base_weight
 from perl.policy.logprobs import token_log_probs
 from perl.policy.precision import in_float32
 from perl.policy.reference import reference_log_probs
@@ -15,6 +16,14 @@ def begins_at_its_base(policy):
             log_probs(policy, ids, torch.ones_like(ids)) for log_probs in (token_log_probs, reference_log_probs)
         )
     torch.testing.assert_close(ours, base, rtol=0, atol=5e-5)  # the trainer allows 1e-4
+
+
+def lengths_of_rows(policy):
+    """Of each layer with a DoRA: its magnitudes, and the lengths of the rows of W by the numbers of its codes."""
+    for layer in policy.modules():
+        for dora in getattr(layer, "lora_magnitude_vector", {}).values():
+            numbers_OI = base_weight(layer.get_base_layer(), torch.float32).double()
+            yield dora.weight.double(), numbers_OI.square().sum(dim=1).sqrt()
 
 
 def recipe(*, quantization="nf4", peft=None, **sections):

@@ -41,7 +41,7 @@ from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.stages import prepare, read_recipe
-from tests.policy.quantised_recipes import begins_at_its_base, recipe
+from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
 from tests.rollouts.test_sync_precision import ON_NF4
 
@@ -275,6 +275,15 @@ def test_every_method_that_stands_on_it_begins_there_and_computes_in_half_precis
     refuses = pytest.raises(RuntimeError, match="dtype") if METHODS[method].widens_nf4 else contextlib.nullcontext()
     with refuses:
         plain(ids_BT)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_magnitudes_of_dora_begin_as_the_lengths_of_the_rows(dtype):
+    base = load_base(ModelSection(quantization="nf4", dtype=dtype), CPU)
+    pairs = list(lengths_of_rows(attach_adapter(base, adaptation(PeftSection(method="dora")))))
+    assert len(pairs) > 10
+    for magnitudes, lengths in pairs:
+        torch.testing.assert_close(magnitudes, lengths, rtol=1e-6, atol=0)
 
 
 def test_a_card_loads_what_plain_peft_cannot_compute_in_half_precision_in_float32(tmp_path, capsys):

@@ -35,6 +35,7 @@ from perl.policy.quantised import prepare_layers, quantisation_of
 from perl.policy.reference import reference_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import WEIGHTS
+from perl.policy.weight_only import keep_codes_only
 from perl.recipe.quantisations import QUANTISATIONS, QUANTIZATIONS, in_few_bits
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.sync import base_update, make_update
@@ -42,7 +43,7 @@ from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.stages import prepare, read_recipe
-from tests.policy.quantised_recipes import begins_at_its_base, recipe
+from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, trainer
 
 torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed, there are no such codes")
@@ -102,6 +103,38 @@ def gradients(policy):
     policy.train()
     log_probs(policy).sum().backward()
     return {name: p.grad for name, p in policy.named_parameters() if p.requires_grad}
+
+
+@each
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("base", ["float32", "bfloat16"])
+@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
+def test_under_autocast_a_layer_is_an_ordinary_one_of_its_numbers(name, bias, base, autocast):
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(32, 16, bias=bias, dtype=getattr(torch, base)))
+    torchao.quantize_(layers, KINDS[name](set_inductor_config=False))
+    keep_codes_only(layers)
+    [layer] = layers
+    layer.weight.requires_grad_(False)
+    rows, slopes = torch.randn(4, 32, dtype=getattr(torch, base)), torch.randn(4, 16)
+    plain = torch.nn.Linear(32, 16, bias=bias, dtype=torch.float64)
+    with torch.no_grad():
+        plain.weight.copy_(by_hand(layer.weight))
+        if bias:
+            plain.bias.copy_(layer.bias)
+    found = []
+    for one, dtype in ((layer, rows.dtype), (plain, torch.float64)):
+        given = rows.to(dtype, copy=True).requires_grad_()
+        with torch.autocast("cpu", dtype=getattr(torch, autocast), enabled=one is layer):
+            result = one(given)
+        (result.double() * slopes.double()).sum().backward()
+        found.append((result, given.grad, one.bias.grad if bias else torch.zeros(1)))
+    assert found[0][0].dtype == getattr(torch, autocast)
+    assert found[0][1].dtype == rows.dtype
+    for ours, exact in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), exact.double(), rtol=0.02, atol=0.02)
+    with torch.no_grad(), torch.autocast("cpu", dtype=getattr(torch, autocast)):
+        assert layer(rows).dtype == getattr(torch, autocast)
 
 
 @each
@@ -166,6 +199,14 @@ def test_the_table_of_methods_says_what_stands_on_it(name, method, dtype, tmp_pa
     write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
     assert check_saved_adapter(policy, tmp_path / "adapter", PROBE) <= RELOAD_TOLERANCE
     assert base_fingerprint(policy) == before
+
+
+@each
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_magnitudes_of_dora_begin_as_the_lengths_of_the_rows(name, dtype):
+    policy = attach_adapter(quantised(name, dtype), adaptation(PeftSection(method="dora")))
+    for magnitudes, lengths in lengths_of_rows(policy):
+        torch.testing.assert_close(magnitudes, lengths, rtol=1e-6, atol=0)
 
 
 @each

@@ -13,7 +13,7 @@ def test_names_are_checked_and_the_nearest_is_said():
     with pytest.raises(RecipeError) as caught:
         load_recipe({"alarms": {"stop": ["kl_explosoin"]}})
     (line,) = str(caught.value).splitlines()
-    assert line.startswith("alarms.stop: must be one of samples_masked, ")
+    assert line.startswith("alarms.stop[0]: must be one of samples_masked, ")
     assert line.endswith(", not 'kl_explosoin' (did you mean kl_explosion?)")
     with pytest.raises(RecipeError, match=r"^alarms.stop: must be a list, not 'kl_explosion'$"):
         load_recipe({"alarms": {"stop": "kl_explosion"}})

@@ -82,8 +82,12 @@ def test_a_saved_recipe_is_the_same_recipe():
     for text in (*numbers, "2001-01-01", "a: b", "- a"):
         assert written_and_read(load_recipe({"model": {"revision": text}})).model.revision == text
     saved = yaml.safe_load(load_recipe({}).to_yaml())
-    assert set(saved) == {*SECTIONS, "rewards", "train"} - {"teacher", "alarms"}  # which are saved where there is one
-    further = {"teacher": {"hint": "h"}, "alarms": {"stop": ["rewards_flat"]}}
+    assert set(saved) == {*SECTIONS, "rewards", "train"} - {
+        "teacher",
+        "alarms",
+        "prompts",
+    }  # which are saved where there is one
+    further = {"teacher": {"hint": "h"}, "alarms": {"stop": ["rewards_flat"]}, "prompts": {"memory": True}}
     saved |= yaml.safe_load(load_recipe(further).to_yaml())
     settings = {name: set(model.model_fields) for name, model in SECTIONS.items()}
     assert {name: set(saved[name]) for name in SECTIONS} == settings
@@ -153,7 +157,7 @@ def test_train_takes_every_field_of_the_trainers_arguments():
         "quantization": ("model", "quantization"),
         "strategy": ("engine", "strategy"),
     }
-    homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] in ("rollout", "teacher")}
+    homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] in ("rollout", "teacher", "prompts")}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
     fields = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and not f.name.startswith("_")]
     names = [
@@ -164,6 +168,8 @@ def test_train_takes_every_field_of_the_trainers_arguments():
         value = sample(name, hints[name])
         together = served if name in ("rollout_backend", "rollout_servers", "rollout_prefetch") else {}
         together = {"teacher_system_prompt": "s"} if name in ("teacher_weight", "teacher_top_k") else together
+        of_memory, of_curriculum = name in ("prompt_explore", "prompt_floor"), name.startswith("prompt_curriculum_")
+        together = {"prompt_memory": True} if of_memory else {"prompt_curriculum": "x"} if of_curriculum else together
         recipe = load_recipe({"train": {**together, name: value}})
         if name in homes:
             section, key = homes[name]

@@ -54,6 +54,9 @@ def test_a_line_fits_the_screen(capsys, monkeypatch, columns):
         ("train.betta", ["train.beta"]),
         ("temperature", ["rollout.temperature", "eval.temperature"]),
         ("alarms", ["alarms.stop"]),
+        ("weight", ["teacher.weight", "rewards.NAME.weight"]),
+        ("name", ["model.name", "data.train.name", "eval.tasks.N.name"]),
+        ("prompt", ["data.train.columns.prompt"]),
     ],
 )
 def test_a_key_is_found_by_its_name_another_tools_or_one_very_like_it(key, found):

@@ -98,6 +98,9 @@ def test_every_reward_and_score_and_what_else_is_logged_has_a_panel(tmp_path):
     assert {"Gradient norm", "Learning rate", "Parity check", "KL to the teacher", "Value mean"} <= set(found)
     assert found["chain"].section == "Scores"
     assert found["odd"].section == "All others"
+    chosen = panels_of(["prompts/seen", "prompts/resting_solved", "prompts/resting_hopeless", "refill/flat_before"], {})
+    assert {panel.section for panel in chosen} == {"Prompts"}
+    assert [list(panel.metrics) for panel in chosen][1] == ["prompts/resting_solved", "prompts/resting_hopeless"]
     shown = {metric for panel in panels for metric in panel.metrics}
     assert {name for name in names if not name.endswith("_stderr")} <= shown
 

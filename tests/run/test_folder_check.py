@@ -60,6 +60,7 @@ def test_what_opening_takes_the_check_takes_and_makes_nothing():
     before = everything_in(Path())
     check_folder(recipe())  # goes on
     check_folder(recipe("engine.threads=1"))
+    check_folder(recipe("eval.scorer_timeout=60"))
     assert everything_in(Path()) == before
     Path("out/metrics.jsonl").unlink()
     check_folder(recipe("peft.rank=8"))  # what came to nothing makes room

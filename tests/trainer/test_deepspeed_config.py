@@ -11,9 +11,9 @@ from transformers.optimization import Adafactor
 from perl import PeftRLConfig
 from perl.errors import MissingExtraError, RecipeError
 from perl.recipe import Recipe
-from perl.trainer.config import training_arguments
 from perl.trainer.deepspeed_config import chosen_deepspeed
 from perl.trainer.partitioned_optimizer import check_divisible
+from perl.trainer.recipe_arguments import training_arguments
 
 STAGE = "zero_optimization"
 

@@ -16,7 +16,7 @@ from perl.errors import DataError, ModelError, RecipeError
 from perl.hub.push.script_push import write_log
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
-from perl.trainer.config import training_arguments
+from perl.trainer.recipe_arguments import training_arguments
 from tests.trainer.test_trainer import arguments, base, problems
 
 SHORT = {"max_steps": 1, "max_completion_length": 6}

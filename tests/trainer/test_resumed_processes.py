@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
 
 from perl.methods.registry import METHODS
-from perl.trainer.prompt_order import ResumableRepeatSampler
+from perl.trainer.prompts.order import ResumableRepeatSampler
 from tests import warm
 from tests.oracles.two_trainers import relative_difference
 

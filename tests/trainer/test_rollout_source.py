@@ -346,3 +346,28 @@ def test_what_the_servers_cannot_do_is_refused_before_weights_are_loaded(tmp_pat
     with pytest.raises(PerlError, match=r"--max-model-len") as raised:
         train(long, output_dir=tmp_path / "long")
     assert "\n" not in str(raised.value)
+
+
+def half_vary(prompts, **_):
+    """Groups of questions whose text has an even length all agree."""
+    return [float(place % 2 if len(p[0]["content"]) % 2 else 1) for place, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_groups_without_variance_are_replaced_by_the_servers_too(tmp_path, vllm_server, prefetch):
+    """Refills are from the policy of the step, also where the batch was sampled ahead; prompts go on after a stop."""
+    how = {"prompt_memory": True, "prompt_refill": 4.0, "rollout_prefetch": prefetch, "loss_type": "dapo"}
+    how |= {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    drawn: list[list[int]] = []
+    for checkpoint in (None, str(tmp_path / "checkpoint-2")):
+        trained = trainer(tmp_path, [vllm_server], half_vary, **how)
+        chosen = trained.prompt_selection.choice.chosen
+        trained.train(resume_from_checkpoint=checkpoint)
+        drawn.append([chosen(batch, 2) for batch in (2, 3)])
+        assert sum(logged(trained, "refill/samples")) > 0
+        assert logged(trained, "refill/flat_after") == [0.0] * len(logged(trained, "refill/flat_after"))
+        assert logged(trained, "frac_reward_zero_std") == logged(trained, "refill/flat_after")
+        assert max(logged(trained, "rollout/steps_behind")) == prefetch
+        if not prefetch:
+            assert max(logged(trained, "sampling/sampling_logp_difference/mean")) < 1e-4
+    assert drawn[0] == drawn[1]

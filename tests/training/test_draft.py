@@ -11,6 +11,7 @@ import perl
 from perl.errors import PerlError
 from perl.recipe import load_recipe
 from perl.recipe.engines import VLLM
+from perl.recipe.optional_packages import Package
 from perl.sandbox import BASE_FOLDER
 from perl.training import draft_data, draft_sizes
 from perl.training.hardware import hardware_named
@@ -152,3 +153,108 @@ def test_a_hub_data_sets_own_test_split_is_held_out_if_it_can_be_read(monkeypatc
     assert asked == [("test", "data.eval")]
     assert draft_data.held_out_of({**train, "name": "me/without-test"}, None) is None
     assert draft_data.held_out_of({**train, "name": "sums.jsonl"}, None) is None
+
+
+CHAT = [{"hint": "x", "talk": [{"role": "user", "content": f"{i}+1="}], "answer": str(i + 1)} for i in range(9)]
+PLAIN = {"question": "1+1=", "answer": "2", "number": "3"}
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        ("plain.jsonl", ("question", "answer")),
+        ({"name": "plain.jsonl", "columns": {"prompt": "question"}}, ("question", "answer")),
+        ({"name": "plain.jsonl", "columns": {"answer": "number"}}, ("question", "number")),
+        ({"train": {"name": "plain.jsonl", "limit": 5}}, ("question", "answer")),
+        ("chat.jsonl", ("talk", "answer")),
+        ("sandbox:addition", ("prompt", "answer")),
+    ],
+)
+def test_columns_that_are_not_named_are_guessed(data, columns):
+    write_sums("plain.jsonl", [PLAIN] * 9)
+    write_sums("chat.jsonl", CHAT)
+    found = perl.new_recipe(str(BASE_FOLDER), data, gpu="cpu").recipe.data
+    assert (found.train.columns.prompt, found.train.columns.answer) == columns
+    assert found.prompt_template is None or data != "chat.jsonl"
+    assert found.train.limit == (5 if "limit" in str(data) else None)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, "data.train.name: is required"),
+        (3, "data: must be a name or a mapping, not 3"),
+        ("", "data.train.name: must have at least 1 character"),
+        ({"eval": "plain.jsonl"}, "data.train: is required"),
+        ({"train": 3}, "data.train: must be a mapping, not 3"),
+        ({"name": None}, "data.train.name: must be text, not null"),
+        ({"name": "plain.jsonl", "colums": {}}, "data.train.colums: unknown key (did you mean columns?)"),
+        (
+            {"name": "plain.jsonl", "prompt": "x"},
+            "data.train.prompt: unknown key (did you mean columns: {prompt: ...}?)",
+        ),
+        ({"name": "plain.jsonl", "columns": "x"}, "data.train.columns: must be a mapping, not 'x'"),
+        ({"name": "plain.jsonl", "columns": {"prompt": "zz"}}, "data.train.columns.prompt: plain.jsonl has no column"),
+        ({"name": "plain.jsonl", "split": "test"}, "data.train.split: plain.jsonl has no split"),
+        (
+            {"name": "sandbox:addition", "columns": {"prompt": "x"}},
+            "data.train.columns: sandbox:addition has columns of",
+        ),
+        ({"train": "plain.jsonl", "evl": "plain.jsonl"}, "data.evl: is not taken here (did you mean eval?)"),
+        ({"train": "plain.jsonl", "chat": True}, "data.chat: is not taken here (train and eval are"),
+        ({"train": "plain.jsonl", "eval": {"limit": 3}}, "data.eval.name: is required"),
+    ],
+)
+def test_data_is_checked_as_a_recipes_is(data, said):
+    write_sums("plain.jsonl", [PLAIN] * 9)
+    with pytest.raises(PerlError) as found:
+        perl.new_recipe(str(BASE_FOLDER), data, gpu="cpu")
+    assert any(line.startswith(said) for line in str(found.value).splitlines()), str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("a\x85b", "c\\d\x85e"),
+        ("a\u2028b\\", "x: #"),
+        ("yes", "null"),
+        ("1e5", "- a"),
+        ('"', "'"),
+        ("a\nb", "..."),
+        (" x ", "\ufeff"),
+        ("数学", "😀"),
+        ("", "{a}"),
+    ],
+)
+def test_what_is_read_from_the_file_is_what_was_meant_whatever_names_there_are(question, answer):
+    rows = [{question: f"{i}+1=", answer: str(i + 1)} for i in range(9)]
+    for name in ("sums.jsonl", "a\x85b: #.jsonl"):
+        perl.new_recipe(
+            str(BASE_FOLDER), write_sums(name, rows), "new.yaml", prompt=question, answer=answer, gpu="cpu", force=True
+        )
+        found = load_recipe("new.yaml").data.train
+        assert (found.name, found.columns.prompt, found.columns.answer) == (name, question, answer)
+
+
+def test_a_name_that_would_be_read_as_another_is_refused(monkeypatch):
+    monkeypatch.setattr("perl.training.draft_text._plain", lambda value: "lost" if value == "question" else repr(value))
+    write_sums("plain.jsonl", [PLAIN] * 9)
+    with pytest.raises(PerlError, match=r"^data\.train: .*'question'.* would be read as .*'lost'"):
+        perl.new_recipe(str(BASE_FOLDER), "plain.jsonl", "new.yaml", gpu="cpu")
+    assert not Path("new.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("installed", "quantization"),
+    [(("bitsandbytes", "torchao"), "nf4"), (("torchao",), "int8"), ((), None)],
+)
+def test_a_base_is_quantised_by_what_is_installed(monkeypatch, installed, quantization):
+    monkeypatch.setattr(Package, "installed", property(lambda package: package.pip in installed))
+    asked = (weightless("7b"), write_sums())
+    if quantization is None:
+        with pytest.raises(PerlError, match=r"in 4 bits it takes less: pip install 'perl-rl\[quantised\]'"):
+            perl.new_recipe(*asked, gpu="T4")
+        return
+    made = perl.new_recipe(*asked, gpu="T4")
+    assert made.recipe.model.quantization == quantization
+    assert f"{'4 bits, as in QLoRA' if quantization == 'nf4' else '8 bits'}, by {installed[0]}" in made.text

@@ -13,7 +13,7 @@ from perl.policy.model import load_empty_base
 from perl.recipe.assets import packaged_recipes, recipes_folder
 from perl.recipe.quantisations import QUANTISATIONS
 from perl.sandbox import BASE_FOLDER, is_sandbox
-from perl.trainer.config import training_arguments
+from perl.trainer.recipe_arguments import training_arguments
 from perl.training.decoder import Types, cached_bytes, decoder_of
 from perl.training.hardware import GIB
 from perl.training.memory_estimate import GPUS, MemoryEstimate, recipe_estimates

@@ -137,7 +137,6 @@ def test_a_run_without_tasks_scores_base_and_policy_on_what_it_holds_out(tmp_pat
 def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
     for evaluation, words in (
         ({"tasks": ["sandbox:chian"]}, ["eval.tasks", "sandbox:chian", "did you mean sandbox:chain?"]),
-        ({"tasks": ["sandbox:addition"]}, ["eval.tasks", "scored already"]),
         ({"best": "sandbox:chain/avg@4", "every": 2}, ["eval.best", "avg@4", "did you mean sandbox:chain/avg@2?"]),
         ({"tasks": ["aime24"], "data": "nowhere"}, ["nowhere", "aime24"]),
     ):
@@ -148,6 +147,12 @@ def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
     for evaluation in ({"tasks": [], "every": 2}, {"best": "sandbox:chain/avg@2"}):
         with pytest.raises(PerlError, match=r"eval\.\w+: is about tasks|eval\.best: needs eval\.every"):
             load_recipe(recipe(**evaluation))
+
+
+def test_a_benchmark_of_the_name_of_the_held_out_problems_stands_beside_them(tmp_path):
+    plan = prepare(read_recipe(recipe(tasks=["sandbox:addition"]), (), tmp_path / "run"))
+    assert [task.request.task for task in plan.tasks] == ["sandbox:addition-heldout", "sandbox:addition"]
+    assert len({task.protocol_hash for task in plan.tasks}) == 2
 
 
 def test_a_best_adapter_that_is_published_is_scored_as_the_final_one_is(tmp_path, hub, monkeypatch):

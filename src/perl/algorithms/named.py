@@ -62,9 +62,10 @@ _ROWS = (
         _MEAN_OF_GROUP,
         "epsilon 0.2 and 0.28: section 4.1; no KL term: section 2.3; truncated completions masked out: overlong "
         "filtering, table 1",
-        "no group is sampled again (dynamic sampling); the paper filters truncated completions first, as the name "
-        "does, and then has soft overlong punishment, a reward, for its last results (table 1, section 4.1): "
-        "rewards.soft_overlong=1.0 train.mask_truncated_completions=false, since what is masked out is not punished",
+        "no group is sampled again (dynamic sampling) unless prompts.refill says so; the paper filters truncated "
+        "completions first, as the name does, and then has soft overlong punishment, a reward, for its last results "
+        "(table 1, section 4.1): rewards.soft_overlong=1.0 train.mask_truncated_completions=false, since what is "
+        "masked out is not punished",
     ),
     Algorithm(
         "gspo",

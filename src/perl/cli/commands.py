@@ -13,7 +13,7 @@ import click
 import perl
 from perl.cli import COMMANDS
 from perl.cli.output import ARGUMENTS, say
-from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE, PerlError
+from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, PerlError, did_you_mean
 from perl.recipe.recipe import is_first_process
 
 EPILOG = """\b
@@ -63,12 +63,9 @@ def run(arguments: list[str], program: str) -> int:
         say(error.format_message())
         return EXIT_DONE
     except click.ClickException as error:
-        _explained(error).show()
-        return EXIT_USER_MISTAKE
+        return _told(_explained(error))
     except PerlError as error:
-        for problem in () if error.told_elsewhere else error.mistakes:
-            say(f"error: {problem} [{error.code}]", err=True, colour="red")
-        return error.exit_code
+        return _told(error)
     except (click.Abort, KeyboardInterrupt):
         if is_first_process():  # of several each is
             say("interrupted", err=True)
@@ -79,25 +76,54 @@ def run(arguments: list[str], program: str) -> int:
     return result if isinstance(result, int) else EXIT_DONE
 
 
-def _explained(error: click.ClickException) -> click.ClickException:
-    """The error, with how a setting is written, several GPUs are used or one is chosen, where that was meant."""
+def _told(error: PerlError) -> int:
+    """Prints a line a mistake; the exit code."""
+    for mistake in () if error.told_elsewhere else error.mistakes:
+        say(f"error: {mistake} [{error.code}]", err=True, colour="red")
+    return error.exit_code
+
+
+def _explained(error: click.ClickException) -> PerlError:
+    """What is wrong with the arguments, with the option or command that was meant, or where they are listed."""
+    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
+    listed = f"{command} --help" if command else ""
+    if isinstance(error, click.NoSuchOption):
+        return PerlError(f"no such option {error.option_name!r}", command, _meant_by(error) or listed)
     if isinstance(error, click.BadParameter) and error.param is not None and error.param.name == "device":
-        return click.BadParameter(f"{error.message} {_WHICH_GPU}", ctx=error.ctx, param=error.param)
-    if not isinstance(error, click.NoSuchOption) or not error.option_name.startswith("--") or error.ctx is None:
-        return error
+        return PerlError(_sentence(error), command, _WHICH_GPU)
+    if isinstance(error, click.NoSuchCommand):
+        group = error.ctx.command if error.ctx is not None else None
+        known = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx is not None else ()
+        return PerlError(f"no such command {error.command_name!r}", command, did_you_mean(error.command_name, known))
+    return PerlError(_sentence(error), command, listed)
+
+
+def _sentence(error: click.ClickException) -> str:
+    text = error.format_message().rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _meant_by(error: click.NoSuchOption) -> str:
+    """How a setting is written, several GPUs are used or one is chosen, else the nearest option; or nothing."""
+    if not error.option_name.startswith("--") or error.ctx is None:
+        return ""
     from perl.recipe.places import places_of
 
-    names = {one.name for one in error.ctx.command.params}
+    parameters = error.ctx.command.params
+    known = {name for one in parameters for name in (*one.opts, *one.secondary_opts) if name.startswith("--")}
+    plain = [name.removeprefix("--") for name in (*known, *error.ctx.help_option_names)]
+    near = did_you_mean(error.option_name.removeprefix("--"), plain)
+    near = near.replace("did you mean ", "did you mean --") if near.startswith("did ") else ""
+    names = {one.name for one in parameters}
     place = next(iter(places_of(error.option_name)), "")
+    said = ""
     if place == "engine.processes" and "processes" in names:
-        said = "--processes N uses N GPUs, one process each."
+        said = "--processes N uses N GPUs, one process each"
     elif place == "engine.device" and names & {"overrides", "device"}:
         said = _WHICH_GPU
     elif place and "overrides" in names:
-        said = f"settings stand after the recipe, {place}=VALUE."
-    else:
-        return error
-    return click.NoSuchOption(error.option_name, f"No such option {error.option_name!r}: {said}", ctx=error.ctx)
+        said = f"settings stand after the recipe, {place}=VALUE"
+    return " ".join(filter(None, (near, said)))
 
 
-_WHICH_GPU = "A GPU is used if there is one (auto); CUDA_VISIBLE_DEVICES says which."
+_WHICH_GPU = "a GPU is used if there is one (auto); CUDA_VISIBLE_DEVICES says which"

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import EXIT_DONE, InterruptedRunError, PerlError
+from perl.errors import EXIT_DONE, InterruptedRunError, Mistake, PerlError, raise_all
+from perl.evaluation.task import DEFAULT_TASKS
 from perl.recipe.engines import TRANSFORMERS, Backend
+from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
 from perl.run.launched import adopt_launcher
@@ -61,13 +63,20 @@ class _Eval(click.Group):
 @click.option("--base", help="Hub id or folder [default: the one the adapter names]; alone: score that model.")
 @click.option(
     "--tasks",
-    default="aime24,aime25,math_500",
+    default=",".join(DEFAULT_TASKS),
     show_default=True,
     help="With commas between: names, my.jsonl (.json, .csv, .parquet), my_tasks.py[:NAME], and a recipe's own "
     "held-out problems: my.yaml, or heldout for those of the adapter's run.",
 )
 @click.option("--columns", help="Of a data file, as prompt=question,answer=gold[,choices=options][,id=name].")
 @click.option("--scorer", help="Of a data file: math, choice, exact, normalised, my_rewards.py:f>=0.5 [default: math].")
+@click.option(
+    "--scorer-timeout",
+    type=float,
+    default=SCORER_SECONDS,
+    show_default=True,
+    help="Seconds a reward as a scorer may take for a completion; 0: no limit, called in this process.",
+)
 @click.option("-k", "--k", type=int, help="Completions a problem [default: the preset's].")
 @click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
 @click.option(
@@ -244,6 +253,9 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
 @click.option("--tasks", default="", help="Files of your own that were asked, with commas between.")
 @click.option("--columns", help="Of a data file, as then.")
 @click.option("--scorer", help="Judges these instead of the scorer of then.")
+@click.option(
+    "--scorer-timeout", type=float, default=SCORER_SECONDS, show_default=True, help="As of perl eval, for a reward."
+)
 @click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
 @click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
@@ -257,6 +269,7 @@ def rescore_folders(
     no_lighteval: bool,
     as_json: bool,
     quiet: bool,
+    scorer_timeout: float,
     **own: str | None,
 ) -> None:
     """Judge the completions in folders of evaluations, by the verifier of now, and count their scores anew.
@@ -268,7 +281,16 @@ def rescore_folders(
 
     tasks, columns, scorer = _names(own["tasks"] or ""), _columns(own["columns"]), own["scorer"]
     results = [
-        rescore(folder, data, _numbers(pass_at), tasks, columns, scorer, lighteval=not no_lighteval)
+        rescore(
+            folder,
+            data,
+            _numbers(pass_at),
+            tasks,
+            columns,
+            scorer,
+            lighteval=not no_lighteval,
+            scorer_timeout=scorer_timeout,
+        )
         for folder in folders
     ]
     _print(results, [Path(folder) for folder in folders], as_json=as_json)
@@ -293,7 +315,7 @@ def compare_results(
     that differ between the runs. Results of different protocols are refused, and results that are not those of the
     samples beside them.
     """
-    set_up_output(quiet=True)
+    set_up_output(quiet=as_json)
     from perl.evaluation.compare_folders import compare_folders
     from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
 
@@ -326,6 +348,7 @@ def _numbers_of_tasks(text: str | None, option: str) -> int | dict[str, int] | N
             return int(pairs[0][2])
         if not pairs or not all(name.strip() and equals for name, equals, _ in pairs):
             raise ValueError(text)
+        _check_once([name.strip() for name, _, _ in pairs], option)
         return {name.strip(): int(number) for name, _, number in pairs}
     except ValueError:
         hint = "as in 50, or aime24=10,math_500=50" if option == "--limit" else "as in 3, or gsm8k=8,my=3"
@@ -345,7 +368,13 @@ def _columns(text: str | None) -> dict[str, str] | None:
     if wrong or not pairs:
         what = f"{wrong[0] if wrong else text!r} names no column"
         raise PerlError(what, "--columns", "as in prompt=question,answer=gold")
+    _check_once([role.strip() for role, _, _ in pairs], "--columns")
     return {role.strip(): column.strip() for role, _, column in pairs}
+
+
+def _check_once(names: Sequence[str], option: str) -> None:
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    raise_all(PerlError, [Mistake(f"{name} is given {names.count(name)} times", option, "once") for name in twice])
 
 
 def _tasks(*, as_json: bool) -> list[str]:

@@ -2,16 +2,20 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perl.cli.output import say, set_up_output
 from perl.errors import PerlError
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 _OPTIONS = {
     "data.train.columns.prompt": "--prompt",
     "data.train.columns.answer": "--answer",
+    "data.train.subset": "--subset",
     "data.train": "--data",
     "data.eval": "--eval",
     "model": "--model",
@@ -90,13 +94,19 @@ def _sources(given: dict[str, Any]) -> dict[str, Any]:
 
 def _ask(given: dict[str, Any]) -> None:
     """Asks for what no option says; what cannot be read is asked for again."""
-    from perl.training.draft import check_model, check_output, device_named
+    from perl.training.draft import check_model, check_output, check_reward, device_named
     from perl.training.draft_data import rows_of
 
-    known: list[str] = []
+    if given["model"]:
+        check_model(given["model"])
+    for name in given["reward"]:
+        check_reward(name, given["output"])
+    if given["gpu"]:
+        device_named(given["gpu"])
+    read: list[Dataset] = []
 
     def read_columns(data: str) -> None:
-        known[:] = rows_of(_sources({**given, "data": data})["train"]).column_names
+        read[:] = [rows_of(_sources({**given, "data": data})["train"])]
 
     if not given["model"]:
         text = "Model: a Hub id, a folder, or sandbox:base"
@@ -106,7 +116,8 @@ def _ask(given: dict[str, Any]) -> None:
     else:
         text = "Data: a .jsonl, .json, .csv or .parquet file, a Hub data set, or sandbox:TASK"
         given["data"] = _until_right(text, "sandbox:addition", read_columns)
-    _ask_for_columns(given, known)
+    _ask_for_columns(given, read[0])
+    _check_data(given)
     if not given["gpu"]:
         here = device_named(None)
         text = "GPU: a name as T4 or H100, gigabytes as 24, or cpu"
@@ -119,40 +130,70 @@ def _ask(given: dict[str, Any]) -> None:
         )
 
 
-def _ask_for_columns(given: dict[str, Any], known: list[str]) -> None:
+def _ask_for_columns(given: dict[str, Any], rows: "Dataset") -> None:
     """Where answers are, or which reward judges; the question's column too where its name is not a usual one."""
     from perl.sandbox import is_sandbox
-    from perl.training.draft_data import ANSWERS, QUESTIONS, guessed
+    from perl.training.draft import check_reward
+    from perl.training.draft_data import ANSWERS, check_column, check_question, guessed, guessed_question
 
     if is_sandbox(given["data"]):
         return
+    known = rows.column_names
+    for role in ("prompt", "answer"):
+        check_column(given[role], known, role)
     say(f"The data has the columns {', '.join(known)}.")
 
-    def check(name: str) -> None:
-        if name not in known and ":" not in name:
-            raise PerlError(f"no column {name!r}", hint=f"there are {', '.join(known)}")
+    def check_prompt(name: str) -> None:
+        check_question(rows, check_column(name, known, "prompt"))
 
-    if not given["prompt"] and guessed(QUESTIONS, known) is None:
-        given["prompt"] = _until_right("Which of them holds the question?", None, check)
+    def check_answer(reply: str) -> None:
+        if reply in known or ":" not in reply:
+            check_column(reply, known, "answer")
+        else:
+            check_reward(reply, given["output"])
+
+    question = given["prompt"] or guessed_question(rows)
+    if question is None:
+        question = given["prompt"] = _until_right("Which of them holds the question?", None, check_prompt)
+    check_question(rows, question)
     if given["answer"] or given["reward"]:
         return
-    others = [name for name in known if name != (given["prompt"] or guessed(QUESTIONS, known))]
+    others = [name for name in known if name != question]
     text = "Which holds the gold answer? Or a reward of your own, as my_rewards:score"
-    reply = _until_right(text, guessed(ANSWERS, others), check)
+    reply = _until_right(text, guessed(ANSWERS, others), check_answer)
     given.update({"reward": (reply,)} if ":" in reply and reply not in known else {"answer": reply})
+
+
+def _check_data(given: dict[str, Any]) -> None:
+    """Refuses options that do not suit the data."""
+    from perl.training.draft_data import held_out_of, sources_of, with_columns
+
+    sources = sources_of(_sources(given))
+    train = with_columns(sources["train"], given["prompt"], given["answer"], judged=False)
+    if "eval" in sources:
+        held_out_of(train, sources["eval"])
 
 
 def _until_right(text: str, default: str | None, check: Callable[[str], object]) -> str:
     """Asks until the check refuses nothing."""
     while True:
-        reply = str(click.prompt(text, default=default)).strip()
+        try:
+            reply = str(click.prompt(text, default=default)).strip()
+        except click.Abort:
+            say("")  # what is said next begins a line
+            raise
         try:
             check(reply)
         except PerlError as error:
-            for mistake in error.mistakes:
+            for mistake in error.moved(_no_option).mistakes:
                 say(f"error: {mistake}", err=True, colour="red")
         else:
             return reply
+
+
+def _no_option(where: str) -> str:
+    """Of a reply there is no option to name; a file's name stays."""
+    return "" if _option(where).startswith("--") else where
 
 
 def _option(where: str) -> str:

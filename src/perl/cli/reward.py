@@ -2,27 +2,30 @@ r"""``perl reward``: what the verifier says of one answer, and whether a data se
 
 gold answer, completion -> verdict; recipe -> its gold answers as completions -> verdicts
 
-Needs no model and imports no torch.
+Needs no model and imports no torch, unless a policy is asked how hard the problems are.
 """
 
 import inspect
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import EXIT_DONE, EXIT_FAILED, DataError, PerlError
+from perl.errors import EXIT_DONE, EXIT_FAILED, DataError, InterruptedRunError, PerlError
 from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from perl.data import ProblemSet
+    from perl.recipe import Recipe
     from perl.recipe.sections import DataSection
     from perl.rewards import Reward
     from perl.rewards.verifier import Judging
@@ -103,18 +106,55 @@ def try_completion(*, gold: str, completion: str, as_json: bool) -> None:
     say("\n".join(plain_table(facts, (False, False))))
 
 
+@dataclass(frozen=True)
+class Difficulty:
+    """What a policy makes of the training problems.
+
+    Attributes:
+        policy: The adapter, or the base.
+        problems: That it was asked.
+        rollouts: Completions of each.
+        mean: Pass rate.
+        never: Share of the problems of which no completion is right.
+        always: Share of which all are.
+        written: The file with a pass rate for each.
+    """
+
+    policy: str
+    problems: int
+    rollouts: int
+    mean: float
+    never: float
+    always: float
+    written: str | None = None
+
+
 @command.command("check", short_help="Score the gold answers of a recipe's data as completions.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--n", "limit", type=click.IntRange(min=1), help="Check this many rows of each set, evenly spaced.")
+@click.option("--rollouts", type=click.IntRange(min=1), help="Then ask the policy each training problem so often.")
+@click.option("--adapter", help="Of the policy that is asked [default: the recipe's peft.adapter, else the base].")
+@click.option("--write", type=click.Path(), help="Write the training data as .jsonl, with the column pass_rate.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, as_json: bool) -> int:
+def check_recipe(
+    *,
+    recipe: str,
+    overrides: tuple[str, ...],
+    limit: int | None,
+    rollouts: int | None,
+    adapter: str | None,
+    write: str | None,
+    as_json: bool,
+) -> int:
     r"""Score the gold answers of RECIPE's data, each as the completion \boxed{gold answer}. No model is loaded.
 
     Each must be right; a row whose gold answer is not gets no reward, whatever a model writes. Exit code 1 if there is
-    such a row.
+    such a row. With --rollouts a policy is asked as training would, and --write keeps the share of right completions
+    of each problem: by it prompts.curriculum: -pass_rate trains from easy to hard.
     """
     set_up_output(quiet=as_json)
+    _check_asked(rollouts, adapter, write)
     from perl.algorithms.registry import loss_mistakes
     from perl.methods.settings import method_mistakes
     from perl.recipe import load_recipe
@@ -138,11 +178,77 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     if problems.heldout is not None and "solution" in problems.heldout.column_names:
         rows, name = range(len(problems.heldout)), problems.heldout_name or ""
         sets.append(_checked("eval", name, problems.heldout, rows, limit, judging))
+    asked = None
+    if rollouts is not None:
+        asked = _measured(resolved, _evenly(len(problems.train), limit), train_rows, rollouts, adapter, write)
     if as_json:
-        say(json.dumps({"sets": [asdict(x) for x in sets], "rewards": [asdict(x) for x in others]}, indent=2))
+        found = {"sets": [asdict(x) for x in sets], "rewards": [asdict(x) for x in others]}
+        say(json.dumps({**found, **({} if asked is None else {"difficulty": asdict(asked)})}, indent=2))
     else:
-        say("\n".join(_lines(sets, others)))
+        say("\n".join([*_lines(sets, others), *([] if asked is None else _difficulty_lines(asked))]))
     return EXIT_FAILED if any(checked.failing for checked in sets) else EXIT_DONE
+
+
+def _check_asked(rollouts: int | None, adapter: str | None, write: str | None) -> None:
+    """Refuses options that do nothing, and a file that cannot or should not be written, before anything is read."""
+    for option, value in (("--adapter", adapter), ("--write", write)):
+        if value is not None and rollouts is None:
+            raise PerlError("is about a policy that is asked", option, "with --rollouts 8")
+    if write is None:
+        return
+    if Path(write).suffix != ".jsonl":
+        raise PerlError(f"{write} would be JSON lines", "--write", f"{Path(write).stem or 'data'}.jsonl")
+    if Path(write).exists():
+        raise PerlError(f"{write} is there already", "--write", "another name, or remove it")
+    if not Path(write).expanduser().absolute().parent.is_dir():
+        raise PerlError(f"no such folder: {Path(write).parent}", "--write")
+
+
+def _measured(
+    recipe: "Recipe", chosen: Sequence[int], rows: Sequence[int], rollouts: int, adapter: str | None, write: str | None
+) -> Difficulty:
+    """Asks the policy, and writes what came of it.
+
+    Args:
+        recipe: Of the data.
+        chosen: Which training problems are asked.
+        rows: Of each training problem, in the data set.
+        rollouts: Completions of each.
+        adapter: Of the policy; None: the recipe's, or the base.
+        write: The file, whose completions are kept beside it; None: nothing is kept.
+    """
+    from perl.data import read_source
+    from perl.run.files import write_text
+    from perl.training.difficulty import COLUMN, pass_rates
+
+    file = None if write is None else Path(write).expanduser()
+    with tempfile.TemporaryDirectory() as scratch:
+        kept = Path(scratch) if file is None else file.with_name(f"{file.stem}_completions")
+        try:
+            rates = pass_rates(recipe, rollouts, kept, adapter, chosen)
+        except KeyboardInterrupt:
+            raise InterruptedRunError("stopped", str(kept), "the same command goes on" if file else "") from None
+        except PerlError as error:
+            raise recipe.located(error) from error
+    if file is not None:
+        source, _ = read_source(recipe.data.train, "train", "data.train")
+        lines = [{**source[rows[i]], COLUMN: rate} for i, rate in zip(chosen, rates, strict=True)]
+        write_text(file, "".join(f"{json.dumps(line, ensure_ascii=False, default=str)}\n" for line in lines))
+    share, policy = 1 / len(rates), adapter or recipe.peft.adapter or recipe.model.name
+    never, always = (share * sum(rate == end for rate in rates) for end in (0.0, 1.0))
+    return Difficulty(policy, len(rates), rollouts, share * math.fsum(rates), never, always, write)
+
+
+def _difficulty_lines(asked: Difficulty) -> list[str]:
+    policy, shares = _one_line(asked.policy), f"{asked.never:.2f} never, {asked.always:.2f} always right"
+    lines = [
+        f"policy {policy}: {asked.problems:,} training problems x {asked.rollouts:,} completions, pass rate "
+        f"{asked.mean:.3f}; of the problems {shares}"
+    ]
+    if asked.written is not None:
+        how = f"data.train={_one_line(asked.written, 200)} prompts.curriculum=-pass_rate"
+        lines.append(f"wrote  {_one_line(asked.written, 200)}: easy first with {how}")
+    return lines
 
 
 def _read_problems(section: "DataSection", gold: str) -> "tuple[ProblemSet, Sequence[int]]":

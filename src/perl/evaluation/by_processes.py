@@ -9,9 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
-
-from perl.errors import PerlError, RunFolderError
+from perl.errors import PerlError
+from perl.evaluation.output_folder import usable
 from perl.evaluation.questions import PreparedTask, prompts_hash
 from perl.evaluation.request import EvalSettings, Evaluation
 from perl.launch.agreement import check_machine, processes_here
@@ -105,23 +104,6 @@ def sharing(plans: Sequence[Evaluation]) -> Iterator[Processes]:
             yield processes
 
 
-@contextmanager
-def usable(folder: Path) -> Iterator[None]:
-    """What the main process finds wrong with the output folder inside is told in a line.
-
-    Raises:
-        RunFolderError: It cannot be written, or another process evaluates there.
-    """
-    hint = "choose another with --output"
-    try:
-        yield
-    except Timeout:
-        raise RunFolderError("another process is evaluating here", str(folder), hint) from None
-    except OSError as error:  # a file of that name, no permission, no such disk
-        reason = "it is a file" if folder.is_file() else error.strerror or str(error)
-        raise RunFolderError(f"cannot be written: {reason}", str(folder), hint) from None
-
-
 def check_same(processes: Processes, facts: Mapping[str, Any]) -> None:
     """Compares what the processes would draw, once weights are loaded and before anything is drawn.
 
@@ -184,7 +166,7 @@ def _facts_of(task: PreparedTask) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "stop": list(request.stop),
         "ends": list(request.end_token_ids),
-        "scorer": request.scorer.name,
+        "scorer": request.scorer.label,
     }
 
 

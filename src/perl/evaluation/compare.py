@@ -5,27 +5,27 @@ Results of several -> Comparison
 Scores that were measured under different protocols stand in one table only on demand, and marked.
 """
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
-from perl.evaluation.bases import SHORT_SHA, adapter_names, base_groups, base_names
+from perl.evaluation.bases import adapter_names, base_groups, base_names
+from perl.evaluation.differing_protocols import conflicts_of, ways_of
 from perl.evaluation.found_results import FoundResults
 from perl.evaluation.metrics import Difference, corrected, paired_difference
-from perl.evaluation.protocol import ASKED
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.run_names import differing_settings, names_of
 from perl.evaluation.score import Score
 from perl.evaluation.table import (
     asked_as_lighteval,
+    score_cell,
 )
+from perl.evaluation.task import MATH
 
 BASE = "base"
 """What each adapter is compared with where its own base is asked for."""
-_LONGEST_SETTING = 40
+WHO: tuple[Who, ...] = ("base", "adapter")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,14 @@ class Comparison:
         policies: Bases first, then in the order given.
         first: Name of the policy that the others are compared with; ``its base`` where each has one of its own.
         notes: What does not agree between them.
+        judges: Task -> what judged it where that is not the verifier, as results name it.
     """
 
     tasks: Mapping[str, str]
     policies: tuple[PolicyScores, ...]
     first: str
     notes: tuple[str, ...]
+    judges: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class _Row:
         who: What it is in these results of its tasks.
         numbers: Of the results; of a base several.
         group: The base that it is or has; None: that was not scored.
+        name: Without the settings that tell its protocol from the others'.
     """
 
     shown: PolicyScores
@@ -89,6 +92,11 @@ class _Row:
     tasks: Mapping[str, TaskResult]
     numbers: Sequence[int]
     group: int | None
+    name: str
+
+    def called_with(self, way: str) -> "_Row":
+        """The row, its heading with the settings under which it was scored."""
+        return replace(self, shown=replace(self.shown, name=f"{self.name} ({way})")) if way else self
 
 
 def compare(
@@ -126,14 +134,20 @@ def compare(
         )
         others = ", ".join(names[i] for i in alone)
         return replace(rest, notes=(*rest.notes, f"Left out, since no other was asked the same tasks: {others}."))
-    conflicts = _conflicts(results, names, titles)
+    conflicts = conflicts_of(results, names, titles)
     if conflicts and not force:
         hint = "--force compares them all the same"
         raise_all(PerlError, [Mistake(text, hint=hint) for text in conflicts.values()])
     rows = _rows(results, names, titles, conflicts, found)
+    if conflicts:
+        ways = ways_of(results, {task for _, task in conflicts})
+        rows = [row.called_with(ways[row.numbers[0]]) for row in rows]
     first, compared = _compared(rows, against, searched=searched)
-    notes = (*conflicts.values(), *_engines(results, names), *_left_out(results, names, titles))
-    return Comparison(titles, _with_differences(rows, compared, titles), first, notes)
+    notes = (*conflicts.values(), *_drawn_otherwise(results, names, titles), *_engines(results, names))
+    notes = (*notes, *_left_out(results, names, titles))
+    judges = {task.name: task.scorer for one in results for task in one.tasks if task.scorer != MATH}
+    judges = {name: judges[name] for name in titles if name in judges}
+    return Comparison(titles, _with_differences(rows, compared, titles), first, notes, judges)
 
 
 def _common(results: Sequence[Results]) -> tuple[dict[str, str], list[int]]:
@@ -172,7 +186,7 @@ def _rows(
         if found is not None and who == "adapter":
             (i,) = numbers
             shown = replace(shown, folder=str(found[i].folder), settings=settings[i])
-        return _Row(shown, who, tasks, numbers, group)
+        return _Row(shown, who, tasks, numbers, group, name)
 
     settings = [] if found is None else differing_settings(found)
     adapters = [i for i, one in enumerate(results) if any(t.adapter and t.name in titles for t in one.tasks)]
@@ -192,12 +206,12 @@ def _compared(rows: Sequence[_Row], against: str | None, *, searched: bool) -> t
     adapters = [row for row in rows if row.who == "adapter"]
     if against is None and searched and len(bases) == 1 and adapters and all(row.group in bases for row in adapters):
         against = BASE
-    if against == BASE and bases and (adapters or not any(row.shown.name == BASE for row in rows)):
+    if against == BASE and bases and (adapters or not any(row.name == BASE for row in rows)):
         first = next(iter(bases.values())).shown.name if len(bases) == 1 else "its base"
         return first, [(bases[row.group], row) for row in adapters if row.group in bases]
-    known = {row.shown.name: row for row in rows}
+    known = {row.name: row for row in rows} | {row.shown.name: row for row in rows}
     if against is not None and against not in known:
-        raise PerlError(f"no row is called {against!r}", "--against", did_you_mean(against, known))
+        raise PerlError(f"no row is called {against!r}", "--against", did_you_mean(against, {row.name for row in rows}))
     # Each result's own policy: its adapter, or a base that was evaluated alone.
     own = {i: row for row in rows for i in row.numbers}  # adapters stand behind bases
     chosen = own[0] if against is None else known[against]
@@ -224,48 +238,6 @@ def _with_differences(
     )
 
 
-def _conflicts(
-    results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]
-) -> dict[tuple[int, str], str]:
-    """Number of a result and task -> how it was evaluated otherwise than by the first result that has the task."""
-    found: dict[tuple[int, str], str] = {}
-    for task, title in tasks.items():
-        first, *others = [i for i, result in enumerate(results) if any(t.name == task for t in result.tasks)]
-        for i in others:
-            if results[i].task(task).protocol_hash != results[first].task(task).protocol_hash:
-                settings = ", ".join(_differing(results[first], results[i], task))
-                found[i, task] = f"{title} was evaluated otherwise in {names[first]} and in {names[i]}: {settings}"
-    return found
-
-
-def _differing(first: Results, other: Results, task: str) -> list[str]:
-    """``temperature 0.6 and 1`` for every setting that two results of a task do not share."""
-    settings = [_in_force(found, task) for found in (first, other)]
-    if settings[0] == settings[1]:
-        settings = [{**found.protocol.drawn(), "k": found.protocol.k} for found in (first, other)]
-    one, two = settings
-    return [f"{name} {_shown(one[name])} and {_shown(two[name])}" for name in one if one[name] != two[name]] or [
-        "the prompt or the version of the task"
-    ]
-
-
-def _in_force(results: Results, task: str) -> dict[str, Any]:
-    """Settings as they were for a task, and its data."""
-    found = results.task(task)
-    used = {"max_new_tokens": found.max_new_tokens, "k": found.score.k, "data sha256": found.data.get("sha256")}
-    asked = {name: results.subject.get(name) for name in ASKED}
-    return {**results.protocol.drawn(), **used, "examples": found.few_shot, "scorer": found.scorer, **asked}
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        is_hash = len(value) == 64 and " " not in value
-        return value[:SHORT_SHA] if is_hash else repr(textwrap.shorten(value, _LONGEST_SETTING, placeholder="..."))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _differences(first: _Row, other: _Row, tasks: Mapping[str, str]) -> dict[str, Difference]:
     """The other policy less the first on the tasks whose problems are the same."""
     found: dict[str, Difference] = {}
@@ -281,6 +253,29 @@ def _differences(first: _Row, other: _Row, tasks: Mapping[str, str]) -> dict[str
 def _rights(task: TaskResult, who: Who) -> dict[str, Sequence[bool]]:
     rows = {problem.id: problem.base if who == "base" else problem.adapter for problem in task.problems}
     return {id: row for id, row in rows.items() if row is not None}
+
+
+def _drawn_otherwise(results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
+    """A line where a policy answered the same questions otherwise, under the same protocol and by the same seeds."""
+    first: dict[tuple[object, ...], tuple[str, TaskResult]] = {}
+    lines: dict[str, None] = {}
+    for one, name in zip(results, names, strict=True):
+        for task, who in ((task, who) for task in one.tasks if task.name in tasks for who in WHO):
+            rights = _rights(task, who)
+            policy = one.subject.get("base_sha256" if who == "base" else "policy")
+            key = (who, policy, task.name, task.protocol_hash, one.protocol.seed, frozenset(rights))
+            earlier, theirs = first.setdefault(key, (name, task))
+            other = sum(row != _rights(theirs, who)[id] for id, row in rights.items())
+            if other:
+                scores = " and ".join(score_cell(t.base if who == "base" else t.adapter) for t in (theirs, task))
+                whose = "their base" if who == "base" else "they are one policy, which"
+                line = (
+                    f"Warning: {earlier} and {name}: {whose} scored {scores} on {tasks[task.name]} under the same "
+                    f"protocol and seed, and not alike on {other:,} of {len(rights):,} problems; the engines, the "
+                    "verifiers or the versions differ, or one of these results is not what was drawn."
+                )
+                lines[line] = None
+    return list(lines)
 
 
 def _engines(results: Sequence[Results], names: Sequence[str]) -> list[str]:

@@ -12,6 +12,8 @@ from perl.evaluation.compare import Comparison, compare
 from perl.evaluation.found_results import FoundResults, find_results
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.recount import Recount
+from perl.evaluation.results import TABLE
+from perl.run.progress import progress
 
 _MOST_NAMED = 4
 
@@ -29,9 +31,12 @@ def compare_folders(paths: Sequence[str | Path], *, force: bool = False, against
             :func:`perl.evaluation.compare.compare`.
     """
     found = find_results(paths)
+    if len(found) < 2 <= len(paths):
+        raise PerlError("there is nothing to compare it with", str(paths[0]), "one of them is named twice")
     if len(found) < 2:
-        hint = "name two folders or more" if len(paths) < 2 else "one of them is named twice"
-        raise PerlError("there is nothing to compare it with", str(paths[0]), hint)
+        table = found[0].folder / TABLE
+        hint = "name another folder too" + (f"; these stand in {table}" if table.is_file() else "")
+        raise PerlError("holds the results of one evaluation, and a comparison needs two", str(paths[0]), hint)
     counted, unreadable = _counted(found)
     mistakes = [mistake for one, recounted in counted for mistake in recounted.mistakes_at(str(one.folder))]
     raise_all(PerlError, mistakes)
@@ -48,13 +53,15 @@ def _counted(found: Sequence[FoundResults]) -> tuple[list[tuple[FoundResults, Re
     """Each counted again, and what is no results file of ours among what was searched for."""
     counted: list[tuple[FoundResults, Recount]] = []
     unreadable: list[Mistake] = []
-    for one in found:
-        try:
-            counted.append((one, recount_folder(one.folder)))
-        except PerlError as error:
-            if not one.searched:
-                raise
-            unreadable += error.mistakes
+    with progress(len(found), "counting again", unit="results") as line:
+        for one in found:
+            try:
+                counted.append((one, recount_folder(one.folder)))
+            except PerlError as error:
+                if not one.searched:
+                    raise
+                unreadable += error.mistakes
+            line.update()
     return counted, unreadable
 
 

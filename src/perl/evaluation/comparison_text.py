@@ -20,6 +20,7 @@ from perl.evaluation.table import (
     error_words,
     in_parts,
     is_shown,
+    judge_cell,
     lighteval_cell,
     p_cell,
     p_words,
@@ -31,12 +32,12 @@ NOT_DIFFERENT, OTHERWISE = "≈", "†"
 
 def as_markdown(comparison: Comparison) -> str:
     """Tables in Markdown."""
-    return "\n".join([*_tables(comparison, MARKDOWN), *(f"- {note}" for note in _notes(comparison))]) + "\n"
+    return "\n".join([*_tables(comparison, MARKDOWN), *(f"- {note}" for note in _notes(comparison, MARKDOWN))]) + "\n"
 
 
 def as_plain(comparison: Comparison) -> str:
     """The same for a terminal."""
-    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(comparison)]
+    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(comparison, PLAIN)]
     return "\n".join([*_tables(comparison, PLAIN), *notes]) + "\n"
 
 
@@ -62,8 +63,8 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         }
         for policy in comparison.policies
     ]
-    tasks, notes = dict(comparison.tasks), list(comparison.notes)
-    return {"tasks": tasks, "first": comparison.first, "policies": policies, "notes": notes}
+    tasks, notes, judges = dict(comparison.tasks), list(comparison.notes), dict(comparison.judges)
+    return {"tasks": tasks, "judges": judges, "first": comparison.first, "policies": policies, "notes": notes}
 
 
 def _tables(comparison: Comparison, marks: Marks) -> list[str]:
@@ -91,7 +92,7 @@ def _tables(comparison: Comparison, marks: Marks) -> list[str]:
     return [*lines, ""]
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def _notes(comparison: Comparison, marks: Marks) -> list[str]:
     tests = [(policy.name, task, found) for policy in comparison.policies for task, found in policy.differences.items()]
     scores = [score for policy in comparison.policies for score in policy.scores.values()]
     notes = [f"{'; '.join(('Scores in percent', *error_words(scores)))}."]
@@ -104,7 +105,8 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append(f"{NOT_DIFFERENT}: not shown to differ from {comparison.first}: {why}.")
     if any(policy.otherwise for policy in comparison.policies):
         notes.append(f"{OTHERWISE}: another protocol than the task's unmarked scores, not comparable with them.")
-    return [*notes, *comparison.notes]
+    judges = [f"{comparison.tasks[task]} {judge_cell(scorer, marks)}" for task, scorer in comparison.judges.items()]
+    return [*notes, *([f"Judged by: {', '.join(judges)}."] if judges else []), *comparison.notes]
 
 
 def _of_what(tests: Sequence[tuple[str, str, Any]]) -> str:

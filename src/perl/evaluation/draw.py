@@ -6,11 +6,13 @@ What was drawn before is not drawn again. Several processes may share the work; 
 names another scorer the verifier of training judges, so the two cannot disagree on what is right.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from perl.errors import RewardError
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import NOT_JUDGED, Place, Sample
 from perl.evaluation.scorers import SCORERS, Scorer
@@ -18,6 +20,9 @@ from perl.evaluation.sharing import Sharing
 from perl.evaluation.task import MATH, Question
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
+
+# An engine hands over the completions of a batch without a pause, and writes the next one in more than this.
+_PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def draw(
 
     Raises:
         RolloutError: No engine answers any more.
+        RewardError: The user's reward that judges failed too often; what was drawn is kept, without verdicts.
     """
     sharing = sharing or Sharing()
     prompts = {asked.problem: asked.prompt_ids for asked in wanted.asked}
@@ -135,23 +141,39 @@ def _ask(
     on_sample: Callable[[Sample], None],
     limits: Judging | None,
 ) -> None:
-    """Draws samples, and judges each; without limits none."""
+    """Draws samples, and judges each; without limits none.
+
+    Raises:
+        RewardError: As of :func:`draw`, once the batch of the completion that ended it is kept whole.
+    """
     by_id = {asked.problem: asked for asked in wanted.asked}
     # A request each, so that every sample has its own seed, whichever of a problem's are there already.
     seeds = [protocol.seed_of(*place) for place in places]
+    failed: RewardError | None = None
+    heard = 0.0
     requests = [Request(by_id[place[1]].prompt_ids, 1, seed) for place, seed in zip(places, seeds, strict=True)]
 
     def judge(position: int, group: Sequence[Sampled]) -> None:
+        nonlocal failed, heard
+        pause, heard = time.monotonic() - heard, time.monotonic()
         place = places[position]
         completion = completion_of(group[0], wanted.end_token_ids, tokenizer)
         text = _cut(completion.text, wanted.stop)
         truncated = completion.truncated and text == completion.text
         sample = Sample(*place, seeds[position], text, len(completion.token_ids), truncated, NOT_JUDGED)
-        if limits is not None:
-            sample = sample.judged(wanted.scorer.verdicts([by_id[place[1]].as_question], [text], limits)[0])
+        if limits is not None and failed is None:
+            try:
+                sample = sample.judged(wanted.scorer.verdicts([by_id[place[1]].as_question], [text], limits)[0])
+            except RewardError as error:
+                failed, pause = error, 0.0
         on_sample(sample)
+        heard = time.monotonic()
+        if failed is not None and pause > _PAUSE_SECONDS:
+            raise failed
 
     engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
+    if failed is not None:
+        raise failed
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from perl.evaluation.protocol import short_hash
 from perl.evaluation.questions import PreparedTask, prompts_hash
 from perl.evaluation.request import Evaluation
 from perl.evaluation.results import SAMPLES
+from perl.evaluation.reward_scorer import check_judged
 from perl.evaluation.samples import Place, Sample, SampleFile
 from perl.evaluation.score import score_samples
 from perl.evaluation.sharing import Sharing, share
@@ -131,10 +132,14 @@ def draw_samples(plan: Evaluation, policies: Policies, processes: Processes | No
     Raises:
         RolloutError: No server answers any more.
         BrokenPromiseError: The engine does not answer like the policy.
+        RewardError: The user's reward that judges failed too often, or on all of a task.
     """
     drawn, file, processes = DrawnSamples(), SampleFile(plan.folder / SAMPLES), processes or Processes()
     if processes.main:
         plan.folder.mkdir(parents=True, exist_ok=True)
+    for failures in (task.request.scorer.failures for task in plan.tasks):
+        if failures is not None:  # they are those of one evaluation, of which a run has many
+            failures.count = 0
     with processes.failing_together():
         drawn.keys = {
             who: {t.request.task: key_of(plan, policies, who, t) for t in plan.tasks} for who in plan.policies
@@ -149,7 +154,10 @@ def draw_samples(plan: Evaluation, policies: Policies, processes: Processes | No
                     _say_scored(plan, one, drawn.groups[who][one.task.request.task], 0.0)
         if left:
             _draw_left(plan, policies, {who: asked[who] for who in left}, drawn, processes)
-    drawn.groups = {who: drawn.groups[who] for who in plan.policies}
+        drawn.groups = {who: drawn.groups[who] for who in plan.policies}
+        for request in (task.request for task in plan.tasks if task.request.judged and processes.main):
+            groups = [group for who in plan.policies for group in drawn.groups[who][request.task]]
+            check_judged(request.scorer, [sample for group in groups for sample in group], request.task)
     return drawn
 
 

@@ -34,7 +34,7 @@ def set_aside(new: Results, folder: Path) -> None:
     try:
         old = read_results(folder / RESULTS)
     except PerlError as error:
-        place = _free(folder / EARLIER / _UNREADABLE)
+        place = free_place(folder / EARLIER / _UNREADABLE)
         warn("PRL303", "%s; it is kept in %s", error.mistakes[0], place)
         _move(folder, place)
         return
@@ -69,7 +69,7 @@ def set_file_aside(file: Path, old: Results, folder: Path) -> None:
         folder: Has it.
     """
     policy = str(old.subject.get("policy"))[:_DIGITS]
-    place = _free(folder / EARLIER / f"{policy}{_protocol(old)}")
+    place = free_place(folder / EARLIER / f"{policy}{_protocol(old)}")
     place.mkdir(parents=True)
     os.replace(file, place / file.name)
     logger.info("%s: %s there is of another evaluation; it is kept in %s", folder, file.name, place)
@@ -101,19 +101,19 @@ def _place(above: Path, results: Results, suffix: str) -> Path:
     try:
         there = read_results(place / RESULTS)
     except PerlError:
-        return place if not (place / RESULTS).exists() else _free(place)
+        return place if not (place / RESULTS).exists() else free_place(place)
     if there.of_what() == results.of_what() and not any(
         _asked_otherwise(there, results, task.name) for task in there.tasks
     ):
         return place
-    return _free(above / f"{policy}{_protocol(results)}") if suffix else _place(above, results, _protocol(results))
+    return free_place(above / f"{policy}{_protocol(results)}") if suffix else _place(above, results, _protocol(results))
 
 
-def _free(place: Path) -> Path:
-    """The place, or the next one beside it that is not taken."""
-    number, free = 2, place
+def free_place(place: Path, suffix: str = "") -> Path:
+    """The place of this name and suffix, or the next one beside it that is not taken."""
+    number, free = 2, place.with_name(place.name + suffix)
     while free.exists():
-        free, number = place.with_name(f"{place.name}-{number}"), number + 1
+        free, number = place.with_name(f"{place.name}-{number}{suffix}"), number + 1
     return free
 
 

@@ -18,29 +18,29 @@ from filelock import FileLock
 from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, PerlError
 from perl.evaluation.adapters import plan_adapters
 from perl.evaluation.adapters_table import adapters_markdown
-from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start, usable
+from perl.evaluation.argument_types import checked_call
+from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
 from perl.evaluation.drawn_samples import draw_samples
+from perl.evaluation.output_folder import usable, write_beside
 from perl.evaluation.policies import BaseInMemory, Policies
 from perl.evaluation.predictions import read as read_drawn
 from perl.evaluation.reporting import write_found
 from perl.evaluation.request import EvalSettings, Evaluation, naming_options
 from perl.evaluation.results import SAMPLES, TABLE, Results, read_results
 from perl.evaluation.samples import SampleFile
-from perl.run.files import write_text
+from perl.evaluation.task import DEFAULT_TASKS
 from perl.run.joint_work import Processes
 from perl.run.threads import threads_kept, use_threads
 from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
-DEFAULT_TASKS = ("aime24", "aime25", "math_500")
-
 
 @overload
 def evaluate(
     adapter: str | Path | None = None,
     base: str | Path | None = None,
-    tasks: Sequence[str] = DEFAULT_TASKS,
+    tasks: str | Path | Sequence[str | Path] = DEFAULT_TASKS,
     k: int | None = None,
     data: str | Path | None = None,
     output: str | Path | None = None,
@@ -53,7 +53,7 @@ def evaluate(
 def evaluate(
     adapter: list[str | Path] | tuple[str | Path, ...],
     base: str | Path | None = None,
-    tasks: Sequence[str] = DEFAULT_TASKS,
+    tasks: str | Path | Sequence[str | Path] = DEFAULT_TASKS,
     k: int | None = None,
     data: str | Path | None = None,
     output: str | Path | None = None,
@@ -65,7 +65,7 @@ def evaluate(
 def evaluate(
     adapter: str | Path | list[str | Path] | tuple[str | Path, ...] | None = None,
     base: str | Path | None = None,
-    tasks: Sequence[str] = DEFAULT_TASKS,
+    tasks: str | Path | Sequence[str | Path] = DEFAULT_TASKS,
     k: int | None = None,
     data: str | Path | None = None,
     output: str | Path | None = None,
@@ -78,7 +78,9 @@ def evaluate(
         adapter: A run folder, a checkpoint or an adapter's folder, or a Hub id with an optional ``@revision``; None:
             the base alone. A list of these: each is scored, each base is drawn once, and a list of results comes back.
         base: Hub id with an optional ``@revision``, or folder; None: the one that the adapter names.
-        tasks: Names from ``perl eval --list-tasks``.
+        tasks: As ``--tasks`` takes them: names from ``perl eval --list-tasks``, data files, ``my_tasks.py[:NAME]``, and
+            recipes, whose held-out problems are asked; ``heldout``: those of the adapter's run. A single one needs no
+            list.
         k: Completions a problem; None: the preset's.
         data: Folder with the tasks' data as JSON lines; None: the Hub.
         output: Folder for the results, in which an evaluation that was stopped goes on and other tasks are added; of
@@ -93,29 +95,40 @@ def evaluate(
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: The engine does not answer like the policy.
     """
-    one = adapter is None or isinstance(adapter, str | Path)
-    named = [] if adapter is None else [str(adapter)] if isinstance(adapter, str | Path) else [str(a) for a in adapter]
-    if not one and not named:
+    call = checked_call(
+        "perl.evaluate",
+        adapter=adapter,
+        base=base,
+        tasks=tasks,
+        k=k,
+        data=data,
+        output=output,
+        processes=processes,
+    )
+    settings = EvalSettings() if settings is None else settings
+    if not isinstance(settings, EvalSettings):
+        raise PerlError(f"must be EvalSettings(...), not {settings!r:.60}", "perl.evaluate(settings)")
+    if call.several and not call.adapters:
         raise PerlError("an empty list names no adapter", "adapter", "or None and a base")
-    settings, on = settings or EvalSettings(), None if base is None else str(base)
+    asked = call.adapters, call.base, call.tasks, call.k, call.data
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
-        plans = plan_adapters(named, on, tasks, k, data, output, settings)
-        count = 0 if processes is None else to_start(processes)
-        if processes is None:
+        plans = plan_adapters(*asked, call.output, settings)
+        count = 0 if call.processes is None else to_start(call.processes)
+        if call.processes is None:
             found = carry_out_all(plans)
         elif not count:
             with sharing(plans) as together:
                 found = carry_out_all(plans, together)
     if count:
-        where = plans[0].folder if one else output
-        code = start_several(plans, arguments_of(named, on, tasks, k, data, where, settings), count)
+        where = call.output if call.several else plans[0].folder
+        code = start_several(plans, arguments_of(*asked, where, settings), count)
         if code == EXIT_INTERRUPTED:
             raise InterruptedRunError("stopped", str(plans[0].folder), "the same call goes on")
         if code:
             raise PerlError("the processes that were started say what is wrong", str(plans[0].folder))
         read = read_drawn if settings.predict_only else read_results
         found = [read(plan.folder) for plan in plans]
-    return found[0] if one else found
+    return found if call.several else found[0]
 
 
 def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = None) -> list[Results]:
@@ -136,7 +149,7 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
     above = {plan.folder.parent for plan in plans}
     scored = not any(plan.settings.predict_only for plan in plans)
     if len(plans) > 1 and len(above) == 1 and scored and (processes is None or processes.main):
-        write_text(above.pop() / TABLE, adapters_markdown(found))
+        write_beside(adapters_markdown(found), above.pop() / TABLE)
     return found
 
 

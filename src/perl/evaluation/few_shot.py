@@ -19,18 +19,25 @@ _FINAL = re.compile(r"\n*####[^\n]*\s*\Z")
 _WORKED = "solution"
 
 
-def check_examples(task: Task, limit: int | None, few_shot: int) -> None:
+def check_examples(task: Task, limit: int | None, few_shot: int, places: tuple[str, str] | None = None) -> None:
     """Refuses examples that a task cannot have, and a limit below the pool that is set aside.
+
+    Args:
+        task: That is asked.
+        limit: Of its problems; None: all.
+        few_shot: Examples before each.
+        places: Where the user gave limit and examples; None: the error names the task.
 
     Raises:
         DataError: Says which.
     """
-    where = f"task {task.name}"
+    at_limit, at_examples = places or (f"task {task.name}",) * 2
     if few_shot and is_held_out(task.title):
-        raise DataError("held-out problems are asked as in training, without examples", where, "leave few_shot out")
+        what = "held-out problems are asked as in training, without examples"
+        raise DataError(what, at_examples, "leave few_shot out")
     if task.examples is None and limit is not None and limit < few_shot:
         what = f"a limit of {limit} is below the {few_shot} examples, which are set aside from the same problems"
-        raise DataError(what, where, f"a limit of at least {few_shot}, or fewer examples")
+        raise DataError(what, at_limit, f"a limit of at least {few_shot}, or fewer examples")
 
 
 def choose_examples(task: Task, pool: Sequence[Question], count: int, seed: int) -> list[Question]:
@@ -46,7 +53,9 @@ def choose_examples(task: Task, pool: Sequence[Question], count: int, seed: int)
         DataError: There are not as many.
     """
     if count > len(pool):
-        what = f"{count} examples are asked for, and there are {len(pool)} problems to take them from"
+        wanted = "1 example is" if count == 1 else f"{count} examples are"
+        there = "is 1 problem" if len(pool) == 1 else f"are {len(pool)} problems"
+        what = f"{wanted} asked for, and there {there} to take {'it' if count == 1 else 'them'} from"
         raise DataError(what, f"task {task.name}", "fewer examples")
 
     def place(question: Question) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perl.data import heldout_name, load_problem_set, prompt_text
 from perl.errors import PerlError
-from perl.evaluation.results import HELD_OUT
+from perl.evaluation.results import BESIDE, HELD_OUT
 from perl.evaluation.task import Question, Task
 from perl.recipe import Recipe
 from perl.run.facts import RECIPE, is_run, run_above
@@ -36,6 +36,15 @@ def held_out_by_run(name: str, path: str | None = None) -> Task:
         prompt="{problem}",
         path=path,
     )
+
+
+def beside_another(task: Task) -> Task:
+    """Held-out problems under a name of their own, where a table has another task of theirs.
+
+    The name enters seeds and the protocol's hash, as every task's does.
+    """
+    name = task.name + BESIDE
+    return replace(task, name=name, title=name + HELD_OUT, repository=name)
 
 
 def task_of_recipe(path: str, where: str) -> Task:

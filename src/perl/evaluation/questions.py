@@ -19,6 +19,7 @@ from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol, task_fact
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.scorers import Scorer
 from perl.evaluation.task import MATH, Example, Question, TaskData
+from perl.recipe.eval_section import SCORER_SECONDS
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def prepare_task(
     context: int | None,
     template_arguments: Mapping[str, Any] | None = None,
     asking: Mapping[str, str] | None = None,
+    scorer_timeout: float = SCORER_SECONDS,
 ) -> PreparedTask:
     """Renders a task's questions with the base's chat template, or as plain text where it has none.
 
@@ -60,12 +62,13 @@ def prepare_task(
         context: Tokens that the base can read; None: any number.
         template_arguments: Of the chat template; those of a recipe whose held-out problems are asked come first.
         asking: What was asked for in place of the base's own template, of :func:`perl.evaluation.protocol.asked_facts`.
+        scorer_timeout: Seconds that a user's reward may take for a completion; 0: there is no limit.
 
     Raises:
         PerlError: A prompt leaves no room for an answer, or a question lacks what the scorer needs.
     """
     task, every = data.task, (*data.questions, *data.further)
-    scorer = scorer_of(data)
+    scorer = scorer_of(data, timeout_seconds=scorer_timeout)
     rows = [_row(question, data.examples, protocol.system_prompt, tokenizer) for question in every]
     _check_system(data, protocol.system_prompt)
     arguments = {**(task.template_arguments or {}), **(template_arguments or {})}
@@ -78,20 +81,22 @@ def prepare_task(
     request = TaskRequest(
         task.name, asked[:count], wanted, end_token_ids, tuple(task.stop), scorer, further=asked[count:]
     )
-    return PreparedTask(data, request, protocol_hash(protocol, data, wanted, asking=asking))
+    return PreparedTask(data, request, protocol_hash(protocol, data, wanted, scorer.label, asking))
 
 
-def scorer_of(data: TaskData, spec: str | None = None) -> Scorer:
+def scorer_of(data: TaskData, spec: str | None = None, timeout_seconds: float = SCORER_SECONDS) -> Scorer:
     """What judges a task's completions.
 
     Args:
         data: Its questions.
         spec: Instead of the task's own; None: that.
+        timeout_seconds: As of :func:`perl.evaluation.reward_scorer.find_scorer`.
 
     Raises:
         PerlError: There is no such scorer, or a question lacks what it needs.
     """
-    scorer = find_scorer(spec or data.task.scorer, where="--scorer" if spec else f"task {data.task.name}")
+    where = "--scorer" if spec else f"task {data.task.name}"
+    scorer = find_scorer(spec or data.task.scorer, where, timeout_seconds)
     for question in (*data.questions, *data.further):
         if lacking := scorer.lacking(question):
             raise PerlError(lacking.message, f"task {data.task.name}", lacking.hint)
@@ -136,7 +141,7 @@ def protocol_hash(
         protocol: How completions are drawn.
         data: The task, as much of it as is asked.
         max_new_tokens: As it was asked.
-        scorer: Name of what judges; None: the task's own.
+        scorer: What judges, as results name it; None: the task's own, which is no reward.
         asking: As of :func:`prepare_task`.
     """
     task, judge = data.task, data.task.scorer if scorer is None else scorer

@@ -134,7 +134,7 @@ def _task_result(
         data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
         lighteval={who: scored[name] for who, scored in own.items() if name in scored},
         samples={who: keys[name] for who, keys in drawn.keys.items()},
-        scorer=task.request.scorer.name,
+        scorer=task.request.scorer.label,
         few_shot=len(task.data.examples),
         examples=shown_hash(task.data.examples),
     )

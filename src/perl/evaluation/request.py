@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, PerlError, did_you_mean
+from perl.evaluation.argument_types import check_fields
 from perl.evaluation.asking import set_template
 from perl.evaluation.few_shot import check_examples
 from perl.evaluation.heldout_of_recipe import HELDOUT, recipe_of_run
@@ -23,12 +24,14 @@ from perl.evaluation.policies import Who
 from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, asked_facts, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
+from perl.evaluation.reward_scorer import check_scorer_timeout
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import MATH
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.task_data import check_files, load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
 from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
+from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
@@ -68,6 +71,8 @@ class EvalSettings:
         columns: Of data files that are named as tasks: any of prompt, answer, id and choices -> the column's name.
         scorer: What makes a completion right on these: math, choice, exact, normalised, or a reward, as
             ``my_rewards.py:function>=0.5``; None: math.
+        scorer_timeout: Seconds that a reward may take for a completion; 0: there is no limit, and it is called in this
+            process instead of in worker processes.
         pass_at: Numbers for pass@k, beside the powers of two up to k.
         newest_data: Take the newest commit of data sets on the Hub instead of the pinned one.
         with_base: Score the base too.
@@ -104,6 +109,7 @@ class EvalSettings:
     few_shot: int | Mapping[str, int] = 0
     columns: Mapping[str, str] | None = None
     scorer: str | None = None
+    scorer_timeout: float = SCORER_SECONDS
     pass_at: tuple[int, ...] = ()
     newest_data: bool = False
     with_base: bool = True
@@ -121,6 +127,10 @@ class EvalSettings:
     device_map: DeviceMap | None = None
     batch_size: int = 64
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what is of another type, in a line."""
+        check_fields(self, {"device_map": str | None})  # its names are known later, with the engine
 
 
 @dataclass(frozen=True)
@@ -179,9 +189,12 @@ class Evaluation:
         thinking = f", thinking {self.asking['thinking']}" if "thinking" in self.asking else ""
         yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}{thinking}"
         for task in self.tasks:
-            n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.name
-            asked = f"{task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
-            examples = f", {len(task.data.examples)} examples before each" if task.data.examples else ""
+            n, longest, judge = len(task.request.asked), task.request.max_new_tokens, task.request.scorer.label
+            asked = (
+                f"{task.data.task.name}: {n} problem{'s' * (n != 1)} of {task.data.source}, up to {longest} tokens each"
+            )
+            shown = len(task.data.examples)
+            examples = f", {shown} example{'s' * (shown > 1)} before each" if shown else ""
             yield f"task     {asked}{examples}{'' if judge == MATH else f', judged by {judge}'}"
         for task in self.tasks if len(self.policies) > 1 else ():
             says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks) * self.compared)
@@ -214,12 +227,16 @@ def plan_evaluation(
             if wrong := [number for number in given if number is not None and number < least]:
                 what = "problems" if option == "--limit" else "examples"
                 raise PerlError(f"{wrong[0]} {what} are too few", option, f"at least {least}")
+        place = Path(data).expanduser() if data else None
         for task, limit, count in zip(chosen, limits, examples, strict=True):
             check_examples(task, limit, count or 0)
+            check_files(task, place, count or 0)
+        check_scorer_timeout(settings.scorer_timeout)
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
-        if settings.threads is not None and settings.threads < 1:
-            raise PerlError(f"{settings.threads} threads are too few", "--threads", "at least 1")
+        for what, count in (("threads", settings.threads), ("batch size", settings.batch_size)):
+            if count is not None and count < 1:
+                raise PerlError(f"{count} is too few", f"--{what.replace(' ', '-')}", "at least 1")
         subject = _as_asked(find_subject(adapter, base, settings.dtype, settings.quantization), settings)
         engine = _for_the_base(engine, subject, settings)
         empty = load_empty_base(subject.base)
@@ -231,7 +248,6 @@ def plan_evaluation(
         _check_pass_at(settings.pass_at, protocol.k)
         if settings.newest_data:
             chosen = [replace(task, revision=None) for task in chosen]
-        place = Path(data).expanduser() if data else None
         found = [
             load_task_data(task, place, limit, shown or 0, protocol.seed)
             for task, limit, shown in zip(chosen, limits, examples, strict=True)
@@ -242,7 +258,10 @@ def plan_evaluation(
     ends = end_tokens(tokenizer, generation)
     template = template_hash(tokenizer) if settings.chat_template is not None else None
     asking = asked_facts(template, thinking=settings.thinking)
-    prepared = tuple(prepare_task(each, tokenizer, protocol, ends, context, arguments, asking) for each in found)
+    may_take = settings.scorer_timeout
+    prepared = tuple(
+        prepare_task(each, tokenizer, protocol, ends, context, arguments, asking, may_take) for each in found
+    )
     return Evaluation(
         subject=subject,
         protocol=protocol,

@@ -4,19 +4,20 @@ folder with samples -> verdicts of now -> Results, and the files of the folder
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from filelock import FileLock
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation import predictions
-from perl.evaluation.by_processes import usable
+from perl.evaluation.argument_types import names_of
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
 from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.heldout_of_recipe import held_out_by_run
-from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
+from perl.evaluation.heldout_of_recipe import beside_another, held_out_by_run, holds_problems_out
+from perl.evaluation.output_folder import usable
+from perl.evaluation.own_tasks import check_threshold, file_task, is_file_name, named_tasks, with_folder
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.questions import protocol_hash, scorer_of
@@ -24,11 +25,13 @@ from perl.evaluation.recounting.folder import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
 from perl.evaluation.reporting import scored_by_lighteval, write_results
 from perl.evaluation.results import SAMPLES, Results, TaskResult, is_held_out
+from perl.evaluation.reward_scorer import check_judged, check_scorer_timeout
 from perl.evaluation.samples import SampleFile
-from perl.evaluation.scorers import SCORERS
+from perl.evaluation.scorers import SCORERS, Scorer
 from perl.evaluation.stored import stored_samples
 from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
+from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.sections import DATA_FILE_SUFFIXES
 from perl.rewards.verifier import verifier_version
 
@@ -39,11 +42,12 @@ def rescore(
     folder: str | Path,
     data: str | Path | None = None,
     pass_at: Sequence[int] = (),
-    tasks: Sequence[str] = (),
+    tasks: str | Path | Sequence[str | Path] = (),
     columns: Mapping[str, str] | None = None,
     scorer: str | None = None,
     *,
     lighteval: bool = True,
+    scorer_timeout: float = SCORER_SECONDS,
 ) -> Results:
     """Judges every completion that a folder's results, or its predictions, stand on, and counts the scores anew.
 
@@ -55,25 +59,32 @@ def rescore(
         columns: Of these that are data files, likewise.
         scorer: Judges these, in place of the scorer of then; None: that one.
         lighteval: Report lighteval's own score of the same completions, where it is installed.
+        scorer_timeout: Seconds that a reward may take for a completion; 0: there is no limit.
 
     Returns:
         What is in the folder's ``results.json`` now; results by another verifier are in ``earlier/`` there.
 
     Raises:
         PerlError: There are no completions, some are missing, or their problems are not here.
+        RewardError: The user's reward that judges failed too often; the folder's files are what they were.
     """
+    check_scorer_timeout(scorer_timeout)
     folder = Path(folder).expanduser()
     drawn = predictions.read(folder)
     with usable(folder), FileLock(folder / ".lock", timeout=0):
-        named = _Named(tasks, columns, scorer)
+        named = _Named(names_of(tasks), columns, scorer)
         named.check(drawn)
         known = {one.name: _data_of(one, drawn.protocol.seed, folder, data, named) for one in drawn.tasks}
-        drawn = replace(drawn, tasks=tuple(named.judged_by(t, drawn, known[t.name]) for t in drawn.tasks))
+        judges = {t.name: scorer_of(d, named.spec(t, d), scorer_timeout) for t, d in _with(drawn.tasks, known)}
+        drawn = replace(
+            drawn, tasks=tuple(_judged_by(t, judges[t.name], drawn, d) for t, d in _with(drawn.tasks, known))
+        )
         file = SampleFile(folder / SAMPLES)
         samples: dict[str, dict[Who, Groups]] = {task.name: {} for task in drawn.tasks}
         for task in drawn.tasks:
             for who in (who for who in WHO if who in task.samples):
-                samples[task.name][who] = _judged(task, who, drawn.protocol, known[task.name], file)
+                found_there = _judged(task, who, drawn.protocol, known[task.name], judges[task.name], file)
+                samples[task.name][who] = found_there
         scored = [_scored(task, samples[task.name], pass_at) for task in drawn.tasks]
         if lighteval:
             scored = _beside_lighteval(scored, samples, known, str(drawn.subject["name"]))
@@ -89,12 +100,14 @@ class _Named:
     tasks: Sequence[str]
     columns: Mapping[str, str] | None
     scorer: str | None
+    read: dict[str, list[Task]] = field(default_factory=dict)
 
     def check(self, drawn: Results) -> None:
         """Refuses files that were not asked, and options that are about none."""
         for option, given in (("--columns", self.columns), ("--scorer", self.scorer)):
             if given and not self.tasks:
                 raise PerlError("is about files of your own, and none is named", option, "as in --tasks my.jsonl")
+        check_threshold(self.scorer)
         asked = [task.name for task in drawn.tasks]
         for name in self.tasks:
             if not is_file_name(name):
@@ -107,29 +120,50 @@ class _Named:
         found = [one for name in self.tasks if is_file_name(name) for one in self._of_file(name, task)]
         return found[0] if found else None
 
-    def judged_by(self, task: TaskResult, drawn: Results, data: TaskData) -> TaskResult:
-        """The task with the scorer that judges it now, and with the protocol's hash that goes with that."""
+    def spec(self, task: TaskResult, data: TaskData) -> str:
+        """What judges a task now: what is named, else what judged it then; a reward only as its own file has it."""
         then = task.scorer if task.scorer in SCORERS else data.task.scorer
-        spec = self.scorer if self.scorer is not None and data.task.path is not None else then
-        name = scorer_of(data, spec).name
-        if name == task.scorer:
-            return task
-        hashed = protocol_hash(drawn.protocol, data, task.max_new_tokens, name, asking_of(drawn.subject))
-        asked_for = task.asked_for or task.scorer
-        return replace(task, scorer=name, protocol_hash=hashed, asked_for=None if asked_for == name else asked_for)
+        return self.scorer if self.scorer is not None and data.task.path is not None else then
 
     def _of_file(self, name: str, task: TaskResult) -> list[Task]:
+        found = self._tasks_of(name)
         if not name.endswith(tuple(DATA_FILE_SUFFIXES)):
-            return [one for one in named_tasks([name]) if one.name == task.name]
-        [one] = named_tasks([name], columns=self.columns)
-        if one.name != task.name:
+            found = [*found, *(beside_another(one) for one in found if holds_problems_out(one))]
+            called = task.name, is_held_out(task.title)
+            return [one for one in found if (one.name, is_held_out(one.title)) == called]
+        [one] = found
+        if task.name not in (one.name, with_folder(name)):
             return []
+        one = replace(one, name=task.name, title=task.name)
         asked_for, judge = task.asked_for or task.scorer, self.scorer or task.scorer
         if asked_for in SCORERS:
-            return [file_task(name, self.columns, asked_for)]
+            return [file_task(name, self.columns, asked_for, name=task.name)]
         if self.scorer is None and judge not in SCORERS:  # no code is run because a results file names it
             raise PerlError(f"{one.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
-        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge)]
+        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge, name=task.name)]
+
+    def _tasks_of(self, name: str) -> list[Task]:
+        """What a file defines; read, and its code run, once."""
+        if name not in self.read:
+            is_data = name.endswith(tuple(DATA_FILE_SUFFIXES))
+            self.read[name] = named_tasks([name], columns=self.columns if is_data else None)
+        return self.read[name]
+
+
+def _with(tasks: Sequence[TaskResult], known: Mapping[str, TaskData]) -> list[tuple[TaskResult, TaskData]]:
+    return [(task, known[task.name]) for task in tasks]
+
+
+def _judged_by(task: TaskResult, scorer: Scorer, drawn: Results, data: TaskData) -> TaskResult:
+    """The task with the scorer that judges it now, and with the protocol's hash that goes with that."""
+    name = scorer.label
+    if name == task.scorer:
+        return task
+    hashed = protocol_hash(drawn.protocol, data, task.max_new_tokens, name, asking_of(drawn.subject))
+    asked_for = task.asked_for or task.scorer
+    # All rewards ask in the same words, whatever their code says.
+    same = asked_for == name or not {asked_for, scorer.name} & SCORERS.keys()
+    return replace(task, scorer=name, protocol_hash=hashed, asked_for=None if same else asked_for)
 
 
 def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None, named: _Named) -> TaskData:
@@ -156,16 +190,17 @@ def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None,
     return found
 
 
-def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, file: SampleFile) -> Groups:
+def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, scorer: Scorer, file: SampleFile) -> Groups:
     """The samples of each problem, with the verdicts of now, which the file has too then."""
     key = task.samples[who]
     asked = tuple(RenderedProblem(question.id, (), question.gold, question) for question in data.questions)
-    request = TaskRequest(task.name, asked, task.max_new_tokens, (), (), scorer_of(data, task.scorer))
+    request = TaskRequest(task.name, asked, task.max_new_tokens, (), (), scorer)
     found = stored_samples(file.read(key), request, protocol)
     missing = [place for place in request.places(protocol.k) if place not in found.samples]
     if missing:
         what = f"{len(missing)} of {len(asked) * protocol.k} completions of the {who} on {task.name} are missing"
         raise PerlError(what, str(file.path), _DRAW)
+    check_judged(scorer, found.samples.values(), task.name)
     file.correct(key, found.samples, ())
     return [[found.samples[task.name, one.problem, i] for i in range(protocol.k)] for one in asked]
 

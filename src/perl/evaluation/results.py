@@ -27,6 +27,9 @@ VERSION = 2
 HELD_OUT = " (held out)"
 """With which the titles of tasks end that are a run's own held-out problems."""
 
+BESIDE = "-heldout"
+"""With which their names end where a table has another task of the same name."""
+
 
 def is_held_out(title: str) -> bool:
     """Whether a task's title says that its problems are a run's own."""
@@ -78,7 +81,7 @@ class TaskResult:
         difference: Adapter less base, problem by problem.
         lighteval: ``base`` and ``adapter`` -> its own score; empty where lighteval is not installed.
         samples: ``base`` and ``adapter`` -> what their lines in ``samples.jsonl`` have as ``policy``.
-        scorer: What judged the completions, see :mod:`perl.evaluation.scorers`.
+        scorer: What judged the completions, see :attr:`perl.evaluation.scorers.Scorer.label`.
         few_shot: Examples before every question.
         examples: SHA-256 of these; None: there are none.
         asked_for: The scorer for which the problems were put, where another one judges now; None: it is the same.
@@ -128,7 +131,7 @@ class Results:
             adapter_config_sha256, policy (see :mod:`perl.policy.name`) and chat_template; base_quantization if the
             base was quantised as it was loaded.
         protocol: How.
-        engine: What drew the completions: backend, version, dtype, device, logp_diff.
+        engine: What drew the completions: backend, dtype, device, logp_diff (version too, in results of 0.1).
         versions: Of packages.
         seconds: Wall time, earlier starts not counted.
         tasks: In the order requested.

@@ -68,10 +68,10 @@ class _Task(_Record):
     problems: dict[str, dict[Who, Annotated[str, Field(pattern="^[01]+$")]]]
     lighteval: dict[Who, _OtherScore]
     samples: dict[Who, str]
-    scorer: str = Field(MATH, min_length=1, max_length=300)
+    scorer: str = Field(MATH, min_length=1, max_length=400)
     few_shot: int = Field(0, ge=0)
     examples: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-    asked_for: str | None = Field(None, min_length=1, max_length=300)
+    asked_for: str | None = Field(None, min_length=1, max_length=400)
 
     @model_validator(mode="after")
     def _check_examples(self) -> "_Task":

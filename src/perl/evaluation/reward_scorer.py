@@ -1,28 +1,34 @@
 """A reward as a scorer: a completion is right if its reward is as high as a threshold.
 
-``my_rewards.py:function``, ``package.module:function`` or a recipe's own name, perhaps ``>=0.5`` -> Scorer
+``my_rewards.py:function``, ``package.module:function`` or a named reward, perhaps ``>=0.5`` -> Scorer
 
-The function is found, called and guarded as a recipe's is: a completion that it fails on has the status ``error``.
+The function is found and called as a recipe's with ``workers`` is: in worker processes that are killed when they
+overrun. A completion that it fails on has the status ``error``; as in training more than 16 of them end it all.
 """
 
 import asyncio
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from perl.data import ORIGINAL, TAKEN_NAMES
-from perl.errors import Mistake, PerlError, did_you_mean, raise_all
+from perl.errors import Mistake, PerlError, RewardError, did_you_mean, raise_all
+from perl.evaluation.reward_source import source_digest
+from perl.evaluation.samples import Sample
 from perl.evaluation.scorers import SCORERS, Scorer
 from perl.evaluation.task import Question
+from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.sections import RewardSetting, RolloutSection
 from perl.rewards.answers import conclusion, extract_answer
+from perl.rewards.custom import Failures, shown_prompt, unsendable
 from perl.rewards.named import NAMED_REWARDS
 from perl.rewards.resolve import GOLD, Reward, resolve_rewards, reward_mistakes
 from perl.rewards.verifier import Judging
+from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS
 from perl.types import Verdict
 
 _THRESHOLD = re.compile(r"(.+?)\s*>=\s*(-?[0-9.]+(?:e-?[0-9]+)?)\s*", re.IGNORECASE)
@@ -32,18 +38,22 @@ _GIVEN = {"prompts", "completions", "solution"}
 _NOT_KEPT = "completion_ids"
 # Failures that are said, each in a line of its own.
 _MOST_LINES = 3
+_WORKERS = 2
+_ONLY_JSON = "--scorer-timeout 0, in a recipe eval.scorer_timeout: 0, calls it in this process, without a limit"
+_GOES_ON = "None is for what it cannot score; corrected, the same command goes on with the completions that are kept"
 
 
-def find_scorer(spec: str, rewards: Mapping[str, RewardSetting] | None = None, where: str = "--scorer") -> Scorer:
+def find_scorer(spec: str, where: str = "--scorer", timeout_seconds: float = SCORER_SECONDS) -> Scorer:
     """The scorer of a name.
 
     Args:
         spec: A name of :data:`perl.evaluation.scorers.SCORERS`, or a reward with or without ``>=NUMBER``.
-        rewards: Of a recipe, by the names that it gives them.
         where: What the user named it in.
+        timeout_seconds: What a user's reward may take for a completion, wall time; 0: there is no limit, and it is
+            called in this process.
 
     Raises:
-        PerlError: There is no such scorer or reward, or its module fails.
+        PerlError: There is no such scorer or reward, its module fails, or no limit is so long.
     """
     match = _THRESHOLD.fullmatch(spec)
     name, threshold = (match[1], float(match[2])) if match else (spec.strip(), None)
@@ -51,19 +61,63 @@ def find_scorer(spec: str, rewards: Mapping[str, RewardSetting] | None = None, w
         return SCORERS[name]
     if name in SCORERS:
         raise PerlError(f"{name} takes no threshold", where, f"{name} alone, or a reward with one")
-    settings = dict(rewards or {})
-    if name not in settings and name not in NAMED_REWARDS and ":" not in name:
-        hint = did_you_mean(name, [*SCORERS, *settings])
+    if name not in NAMED_REWARDS and ":" not in name:
+        hint = did_you_mean(name, SCORERS)
         custom = "a reward is my_rewards.py:function or package.module:function"
         raise PerlError(f"no scorer {name!r}", where, f"{hint} {custom}" if hint.endswith("?") else f"{hint}; {custom}")
-    named = name if name in settings else _importable(name, where)
-    setting = settings.get(named, RewardSetting())
+    named = _importable(name, where)
+    setting = RewardSetting()
+    if timeout_seconds and named not in NAMED_REWARDS:
+        setting = RewardSetting(workers=_WORKERS, timeout_seconds=timeout_seconds)
     found = reward_mistakes({"rewards": {named: setting}})
     raise_all(PerlError, [Mistake(mistake.message, where, mistake.hint) for _, mistake in found])
     [reward] = resolve_rewards({named: setting}, RolloutSection())
     if reward.failures is not None:
         reward.failures.lines = _MOST_LINES
     return _of_reward(reward, named if threshold is None else f"{named}>={threshold:g}", threshold)
+
+
+def check_scorer_timeout(seconds: float) -> None:
+    """Refuses what is no limit of a call.
+
+    Raises:
+        PerlError: It is negative, no number, or longer than a day.
+    """
+    if not 0 <= seconds <= LONGEST_LIMIT_SECONDS:
+        what = f"{seconds:g} is out of range"
+        raise PerlError(what, "--scorer-timeout", f"seconds up to {LONGEST_LIMIT_SECONDS:.0f}, or 0 for no limit")
+
+
+def check_judged(scorer: Scorer, samples: Iterable[Sample], task: str) -> None:
+    """Refuses verdicts that say nothing of the completions.
+
+    Args:
+        scorer: Gave them.
+        samples: Of a task, of all policies.
+        task: Its name.
+
+    Raises:
+        RewardError: A user's reward failed on every one of them, or its code is another one by now.
+    """
+    failures = scorer.failures
+    if failures is None:
+        return
+    every = list(samples)
+    if failures.count and every and all(sample.status == "error" for sample in every):
+        raise _failed(failures, f"on all {len(every)} completions of {task}")
+    if source_digest(scorer.name.partition(">=")[0]) != scorer.source:
+        what = f"its code was changed while it judged completions of {task}"
+        raise RewardError(what, f"reward {failures.name}", "the same command judges all of them by what it says now")
+
+
+def _failed(failures: Failures, on: str) -> RewardError:
+    newest = failures.newest.removeprefix(f"reward {failures.name}: ")
+    hint = _GOES_ON
+    if newest.startswith("timeout"):
+        hint = (
+            "--scorer-timeout SECONDS, in a recipe eval.scorer_timeout, is what it may take; the completions are kept"
+        )
+    return RewardError(f"failed {on}, at last: {newest}", f"reward {failures.name}", hint)
 
 
 def _importable(name: str, where: str) -> str:
@@ -92,24 +146,31 @@ def _file_of(module: str) -> str | None:
 
 
 def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
-    least = _USUAL if threshold is None else threshold
+    least, failures = _USUAL if threshold is None else threshold, reward.failures
 
     def verdicts(asked: Sequence[Question], texts: Sequence[str], _: Judging) -> list[Verdict]:
+        if failures is not None:
+            failures.samples = [f"problem {one.id}, {shown_prompt(_prompt(one))!r}" for one in asked]
         values = _called(reward, _arguments(reward, asked, texts)) if texts else []
+        if failures is not None and failures.too_many:
+            raise _failed(failures, f"on {failures.count} completions")
         return [
             Verdict("error" if value is None else "right" if value >= least else "wrong", _answer(text))
             for value, text in zip(values, texts, strict=True)
         ]
 
     def lacking(question: Question) -> Mistake | None:
-        known = {*_GIVEN, *question.row, *(["answer"] if reward.failures is not None else [])}
+        known = {*_GIVEN, *question.row, *(["answer"] if failures is not None else [])}
         missing = [column for column in reward.needs if column not in known]
         if not missing:
-            return None
+            named = {name: value for name, value in question.row.items() if name in {*reward.needs, *reward.by_name}}
+            unsent = unsendable(named) if reward.in_workers else None
+            return None if unsent is None else Mistake(f"the scorer {name}: {unsent}", hint=_ONLY_JSON)
         hint = "an evaluation keeps texts" if missing[0] == _NOT_KEPT else f"there are {', '.join(sorted(known))}"
         return Mistake(f"the scorer {name} needs the column {missing[0]!r}", hint=hint)
 
-    return Scorer(name, verdicts, custom=True, lacking=lacking)
+    source = "" if failures is None else source_digest(reward.name)
+    return Scorer(name, verdicts, lacking=lacking, source=source, failures=failures)
 
 
 def _arguments(reward: Reward, asked: Sequence[Question], texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -130,9 +191,10 @@ def _arguments(reward: Reward, asked: Sequence[Question], texts: Sequence[str]) 
         given.setdefault("answer", golds)
         if all(GOLD in question.row for question in asked) and (GOLD in reward.by_name or GOLD not in reward.needs):
             given[GOLD] = [question.row[GOLD] for question in asked]
-    if reward.takes_all:
-        return given
-    return {name: values for name, values in given.items() if name in {*reward.needs, *reward.by_name}}
+    wanted = {*reward.needs, *reward.by_name}
+    if reward.takes_all:  # dates of a data file, say, go to no worker: whoever needs them asks for them by name
+        return {k: v for k, v in given.items() if k in wanted or not (reward.in_workers and unsendable({k: v}))}
+    return {name: values for name, values in given.items() if name in wanted}
 
 
 def _prompt(question: Question) -> Any:  # noqa: ANN401 (text or chat messages)

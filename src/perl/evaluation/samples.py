@@ -105,21 +105,21 @@ class SampleFile:
         """Adds samples; a kill right after loses none of them."""
         cut_short = self.path.is_file() and self.path.stat().st_size > 0 and not self._ends_a_line()
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if cut_short else "") + "".join(_line(policy, sample) for sample in samples))
+            file.write(("\n" if cut_short else "") + "".join(line_of(policy, sample) for sample in samples))
 
     def put_first(self, policies: Sequence[str], order: Sequence[Place]) -> None:
         """Puts the samples that a result stands on first, in their order; all others stay, after them."""
         ranks = {(key, place): rank for rank, (key, place) in enumerate((k, p) for k in policies for p in order)}
         known = {(key, sample.place): sample for key, sample in self.lines()}
         rows = sorted(known.items(), key=lambda item: ranks.get(item[0], len(ranks)))
-        write_text(self.path, "".join(_line(key, sample) for (key, _), sample in rows))
+        write_text(self.path, "".join(line_of(key, sample) for (key, _), sample in rows))
 
     def correct(self, policy: str, samples: Mapping[Place, Sample], dropped: Collection[Place]) -> None:
         """Writes samples of a policy anew, and takes others away."""
         known = {(key, sample.place): sample for key, sample in self.lines()}
         gone = {(policy, place) for place in dropped}
         known |= {(policy, place): sample for place, sample in samples.items()}
-        write_text(self.path, "".join(_line(key[0], one) for key, one in known.items() if key not in gone))
+        write_text(self.path, "".join(line_of(key[0], one) for key, one in known.items() if key not in gone))
 
     def unreadable(self) -> int:
         """How many lines are malformed, the last one not counted where a kill cut it short."""
@@ -156,7 +156,8 @@ class SampleFile:
             raise PerlError(f"cannot be read: {error.strerror or error}", str(self.path)) from None
 
 
-def _line(policy: str, sample: Sample) -> str:
+def line_of(policy: str, sample: Sample) -> str:
+    """A sample as it stands in a file, with what names its policy."""
     return json.dumps({"policy": policy, **asdict(sample)}) + "\n"
 
 

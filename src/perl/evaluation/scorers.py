@@ -15,6 +15,7 @@ from perl.errors import Mistake
 from perl.evaluation.choices import announced_letter
 from perl.evaluation.task import MATH, Question
 from perl.rewards.answers import conclusion, last_boxed
+from perl.rewards.custom import Failures
 from perl.rewards.verifier import Judging, check_all
 from perl.types import Verdict
 
@@ -32,20 +33,30 @@ class Scorer:
     """A way to judge completions.
 
     Attributes:
-        name: As results name it.
+        name: By which it is found again: of a reward ``module:function``, with its threshold.
         verdicts: Questions, a completion of each, limits of a comparison -> a verdict on each.
         shown: A gold answer -> how an example writes it.
         prompt: How problems of the user's own are asked; ``{problem}`` stands for the problem.
-        custom: It runs code of the user's, which whoever counts again does not.
         lacking: A question -> what it lacks for this scorer; None: nothing.
+        source: Of a user's reward: hexadecimal digits of what its code says; empty: it is none.
+        failures: Of a user's reward: the completions of this evaluation that it could not score; None: it is none.
     """
 
     name: str
     verdicts: Verdicts
     shown: Callable[[str], str] = str
     prompt: str = "{problem}"
-    custom: bool = False
     lacking: Callable[[Question], Mistake | None] = lambda _: None
+    source: str = ""
+    failures: Failures | None = None
+
+    @property
+    def label(self) -> str:
+        """As results name it: of a user's reward also by its code, ``my_rewards:score@3f2a9c1b0d4e>=0.5``."""
+        if not self.source:
+            return self.name
+        function, least, threshold = self.name.partition(">=")
+        return f"{function}@{self.source}{least}{threshold}"
 
 
 def normal(scorer: str, answer: str) -> str:

@@ -15,6 +15,8 @@ from perl.evaluation.power import guessed_error, power_words
 from perl.evaluation.protocol import asking_of
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
+from perl.evaluation.scorers import SCORERS
+from perl.evaluation.task import MATH
 from perl.recipe.quantisations import in_few_bits
 from perl.run.tables import markdown_table, percent, plain_table, signed_percent
 from perl.zoo.intervals import ALIKE, estimate_text
@@ -177,6 +179,8 @@ def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
     columns: list[Column] = [("Task", [task.title for task in tasks]), ("n", [f"{task.score.n:,}" for task in tasks])]
     if k == "k":
         columns.append(("k", [f"{task.score.k}" for task in tasks]))
+    if marks is MARKDOWN and any(task.scorer != MATH for task in tasks):  # a terminal has a note, names being long
+        columns.append(("judged by", [judge_cell(task.scorer, marks) for task in tasks]))
     if any(task.base for task in tasks):
         columns.append((f"avg@{k} base", [_marked(task, task.base, -1, marks) for task in tasks]))
     if any(task.adapter for task in tasks):
@@ -185,6 +189,18 @@ def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
         columns.append(("difference [95 % interval]", [difference_cell(task.difference) for task in tasks]))
         columns.append(("p", [p_cell(task.difference) for task in tasks]))
     return columns
+
+
+def judges_note(tasks: Iterable[TaskResult], marks: Marks) -> list[str]:
+    """``Judged by: Quiz choice, Mine `my_rewards:score@3f2a9c1b0d4e`.``; nothing where the verifier judges all."""
+    judges = {task.title: judge_cell(task.scorer, marks) for task in tasks if task.scorer != MATH}
+    return [f"Judged by: {', '.join(f'{title} {judge}' for title, judge in judges.items())}."] if judges else []
+
+
+def judge_cell(scorer: str, marks: Marks) -> str:
+    """A scorer's name; of a results file it may be any text, and it must be none but that on a card."""
+    name = " ".join(scorer.replace("`", "'").split())
+    return "the verifier" if name == MATH else name if name in SCORERS else marks.code.format(name)
 
 
 def _further_columns(tasks: Sequence[TaskResult], *, by_lighteval: bool = True) -> list[Column]:
@@ -270,6 +286,7 @@ def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_
         engine_note(results),
         _subject(results, marks),
         protocol_hashes(tasks, marks),
+        *(judges_note(tasks, marks) if marks is PLAIN else []),
         _legend(tasks, marks, as_0_1=as_0_1),
         *doubts(scored),
         *([] if as_0_1 else without_lighteval(tasks)),

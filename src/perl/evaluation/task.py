@@ -18,6 +18,8 @@ from perl.recipe.assets import evaluation_tasks
 from perl.run.old_paths import forwarded
 
 Split = Literal["train", "test", "heldout"]
+DEFAULT_TASKS = ("aime24", "aime25", "math_500")
+"""What ``perl eval`` asks where no task is named."""
 MATH = "math"
 """The scorer that is training's verifier."""
 

@@ -64,9 +64,31 @@ def load_task_data(
         if task.examples is None:
             every = tuple(question for question in every if question not in chosen)
         if not every:
-            raise DataError(f"all {few_shot} problems are examples, none is left to be asked", where, "fewer examples")
+            what = "the only problem is an example" if few_shot == 1 else f"all {few_shot} problems are examples"
+            raise DataError(f"{what}, none is left to be asked", where, "fewer examples")
     asked, further = every[:limit], every[len(every[:limit]) :]
     return TaskData(task, asked, source, revision, questions_hash(asked), further, examples)
+
+
+def check_files(task: Task, data: Path | None, few_shot: int) -> None:
+    """Refuses a task whose files, that of its examples included, are not here; reads none of them.
+
+    Args:
+        task: As in :func:`load_task_data`, and so on.
+        data: See there.
+        few_shot: See there.
+
+    Raises:
+        DataError: Names the file.
+    """
+    where = f"task {task.name}"
+    if task.path is not None and not Path(task.path).is_file():
+        raise DataError(f"no such file: {task.file or task.path}", where)
+    if task.path is not None or data is None or is_sandbox(task.repository):
+        return
+    _file_in(data, task, where)
+    if few_shot and task.examples is not None:
+        _file_in(data, _of_split(task, task.examples), where)
 
 
 def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[tuple[Question, ...], str, str | None]:
@@ -124,17 +146,22 @@ def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question
 
 
 def _read_folder(task: Task, data: Path, where: str) -> list[dict[str, Any]]:
+    path = _file_in(data, task, where)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{task.file} cannot be read: {error}", where) from error
+    return list(_json_lines(text, task.file, where))
+
+
+def _file_in(data: Path, task: Task, where: str) -> Path:
     folder = data.expanduser()
     if not folder.is_dir():
         raise DataError(f"no such folder: {data}", where, f"the folder that holds {task.file}")
     path = folder / task.file
     if not path.is_file():
         raise DataError(f"{data} has no file {task.file}", where, "one JSON object a line; without --data the Hub")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{task.file} cannot be read: {error}", where) from error
-    return list(_json_lines(text, task.file, where))
+    return path
 
 
 def _json_lines(text: str, file: str, where: str) -> Iterator[dict[str, Any]]:
@@ -210,9 +237,14 @@ def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, w
 
 
 def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> Iterator[Mistake]:
-    """The first row whose choices are no list of texts."""
+    """The first row whose choices are no list of texts, or two of them the same."""
     for number, row in enumerate(rows, 1):
         cell = row.get(column)
+        if isinstance(cell, list) and (twice := _first_twice([" ".join(_text(choice).split()) for choice in cell])):
+            one, two = twice
+            message = f"choices {LETTERS[one]} and {LETTERS[two]} of row {number} of {source} are the same"
+            yield Mistake(f"{message}: {_text(cell[two])!r:.60}", where, "only one of them can be right")
+            return
         if column not in row or not cell:
             hint = f"the column that holds the choices; there are {', '.join(map(str, row))}"
             yield Mistake(f"row {number} of {source} has no choices under {column!r}", where, hint)
@@ -223,8 +255,14 @@ def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str
             return
 
 
+def _first_twice(values: Sequence[str]) -> tuple[int, int] | None:
+    """Where the first value stands that was there before, behind where that was."""
+    first: dict[str, int] = {}
+    return next(((first[v], i) for i, v in enumerate(values[: len(LETTERS)]) if first.setdefault(v, i) != i), None)
+
+
 def _read_own(task: Task, where: str) -> list[dict[str, Any]]:
-    """The rows of a file of the user's own; without what a column has in some rows only and lacks in this one."""
+    """The rows of a file of the user's own, each with what it has."""
     try:
         rows = read_data_file(Path(str(task.path)), task.answer, where)
     except DataError as error:  # which names the whole path, as the user may not have typed it

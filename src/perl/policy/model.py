@@ -445,7 +445,7 @@ def check_quantisation(section: ModelSection, device: torch.device = _META) -> N
         return
     how = QUANTISATIONS[section.quantization]
     if not how.package.installed:
-        problem = missing_extra(how.package.pip, EXTRA, f"model.quantization: {how.name}")
+        problem = missing_extra(how.package.pip, EXTRA, how.name)
         raise MissingExtraError(problem.message, "model.quantization", problem.hint)
     if device != _META and not how.runs_on(device.type):
         others = [row.name for row in QUANTISATIONS.values() if row.runs_on(device.type)]

@@ -4,7 +4,7 @@ base -> its layers, whose backward pass makes numbers of the codes anew
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -25,13 +25,15 @@ class WeightOnlyLinear(nn.Linear):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As ``nn.Linear``, under autocast in its type."""
-        device = input.device.type
+        """As ``nn.Linear``: under autocast input, bias and result have its type, whatever the base was loaded in."""
+        device, bias = input.device.type, cast("torch.Tensor | None", self.bias)
         if torch.is_autocast_enabled(device):
-            input = input.to(torch.get_autocast_dtype(device))
+            dtype = torch.get_autocast_dtype(device)
+            # torchao adds a bias to fp8's product itself, and the wider of the two types would be the result's.
+            input, bias = input.to(dtype), None if bias is None else bias.to(dtype)
         if is_packed(self.weight) and torch.is_grad_enabled():
-            return _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return functional.linear(input, self.weight, self.bias)
+            return _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
+        return functional.linear(input, self.weight, bias)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """As ``nn.Module``, which cannot exchange a parameter of torchao's; codes move, and have no other type."""

@@ -3,12 +3,15 @@
 YAML mapping -> EvalSection, EvalTask
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
 from perl.recipe.section import Section, SettingError
 
+SCORER_SECONDS = 10.0
+"""What a reward that is a scorer may take for a completion, unless somebody says otherwise; as in training."""
 FIRST_HELD_OUT = 256
 """How many held-out problems are scored unless a recipe says otherwise."""
 
@@ -29,6 +32,9 @@ class EvalTask(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_alone(cls, value: object) -> object:
+        if not isinstance(value, str | Mapping | EvalTask):
+            shown = "null" if value is None else repr(value)
+            raise ValueError(f"must be a name, or {{name: ..., limit: ...}}, not {shown:.60}")
         return {"name": value} if isinstance(value, str) else value
 
     @model_serializer
@@ -45,6 +51,13 @@ class EvalSection(Section):
         [],
         description="Benchmark tasks too: names from `perl eval --list-tasks` and files as in `perl eval --tasks`, or "
         "{name: ..., limit: ..., columns: ..., scorer: ..., few_shot: ...}.",
+    )
+    scorer_timeout: float = Field(
+        SCORER_SECONDS,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds that a reward as a scorer may take for a completion; 0: no limit, and no worker process.",
     )
     data: str | None = Field(
         None, min_length=1, description="Folder with the tasks' data as JSON lines; None: the Hub."

@@ -36,20 +36,23 @@ class Layer:
     Attributes:
         values: Nested mapping, sections first.
         origins: Key path -> ``recipe.yaml:4`` or ``command line``.
+        of_another_method: Settings of the adapter that were written before the method was chosen.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
+    of_another_method: frozenset[KeyPath] = frozenset()
 
     def where(self, path: Sequence[str]) -> str:
-        """The place of a key for an error message, as ``recipe.yaml:4: peft.rank``."""
+        """The place of a key for an error message, as ``recipe.yaml:4: peft.rank`` or ``eval.tasks[1].limit``."""
         path = tuple(path)
+        shown = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path).removeprefix(".")
         above = [path[:end] for end in range(len(path), 0, -1)]
         inside = [other for other in self.origins if path and other[: len(path)] == path]
         for known in (*above, *inside):
             if known in self.origins:
-                return f"{self.origins[known]}: {'.'.join(path)}"
-        return ".".join(path)
+                return f"{self.origins[known]}: {shown}"
+        return shown
 
 
 def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, Layer]:
@@ -185,8 +188,19 @@ def _construct(
             values[key] = _construct(loader, value_node, (*path, key), origins, file)
         else:
             values[key] = loader.construct_object(value_node, deep=True)
+            _note_entries(value_node, (*path, key), origins, file)
         _expand_shorthand(values, key, path)
     return values
+
+
+def _note_entries(node: yaml.Node, path: KeyPath, origins: dict[KeyPath, str], file: str) -> None:
+    """The line of each entry of a list, and of each key of one that is a mapping."""
+    for number, entry in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
+        here = (*path, str(number))
+        origins[here] = f"{file}:{entry.start_mark.line + 1}"
+        for key, _ in entry.value if isinstance(entry, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                origins[(*here, key.value)] = f"{file}:{key.start_mark.line + 1}"
 
 
 def _expand_shorthand(values: dict[str, Any], key: str, path: KeyPath) -> None:
@@ -240,7 +254,18 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
 def _merged(parent: Layer, child: Layer) -> Layer:
     """The child's settings over the parent's, without those that the child replaces by a name or an adapter."""
     before = _without_shape(without_replaced(parent.values, child.values), child.values)
-    return _laid_over(Layer(before, parent.origins), child)
+    merged = _laid_over(Layer(before, parent.origins), child)
+    merged.of_another_method = _of_another_method(parent, child)
+    return merged
+
+
+def _of_another_method(parent: Layer, child: Layer) -> frozenset[KeyPath]:
+    """Which settings of the adapter an earlier recipe wrote for its own method: the later one may not have them."""
+    before, after = parent.values.get("peft"), child.values.get("peft")
+    before, after = (section if isinstance(section, Mapping) else {} for section in (before, after))
+    chosen = any(key in after and after[key] != before.get(key) for key in ("method", "type"))
+    earlier = {("peft", key) for key in _OF_A_NEW_ADAPTER if key in before} if chosen else set()
+    return frozenset(path for path in {*parent.of_another_method, *earlier} if path[1] not in after)
 
 
 def _without_shape(before: dict[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

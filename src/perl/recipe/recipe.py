@@ -7,6 +7,7 @@ Nothing heavy is imported: a mistyped key is refused in a fraction of a second. 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from perl.recipe.sections import (
     HubSection,
     ModelSection,
     PeftSection,
+    PromptsSection,
     RewardSetting,
     RolloutSection,
     TeacherSection,
@@ -73,6 +75,7 @@ class Recipe:
     engine: EngineSection = field(default_factory=EngineSection)
     teacher: TeacherSection = field(default_factory=TeacherSection)
     alarms: AlarmsSection = field(default_factory=AlarmsSection)
+    prompts: PromptsSection = field(default_factory=PromptsSection)
     batch: BatchPlan = field(default_factory=plan_batch)
     algorithm: str | None = None
     written_at: Layer = field(default_factory=Layer, compare=False, repr=False)
@@ -106,7 +109,7 @@ class Recipe:
 
     def located(self, error: PerlError) -> PerlError:
         """The error with the file and line of each key it names, for what is found after the recipe was read."""
-        return error.moved(lambda where: self.written_at.where(key_path(where)) if where else "")
+        return error.moved(lambda where: self.written_at.where(key_path(_ENTRY.sub(r".\1", where))) if where else "")
 
     @property
     def output_dir(self) -> Path:
@@ -121,13 +124,16 @@ class Recipe:
         named = {KEY: self.algorithm} if self.algorithm is not None else {}
         taught = {"teacher": sections["teacher"]} if self.teacher.acts else {}
         stopped = {"alarms": sections["alarms"]} if self.alarms.acts else {}
-        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}, **stopped}
+        chosen = {"prompts": sections["prompts"]} if self.prompts.acts else {}
+        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}, **stopped, **chosen}
 
     def to_yaml(self) -> str:
         """The recipe as YAML that can be trained as it is."""
         return dump(self.as_dict())
 
 
+_ENTRY = re.compile(r"\[(\d+)\](?=[.\[]|$)")
+"""Of a list, ``eval.tasks[1]``."""
 _SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
 
 SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Mistake]]]
@@ -173,11 +179,23 @@ def load_recipe(
     if taught and not rewarded and starts:
         mistakes += _without_rewards(algorithm, sections["train"], layer)
     find_beside(layer)
-    for check in checks:
-        for path, mistake in check(sections):
-            mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
+    for path, mistake in _found_later(sections, layer, checks):
+        mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
     raise_all(RecipeError, mistakes)
     return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
+
+
+def _found_later(
+    sections: dict[str, Any], layer: Layer, checks: Sequence[SectionCheck]
+) -> list[tuple[KeyPath, Mistake]]:
+    """What the checks find; a setting that the method has not, and an earlier recipe wrote for its own, is dropped."""
+    found = [one for check in checks for one in check(sections)]
+    dropped = {path for path, _ in found} & layer.of_another_method
+    if not dropped:
+        return found
+    usual = {key: PeftSection.model_fields[key].default for _, key in dropped}
+    sections["peft"] = sections["peft"].model_copy(update=usual)
+    return [one for check in checks for one in check(sections)]
 
 
 def launched() -> bool:

@@ -88,7 +88,7 @@ DATA_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 class DataSource(Section):
     """One set of problems. A bare name is short for ``{name: ...}``."""
 
-    name: str = Field(description="sandbox:TASK, a .jsonl/.json/.csv/.parquet file, or a Hub data set.")
+    name: str = Field(min_length=1, description="sandbox:TASK, a .jsonl/.json/.csv/.parquet file, or a Hub data set.")
     subset: str | None = Field(None, description="Configuration of a Hub data set.")
     split: str | None = Field(None, description="Split of a Hub data set; None: train for training, else test.")
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
@@ -336,6 +336,63 @@ class TeacherSection(Section):
         return self
 
 
+class PromptsSection(Section):
+    """Which prompts are sampled. As they come, each once an epoch, where nothing is set."""
+
+    memory: bool = Field(
+        False, description="Remember what each prompt gave: one whose group had no variance rests, and comes back."
+    )
+    explore: float = Field(
+        0.5, gt=0, le=1, description="Factor on a prompt's chance for each group without variance in a row."
+    )
+    floor: float = Field(0.05, gt=0, le=1, description="Smallest chance of a prompt to be drawn when its turn comes.")
+    refill: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Replace groups without variance by groups of other prompts (DAPO's dynamic sampling): at most so "
+        "many more prompts, relative to those of a step; 0: not.",
+    )
+    curriculum: str | None = Field(
+        None,
+        min_length=1,
+        description="Column of the data with a number for each prompt: those with the smallest come first; -COLUMN: "
+        "those with the largest.",
+    )
+    curriculum_start: float = Field(0.25, gt=0, le=1, description="Share of the prompts that may be drawn at first.")
+    curriculum_until: float = Field(0.5, ge=0, le=1, description="Share of the training after which all may be.")
+
+    @property
+    def acts(self) -> bool:
+        """Whether prompts are chosen."""
+        return self.memory or self.refill > 0 or self.curriculum is not None
+
+    @property
+    def shown(self) -> str:
+        """How prompts are chosen, in one line without the column's name, which may be anything."""
+        found = []
+        if self.memory:
+            found.append(f"those without variance rest (explore {self.explore:g}, floor {self.floor:g})")
+        if self.refill:
+            found.append(f"groups without variance are refilled (at most {self.refill:g} x a batch more)")
+        if self.curriculum is not None:
+            of_all = f"{self.curriculum_start:g} of them at first, all after {self.curriculum_until:g} of the training"
+            found.append(f"easy first by a column ({of_all})")
+        return "; ".join(found)
+
+    @model_validator(mode="after")
+    def _check_acts(self) -> "PromptsSection":
+        for key, needed, acts in (
+            ("explore", "memory: true", self.memory),
+            ("floor", "memory: true", self.memory),
+            ("curriculum_start", "a curriculum", self.curriculum is not None),
+            ("curriculum_until", "a curriculum", self.curriculum is not None),
+        ):
+            if not acts and getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError(key, f"needs {needed}")
+        return self
+
+
 AlarmName = Literal[
     "samples_masked",
     "completions_truncated",
@@ -413,6 +470,7 @@ SECTIONS: dict[str, type[Section]] = {
     "engine": EngineSection,
     "teacher": TeacherSection,
     "alarms": AlarmsSection,
+    "prompts": PromptsSection,
 }
 SECTION_NAMES = (*SECTIONS, "rewards", "train")
 
@@ -425,4 +483,5 @@ FIELD_OF_SETTING: dict[tuple[str, str], str] = {
     **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
     **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
     **{("teacher", key): f"teacher_{key}" for key in TeacherSection.model_fields},
+    **{("prompts", key): f"prompt_{key}" for key in PromptsSection.model_fields},
 }

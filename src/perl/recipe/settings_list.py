@@ -89,6 +89,8 @@ def chosen_settings(key: str) -> list[Setting]:
         RecipeError: There is none; says the nearest.
     """
     found = [one for one in settings() if one.name == key or one.name.startswith(f"{key}.")]
+    if not found and "." not in key:
+        found = [one for one in settings() if one.name.rpartition(".")[2] == key]
     if not found:
         places = places_of(key.rpartition(".")[2])
         found = [one for one in settings() if one.name in places]

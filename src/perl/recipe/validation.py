@@ -24,10 +24,13 @@ _PLAIN = {
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "none_required": "null",
 }
+# The key of a section that is meant by a value without one.
+_MAIN_KEYS = {"model": "name", "peft": "method", "data": "train", "rollout": "backend"}
 
 
 def checked(kind: type[SectionKind], values: Mapping[str, Any]) -> SectionKind:
@@ -86,10 +89,10 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
 
 
 def _inner(values: object, part: int | str) -> tuple[object] | None:
-    """What stands under a key, or at a place of a list of mappings; None: it is no key of the recipe."""
+    """What stands under a key, or at a place of a list; None: it is no key of the recipe."""
     if isinstance(values, Mapping):
         return (values[part],) if part in values else None
-    if isinstance(values, list) and isinstance(part, int) and isinstance(values[part], Mapping):
+    if isinstance(values, list) and isinstance(part, int):
         return (values[part],)
     return None
 
@@ -108,10 +111,10 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel], 
     if all(detail["type"] in _PLAIN for detail in details):
         wanted = " or ".join(dict.fromkeys(_PLAIN[detail["type"]] for detail in details))
         braces = isinstance(given, Mapping) and any(detail["type"] == "string_type" for detail in details)
-        return (
-            f"must be {wanted}, not {_shown(given)}",
-            "text with a brace at its begin or a colon needs quotes" if braces else "",
-        )
+        hint = "text with a brace at its begin or a colon needs quotes" if braces else ""
+        if not key and section in _MAIN_KEYS and isinstance(given, str):
+            hint = f"{section}: {{{_MAIN_KEYS[section]}: {given}}}"
+        return f"must be {wanted}, not {_shown(given)}", hint
     if kind == "literal_error":
         choice = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         one_of = "one of " if len(choice) > 1 else ""
@@ -128,15 +131,19 @@ def _hint_for_unknown(key: KeyPath, model: type[BaseModel], section: str) -> str
         if elsewhere:
             return elsewhere
     moved = set(FIELD_OF_SETTING.values()) if section == "train" else set()
-    return did_you_mean(key[-1], set(_valid_names(model, key[:-1])) - moved)
+    inner = _model_at(model, key[:-1])
+    for name, field in inner.model_fields.items():
+        if any(key[-1] in below.model_fields for below in _models_in(field.annotation)):
+            return f"did you mean {name}: {{{key[-1]}: ...}}?"
+    return did_you_mean(key[-1], set(inner.model_fields) - moved)
 
 
-def _valid_names(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """Field names of the model at a key path below ``model``."""
+def _model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
+    """The model at a key path below ``model``."""
     for part in (one for one in path if not one.isdigit()):
         for candidate in _models_in(model.model_fields[part].annotation):
             model = candidate
-    return list(model.model_fields)
+    return model
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

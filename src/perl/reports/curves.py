@@ -62,6 +62,16 @@ _FIXED = (
     Panel("Completions", "Truncated", "share of completions", {"completions/clipped_ratio": "truncated"}),
     Panel("Completions", "Trained on", "share of completions", {"rows/trained_fraction": "trained on"}),
     Panel("Completions", "Groups without a signal", "share of groups", {"frac_reward_zero_std": "all rewards equal"}),
+    Panel("Prompts", "Seen", "share of the prompts", {"prompts/seen": "seen at least once"}),
+    Panel(
+        *("Prompts", "Resting", "share of the prompts"),
+        {"prompts/resting_solved": "solved", "prompts/resting_hopeless": "hopeless"},
+    ),
+    Panel(
+        *("Prompts", "Groups without variance", "share of groups"),
+        {"refill/flat_before": "as first sampled", "refill/flat_after": "after the refill"},
+    ),
+    Panel("Prompts", "Sampled by the refill", "completions", {"refill/samples": "sampled besides"}),
     Panel("Completions", "Masked out", "share of completions", {"rows/masked_fraction": "masked out"}),
     Panel("Policy", "Entropy", "nats per token", {"entropy": "entropy"}),
     Panel("Policy", "KL to the reference", "nats per token", {"kl": "KL"}),
@@ -160,7 +170,7 @@ def panels_of(names: Iterable[str], weights: Mapping[str, Sequence[float]]) -> l
     taken = {name for panel in panels for name in panel.metrics}
     others = sorted(name for name in logged - taken if not name.startswith("eval/"))
     panels += [Panel("All others", name, "", {name: name}) for name in others]
-    order = ("Rewards", "Scores", "Completions", "Policy", "Engine", "Critic", "Speed", "All others")
+    order = ("Rewards", "Scores", "Completions", "Prompts", "Policy", "Engine", "Critic", "Speed", "All others")
     # A reward follows the total, the total alone is not drawn twice where a single reward weighs 1.
     return sorted(panels, key=lambda panel: order.index(panel.section))
 

@@ -38,6 +38,9 @@ _NAMED = {
     "completions/clipped_ratio": "truncated",
     "entropy": "entropy",
     "kl": "KL",
+    "prompts/seen": "prompts seen",
+    "refill/flat_before": "flat before refill",
+    "refill/samples": "sampled by refill",
     "grad_norm": "gradient norm",
     "sampling/sampling_logp_difference/mean": "engine's gap",
 }

@@ -40,6 +40,7 @@ class Failures:
         most: How many the run puts up with.
         newest: The newest one, as one line.
         lines: How many are said at most; None: the first of each batch.
+        samples: What the samples of the next batch are called; empty: they are known by their prompts.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Failures:
     count: int = 0
     newest: str = ""
     lines: int | None = None
+    samples: Sequence[str] = ()
 
     @property
     def too_many(self) -> bool:
@@ -290,7 +292,8 @@ def _count(faults: Mapping[int, str], arguments: Arguments, failures: Failures) 
     """Counts, names and logs the samples of a batch that failed, given by row."""
     prompts = arguments.get("prompts")
     for number, (row, fault) in enumerate(faults.items()):
-        shown = f" for the prompt {_shown(prompts[row])!r}" if prompts is not None else f" for sample {row}"
+        shown = f" for the prompt {shown_prompt(prompts[row])!r}" if prompts is not None else f" for sample {row}"
+        shown = f" for {failures.samples[row]}" if failures.samples else shown
         failures.newest = f"reward {failures.name}: {fault}{shown}"
         if number < MOST_LINES and (failures.lines is None or failures.count + number < failures.lines):
             warn("PRL334", "%s", failures.newest)
@@ -304,7 +307,7 @@ def _count(faults: Mapping[int, str], arguments: Arguments, failures: Failures) 
         log_metric(f"reward/{failures.name}/failed_frac", len(faults) / rows)
 
 
-def _shown(prompt: Any) -> str:  # noqa: ANN401 (text or chat messages)
+def shown_prompt(prompt: Any) -> str:  # noqa: ANN401 (text or chat messages)
     """The beginning of a prompt as one line; of chat messages the last one, which is the question."""
     if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[-1], Mapping):
         prompt = prompt[-1].get("content")

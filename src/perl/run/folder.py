@@ -45,6 +45,7 @@ _PLACES = (
     "rollout.server_timeout",
     "rollout.sync_folder",
     "rollout.sync_folder_on_servers",
+    "eval.scorer_timeout",
     "engine.processes",
     "engine.strategy",
     "engine.threads",

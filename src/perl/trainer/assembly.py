@@ -42,10 +42,13 @@ from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
 from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.overrides import is_replaced
 from perl.trainer.partitioned_optimizer import check_divisible, partition_optimizer
+from perl.trainer.prompt_tokens import Prompts
+from perl.trainer.prompts.making import made_selection
+from perl.trainer.prompts.selection import PromptSelection
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.rollout_choice import choose_backend
-from perl.trainer.rollout_source import Prompts, RolloutSource
+from perl.trainer.rollout_source import RolloutSource
 from perl.trainer.signal_checks import taught_alone
 from perl.trainer.teaching import TeacherModel, Teaching, check_prompts, context_of
 from perl.trainer.trackers.registry import follow_runs
@@ -63,6 +66,7 @@ class Parts:
     step: OptimizerStep
     resume: ResumeState
     critic: CriticTraining | None
+    prompts: PromptSelection | None
 
 
 def make_parts(trainer: GRPOTrainer) -> Parts:
@@ -109,14 +113,16 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     )
     if rewards.reads_greedy:
         check_greedy(trainer)
+    prompts = made_selection(trainer, position, metrics, source)
     resume = ResumeState(
         trainer,
         position,
         trainer.reference,
         teacher=None if teacher is None else teacher.identity,
         critic=critic,
+        choice=None if prompts is None else prompts.choice,
     )
-    return Parts(position, rewards, passes, source, check, step, resume, critic)
+    return Parts(position, rewards, passes, source, check, step, resume, critic, prompts)
 
 
 def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:

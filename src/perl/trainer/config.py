@@ -4,17 +4,14 @@ Recipe -> PeftRLConfig, and inside it fields -> derived fields. Knows nothing of
 """
 
 import os
-import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from trl import GRPOConfig
 
-from perl.algorithms.named import KEY
-from perl.errors import PerlError, RecipeError, did_you_mean, raise_all
+from perl.errors import RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
-from perl.recipe import Recipe
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import world_size
@@ -25,12 +22,13 @@ from perl.recipe.sections import (
     EngineSection,
     ModelSection,
     PeftSection,
+    PromptsSection,
     RolloutSection,
     TeacherSection,
 )
 from perl.run.devices import accelerator
 from perl.run.launched import adopt_launcher, taken_over
-from perl.trainer.algorithm_fields import APPLIED, apply_algorithm, given_fields
+from perl.trainer.algorithm_fields import apply_algorithm, given_fields
 from perl.trainer.argument_checks import (
     check_enumerations,
     check_sampling,
@@ -42,6 +40,8 @@ from perl.trainer.argument_checks import (
 from perl.trainer.batch_arguments import NUMBERS, completions_at_once, derive_batch, forget_derived, note_derived
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 from perl.trainer.shown_to_trl import for_arguments
+
+_S = TypeVar("_S", bound=Section)
 
 
 def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -225,6 +225,14 @@ class PeftRLConfig(GRPOConfig):
     teacher_weight: float = _setting("weight", TeacherSection)
     teacher_top_k: int = _setting("top_k", TeacherSection)
 
+    prompt_memory: bool = _setting("memory", PromptsSection)
+    prompt_explore: float = _setting("explore", PromptsSection)
+    prompt_floor: float = _setting("floor", PromptsSection)
+    prompt_refill: float = _setting("refill", PromptsSection)
+    prompt_curriculum: str | None = _setting("curriculum", PromptsSection)
+    prompt_curriculum_start: float = _setting("curriculum_start", PromptsSection)
+    prompt_curriculum_until: float = _setting("curriculum_until", PromptsSection)
+
     process_reward_weight: float = field(
         default=0.0,
         metadata={
@@ -334,7 +342,7 @@ class PeftRLConfig(GRPOConfig):
             super().__post_init__()
         note_derived(self, asked)
         self._check_deepspeed()
-        self.peft, self.teacher  # noqa: B018 (refuse impossible values now, not when the model is loaded)
+        self.peft, self.teacher, prompts_section(self)
 
     def _choose_strategy(self, *, on_cpu: bool) -> None:
         """Sets DeepSpeed up where the strategy or the user asks for it."""
@@ -429,52 +437,18 @@ def teacher_section(args: GRPOConfig) -> TeacherSection:
     Raises:
         RecipeError: A value is impossible.
     """
-    values = {key: own_setting(args, FIELD_OF_SETTING["teacher", key]) for key in TeacherSection.model_fields}
-    return section_of_arguments(TeacherSection, "teacher", values)
+    return _mirrored(TeacherSection, "teacher", args)
 
 
-def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
-    """The trainer's arguments of a recipe.
-
-    Args:
-        recipe: Of the run.
-        output_dir: Where checkpoints go.
+def prompts_section(args: GRPOConfig) -> PromptsSection:
+    """Which prompts are sampled, as arguments say; TRL's own take them as they come.
 
     Raises:
-        RecipeError: TRL or transformers refuse a combination of fields.
+        RecipeError: A value is impossible.
     """
-    generations = recipe.batch.num_generations
-    stands_for = recipe.batch.world_size // world_size()  # processes: a plan is made by one before there are several
-    derived = {
-        "num_generations": generations,
-        "per_device_train_batch_size": recipe.batch.per_device_train_batch_size * max(1, stands_for),
-        "gradient_accumulation_steps": recipe.batch.gradient_accumulation_steps,
-        "reward_weights": [setting.weight for setting in recipe.rewards.values()],
-        "use_cpu": recipe.engine.device == "cpu",
-        "strategy": recipe.engine.strategy,
-        "disable_tqdm": True,
-        **{FIELD_OF_SETTING["peft", name]: value for name, value in recipe.peft.model_dump().items()},
-        **{FIELD_OF_SETTING["rollout", name]: value for name, value in recipe.rollout.model_dump().items()},
-        **{FIELD_OF_SETTING["teacher", name]: value for name, value in recipe.teacher.model_dump().items()},
-        "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
-    }
-    asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
-    asked |= {KEY: recipe.algorithm, APPLIED: recipe.algorithm}  # whose fields are in train
-    # A group must not be split between evaluation batches.
-    rows = generations if generations > 1 else recipe.batch.per_device_train_batch_size
-    # Trackers name a run after its folder, in a project that is named after the recipe.
-    tracked_as = {"run_name": recipe.output_dir.resolve().name, "project": recipe.name}
-    defaults = {"per_device_eval_batch_size": rows, **tracked_as}
-    try:
-        arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
-    except PerlError as error:
-        fields = PeftRLConfig.__dataclass_fields__
-        places = {name: f"train.{name}" for name in fields}
-        places |= {"strategy": "engine.strategy", "peft_method": "peft.method"}
-        places |= {FIELD_OF_SETTING["teacher", key]: f"teacher.{key}" for key in TeacherSection.model_fields}
-        raise error.moved(lambda where: places.get(where, where)) from None
-    except (ValueError, TypeError) as error:
-        named = [name for name in asked if re.search(rf"\b{name}\b", str(error))]
-        raise RecipeError(str(error), ".".join(["train", *named[:1]])) from error
-    arguments.of_a_recipe = True  # whose plan says what is trained
-    return arguments
+    return _mirrored(PromptsSection, "prompts", args)
+
+
+def _mirrored(section: type[_S], name: str, args: GRPOConfig) -> _S:
+    values = {key: own_setting(args, FIELD_OF_SETTING[name, key]) for key in section.model_fields}
+    return section_of_arguments(section, name, values)

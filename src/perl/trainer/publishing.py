@@ -32,6 +32,7 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
 from perl.trainer.callbacks.plots import draw_plots
+from perl.trainer.config import prompts_section
 from perl.trainer.given_rewards import is_rewarded, no_reward
 from perl.trainer.overrides import is_replaced
 from perl.trainer.shown_settings import shown_algorithm
@@ -97,6 +98,7 @@ def write_card(
                 "learning rate": f"{args.learning_rate:g}",
                 "KL coefficient (beta)": args.beta,
                 **shown_algorithm(args, trainer.adaptation.method),
+                **({"prompts": section.shown} if (section := prompts_section(args)).acts else {}),
                 "completions a prompt": trainer.num_generations,
                 **({} if (teaching := trainer.optimizer_step.teaching) is None else teaching.teacher.settings),
             }

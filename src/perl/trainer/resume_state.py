@@ -46,8 +46,10 @@ from perl.trainer.optimizer_state import (
     seed_random_state,
 )
 from perl.trainer.plain_state import read_state, write_state
+from perl.trainer.prompts.choice import PromptChoice
 from perl.trainer.redivided import redivided
 
+_PROMPTS = "prompts.safetensors"
 # Counters beside TRL's.
 _PROCESSES, _ACCUMULATION, _TEACHER = "world_size", "gradient_accumulation_steps", "teacher"
 
@@ -63,6 +65,7 @@ class ResumeState:
         *,
         teacher: str | None = None,
         critic: CriticTraining | None = None,
+        choice: PromptChoice | None = None,
     ) -> None:
         """Takes what a checkpoint is of.
 
@@ -72,9 +75,10 @@ class ResumeState:
             reference: What the KL divergence is measured against; None: the loss has no such term.
             teacher: What makes it another one (:func:`perl.policy.teacher.teacher_identity`); None: there is none.
             critic: What is trained beside the policy; None: nothing.
+            choice: Of prompts; None: they come in TRL's order.
         """
         self._live, self._position, self._reference = live, position, reference
-        self._teacher, self._critic = teacher, critic
+        self._teacher, self._critic, self._choice = teacher, critic, choice
         self._warned_of_pushes = False
 
     def chosen(self, asked: str | bool | None) -> str | bool | None:
@@ -113,8 +117,10 @@ class ResumeState:
         have; where that cannot be done exactly, they are made anew from the prompts that they were of.
 
         Raises:
-            ModelError: The checkpoint is of a training by another teacher, or with another critic or none.
+            ModelError: The checkpoint is of a training by another teacher, or with another critic or none, or another
+                choice of prompts.
         """
+        self._restore_choice(checkpoint)
         if isinstance(checkpoint, str):
             folder, args = Path(checkpoint), self._live.args
             if self._critic is not None:
@@ -127,6 +133,21 @@ class ResumeState:
             micro_step = counters.get("micro_step", self._position.micro_batch)
             self._position.move(micro_step * self._accumulation // written[1], rollouts)
         self._position.begin_step()
+
+    def _restore_choice(self, checkpoint: str | bool | None) -> None:
+        """Puts back what was chosen and remembered, or begins."""
+        if self._choice is not None:
+            self._choice.begin()
+        if not isinstance(checkpoint, str):
+            return
+        file, hint = Path(checkpoint) / _PROMPTS, "leave prompts as they were, or start anew"
+        if file.is_file() and self._choice is None:
+            raise ModelError(f"{checkpoint} was written by a training that chose prompts", "prompts", hint)
+        if self._choice is not None:
+            if not file.is_file():
+                what = f"{checkpoint} was written by a training that took prompts as they come"
+                raise ModelError(what, "prompts", hint)
+            self._choice.restore(read_state(file))
 
     @property
     def _accumulation(self) -> int:
@@ -191,6 +212,8 @@ class ResumeState:
             save_policy(checkpoint, self._live.policy, snapshot, "" if reference is None else reference.spec)
             if self._critic is not None:
                 self._critic.save(checkpoint)
+            if self._choice is not None:
+                write_state(checkpoint / _PROMPTS, self._choice.state())
         counters = {
             "micro_step": self._position.micro_batch,
             _PROCESSES: args.world_size,

@@ -36,6 +36,7 @@ from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 from perl.run.warned import warn
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
+from perl.trainer.prompt_tokens import Prompts
 
 logger = logging.getLogger("perl")
 
@@ -51,21 +52,6 @@ class _Ahead:
     prompt_ids: list[list[int]]
     pending: Pending
     step: int
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """How prompts become tokens, and tokens text.
-
-    Attributes:
-        processing_class: The tokenizer or processor.
-        tokenize: The tokens of prompts, as TRL makes them.
-        longest: Tokens of the longest prompt that may come, from the longest seen and how many to look at.
-    """
-
-    processing_class: Any
-    tokenize: Callable[[list[Any]], list[list[int]]]
-    longest: Callable[[int, int], int]
 
 
 class RolloutSource:
@@ -243,6 +229,16 @@ class RolloutSource:
             self._begin_ahead()
         self.engine.sleep()
         return [completion for group in groups for completion in group], ready.step
+
+    @contextlib.contextmanager
+    def out_of_turn(self) -> Iterator[None]:
+        """While completions of other prompts are sampled: what was sampled ahead waits, and no more is begun."""
+        kept, upcoming = self._ahead, self._in_sight
+        self._ahead, self._in_sight = deque(), []
+        try:
+            yield
+        finally:
+            self._ahead, self._in_sight = kept, upcoming
 
     def forget_ahead(self) -> None:
         """Drops what was sampled ahead."""

@@ -15,7 +15,6 @@ from peft import PeftModel
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.importance import SamplingCorrection
 from perl.hub.push.retries import retry
@@ -36,12 +35,13 @@ from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
 from perl.trainer.generation import generated
 from perl.trainer.given_rewards import given_rewards
-from perl.trainer.group_rewards import complete, latest_group
+from perl.trainer.group_rewards import latest_group
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, scored_as_trl
-from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, received
+from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced
 from perl.trainer.policy_setup import default_arguments, given_policy
-from perl.trainer.prompt_order import ResumableRepeatSampler
+from perl.trainer.prompts.making import sampler_of
+from perl.trainer.scored_rollouts import scored_rollouts
 from perl.trainer.token_selection import reads_old, selects
 
 
@@ -68,6 +68,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         log_prob_passes: How rows go through the policy.
         rollout_source: What samples.
         optimizer_step: Makes the gradient of an optimizer step.
+        prompt_selection: Which prompts are sampled; None: they come in TRL's order.
         resume_state: What a checkpoint holds beside transformers' files.
         critic_training: PPO's critic; None: no critic is trained.
 
@@ -135,7 +136,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         parts = make_parts(self)
         self.log_prob_passes, self.rollout_source, self.optimizer_step = parts.passes, parts.source, parts.step
         self.resume_state, self._position, self.critic_training = parts.resume, parts.position, parts.critic
-        self._rollout_check, self._group_rewards = parts.check, parts.rewards
+        self._rollout_check, self._group_rewards, self.prompt_selection = parts.check, parts.rewards, parts.prompts
 
     # What it is, for its parts, callbacks and scripts.
 
@@ -244,11 +245,8 @@ class PeftGRPOTrainer(GRPOTrainer):
         return super().get_batch_samples(batches, num_batches, device)
 
     def _get_train_sampler(self, dataset: Any = None) -> "torch.utils.data.Sampler[int]":  # noqa: ANN401
-        """Replaces TRL's sampler by one with the same order that can start in any epoch."""
-        sampler = super()._get_train_sampler(dataset)
-        if type(sampler) is RepeatSampler:
-            return ResumableRepeatSampler(sampler, epoch_of=lambda: int(self.state.epoch or 0))
-        return sampler
+        """Replaces TRL's sampler by one that can start in any epoch: with the same order, or with chosen prompts."""
+        return sampler_of(self, super()._get_train_sampler(dataset))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Extends TRL's rollouts: advantages are ours; log-probabilities come once it is known which rows need them.
@@ -256,14 +254,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         TRL computes them before the rewards, and takes for the reference the policy with its adapter off or a copy
         named "ref".
         """
-        self.rollout_source.inputs = inputs
-        make = partial(super()._generate_and_score_completions, inputs)
-        compared = self.model.training and not self.step_is_ours and self.correction is not None  # by TRL
-        with shown_to_trl.for_rollouts(self, ours=self.step_is_ours), received(self, "_calculate_rewards") as rewards:
-            output: dict[str, Any] = self._rollout_check.judged(make) if compared else make()
-        complete(self, self._group_rewards, output, rewards[-1], len(inputs))
-        self.optimizer_step.add_prompts(inputs, output)
-        return output
+        return scored_rollouts(self, inputs, super()._generate_and_score_completions)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Replaces TRL's generation by the engine's; with transformers by a loop that draws the same in less time."""

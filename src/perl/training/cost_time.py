@@ -111,6 +111,10 @@ class Part:
         """The same part of as many steps."""
         return replace(self, seconds=self.seconds.times(factor))
 
+    def up_to(self, times: float) -> "Part":
+        """This once at least and so many times at most."""
+        return replace(self, seconds=Range(self.seconds.low, self.seconds.high * times))
+
     def then(self, other: "Part") -> "Part":
         """This and after it another of its kind."""
         return replace(self, seconds=self.seconds.plus(other.seconds))

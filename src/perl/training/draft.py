@@ -15,13 +15,15 @@ from typing import Any
 import torch
 
 from perl.data import read_source
-from perl.errors import PerlError, RecipeError
+from perl.errors import PerlError, RecipeError, raise_all
 from perl.methods.registry import METHODS
 from perl.policy.model import load_empty_base
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value
-from perl.recipe.sections import ModelSection
+from perl.recipe.sections import ModelSection, RewardSetting
+from perl.rewards import reward_mistakes
 from perl.rewards.named import JUDGES, NAMED_REWARDS
+from perl.run.files import write_file
 from perl.run.threads import threads_kept
 from perl.sandbox import is_sandbox
 from perl.trainer.alarms.of_optimizer import usual_rate
@@ -73,7 +75,7 @@ def new_recipe(
     prompt: str | None = None,
     answer: str | None = None,
     reward: str | Sequence[str] = (),
-    gpu: str | None = None,
+    gpu: str | float | None = None,
     force: bool = False,
 ) -> NewRecipe:
     """Writes a commented recipe for a model, data and a device, of sizes that fit there by ``perl plan``'s estimates.
@@ -96,9 +98,8 @@ def new_recipe(
         ``perl.train(perl.new_recipe("sandbox:base", "sandbox:chain", gpu="cpu").recipe)``
     """
     path = None if output is None else check_output(output, force=force)
-    if path is not None and str(path.parent.absolute()) not in sys.path:
-        sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
-    device = device_named(gpu)
+    _find_rewards_beside(path)
+    device = device_named(None if gpu is None else str(gpu))
     names = (reward,) if isinstance(reward, str) else tuple(reward)
     sources = sources_of(data)
     train = with_columns(sources["train"], prompt, answer, judged=_judged(names))
@@ -107,7 +108,7 @@ def new_recipe(
     with threads_kept():
         draft = _drafted(model, train, held_out, rewards, device)
         text = draft_text(draft)
-        plan = _planned(text, path)
+        plan = _planned(draft, text, path)
         summary = _summary(plan, device) if draft.sizes.memory is not None else ()
     if path is not None:
         _write(path, text, force=force)
@@ -129,7 +130,31 @@ def check_output(output: str | Path, *, force: bool) -> Path:
         raise PerlError("no such folder", str(path.parent))
     if path.exists() and not force:
         raise PerlError("is there already, and is not overwritten", str(path), "another name, or --force")
+    if path.is_symlink() and not path.exists():
+        raise PerlError(f"is a link to {os.readlink(path)}, which is not there", str(path), "another name")
     return path
+
+
+def check_reward(name: str, output: str | Path | None) -> None:
+    """Imports a reward.
+
+    Args:
+        name: As :func:`new_recipe` takes it.
+        output: Where the recipe will be written; None: here.
+
+    Raises:
+        RecipeError: There is no such reward, or it cannot be imported.
+    """
+    path = None if output is None else Path(output).expanduser()
+    _find_rewards_beside(path or Path("recipe.yaml"))
+    mistakes = reward_mistakes({"rewards": {_importable(name, path): RewardSetting(weight=1.0)}})
+    raise_all(RecipeError, [replace(mistake, where="reward") for _, mistake in mistakes])
+
+
+def _find_rewards_beside(path: Path | None) -> None:
+    """Lets modules be imported from a recipe's folder, where `perl train` looks for its rewards."""
+    if path is not None and str(path.parent.absolute()) not in sys.path:
+        sys.path.append(str(path.parent.absolute()))
 
 
 def check_model(name: str) -> None:
@@ -240,10 +265,34 @@ def _template(plan: Plan, rewards: tuple[str, ...]) -> str | None:
     return BOXED if plain and _judged(rewards) else None
 
 
-def _planned(text: str, path: Path | None) -> Plan:
+def _planned(draft: Draft, text: str, path: Path | None) -> Plan:
     """The plan of the recipe that the text is, after everything that a dry run checks."""
-    recipe = replace(read_recipe(plain_value(text)), name="recipe" if path is None else path.stem)
+    values = plain_value(text)
+    _check_meant(values, draft)
+    recipe = replace(read_recipe(values), name="recipe" if path is None else path.stem)
     return make_plan(recipe, engine_here=False)
+
+
+def _check_meant(values: Mapping[str, Any], draft: Draft) -> None:
+    """Compares what is read from the text with what was meant, which anybody's names stand in.
+
+    Raises:
+        RecipeError: They differ; names the key.
+    """
+    meant: dict[tuple[str, ...], Any] = {
+        ("model", "name"): draft.model,
+        ("data", "train"): draft.train,
+        ("data", "eval"): draft.held_out,
+        ("data", "prompt_template"): draft.template,
+        ("rewards",): dict.fromkeys(draft.rewards, 1.0),
+    }
+    for path, wanted in meant.items():
+        read: Any = values
+        for key in path:
+            read = read.get(key)
+        wanted = {k: v for k, v in wanted.items() if v is not None} if isinstance(wanted, Mapping) else wanted
+        if read != wanted:
+            raise RecipeError(f"{wanted!r} would be read as {read!r}", ".".join(path), "another name")
 
 
 def _summary(plan: Plan, device: Hardware) -> tuple[str, ...]:
@@ -254,7 +303,10 @@ def _summary(plan: Plan, device: Hardware) -> tuple[str, ...]:
 def _write(path: Path, text: str, *, force: bool) -> None:
     """Writes the file; without ``force`` only if it is still not there."""
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
+        if force:
+            write_file(path.resolve(), lambda staged: staged.write_text(text, encoding="utf-8"))
+            return
+        with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         check_output(path, force=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from perl.errors import ModelError, PerlError
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.engines import TRANSFORMERS, VLLM, Backend
-from perl.recipe.quantisations import Quantization
+from perl.recipe.quantisations import EXTRA, QUANTISATIONS, Quantization
 from perl.training.hardware import GIB, Hardware
 from perl.training.lengths import lengths_of
 from perl.training.memory_estimate import MemoryEstimate
@@ -66,6 +66,8 @@ def choose_sizes(plan: Plan, device: Hardware) -> Sizes:
             return replace(candidate, memory=last)
     needs = f"{last.least / GIB:.1f} GiB at least, and has {last.available / GIB:.1f}" if last else "more"
     hint = "a larger one, a smaller model, or several: docs/scaling.md"
+    if not device.on_cpu and _quantisation() != "nf4":
+        hint = f"in 4 bits it takes less: pip install 'perl-rl[{EXTRA}]'; else {hint}"
     raise PerlError(f"{plan.recipe.model.name} does not fit {device.name}: it needs {needs}", "gpu", hint)
 
 
@@ -75,9 +77,16 @@ def _candidates(device: Hardware) -> list[Sizes]:
     if device.on_cpu:
         return [*plain[1:], *fewer]
     served = [replace(one, backend=VLLM.name) for one in plain] if VLLM.installed else []
-    small: list[Sizes] = [replace(one, quantization="nf4") for one in plain]
-    smaller: list[Sizes] = [replace(one, quantization="nf4") for one in fewer]
+    bits = _quantisation()
+    small = [replace(one, quantization=bits) for one in plain] if bits else []
+    smaller = [replace(one, quantization=bits) for one in fewer] if bits else []
     return [*served, *plain, *small, *fewer, *smaller]
+
+
+def _quantisation() -> Quantization | None:
+    """The one of the fewest bits whose package is installed; None: there is none."""
+    rows = [row for row in (QUANTISATIONS["nf4"], QUANTISATIONS["int8"]) if row.package.installed]
+    return rows[0].name if rows else None
 
 
 def _memory(plan: Plan, device: Hardware, sizes: Sizes) -> MemoryEstimate:

@@ -3,13 +3,17 @@
 Draft -> YAML
 """
 
-import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from perl.errors import visible
 from perl.recipe.engines import TRANSFORMERS, capabilities
+from perl.recipe.plain_yaml import PlainDumper
+from perl.recipe.quantisations import QUANTISATIONS
 from perl.recipe.settings_list import shown_value
 from perl.training.draft_sizes import GENERATIONS, Sizes
 from perl.training.hardware import GIB, Hardware
@@ -75,7 +79,7 @@ def draft_text(draft: Draft) -> str:
 
 
 def _comment(text: str) -> list[str]:
-    return textwrap.wrap(f"# {text}", _WIDTH, subsequent_indent="# ", break_on_hyphens=False)
+    return textwrap.wrap(f"# {visible(text)}", _WIDTH, subsequent_indent="# ", break_on_hyphens=False)
 
 
 def _header(draft: Draft) -> Iterator[str]:
@@ -100,7 +104,9 @@ def _model(draft: Draft) -> Iterator[_Line]:
         half = "bfloat16" if draft.device.bfloat16 else "float16"
         yield 1, "dtype", half, "of the base; the adapter is float32"
     if draft.sizes.quantization is not None:
-        why = f"linear layers in 4 bits, as in QLoRA: as published the base takes {size_shown(draft.plain_bytes)}"
+        row = QUANTISATIONS[draft.sizes.quantization]
+        bits = f"linear layers in {row.bits} bits{', as in QLoRA' if row.bits == 4 else ''}"
+        why = f"{bits}, by {row.package.pip}: as published the base takes {size_shown(draft.plain_bytes)}"
         yield 1, "quantization", draft.sizes.quantization, why
 
 
@@ -203,8 +209,9 @@ def _shown(depth: int, key: str, value: object, comment: str) -> str:
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, str) and ("\n" in value or "\\" in value):
-        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and ("\n" in value or "\\" in value or not value.isascii()):
+        text = yaml.dump(value, Dumper=PlainDumper, default_style='"', allow_unicode=True, width=float("inf"))
+        return text.strip()
     if isinstance(value, float) and 0 < value < 0.01:
         return f"{value:.0e}".replace("e-0", "e-")
     return shown_value(value)

@@ -187,8 +187,8 @@ def _under(
     engines = serving.count if serving and plan.recipe.rollout.capabilities.needs_servers else 1
     answers = setup.batch.completions_per_step if isinstance(plan.judging, Judging) else 0
     parts = {
-        "rollouts": rollouts,
-        "verifier": verdict_part(answers, setup.nodes, rates),
+        "rollouts": rollouts.up_to(1 + plan.recipe.prompts.refill),  # a refill samples and judges so many more, at most
+        "verifier": verdict_part(answers, setup.nodes, rates).up_to(1 + plan.recipe.prompts.refill),
         "training": training_part(flops.in_training, traffic.gathered, traffic.averaged, rates),
         "sync": sync_part(synced, engines),
     }

@@ -53,10 +53,12 @@ from perl.rollouts.vllm.version import check_engine
 from perl.run.progress import live_line
 from perl.run.warned import warn
 from perl.trainer.argument_checks import of_our_step
-from perl.trainer.config import PeftRLConfig, training_arguments
+from perl.trainer.config import PeftRLConfig
+from perl.trainer.recipe_arguments import training_arguments
 from perl.trainer.signal_checks import check_teacher, taught_alone
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
-from perl.training.plan_text import algorithm_lines, critic_lines, rollout_lines
+from perl.training.plan_text import algorithm_lines, critic_lines, prompt_lines, rollout_lines
+from perl.training.prompt_checks import steps_of
 from perl.training.tasks import run_protocol, run_tasks
 from perl.training.teacher_fit import check_teacher_prompts
 
@@ -146,6 +148,7 @@ class Plan:
         yield from critic_lines(self.arguments, self.method, self.critic_parameters)
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
+        yield from prompt_lines(self.recipe, self.arguments)
         yield from rollout_lines(self.recipe, self.served_rank)
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards) or 'none: the teacher alone'}"
         greedy = ADVANTAGES[self.arguments.advantage_estimator].writes_greedy
@@ -153,7 +156,9 @@ class Plan:
         yield f"batch    {self.recipe.batch}{more}"
         if self.recipe.batch.world_size > 1:
             yield f"strategy {self.recipe.engine.strategy}"
-        yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
+        completions = self.steps * self.recipe.batch.completions_per_step
+        least = "at least " if self.recipe.prompts.refill else ""
+        yield f"steps    {self.steps} ({least}{completions:,} completions in all)"
         if self.memory:
             yield f"memory   {described(self.memory)}"
         yield f"output   {self.recipe.output_dir}"
@@ -211,7 +216,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
         problems=problems,
         rewards=rewards,
         tokenizer=tokenizer,
-        steps=_steps(problems.train, arguments, recipe),
+        steps=steps_of(problems.train, arguments, recipe),
         longest_prompt=longest,
         mean_prompt=mean,
         protocol=protocol,
@@ -461,23 +466,6 @@ def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> lis
         return [Mistake(what, f"data.{role}", hint)]
     warn("PRL315", "data.%s: %s; right only letter for letter, else without a reward", role, what)
     return []
-
-
-def _steps(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
-    """Optimizer steps, as transformers counts them; refuses a set that is too small for one."""
-    prompts_per_generation = arguments.generation_batch_size // arguments.num_generations
-    batches = len(train) // prompts_per_generation
-    if batches == 0:
-        raise DataError(
-            f"{len(train)} training problems are too few for a step of {prompts_per_generation} prompts",
-            "data.train",
-            f"set train.prompts_per_step to {len(train)} or less",
-        )
-    if arguments.max_steps > 0:
-        return int(arguments.max_steps)
-    micro_batches = batches * arguments.steps_per_generation * arguments.num_iterations
-    steps_per_epoch = max(1, -(-micro_batches // recipe.batch.gradient_accumulation_steps))
-    return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
 
 
 def _prompt_tokens(

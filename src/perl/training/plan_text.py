@@ -1,4 +1,4 @@
-"""What a plan says of its algorithm, its critic and its rollouts, for a person to read.
+"""What a plan says of its algorithm, its critic, its prompts and its rollouts, for a person to read.
 
 Recipe, arguments -> lines
 """
@@ -13,6 +13,7 @@ from perl.algorithms.unrewarded import counts
 from perl.methods.registry import Method
 from perl.recipe import Recipe
 from perl.trainer.config import PeftRLConfig
+from perl.training.prompt_checks import most_completions
 
 
 def algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
@@ -59,3 +60,12 @@ def rollout_lines(recipe: Recipe, served_rank: int | None) -> Iterator[str]:
     if recipe.teacher.acts:
         named = f" ({recipe.teacher.adapter})" if recipe.teacher.adapter else ""
         yield f"teacher  {recipe.teacher.shown}{named}"
+
+
+def prompt_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
+    """How prompts are chosen, and what is sampled at most; nothing where they are taken as they come."""
+    if recipe.prompts.acts:
+        yield f"prompts  {recipe.prompts.shown}"
+    if recipe.prompts.refill:
+        usual, most = arguments.generation_batch_size, most_completions(recipe.prompts, arguments)
+        yield f"         up to {most:,} completions in the place of {usual:,} of a batch of rollouts"

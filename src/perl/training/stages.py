@@ -313,6 +313,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         **plan.settings,
         **({"base loaded as": quantization} if quantization is not None else {}),
         **(teacher_settings(recipe.teacher, plan.teacher) if recipe.teacher.acts else {}),
+        **({"prompts": recipe.prompts.shown} if recipe.prompts.acts else {}),
         "optimizer": arguments.optim.value,
         "learning rate": f"{arguments.learning_rate:g}",
         "KL coefficient (beta)": arguments.beta,

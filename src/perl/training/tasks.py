@@ -13,11 +13,13 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.data import ProblemSet, render_prompts
 from perl.errors import RecipeError, did_you_mean
 from perl.evaluation.heldout import heldout_task
-from perl.evaluation.own_tasks import chosen_tasks
+from perl.evaluation.heldout_of_recipe import holds_problems_out
+from perl.evaluation.own_tasks import ChosenTask, chosen_tasks
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
+from perl.evaluation.recipe_keys import in_keys
 from perl.evaluation.request import end_tokens, generation_settings
-from perl.evaluation.results import is_held_out
+from perl.evaluation.results import BESIDE, is_held_out
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.eval_section import EvalSection
@@ -66,20 +68,32 @@ def run_tasks(
     ends = end_tokens(tokenizer, generation_settings(recipe.model))
     rows = problems.heldout
     if rows is not None and problems.heldout_name is not None and solution in rows.column_names:
-        if any(one.task.name == problems.heldout_name for one in chosen):
-            raise RecipeError(
-                f"{problems.heldout_name} is held out, hence scored already", "eval.tasks", "leave it out"
-            )
+        name = _heldout_name(problems.heldout_name, chosen)
         examples = [{**row, "solution": row[solution]} for row in rows]
         prompts = render_prompts(examples, tokenizer, template_arguments)
-        found.append(heldout_task(problems.heldout_name, prompts, protocol, ends, settings.limit_of_heldout))
+        found.append(heldout_task(name, prompts, protocol, ends, settings.limit_of_heldout))
     context = config.get_text_config().max_position_embeddings
     for one in chosen:
         place = Path(settings.data).expanduser() if settings.data else None
-        data = load_task_data(one.task, place, one.limit, one.few_shot, protocol.seed)
-        found.append(prepare_task(data, tokenizer, protocol, ends, context, template_arguments))
+        limit = settings.scorer_timeout
+        with in_keys(one.place, "eval."):
+            data = load_task_data(one.task, place, one.limit, one.few_shot, protocol.seed)
+            made = prepare_task(data, tokenizer, protocol, ends, context, template_arguments, scorer_timeout=limit)
+            found.append(made)
     check_best(settings, [one.task.name for one in chosen], "eval.best")
     return tuple(found)
+
+
+def _heldout_name(name: str, chosen: Sequence[ChosenTask]) -> str:
+    """What the run's held-out problems are called beside its tasks.
+
+    Raises:
+        RecipeError: They are among these already.
+    """
+    same = [one for one in chosen if one.task.name == name]
+    if any(holds_problems_out(one.task) for one in same):
+        raise RecipeError(f"{name} is held out, hence scored already", same[0].place, "leave it out")
+    return name + BESIDE if same else name
 
 
 def held_out_here(task: PreparedTask) -> bool:

@@ -381,7 +381,7 @@ WARNINGS = (
     Code(
         "PRL365",
         "completions of a base that are not kept",
-        "The cache of bases, $PERL_CACHE or perl-rl in the user's cache, cannot be written.",
+        "The cache of bases, $PERL_CACHE or perl-rl in the user's cache, cannot be written, or a file was edited.",
         "The scores are the same; the next adapter on this base waits for the base to be drawn again.",
         "cache/bases/7ddb701f87af0875.jsonl: Permission denied; the base's completions are not kept there [PRL365]",
         "Set PERL_CACHE to a folder that can be written, or leave the cache out: perl eval --no-base-cache.",

@@ -40,6 +40,9 @@ from perl.hub.card.run_facts import RUN_FACTS, SAME_CARDS, UNCORRECTED, RunFacts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 
+# Completions do not tell what stood before the question, and no hash holds against somebody who computes it anew.
+_AS_ASKED = "few-shot examples and sampling of the completions (perl zoo verify draws them again)"
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -177,7 +180,7 @@ def _scores(
             return Checked((*mistakes, *error.mistakes), tuple(compared), unchecked=tuple(unchecked))
     mistakes += [_of_the_package(mistake) for mistake in counted.mistakes]
     compared.append(_what_was_counted(results, counted))
-    reported = (*counted.reported, "engine and versions of the evaluation")
+    reported = (*counted.reported, _AS_ASKED, "engine and versions of the evaluation")
     return Checked(tuple(mistakes), tuple(compared), reported, tuple(unchecked))
 
 

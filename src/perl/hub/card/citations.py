@@ -14,6 +14,12 @@ from perl.algorithms.registry import GRPO, GSPO, LOSSES
 from perl.methods.registry import METHODS
 
 _DISTILLATION = ALGORITHMS["opd"]
+MEMORY, REFILL = "those without variance rest", "groups without variance are refilled"
+"""Words of :attr:`perl.recipe.sections.PromptsSection.shown`."""
+_OF_PROMPTS = {
+    MEMORY: ("prompts that rest (GRESO)", "Zheng et al. 2025, arXiv:2506.02177"),
+    REFILL: ("refilled groups (DAPO's dynamic sampling)", "Yu et al. 2025, arXiv:2503.14476"),
+}
 _PAPER = re.compile(r"^.*?arXiv:\d{4}\.\d{4,5}")
 
 
@@ -34,6 +40,7 @@ def references(
     overridden: Mapping[str, Any] = MappingProxyType({}),
     *,
     rewarded: bool = True,
+    prompts: str = "",
 ) -> list[tuple[str, str]]:
     """What is cited, and as what: ``("method lora", "Hu et al. 2021, arXiv:2106.09685")``.
 
@@ -44,6 +51,7 @@ def references(
         named: The algorithm, where the run names one.
         overridden: Its settings that the run has otherwise.
         rewarded: Whether rewards count, which advantages and a loss are for; a teacher alone needs neither.
+        prompts: How they were chosen, in the words of the card; empty: as they came.
     """
     found = []
     row = METHODS.get(method or "")
@@ -66,7 +74,8 @@ def references(
         of_update.append((f"loss {loss.title}", loss.paper.reference))
     if ratio_level == "sequence":
         of_update.append(("importance ratio of the whole sequence (GSPO)", GSPO.reference))
-    return [*found, *((what, reference) for what, reference in of_update if reference != own)]
+    chosen = [cited for words, cited in _OF_PROMPTS.items() if words in prompts]
+    return [*found, *((what, reference) for what, reference in [*of_update, *chosen] if reference != own)]
 
 
 def linked(reference: str) -> str:

@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, eval_result_entries_to_
 
 from perl.errors import PerlError
 from perl.evaluation.results import RESULTS, Results, TaskResult
-from perl.evaluation.task import Task, all_tasks
+from perl.evaluation.task import MATH, Task, all_tasks
 from perl.hub.gate.snapshot import is_simple_name
 from perl.recipe.plain_yaml import PlainDumper
 
@@ -113,7 +113,8 @@ def _entries(task: TaskResult, definition: Task | None, base: Mapping[str, str])
     if definition is not None and source != definition.repository:
         source = definition.file
     known = definition if definition is not None and definition.repository == source else None
-    facts = {"k": score.k, "n": score.n, "protocol": task.protocol_hash, **base}
+    judge = {} if task.scorer == MATH else {"scorer": task.scorer}
+    facts = {"k": score.k, "n": score.n, "protocol": task.protocol_hash, **judge, **base}
     error = {} if score.stderr is None else {"stderr": in_percent(score.stderr)}
     metrics = [("accuracy", f"avg@{score.k}", score.accuracy, facts | error)]
     metrics += [("pass@k", f"pass@{k}", value, {**facts, "k": k}) for k, value in score.pass_at.items() if k > 1]

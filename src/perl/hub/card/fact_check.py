@@ -129,6 +129,9 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
         right = f"temperature {temperature:g}, at most {most} tokens"
         yield "settings.sampling", run.settings["sampling"], PUBLIC_RECIPE, right
     yield from _of_teacher(run, recipe)
+    if "prompts" in run.settings or recipe.prompts.acts:
+        chosen = recipe.prompts.shown if recipe.prompts.acts else None
+        yield "settings.prompts", run.settings.get("prompts"), PUBLIC_RECIPE, chosen
     weights = {name.rpartition(":")[2]: setting.weight for name, setting in recipe.rewards.items()}
     said = {name.rpartition(":")[2] if name in recipe.rewards else name: w for name, w in run.rewards.items()}
     yield "rewards", said, PUBLIC_RECIPE, weights

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, WORDS
 from perl.algorithms.named import ALGORITHMS
+from perl.hub.card.citations import MEMORY, REFILL
 from perl.hub.card.names import has_hub_form
 from perl.methods.registry import METHODS
 
@@ -25,6 +26,13 @@ _HTML = re.compile(r"<[A-Za-z/!?]")
 _MARKS = ("%", "±", "](", "`", "**")
 _WORD = re.compile(r"\w[\w.+:/-]*")
 _NOT_OF_A_WORD = re.compile(r"[^\w.+:/-]+")
+_NUMBER = r"[\d.e+-]+"
+# Of what :attr:`perl.recipe.sections.PromptsSection.shown` says, with "; " between.
+_OF_PROMPTS = (
+    rf"{MEMORY} \(explore {_NUMBER}, floor {_NUMBER}\)",
+    rf"{REFILL} \(at most {_NUMBER} x a batch more\)",
+    rf"easy first by a column \({_NUMBER} of them at first, all after {_NUMBER} of the training\)",
+)
 # Names that runs and scripts give to what a trainer was asked for, and the form of their texts.
 _OURS = {
     "continues": re.compile(r"\w[\w.+:/@-]*"),
@@ -36,6 +44,7 @@ _OURS = {
     ),
     "teacher adapter": re.compile(r"\w[\w.+:/@-]*"),
     "teacher adapter SHA-256": re.compile(r"[0-9a-f]{64}"),
+    "prompts": re.compile("(?:; )?".join(f"(?:{part})?" for part in _OF_PROMPTS)),
     CRITIC: WORDS,
     CRITIC_ADAPTER: re.compile(r"\w[\w.+:/@-]*"),
     PENALTY: re.compile(IN_REWARD),

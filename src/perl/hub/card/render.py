@@ -48,6 +48,7 @@ def render_card(facts: CardFacts, *, as_0_1: bool = False) -> str:
                 facts.named,
                 facts.overridden,
                 rewarded=facts.rewarded,
+                prompts=str(facts.settings.get("prompts", "")),
             ),
             names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": SCORES},
             snippets=snippets,

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from perl.evaluation.metrics import SMALL_P
 from perl.evaluation.results import HELD_OUT, Results, TaskResult, is_held_out
 from perl.evaluation.table import (
+    MARKDOWN,
     difference_cell,
     excludes_zero,
     is_shown,
+    judge_cell,
     judged_together,
     markdown,
     score_cell,
 )
+from perl.evaluation.task import MATH
 from perl.zoo.intervals import percent
 
 _MOST_IN_HEADLINE = 3
@@ -61,6 +64,8 @@ def contamination(results: Results) -> list[str]:
 
 def _sentence(task: TaskResult) -> str:
     score, name = task.score, f"avg@{task.score.k}"
+    if task.scorer != MATH:
+        name = f"judged by {judge_cell(task.scorer, MARKDOWN)}, {name}"
     if task.base is None or task.adapter is None:
         return f"On {task.title} it scores {score_cell(score)} % ({name} over {score.n:,} problems)."
     verdict = "" if is_shown(task.difference) else ", which does not tell them apart"

@@ -3,8 +3,8 @@ r"""LaTeX and plain text of an answer in one spelling, so that what looks alike 
 answer as written -> tidy answer
 
 ``\dfrac12``, ``\frac{1}{2}`` and ``\tfrac 1 2`` become ``\frac{1}{2}``; spacing, delimiters, currency and degree signs
-go; ``\text{ cm}`` becomes ``⟦cm⟧``, which distinguishes text from variables. Nothing is evaluated. The time is linear
-in the length of the answer, whatever it is.
+go; ``\text{ cm}`` becomes ``⟦cm⟧``, which distinguishes text from variables; ``\textbf{(540)}`` alone is ``(540)``.
+Nothing is evaluated. The time is linear in the length of the answer, whatever it is.
 """
 
 import functools
@@ -75,6 +75,8 @@ _PLAIN_FONT = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mbox|mathrm|textnormal|hbox|mathsf)\s*\{([^{}]*)\}")
 _NUMBER = re.compile(r"[-+]?[\d.,/]+%?")
+# A whole answer in a text font: numbers, signs and what separates numbers, in brackets. No letter: (C) is a choice.
+_WHOLE_IN_BRACKETS = re.compile(rf"{TEXT_START}\s*([(\[](?=[^\d]*\d)[-+\d.,:;/% ()\[\]]*[)\]])[ .]*{TEXT_END}[ .]*")
 _DEGREES_AS_WORD = re.compile(r"\s?(?<![a-zA-Z])(?:degrees?|deg)(?![a-zA-Z])", re.IGNORECASE)
 _PERCENT_AS_WORD = re.compile(
     r"\s?\u27e6?\s?(?<![a-zA-Z])(?:percent(?:age)?|pct)(?![a-zA-Z])\.?\s?\u27e7?", re.IGNORECASE
@@ -103,6 +105,8 @@ def tidy(answer: str) -> str:
         text = _TEXT.sub(_as_text, _PLAIN_FONT.sub(r"\1", text))
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
+    if whole := _WHOLE_IN_BRACKETS.fullmatch(text.strip()):
+        text = whole[1]
     text = _DEGREES_AS_WORD.sub("", text).replace(f"{TEXT_START}{TEXT_END}", "")
     text = _PERCENT_AS_WORD.sub("%", text)
     text = _POWER_OF_TEN_AS_WORD.sub(lambda m: rf"\cdot 10^{{{_POWERS_OF_TEN[m[2].lower()]}}}{m[1]}", text)

@@ -110,9 +110,14 @@ def placed_line(error: BaseException) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if not file.startswith(("<", *_NOT_THE_USERS)):
+        if is_users_file(file):
             place = f"{os.path.basename(file)}:{line}: "
     return f"{place}{one_line(error)}"
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a file of code is neither of this package, nor Python's, nor installed."""
+    return not file.startswith(("<", *_NOT_THE_USERS))
 
 
 def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) -> bytes:

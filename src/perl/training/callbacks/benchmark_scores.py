@@ -22,12 +22,13 @@ from perl.evaluation.draw import draw
 from perl.evaluation.own_tasks import chosen_tasks
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
+from perl.evaluation.recipe_keys import in_keys
 from perl.evaluation.request import end_tokens
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
 from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.task import MATH
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.task_data import check_files, load_task_data
 from perl.policy.model import base_of
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.validation import checked
@@ -237,12 +238,13 @@ class BenchmarkScores(RunCallback):
         ends = end_tokens(tokenizer, base.generation_config.to_diff_dict())
         arguments = getattr(args, "chat_template_kwargs", None)
         folder = Path(settings.data).expanduser() if settings.data else None
-        found = [
-            load_task_data(one.task, folder, one.limit, one.few_shot, settings.seed)
-            for one in chosen_tasks(settings, "tasks")
-        ]
-        tasks = tuple(prepare_task(data, tokenizer, protocol, ends, context, arguments) for data in found)
-        return Questions(tasks, protocol)
+        tasks, limit = list[PreparedTask](), settings.scorer_timeout
+        for one in chosen_tasks(settings, "tasks"):
+            with in_keys(f"BenchmarkScores({one.place})", ""):
+                data = load_task_data(one.task, folder, one.limit, one.few_shot, settings.seed)
+                made = prepare_task(data, tokenizer, protocol, ends, context, arguments, scorer_timeout=limit)
+                tasks.append(made)
+        return Questions(tuple(tasks), protocol)
 
 
 def task_metrics(task: str, groups: list[list[Sample]], scorer: str = MATH) -> Metrics:
@@ -273,7 +275,11 @@ def _settings(given: Mapping[str, Any]) -> EvalSection:
         if not given["tasks"]:
             raise RecipeError("names no task", "tasks", "as in tasks=['aime24']")
         settings = checked(EvalSection, given)
-        check_best(settings, [one.task.name for one in chosen_tasks(settings, "tasks")], "best")
+        chosen, folder = chosen_tasks(settings, "tasks"), Path(settings.data).expanduser() if settings.data else None
+        for one in chosen:
+            with in_keys(one.place, ""):
+                check_files(one.task, folder, one.few_shot)
+        check_best(settings, [one.task.name for one in chosen], "best")
     except PerlError as error:
         raise error.moved(lambda where: f"BenchmarkScores({where})") from error
     return settings

@@ -22,6 +22,7 @@ _SHOWN = (
     ("reward", "reward {:.3f}"),
     ("teacher/kl", "KL to the teacher {:.3f}"),
     ("completions/mean_length", "length {:.1f}"),
+    ("refill/samples", "refill {:.0f}"),
 )
 
 

@@ -1,0 +1,1 @@
+"""Which prompts are sampled: their order, what is remembered of them, what replaces groups without variance."""

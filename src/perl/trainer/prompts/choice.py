@@ -1,0 +1,177 @@
+"""PromptChoice: of which prompts each generation batch is, where they are not taken as they come.
+
+walk, memory, curriculum -> the indices of a generation batch; its rewards -> memory
+
+Every process makes the same choice: it depends on the seed, the number of the generation batch, and rewards that all
+processes have seen.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from trl.trainer.utils import RepeatSampler
+
+from perl.errors import BrokenPromiseError
+from perl.trainer.prompts.curriculum import Curriculum
+from perl.trainer.prompts.memory import PromptMemory, Seen
+from perl.trainer.prompts.walk import Floats, Walk
+
+# Of the walk that replacements come from, so that it is another one than that of the plain order.
+_OTHER_SEED = 7_919
+
+
+class PromptChoice:
+    """Chooses prompts, remembers what they gave, and is kept in checkpoints.
+
+    Attributes:
+        memory: Of each prompt; None: all count alike.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        seed: int,
+        *,
+        shuffled: bool,
+        memory: PromptMemory | None = None,
+        curriculum: Curriculum | None = None,
+        progress: Callable[[int], float] = lambda _: 1.0,
+    ) -> None:
+        """Has chosen nothing yet.
+
+        Args:
+            size: Prompts of the data.
+            seed: Of the training.
+            shuffled: Whether they come in a random order.
+            memory: What is remembered of them.
+            curriculum: Which may be drawn, from easy to hard; None: all.
+            progress: Share of the training that is behind at a generation batch.
+        """
+        self.memory, self._curriculum, self._progress = memory, curriculum, progress
+        self._walk = Walk(size, seed, shuffled)
+        self._others = Walk(size, seed + _OTHER_SEED)
+        self._chosen: dict[int, list[int]] = {}
+
+    def chosen(self, batch: int, count: int) -> list[int]:
+        """The prompts of a generation batch, the same whenever it is asked.
+
+        Args:
+            batch: Number of the generation batch, from 0.
+            count: Prompts in it.
+
+        Raises:
+            BrokenPromiseError: Rewards that the choice depends on were not seen.
+        """
+        if batch not in self._chosen:
+            chance_N = self._allowed(batch)
+            if self.memory is not None:
+                chance_N = chance_N * self.memory.chances(batch)
+            self._chosen[batch] = self._walk.take(count, chance_N)
+        return self._chosen[batch]
+
+    def others(self, batch: int, count: int, without: Collection[int]) -> list[int]:
+        """Prompts in the place of some of a generation batch; fewer where there are fewer.
+
+        Args:
+            batch: Number of the generation batch.
+            count: How many.
+            without: Prompts that are not wanted: those that it has.
+        """
+        chance_N = self._allowed(batch)
+        if self.memory is not None:
+            chance_N = chance_N * self.memory.latest()
+        return self._others.take(count, chance_N, without)
+
+    def forget_before(self, batch: int) -> None:
+        """Drops what was chosen for generation batches that no data loader reads again."""
+        self._chosen = {number: chosen for number, chosen in self._chosen.items() if number >= batch}
+
+    def note(self, batch: int, seen: Sequence[Seen]) -> dict[str, float]:
+        """Remembers what a generation batch has shown; gives what is logged of that."""
+        if self.memory is None:
+            return {}
+        self.memory.note(batch, seen)
+        return {f"prompts/{name}": share for name, share in self.memory.shares().items()}
+
+    def begin(self) -> None:
+        """A training begins, with its first generation batch."""
+        self._chosen.clear()
+        if self.memory is not None:
+            self.memory.begin()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "walks": [self._walk.state(), self._others.state()],
+            "chosen": {str(batch): list(chosen) for batch, chosen in self._chosen.items()},
+            "memory": None if self.memory is None else self.memory.state(),
+            "size": self._walk.size,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on as :meth:`state` was taken.
+
+        Raises:
+            BrokenPromiseError: It is of other data.
+        """
+        if state["size"] != self._walk.size:
+            raise BrokenPromiseError(f"the checkpoint chose among {state['size']} prompts, here are {self._walk.size}")
+        for walk, kept in zip((self._walk, self._others), state["walks"], strict=True):
+            walk.restore(kept)
+        self._chosen = {int(batch): list(chosen) for batch, chosen in state["chosen"].items()}
+        if self.memory is not None and state["memory"] is not None:
+            self.memory.restore(state["memory"])
+
+    def _allowed(self, batch: int) -> Floats:
+        if self._curriculum is None:
+            return np.ones(self._walk.size)
+        return self._curriculum.allowed(self._progress(batch)).astype(np.float64)
+
+
+class ChosenPrompts(RepeatSampler):
+    """TRL's sampler, whose generation batches are chosen instead of cut from a permutation; as many an epoch."""
+
+    def __init__(self, sampler: RepeatSampler, choice: PromptChoice, epoch_of: Callable[[], int]) -> None:
+        """Takes TRL's sampler, what chooses, and a function that gives the number of the epoch to start in."""
+        super().__init__(
+            data_source=sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
+        self._choice, self._epoch_of = choice, epoch_of
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of the epoch to start in."""
+        batches = self.num_samples // self.batch_size
+        first = self._epoch_of() * batches
+        self._choice.forget_before(first)
+        for batch in range(first, first + batches):
+            chosen = self._choice.chosen(batch, self.batch_size)
+            for _ in range(self.repeat_count):
+                for index in chosen:
+                    yield from [index] * self.mini_repeat_count
+
+
+def read_ahead(args: Any, prefetch: int) -> int:  # noqa: ANN401 (TRL's arguments)
+    """Generation batches between a draw and the latest whose rewards are there when it is made, at most.
+
+    Args:
+        args: Of the trainer.
+        prefetch: Steps whose rollouts are sampled ahead.
+    """
+    each = args.steps_per_generation * args.num_iterations  # micro-batches between two generation batches
+    # A step's micro-batches are read at once, accelerate reads one more, and workers some each.
+    by_workers = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
+    ahead = args.gradient_accumulation_steps + prefetch * each + by_workers
+    return -(-(ahead + 1) // each)
+
+
+def seen_of(prompts: Sequence[int], rewards_PG: torch.Tensor, flat_P: torch.Tensor) -> list[Seen]:
+    """What the groups of prompts have shown; one without any reward counts as flat, with a reward of 0."""
+    means = rewards_PG.nanmean(dim=1).nan_to_num(0.0).tolist()
+    return [Seen(*one) for one in zip(prompts, means, flat_P.tolist(), strict=True)]

@@ -1,0 +1,200 @@
+"""Refill: groups without variance are replaced by groups of other prompts (DAPO's dynamic sampling).
+
+rollouts, their rewards -> further rollouts -> rollouts with fewer zero-advantage groups
+
+Yu et al. 2025 (DAPO, arXiv:2503.14476, section 3.2) sample prompts until a batch is full of groups whose accuracy is
+neither 0 nor 1. Here at most so many are sampled as a setting says, any rewards that agree count, and only groups
+without variance are given up: what the others add to the gradient stays what it was.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Rollouts = dict[str, Any]
+Examples = list[dict[str, Any]]
+
+# Of a column of rollouts, what stands where a row has no token; 0 elsewhere.
+_LEFT = ("prompt_ids", "prompt_mask")
+_TOKENS = ("prompt_ids", "completion_ids")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A generation batch.
+
+    Attributes:
+        inputs: The examples of this process, one for each completion.
+        rollouts: Of this process, as TRL makes them.
+        rewards_NK: Of all processes.
+        prompts: Index in the data of each group's prompt, of all processes.
+        shown: What is shown of each completion, of all processes, by column.
+    """
+
+    inputs: Examples
+    rollouts: Rollouts
+    rewards_NK: torch.Tensor
+    prompts: list[int]
+    shown: Mapping[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a generation batch lies on the processes.
+
+    Attributes:
+        generations: Completions of a prompt.
+        processes: How many there are.
+        process: Number of this one.
+        pad_token_id: Fills rows.
+    """
+
+    generations: int
+    processes: int
+    process: int
+    pad_token_id: int
+
+    def pairs(self, flat_P: torch.Tensor, offered_flat_P: torch.Tensor) -> list[tuple[int, int]]:
+        """Group that is given up -> group that takes its place, both of one process and counted over all."""
+        found: list[tuple[int, int]] = []
+        each, offered = len(flat_P) // self.processes, len(offered_flat_P) // self.processes
+        for process in range(self.processes):
+            lost = flat_P[process * each : (process + 1) * each].nonzero().flatten() + process * each
+            own = offered_flat_P[process * offered : (process + 1) * offered]
+            live = (~own).nonzero().flatten() + process * offered
+            found += zip(lost.tolist(), live.tolist(), strict=False)
+        return found
+
+    def rows(self, group: int) -> range:
+        """Rows of a group, counted over all processes."""
+        return range(group * self.generations, (group + 1) * self.generations)
+
+    def own_rows(self, group: int, groups: int) -> range | None:
+        """Rows of a group on this process; None: it is another one's.
+
+        Args:
+            group: Counted over all processes.
+            groups: Of all processes.
+        """
+        each = groups // self.processes
+        return self.rows(group - self.process * each) if group // each == self.process else None
+
+
+def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], shape: Shape) -> Batch:
+    """A generation batch with some groups exchanged for others; all else is as it was, padding apart.
+
+    Args:
+        batch: Whose groups are given up.
+        offered: Whose groups take their place.
+        pairs: As of :meth:`Shape.pairs`.
+        shape: Of both.
+    """
+    inputs, rewards_NK, prompts = list(batch.inputs), batch.rewards_NK.clone(), list(batch.prompts)
+    shown = {name: list(rows) for name, rows in batch.shown.items()}
+    lost, taken = list[int](), list[int]()
+    for old, new in pairs:
+        rewards_NK[list(shape.rows(old))] = offered.rewards_NK[list(shape.rows(new))]
+        prompts[old] = offered.prompts[new]
+        for name, rows in shown.items():
+            if len(rows) == len(rewards_NK) and len(others := offered.shown.get(name, ())) == len(offered.rewards_NK):
+                rows[shape.rows(old).start : shape.rows(old).stop] = [others[row] for row in shape.rows(new)]
+        here, there = shape.own_rows(old, len(batch.prompts)), shape.own_rows(new, len(offered.prompts))
+        if here is not None and there is not None:
+            lost += here
+            taken += there
+            for row, other in zip(here, there, strict=True):
+                inputs[row] = offered.inputs[other]
+    rollouts = dict(batch.rollouts)
+    for name, rows in batch.rollouts.items():
+        if isinstance(rows, torch.Tensor) and rows.dim() > 0 and len(rows) == len(batch.inputs):
+            fill = shape.pad_token_id if name in _TOKENS else 0
+            rollouts[name] = _with_rows(rows, offered.rollouts[name], lost, taken, left=name in _LEFT, fill=fill)
+    return Batch(inputs, rollouts, rewards_NK, prompts, shown)
+
+
+def _with_rows(
+    rows: torch.Tensor, others: torch.Tensor, lost: list[int], taken: list[int], *, left: bool, fill: int
+) -> torch.Tensor:
+    """Rows, some of them exchanged for others; both are padded to the wider one."""
+    if rows.dim() == 1:
+        result = rows.clone()
+        result[lost] = others[taken]
+        return result
+    width = max(rows.size(1), others.size(1))
+    result, source = _padded(rows, width, left, fill), _padded(others, width, left, fill)
+    result[lost] = source[taken]
+    return result
+
+
+def _padded(rows: torch.Tensor, width: int, left: bool, fill: int) -> torch.Tensor:
+    missing = width - rows.size(1)
+    return torch.nn.functional.pad(rows, (missing, 0) if left else (0, missing), value=fill)
+
+
+class Refill:
+    """Samples other prompts in the place of those whose groups have no variance, up to a cap.
+
+    Attributes:
+        cap: Prompts that may be sampled besides, relative to those of a generation batch.
+    """
+
+    def __init__(
+        self,
+        cap: float,
+        *,
+        flat: Callable[[torch.Tensor], torch.Tensor],
+        others: Callable[[int, set[int]], list[int]],
+        sample: Callable[[list[int]], Batch],
+        tokens: Callable[[Batch], int],
+    ) -> None:
+        """Takes what it works with.
+
+        Args:
+            cap: As the attribute.
+            flat: (P,) which groups have no variance, of rewards (N, K).
+            others: So many prompts, without those of a set.
+            sample: A generation batch of prompts, counted over all processes.
+            tokens: Of a batch's completions, on all processes.
+        """
+        self.cap, self._flat, self._others, self._sample, self._tokens = cap, flat, others, sample, tokens
+
+    def refilled(self, batch: Batch, shape: Shape) -> tuple[Batch, list[Batch], Mapping[str, float]]:
+        """The generation batch with what takes the place of its groups without variance.
+
+        Returns:
+            It; what was sampled besides; what is logged of that.
+        """
+        started, groups, extra = time.perf_counter(), len(batch.prompts), list[Batch]()
+        left, tried, replaced_groups = int(self.cap * groups), set(batch.prompts), 0
+        flat_P = self._flat(batch.rewards_NK)
+        first_flat = int(flat_P.sum())
+        while flat_P.any():
+            # Each process replaces its own, so each samples as many as the one with the most of them.
+            needed = int(flat_P.view(shape.processes, -1).sum(dim=1).max())
+            each = min(needed, left // shape.processes)
+            asked = self._others(each * shape.processes, tried) if each else []
+            asked = asked[: len(asked) // shape.processes * shape.processes]
+            if not asked:
+                break
+            offered = self._sample(asked)
+            extra.append(offered)
+            left, tried = left - len(asked), tried | set(asked)
+            pairs = shape.pairs(flat_P, self._flat(offered.rewards_NK))
+            batch = replaced(batch, offered, pairs, shape)
+            replaced_groups += len(pairs)
+            flat_P = self._flat(batch.rewards_NK)
+        return (
+            batch,
+            extra,
+            {
+                "refill/groups": float(replaced_groups),
+                "refill/flat_before": first_flat / groups,
+                "refill/flat_after": int(flat_P.sum()) / groups,
+                "refill/samples": float(shape.generations * sum(len(one.prompts) for one in extra)),
+                "refill/tokens": float(sum(self._tokens(one) for one in extra)),
+                "refill/seconds": time.perf_counter() - started if extra else 0.0,
+            },
+        )

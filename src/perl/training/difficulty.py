@@ -1,0 +1,130 @@
+"""How hard a recipe's training problems are for a policy: the share of its completions that are right.
+
+Recipe, completions a problem -> pass rate of each training problem
+
+Completions are drawn at the temperature of the recipe's rollouts by what draws an evaluation's, and are kept in a
+folder: the same call goes on where it was stopped, and one for more completions draws the rest.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from perl.data import render_prompts
+from perl.errors import DataError, PerlError
+from perl.evaluation.drawn_samples import draw_samples
+from perl.evaluation.heldout import heldout_task
+from perl.evaluation.policies import load_policies
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.questions import template_hash
+from perl.evaluation.request import EvalSettings, Evaluation, end_tokens, generation_settings
+from perl.evaluation.subject import Subject, adapter_digests
+from perl.policy.saved.adapter import find_adapter
+from perl.recipe import Recipe
+from perl.recipe.engines import TRANSFORMERS, best_backend
+from perl.recipe.sections import PromptsSection, RolloutSection
+from perl.rewards.verifier import Judging
+from perl.run.threads import threads_kept, use_threads
+from perl.training.plan import Plan, make_plan
+
+COLUMN = "pass_rate"
+"""Of data that is written with its difficulty."""
+
+
+def pass_rates(
+    recipe: Recipe, count: int, folder: Path, adapter: str | None = None, rows: Sequence[int] | None = None
+) -> list[float]:
+    """Which share of so many completions of each training problem is right; what cannot be judged is not.
+
+    Args:
+        recipe: Names model, data and how completions are sampled; how it chooses prompts does not matter.
+        count: Completions a problem.
+        folder: Where they are kept.
+        adapter: Of the policy; None: the one that the recipe continues, else the base is asked.
+        rows: Of the training problems, those that are asked; None: all.
+
+    Raises:
+        PerlError: The recipe cannot be trained, or its data has no gold answers.
+        RolloutError: No server answers.
+    """
+    with threads_kept():
+        if recipe.engine.threads is not None:
+            use_threads(recipe.engine.threads)
+        subject = _subject(recipe, adapter, folder)
+        # A curriculum may be by the column that is yet to be written.
+        plan = make_plan(replace(recipe, prompts=PromptsSection()))
+        evaluation = _evaluation(plan, count, subject, rows)
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
+            policies = load_policies(evaluation.subject, evaluation.device)
+        drawn = draw_samples(evaluation, policies)
+    ((groups,),) = (found.values() for found in drawn.groups.values())
+    return [sum(sample.right for sample in samples) / len(samples) for samples in groups]
+
+
+def _subject(recipe: Recipe, adapter: str | None, folder: Path) -> Subject:
+    """The base, or what is put on it."""
+    model, name = recipe.model, adapter or recipe.peft.adapter
+    if name is None:
+        return Subject(model.name, model, None, None, None, None, folder)
+    with _naming("--adapter" if adapter else "peft.adapter"):
+        saved = find_adapter(name, model.name)
+        return Subject(saved.name, model, saved, None, *adapter_digests(saved), folder)
+
+
+def _evaluation(plan: Plan, count: int, subject: Subject, rows: Sequence[int] | None) -> Evaluation:
+    """The training problems as a task."""
+    recipe, train = plan.recipe, plan.problems.train
+    judging = plan.judging or Judging()
+    if judging.solution not in train.column_names:
+        raise DataError("there are no gold answers to compare with", "data.train", "columns: {answer: NAME}")
+    how = recipe.rollout
+    protocol = Protocol(
+        preset="recipe",
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
+        min_p=how.min_p or 0.0,
+        repetition_penalty=how.repetition_penalty,
+        max_new_tokens=how.max_completion_length,
+        k=count,
+        seed=plan.arguments.seed,
+        system_prompt=recipe.data.system_prompt,
+    )
+    chosen = range(len(train)) if rows is None else rows
+    examples = [{**train[i], "solution": train[i][judging.solution]} for i in chosen]
+    prompts = render_prompts(examples, plan.tokenizer, plan.arguments.chat_template_kwargs)
+    ends = end_tokens(plan.tokenizer, generation_settings(recipe.model))
+    return Evaluation(
+        subject=subject,
+        protocol=protocol,
+        tasks=(heldout_task("train", prompts, protocol, ends),),
+        folder=subject.folder,
+        engine=_engine(recipe, how),
+        template=template_hash(plan.tokenizer),
+        device=plan.arguments.device,
+        settings=EvalSettings(with_base=False, base_cache=False, batch_size=recipe.eval.batch_size),
+        judging=judging,
+    )
+
+
+def _engine(recipe: Recipe, how: RolloutSection) -> RolloutSection:
+    """What draws, decided; nothing is drawn ahead."""
+    backend = how.backend
+    if not how.decided:
+        backend = best_backend(on_gpu=torch.cuda.is_available() and recipe.engine.device != "cpu")
+    found = how.model_copy(update={"backend": backend, "prefetch": 0})
+    if recipe.model.quantization is not None and not found.capabilities.quantised_base:
+        return found.model_copy(update={"backend": TRANSFORMERS.name})
+    return found
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """A mistake of the adapter names what the user named it in."""
+    try:
+        yield
+    except PerlError as error:
+        raise error.moved(lambda _: option) from None

@@ -1,0 +1,58 @@
+"""How many steps a run takes of its prompts, and whether they can be chosen as its recipe says.
+
+data, arguments -> steps; PromptsSection, data -> mistakes, completions at most
+"""
+
+from datasets import Dataset
+
+from perl.errors import DataError, Mistake, RecipeError, raise_all
+from perl.recipe import Recipe
+from perl.recipe.sections import PromptsSection
+from perl.trainer.config import PeftRLConfig
+from perl.trainer.prompts.curriculum import difficulties
+from perl.trainer.prompts.making import selection_mistakes
+
+
+def steps_of(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
+    """Optimizer steps, as transformers counts them.
+
+    Raises:
+        DataError: There are too few problems for a step, or a curriculum's column is absent or holds no numbers.
+        RecipeError: Prompts cannot be chosen so.
+    """
+    prompts_per_generation = arguments.generation_batch_size // arguments.num_generations
+    batches = len(train) // prompts_per_generation
+    if batches == 0:
+        raise DataError(
+            f"{len(train)} training problems are too few for a step of {prompts_per_generation} prompts",
+            "data.train",
+            f"set train.prompts_per_step to {len(train)} or less",
+        )
+    _check_choice(train, arguments, recipe.prompts)
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    micro_batches = batches * arguments.steps_per_generation * arguments.num_iterations
+    steps_per_epoch = max(1, -(-micro_batches // recipe.batch.gradient_accumulation_steps))
+    return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
+
+
+def most_completions(section: PromptsSection, arguments: PeftRLConfig) -> int:
+    """Of a batch of rollouts, with all that a refill may sample."""
+    groups = arguments.generation_batch_size // arguments.num_generations
+    return int((groups + int(section.refill * groups)) * arguments.num_generations)
+
+
+def _check_choice(train: Dataset, arguments: PeftRLConfig, section: PromptsSection) -> None:
+    """Refuses what the trainer would refuse, before a model is loaded."""
+    if not section.acts:
+        return
+    groups = arguments.generation_batch_size // arguments.num_generations
+    found = selection_mistakes(section, arguments, len(train), groups)
+    rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
+    if section.refill and rows % arguments.num_generations:
+        what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of "
+        hint = "batches of which each process has whole groups"
+        found.append(Mistake(f"{what}{arguments.num_generations}", "prompts.refill", hint))
+    raise_all(RecipeError, found)
+    if section.curriculum is not None:
+        difficulties(train.column_names, section.curriculum, train.__getitem__, "prompts.curriculum")

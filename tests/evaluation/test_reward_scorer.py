@@ -1,0 +1,255 @@
+"""Scores by a user's own reward: named by its code, limited in time, and never a 0 that is a failure."""
+
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import perl
+from perl.cli.eval import command
+from perl.errors import PerlError, RewardError
+from perl.evaluation import drawn_samples
+from perl.evaluation.compare import compare
+from perl.evaluation.compare_folders import compare_folders
+from perl.evaluation.comparison_text import as_plain
+from perl.evaluation.protocol import task_facts
+from perl.evaluation.request import EvalSettings
+from perl.evaluation.rescore import rescore
+from perl.evaluation.results import parse_results, read_results
+from perl.evaluation.reward_scorer import find_scorer
+from perl.evaluation.reward_source import source_digest
+from perl.evaluation.task import Question, questions_hash
+from perl.rewards.verifier import Judging
+from tests.saved_adapters import save_adapter
+
+COLUMNS = {"prompt": "question", "answer": "gold"}
+SUMS = [{"question": f"{i}+{i + 1}=", "gold": str(2 * i + 1), "id": f"sum{i}"} for i in range(12)]
+SHORT = """
+def score(completions, **columns):
+    return [1.0 if len(c[0]["content"]) < 8 else 0.0 for c in completions]
+"""
+ALWAYS = """
+def score(completions, **columns):
+    return [1.0] * len(completions)
+"""
+RAISES = """
+def score(completions, **columns):
+    raise KeyError("no such thing")
+"""
+HANGS = """
+def score(completions, **columns):
+    while True:
+        pass
+"""
+HANGS_ONCE = """
+import time
+
+def score(completions, prompts, **columns):
+    if "3+4=" in str(prompts):
+        time.sleep(60)
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "lora"
+    save_adapter(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch):
+    """Each call finds modules anew, as a command of its own does."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    forget()
+
+
+def forget():
+    for name in ("mine", "mine_too"):
+        sys.modules.pop(name, None)
+
+
+def reward(code, folder="."):
+    Path(folder).mkdir(exist_ok=True)
+    file = Path(folder, "mine.py")
+    file.write_text(code)
+    forget()
+    sys.path_importer_cache.clear()
+    sys.path[:] = [entry for entry in sys.path if not Path(entry, "mine.py").is_file()]
+    return f"{file}:score"
+
+
+def evaluate(adapter, output, scorer, **settings):
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    usual = {"max_new_tokens": 6, "lighteval": False, "device": "cpu", "base_cache": False, "columns": COLUMNS}
+    chosen = EvalSettings(**{**usual, "scorer": scorer, **settings})
+    return perl.evaluate(adapter, None, ["sums.jsonl"], 2, output=output, settings=chosen)
+
+
+def kept(output):
+    return [json.loads(line) for line in Path(output, "samples.jsonl").read_text().splitlines()]
+
+
+def test_rewards_of_one_name_and_other_code_are_other_protocols(adapter):
+    one = evaluate(adapter, "one", reward(SHORT, "a"))
+    two = evaluate(adapter, "two", reward(ALWAYS, "b"))
+    windows = evaluate(adapter, "windows", reward(SHORT.replace("\n", "\r\n"), "c"))
+    hashes = [found.tasks[0].protocol_hash for found in (one, two, windows)]
+    assert hashes[0] == hashes[2] != hashes[1]
+    names = [found.tasks[0].scorer for found in (one, two)]
+    with pytest.raises(PerlError) as refused:
+        compare([one, two])
+    assert f"scorer {names[0]} and {names[1]}" in str(refused.value)
+    text = as_plain(compare([one, windows]))
+    assert f"Judged by: sums {names[0]}." in text
+
+
+def test_what_the_reward_imports_of_the_users_is_its_code_too(tmp_path):
+    (tmp_path / "mine_too.py").write_text("LEAST = 1\ndef least():\n    return LEAST\n")
+    spec = reward("from mine_too import least\n" + SHORT, tmp_path)
+    sys.path.insert(0, str(tmp_path))
+    before = find_scorer(spec).source
+    (tmp_path / "mine_too.py").write_text("LEAST = 2\ndef least():\n    return LEAST\n")
+    assert find_scorer(spec).source == source_digest("mine:score") != before
+    assert find_scorer("accuracy").source == ""
+
+
+def test_results_from_before_are_read_and_keep_their_hash(adapter):
+    found = evaluate(adapter, "out", reward(SHORT))
+    task = found.tasks[0]
+    file = Path("out/results.json")
+    facts = json.loads(file.read_text())
+    questions = [Question(row["id"], row["question"], row["gold"], row) for row in SUMS]
+    about = ("sums", 1, "{problem}", questions_hash(questions), task.max_new_tokens)
+    now, old = (found.protocol.hash(task_facts(*about, scorer)) for scorer in (task.scorer, "mine:score"))
+    assert (now, now != old) == (task.protocol_hash, True)
+    facts["perl"]["tasks"]["sums"] |= {"scorer": "mine:score", "protocol_hash": old}
+    file.write_text(json.dumps(facts))
+    earlier = read_results("out")
+    assert (earlier.tasks[0].scorer, earlier.tasks[0].protocol_hash) == ("mine:score", old)
+    with pytest.raises(PerlError, match=f"scorer mine:score and {task.scorer}"):
+        compare([earlier, found])
+    again = rescore("out", tasks=["sums.jsonl"], columns=COLUMNS, scorer="mine.py:score", lighteval=False)
+    assert again.tasks == found.tasks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_reward_that_raises_ends_the_evaluation_with_its_line_and_the_samples_stay(adapter):
+    with pytest.raises(RewardError) as failure:
+        evaluate(adapter, "out", reward(RAISES))
+    for part in ("reward score: failed on 17 completions", "mine.py:3: KeyError: 'no such thing'", "problem sum"):
+        assert part in str(failure.value)
+    assert not Path("out/results.json").exists()
+    assert len(kept("out")) == 24  # the batch of the base, whole
+    assert [one["status"] for one in kept("out")].count("not_judged") == 8
+    whole = evaluate(adapter, "whole", reward(SHORT))
+    again = evaluate(adapter, "out", reward(SHORT))
+    assert again.tasks == whole.tasks
+    assert len(kept("out")) == 48
+    judged = Path("out/results.json").read_bytes()
+    with pytest.raises(RewardError, match=r"mine\.py:3: KeyError"):
+        rescore("out", tasks=["sums.jsonl"], columns=COLUMNS, scorer=reward(RAISES), lighteval=False)
+    assert Path("out/results.json").read_bytes() == judged
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_reward_that_fails_on_all_of_a_few_completions_gives_no_score(adapter):
+    with pytest.raises(RewardError, match=r"failed on all 8 completions of sums, at last: mine.py:3: KeyError"):
+        evaluate(adapter, "out", reward(RAISES), limit=2)
+    assert not Path("out/results.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("code", [HANGS, "import time\ndef score(completions):\n    time.sleep(60)\n"])
+def test_a_reward_that_hangs_ends_the_evaluation_and_is_named_with_the_problem(code, adapter):
+    with pytest.raises(RewardError) as failure:
+        evaluate(adapter, "out", reward(code), limit=1, scorer_timeout=0.3)
+    for part in ("reward score: failed on all 4", "timeout: ", "problem sum0, '0+1='", "--scorer-timeout"):
+        assert part in str(failure.value)
+    assert len(kept("out")) == 4
+    found = evaluate(adapter, "out", reward(ALWAYS), limit=1)
+    assert found.tasks[0].score.accuracy == 1
+
+
+def test_one_completion_that_takes_too_long_is_said_and_not_judged(adapter, caplog):
+    found = evaluate(adapter, "out", reward(HANGS_ONCE), scorer_timeout=2)
+    assert found.tasks[0].score.accuracy == pytest.approx(11 / 12)
+    assert found.tasks[0].score.unjudged == pytest.approx(1 / 12)
+    assert "reward score: timeout: " in caplog.text
+    assert "for problem sum3, '3+4='" in caplog.text
+    assert "Not judged:" in Path("out/table.md").read_text()
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(0, "right"), (10, "wrong")])
+def test_without_a_limit_a_reward_is_called_in_this_process(seconds, status):
+    code = (
+        f"import os\n\ndef score(completions):\n    return [float(os.getpid() == {os.getpid()})] * len(completions)\n"
+    )
+    scorer = find_scorer(reward(code), timeout_seconds=seconds)
+    assert scorer.verdicts([Question("0", "asked", "", {})], ["text"], Judging())[0].status == status
+
+
+def test_columns_that_no_worker_gets_are_left_out_or_asked_for_in_a_line():
+    question = Question("0", "asked", "", {"day": datetime.date(2024, 1, 1), "level": 2})
+    scorer = find_scorer(reward("def score(completions, level, **columns):\n    return [float('day' in columns)]\n"))
+    assert scorer.lacking(question) is None
+    assert scorer.verdicts([question], ["text"], Judging())[0].status == "wrong"
+    needs = find_scorer(reward("def score(completions, day):\n    return [1.0]\n"))
+    assert "column 'day' is not a JSON value" in str(needs.lacking(question))
+    assert "--scorer-timeout 0" in str(needs.lacking(question))
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "1e9"])
+def test_a_limit_that_is_none_is_a_line(seconds, adapter):
+    with pytest.raises(PerlError, match=r"--scorer-timeout: .* is out of range"):
+        evaluate(adapter, "out", reward(SHORT), scorer_timeout=float(seconds))
+
+
+def test_code_that_changes_while_it_judges_gives_no_results(adapter, monkeypatch):
+    spec = reward(SHORT)
+    plain = drawn_samples.draw
+
+    def edited(*args):
+        Path("mine.py").write_text(ALWAYS)
+        return plain(*args)
+
+    monkeypatch.setattr(drawn_samples, "draw", edited)
+    with pytest.raises(RewardError, match="its code was changed while it judged completions of sums"):
+        evaluate(adapter, "out", spec)
+
+
+def test_the_command_takes_a_limit(adapter):
+    evaluate(adapter, "drawn", reward(SHORT), predict_only=True, limit=2)
+    spec = reward(SHORT)
+    options = [
+        "rescore",
+        "drawn",
+        "--tasks",
+        "sums.jsonl",
+        "--columns",
+        "prompt=question,answer=gold",
+        "--no-lighteval",
+    ]
+    done = CliRunner().invoke(command, [*options, "--scorer", spec, "--scorer-timeout", "20", "--json"])
+    assert done.exit_code == 0, done.output
+    assert read_results("drawn").tasks[0].scorer.startswith("mine:score@")
+
+
+def test_the_same_policy_protocol_and_seed_with_other_scores_is_a_warning(adapter):
+    evaluate(adapter, "one", "math")
+    evaluate(adapter, "two", "math")
+    assert "Warning" not in as_plain(compare_folders(["one", "two"]))
+    file = Path("two/results.json")
+    found = json.loads(file.read_text())
+    row = found["perl"]["tasks"]["sums"]["problems"]["sum3"]
+    row["adapter"] = "11" if row["adapter"] == "00" else "00"
+    other = parse_results(json.dumps(found).encode(), "two")
+    (line,) = [note for note in compare([read_results("one"), other]).notes if note.startswith("Warning")]
+    for part in ("one policy", "under the same protocol and seed", "not alike on 1 of 12 problems"):
+        assert part in line
