@@ -178,7 +178,7 @@ def run_once(name: str, seed: int, data: Path, arguments: argparse.Namespace) ->
             trainer.train()
         except (PerlError, RuntimeError, ValueError) as error:
             return {**row, "error": f"{type(error).__name__}: {error}"}
-        log = [line for line in trainer.state.log_history if "reward" in line]
+        log = [line for line in trainer.state.log_history if "reward" in line and "train_runtime" not in line]
     return {**row, **measured(scores.curve, log)}
 
 

@@ -110,10 +110,12 @@ def test_rewards_of_one_name_and_other_code_are_other_protocols(adapter):
     assert f"Judged by: sums {names[0]}." in text
 
 
-def test_what_the_reward_imports_of_the_users_is_its_code_too(tmp_path):
+@pytest.mark.parametrize("names", ["least", "LEAST"])  # a constant does not say whose it is
+def test_what_the_reward_imports_of_the_users_is_its_code_too(names, tmp_path):
     (tmp_path / "mine_too.py").write_text("LEAST = 1\ndef least():\n    return LEAST\n")
-    spec = reward("from mine_too import least\n" + SHORT, tmp_path)
+    spec = reward(f"from mine_too import {names}\n" + SHORT, tmp_path)
     sys.path.insert(0, str(tmp_path))
+    sys.modules.pop("mine_too", None)
     before = find_scorer(spec).source
     (tmp_path / "mine_too.py").write_text("LEAST = 2\ndef least():\n    return LEAST\n")
     assert find_scorer(spec).source == source_digest("mine:score") != before

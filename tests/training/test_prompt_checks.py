@@ -51,12 +51,12 @@ def test_a_plan_says_how_prompts_are_chosen_and_what_is_sampled_at_most(levels, 
     shown, every = lines("prompts.memory=true", "prompts.refill=0.3", "prompts.curriculum=-level")
     assert shown["prompts"].count(";") == 2
     assert shown["steps"] == "50 (at least 3,200 completions in all)"
-    # 0.3 x 8 prompts are 2 whole ones, of 8 completions each
+    # 0.3 x 8 prompts are 3, rounded up, of 8 completions each
     (most,) = [line for line in every if "in the place of" in line]
     assert most.split() == [
         "up",
         "to",
-        "80",
+        "88",
         "completions",
         "in",
         "the",

@@ -6,6 +6,7 @@ Its own file counts, and those of the user's that it imports, as far as they wer
 and what it reads or asks while it runs, does not.
 """
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -54,11 +55,27 @@ def _found(module: ModuleType) -> Iterator[tuple[str, Path]]:
         if one is not module and not is_users_file(file):
             continue
         yield one.__name__, Path(file)
-        for value in list(vars(one).values()):
-            other = value if isinstance(value, ModuleType) else _defined_in(value)
+        held = [v if isinstance(v, ModuleType) else _defined_in(v) for v in list(vars(one).values())]
+        for other in [*held, *map(sys.modules.get, _imported(one, Path(file)))]:
             if other is not None and other.__name__ not in seen:
                 seen.add(other.__name__)
                 left.append(other)
+
+
+def _imported(module: ModuleType, file: Path) -> Iterator[str]:
+    """Names of modules that a file's lines outside of functions may import: of constants nothing else tells."""
+    left: list[ast.AST] = [ast.parse(file.read_bytes())] if file.suffix == ".py" else []
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = str(module.__package__ or "").split(".")
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            left.extend(ast.iter_child_nodes(node))
 
 
 def _defined_in(value: object) -> ModuleType | None:

@@ -16,7 +16,7 @@ from perl.errors import ModelError
 from perl.methods.anchor import drop_anchor
 from perl.methods.decompositions import Decomposition, Factors, decompose, first_columns, first_triples, last_triples
 from perl.methods.names import name_in_base
-from perl.methods.packed import base_weight
+from perl.methods.packed import base_weight, is_packed
 from perl.run.shards import is_sharded
 
 _Options = Mapping[str, Any]
@@ -138,9 +138,13 @@ def unrounded_magnitudes(policy: PeftModel) -> None:
     adapter = policy.active_adapter
     for layer in policy.modules():
         magnitude = getattr(layer, "lora_magnitude_vector", {})
-        if adapter not in magnitude or layer.get_delta_weight(adapter).any():
+        if adapter not in magnitude:
             continue
-        weight = base_weight(layer.get_base_layer(), torch.float32)
+        base = layer.get_base_layer()
+        rounds = base.weight.dtype in (torch.bfloat16, torch.float16) or is_packed(base.weight)
+        if not rounds or layer.get_delta_weight(adapter).any():
+            continue
+        weight = base_weight(base, torch.float32)
         dora, nothing = magnitude[adapter], torch.zeros((), device=weight.device)
         lengths = dora.get_weight_norm(weight.float(), nothing, layer.scaling[adapter])
         dora.weight.data = lengths.to(dora.weight.dtype)

@@ -205,6 +205,8 @@ def keep_type(policy: nn.Module) -> None:
 
 def _in_type_of_input(_: nn.Module, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
     """Under autocast the next layer casts by itself."""
+    if not inputs:  # named, as no model of transformers does
+        return result
     given = inputs[0]
     return result if torch.is_autocast_enabled(given.device.type) else result.to(given.dtype)
 

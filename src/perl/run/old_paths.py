@@ -82,8 +82,8 @@ _MOVED_TO = {
     },
     "perl.trainer": {
         "checked": "rollout_check", "config": "config", "overrides": "overrides",
-        "packed": "log_prob_passes", "resumable": "resume_state", "sampler": "prompt_order", "served": "rollout_source",
-        "step": "optimizer_step",
+        "packed": "log_prob_passes", "resumable": "resume_state", "sampler": "prompts.order",
+        "served": "rollout_source", "step": "optimizer_step",
     },
     "perl.trainer.callbacks": {
         "callbacks.adapter": "adapter", "callbacks.diagnosis": "diagnosis", "callbacks.plots": "plots",

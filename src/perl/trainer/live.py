@@ -43,6 +43,7 @@ class LiveTrainer(Protocol):
 class CountsMicroBatches(Protocol):
     """What TRL's trainer remembers of where it is among its micro-batches."""
 
+    args: GRPOConfig
     _step: int
     _buffered_inputs: list[dict[str, Any]] | None
 
@@ -76,6 +77,12 @@ class Position:
     def advance(self) -> None:
         """One micro-batch further."""
         self.move(self.micro_batch + 1, self.rollouts)
+
+    def to_next_rollouts(self) -> None:
+        """Goes to where new rollouts come next."""
+        args = self._counted.args
+        each = args.steps_per_generation * args.num_iterations
+        self.move(-(-self.micro_batch // each) * each, None)
 
     def begin_step(self) -> None:
         """An optimizer step begins here."""

@@ -121,6 +121,8 @@ class ResumeState:
                 choice of prompts.
         """
         if self._prompts is not None:
+            if not isinstance(checkpoint, str):
+                self._position.to_next_rollouts()  # what is left of an earlier training's would make each batch late
             self._prompts.begin()
         if isinstance(checkpoint, str):
             folder, args = Path(checkpoint), self._live.args

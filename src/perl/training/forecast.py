@@ -33,6 +33,7 @@ from perl.training.decoder import cached_bytes, weight_bytes
 from perl.training.lengths import Lengths
 from perl.training.memory_estimate import GPUS, ON_CPU, MemoryEstimate
 from perl.training.plan import Plan
+from perl.training.prompt_checks import most_completions
 from perl.training.run_shape import Setup, Shape, execution_of, groups_of_process, memory_on, peak_of, shape_of
 from perl.training.sharing import Sharing
 
@@ -186,9 +187,11 @@ def _under(
         flops = replace(flops, rollouts=flops.rollouts * (1 + 1 / completions))
     engines = serving.count if serving and plan.recipe.rollout.capabilities.needs_servers else 1
     answers = setup.batch.completions_per_step if isinstance(plan.judging, Judging) else 0
+    most = most_completions(plan.recipe.prompts, plan.arguments, setup.batch.world_size)
+    times = most / plan.arguments.generation_batch_size  # that a refill samples and judges, at most
     parts = {
-        "rollouts": rollouts.up_to(1 + plan.recipe.prompts.refill),  # a refill samples and judges so many more, at most
-        "verifier": verdict_part(answers, setup.nodes, rates).up_to(1 + plan.recipe.prompts.refill),
+        "rollouts": rollouts.up_to(times),
+        "verifier": verdict_part(answers, setup.nodes, rates).up_to(times),
         "training": training_part(flops.in_training, traffic.gathered, traffic.averaged, rates),
         "sync": sync_part(synced, engines),
     }

@@ -67,5 +67,8 @@ def prompt_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
     if recipe.prompts.acts:
         yield f"prompts  {recipe.prompts.shown}"
     if recipe.prompts.refill:
-        usual, most = arguments.generation_batch_size, most_completions(recipe.prompts, arguments)
+        usual, most = (
+            arguments.generation_batch_size,
+            most_completions(recipe.prompts, arguments, recipe.batch.world_size),
+        )
         yield f"         up to {most:,} completions in the place of {usual:,} of a batch of rollouts"

@@ -3,8 +3,6 @@
 data, arguments -> steps; PromptsSection, data -> mistakes, completions at most
 """
 
-import math
-
 from datasets import Dataset
 
 from perl.errors import DataError, RecipeError, raise_all
@@ -13,6 +11,7 @@ from perl.recipe.sections import PromptsSection
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.prompts.curriculum import difficulties
 from perl.trainer.prompts.making import choice_mistakes
+from perl.trainer.prompts.refill import extra_prompts
 
 
 def steps_of(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
@@ -30,7 +29,7 @@ def steps_of(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
             "data.train",
             f"set train.prompts_per_step to {len(train)} or less",
         )
-    _check_choice(train, arguments, recipe.prompts)
+    _check_choice(train, arguments, recipe.prompts, recipe.batch.world_size)
     if arguments.max_steps > 0:
         return int(arguments.max_steps)
     micro_batches = batches * arguments.steps_per_generation * arguments.num_iterations
@@ -38,16 +37,16 @@ def steps_of(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
     return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
 
 
-def most_completions(section: PromptsSection, arguments: PeftRLConfig) -> int:
+def most_completions(section: PromptsSection, arguments: PeftRLConfig, processes: int) -> int:
     """Of a batch of rollouts, with all that a refill may sample."""
     groups = arguments.generation_batch_size // arguments.num_generations
-    return int((groups + math.ceil(section.refill * groups)) * arguments.num_generations)
+    return int((groups + extra_prompts(section.refill, groups, processes)) * arguments.num_generations)
 
 
-def _check_choice(train: Dataset, arguments: PeftRLConfig, section: PromptsSection) -> None:
+def _check_choice(train: Dataset, arguments: PeftRLConfig, section: PromptsSection, processes: int) -> None:
     """Refuses what the trainer would refuse, before a model is loaded."""
     if not section.acts:
         return
-    raise_all(RecipeError, choice_mistakes(section, arguments, len(train)))
+    raise_all(RecipeError, choice_mistakes(section, arguments, len(train), processes))
     if section.curriculum is not None:
         difficulties(train.column_names, section.curriculum, train.__getitem__, "prompts.curriculum")

@@ -90,6 +90,27 @@ def test_shares_tell_the_solved_from_the_hopeless():
     assert found.shares() == {"seen": 4 / SIZE, "resting_solved": 1 / SIZE, "resting_hopeless": 2 / SIZE}
 
 
+def test_what_all_have_solved_rests_as_solved_and_a_group_without_rewards_says_nothing_of_its_prompt():
+    found = memory(lag=1)
+    found.note(0, [Seen(0, 1.0, True), Seen(1, 1.0, True), Seen(2, float("nan"), True)])
+    found.chances(1)
+    assert found.shares()["resting_solved"] == 2 / SIZE
+    again = memory(lag=1)
+    again.note(1, [])
+    again.restore(found.state())
+    np.testing.assert_array_equal(again.reward_N, found.reward_N)
+
+
+def test_a_batch_that_begins_again_has_the_same_replacements():
+    choice = PromptChoice(SIZE, 1, shuffled=True)
+    drawn = []
+    for batch in (1, 2, 3, 1, 2, 3):
+        choice.begin_batch(batch)
+        drawn.append(choice.others(batch, 3, {0}))
+    assert drawn[:3] == drawn[3:]
+    assert drawn[0] != drawn[1]
+
+
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.25), (0.25, 0.625), (0.5, 1.0), (1.0, 1.0)])
 def test_a_curriculum_grows_evenly_from_the_easiest(progress, share):
     numbers_N = np.random.default_rng(1).random(SIZE)
@@ -199,6 +220,31 @@ def test_chosen_prompts_are_the_same_after_a_stop_and_for_any_number_of_processe
     head = begun.run(stop)
     rest = Training(how, state=begun.choice.state()).run(micro, stop)
     assert head + rest == whole
+
+
+def furthest(args, prefetch):
+    """The largest number of batches between a draw and the latest that is known, by walking through micro-batches."""
+    each, lag = args.steps_per_generation * args.num_iterations, 0
+    for first in range(0, 200, args.gradient_accumulation_steps):  # a step begins: all before it was generated
+        known = (first - 1) // each
+        read = first + args.gradient_accumulation_steps + prefetch * each  # with the one more that accelerate reads
+        lag = max(lag, read // each - known)
+    return lag
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("args", [(1, 1, 1), (4, 4, 1), (4, 2, 1), (2, 4, 2), (3, 3, 2), (6, 4, 1)], ids=str)
+def test_a_draw_waits_for_as_many_batches_as_are_read_ahead(args, prefetch):
+    assert read_ahead(Arguments(*args), prefetch) >= furthest(Arguments(*args), prefetch)
+    assert abs(read_ahead(Arguments(*args), prefetch) - furthest(Arguments(*args), prefetch)) <= 1
+
+
+@pytest.mark.parametrize(("start", "until"), [(0.25, 0.5), (0.1, 1.0), (0.5, 0.2)])
+def test_the_share_of_a_curriculum_over_a_training_is_its_integral(start, until):
+    size, points = 4000, np.linspace(0, 1, 2001)
+    curriculum = Curriculum(np.arange(size), start, until)
+    mean = np.mean([curriculum.allowed(progress).mean() for progress in points])
+    assert mean == pytest.approx(until * (1 + start) / 2 + 1 - until, abs=1e-3)
 
 
 def test_a_second_training_knows_what_the_first_has_seen():

@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import math
 import random
+from fractions import Fraction
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from datasets import Dataset
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import ModelError, PerlError, RolloutError
 from perl.policy.attach import adapter_tensors
-from perl.trainer.prompts.refill import Batch, Refill, Shape, replaced
+from perl.trainer.prompts.refill import Batch, Refill, Shape, extra_prompts, replaced
 from tests.oracles.rollouts import GENERATIONS, LONGEST, PAD, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, tokenizer
 
@@ -98,16 +100,13 @@ def test_each_process_replaces_its_own_groups_and_all_agree_on_which():
 @pytest.mark.parametrize("processes", [1, 2])
 def test_no_more_is_sampled_than_the_cap_allows_and_no_prompt_twice(cap, processes):
     asked: list[int] = []
-    reserve = iter(range(100, 10_000))
 
     def sample(prompts):
         asked.extend(prompts)
         return batch_of(prompts, [LIVE if p % 5 == 0 else NONE for p in prompts], processes=processes)
 
     def others(count, without):
-        found = [next(reserve) for _ in range(count)]
-        assert not set(found) & without
-        return found
+        return [prompt for prompt in range(200) if prompt not in without][:count]
 
     refill = Refill(cap, flat=flat, others=others, sample=sample)
     batch = batch_of(list(range(8)), [LIVE, NONE, ONES, NONE, NONE, NONE, LIVE, NONE], processes=processes)
@@ -278,6 +277,23 @@ def test_a_second_training_of_one_trainer_begins_anew_and_is_gone_on_with(tmp_pa
     assert "\n" not in str(raised.value)
 
 
+def test_a_second_training_after_one_that_ended_within_a_generation_batch_samples_anew(tmp_path):
+    """Two updates of each generation batch, three steps: half of the second is left, and is not trained on."""
+    how = {"max_steps": 3, "num_iterations": 2, "prompt_memory": True}
+    _, trainer = trained(tmp_path, range(12), **how)
+    assert trainer._step == 3
+    trainer.train()
+    assert trainer._step == 4 + 3
+    assert set(trainer.prompt_selection.choice._chosen) >= {0, 1}
+    assert trainer.prompt_selection.choice.memory.seen_N.sum() > 8
+
+
+@pytest.mark.parametrize(("cap", "groups", "processes"), [(0.07, 100, 1), (1.1, 10, 1), (0.2, 4, 2), (1.5, 6, 2)])
+def test_a_cap_is_a_share_rounded_up_to_as_many_prompts_for_each_process(cap, groups, processes):
+    exact = Fraction(str(cap)) * groups / processes
+    assert extra_prompts(cap, groups, processes) == math.ceil(exact) * processes
+
+
 def test_a_curriculum_allows_what_a_batch_takes(tmp_path):
     _, trainer = trained(tmp_path, range(8), **SETTINGS["curriculum"])
     assert sorted(trainer.prompt_selection.choice.chosen(0, 4)) == [0, 1, 2, 3]
@@ -299,6 +315,11 @@ def test_rewards_that_never_vary_end_a_training_with_a_checkpoint_and_a_line(tmp
         ({"prompt_refill": 1.0, "advantage_estimator": "batch"}, 12, r"prompts\.refill: .*batch learns too"),
         ({"prompt_refill": 1.0, "advantage_estimator": "gae"}, 12, r"prompts\.refill: .*gae learns too"),
         ({"prompt_memory": True, "advantage_estimator": "batch"}, 12, r"prompts\.memory: .*batch learns too"),
+        (
+            {"prompt_refill": 1.0, "advantage_estimator": "rloo", "kl_in_reward": True, "beta": 0.1},
+            12,
+            r"prompts\.refill: .*kl_in_reward learns too",
+        ),
         ({"prompt_memory": True, "ignore_data_skip": True}, 12, r"ignore_data_skip: begins the data anew"),
         ({"prompt_explore": 0.3}, 12, r"explore: needs memory: true"),
         ({"prompt_refill": -1.0}, 12, r"refill"),

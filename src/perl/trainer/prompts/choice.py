@@ -18,7 +18,9 @@ from perl.trainer.prompts.curriculum import Curriculum
 from perl.trainer.prompts.memory import PromptMemory, Seen
 from perl.trainer.prompts.walk import Floats, Walk
 
-# Of the walk that replacements come from, so that it is another one than that of the plain order.
+# Generation batches whose replacements can be found again: more than one optimizer step has.
+_KEPT = 64
+# Of the walk that replacements come from, so that it is another one than that of the batches.
 _OTHER_SEED = 7_919
 
 
@@ -63,7 +65,7 @@ class PromptChoice:
             count: Prompts in it.
 
         Raises:
-            BrokenPromiseError: Rewards that the choice depends on were not seen.
+            BrokenPromiseError: Rewards that the choice depends on were not seen, or there are too few prompts.
         """
         if batch not in self._chosen:
             chance_N = self._allowed(batch)
@@ -80,7 +82,8 @@ class PromptChoice:
         """A generation batch begins, or begins again: its replacements are then the same."""
         if batch in self._others_at:
             self._others.restore(self._others_at[batch])
-        self._others_at = {batch: self._others.state()}
+        known = {number: at for number, at in self._others_at.items() if batch - _KEPT < number < batch}
+        self._others_at = known | {batch: self._others.state()}
 
     def others(self, batch: int, count: int, without: Collection[int]) -> list[int]:
         """Prompts in the place of some of a generation batch; fewer where there are fewer.
@@ -188,6 +191,6 @@ def read_ahead(args: Any, prefetch: int) -> int:  # noqa: ANN401 (TRL's argument
 
 
 def seen_of(prompts: Sequence[int], rewards_PG: torch.Tensor, flat_P: torch.Tensor) -> list[Seen]:
-    """What the groups of prompts have shown; one without any reward counts as flat, with a reward of 0."""
-    means = rewards_PG.nanmean(dim=1).nan_to_num(0.0).tolist()
+    """What the groups of prompts have shown; one without any reward counts as flat, with a reward of NaN."""
+    means = rewards_PG.nanmean(dim=1).tolist()
     return [Seen(*one) for one in zip(prompts, means, flat_P.tolist(), strict=True)]

@@ -24,6 +24,7 @@ from perl.trainer.prompts.order import ResumableRepeatSampler
 from perl.trainer.prompts.refill import Shape
 from perl.trainer.prompts.selection import Around, Groups, PromptSelection
 from perl.trainer.rollout_source import RolloutSource
+from perl.trainer.signal_checks import has_teacher
 
 
 def made_selection(
@@ -38,7 +39,7 @@ def made_selection(
     section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
     if not section.acts:
         return None
-    raise_all(RecipeError, choice_mistakes(section, args, _size(data)))
+    raise_all(RecipeError, choice_mistakes(section, args, _size(data), trainer.accelerator.num_processes))
     _check_data(trainer)
     generations = trainer.num_generations
     choice = PromptChoice(
@@ -70,28 +71,31 @@ def made_selection(
     )
 
 
-def choice_mistakes(section: PromptsSection, args: Any, size: int | None) -> list[Mistake]:  # noqa: ANN401
+def choice_mistakes(
+    section: PromptsSection,
+    args: Any,  # noqa: ANN401 (TRL's or ours)
+    size: int | None,
+    processes: int,
+) -> list[Mistake]:
     """What is wrong with a section for a training's arguments and data.
 
     Args:
         section: Acts.
         args: Of the trainer.
         size: Prompts of the data; None: not known.
+        processes: That the training has.
     """
     found, generations = [], args.num_generations
-    groups, rows = (
-        args.generation_batch_size // generations,
-        args.per_device_train_batch_size * args.steps_per_generation,
-    )
-    estimator = ADVANTAGES[own_setting(args, "advantage_estimator")]
+    groups = args.generation_batch_size // generations
+    rows = args.generation_batch_size // processes
     for key, does in (("refill", "replaces"), ("memory", "rests prompts of")):
         if not getattr(section, key):
             continue
         if generations == 1:
             what = f"{does} groups whose rewards agree, and a single completion is no group"
             found.append(Mistake(what, f"prompts.{key}", "leave it out"))
-        elif estimator.flat != "0" or estimator.critic:
-            what = f"{does} groups whose rewards agree, from which advantage_estimator: {estimator.name} learns too"
+        elif taught_by := _teaches_too(args):
+            what = f"{does} groups whose rewards agree, from which {taught_by} learns too"
             found.append(Mistake(what, f"prompts.{key}", "leave it out"))
     if section.refill and rows % generations:
         what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of {generations}"
@@ -134,6 +138,16 @@ def _check_data(trainer: GRPOTrainer) -> None:
         raise RecipeError("chooses the data's prompts, and an environment makes its own", "prompts", "leave it out")
     if trainer._is_vlm:
         raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
+
+
+def _teaches_too(args: Any) -> str:  # noqa: ANN401
+    """What a group without variance teaches by, beside a KL term of the loss; empty: by nothing."""
+    estimator = ADVANTAGES[own_setting(args, "advantage_estimator")]
+    if estimator.flat != "0":
+        return f"advantage_estimator: {estimator.name}"
+    if own_setting(args, "kl_in_reward"):
+        return "kl_in_reward"
+    return "a teacher" if has_teacher(args) else ""
 
 
 def _advantages(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -99,12 +99,13 @@ class PromptMemory:
     def shares(self) -> dict[str, float]:
         """Shares of the prompts: seen at all; resting as solved and as hopeless, by the middle of all rewards known.
 
-        What rests is what the latest draw knew; what was seen is what was seen.
+        Prompts rest by what the latest draw knew; all that were sampled count as seen. Where all rewards are the same,
+        prompts rest as solved if that is above 0.
         """
         resting_N, seen_N = self.flat_N > 0, self.seen_N > 0
         seen_N[[one.prompt for seen in self._waiting.values() for one in seen]] = True
         known = self.reward_N[~np.isnan(self.reward_N)]
-        middle = (known.min() + known.max()) / 2 if len(known) else 0.0
+        middle = (known.min() + known.max()) / 2 if len(known) and known.min() < known.max() else 0.0
         high_N = np.nan_to_num(self.reward_N, nan=middle) > middle
         return {
             "seen": float(seen_N.mean()),

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from perl.errors import BrokenPromiseError
+
 Rollouts = dict[str, Any]
 Examples = list[dict[str, Any]]
 
@@ -86,6 +88,11 @@ class Shape:
         return self.rows(group - self.process * each) if group // each == self.process else None
 
 
+def extra_prompts(cap: float, groups: int, processes: int) -> int:
+    """Prompts that may be sampled besides: a share of a generation batch's, rounded up to as many for each process."""
+    return math.ceil(round(cap * groups / processes, 9)) * processes
+
+
 def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], shape: Shape) -> Batch:
     """A generation batch with some groups exchanged for others; all else is as it was, padding apart.
 
@@ -114,6 +121,10 @@ def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], sha
     for name, rows in batch.rollouts.items():
         if isinstance(rows, torch.Tensor) and rows.dim() > 0 and len(rows) == len(batch.inputs):
             fill = shape.pad_token_id if name in _TOKENS else 0
+            if name not in offered.rollouts:
+                raise BrokenPromiseError(
+                    f"rollouts have {name} sometimes and sometimes not, so that none can be replaced"
+                )
             rollouts[name] = _with_rows(rows, offered.rollouts[name], lost, taken, left=name in _LEFT, fill=fill)
     return Batch(inputs, rollouts, rewards_NK, prompts, shown, batch.tokens)
 
@@ -141,8 +152,7 @@ class Refill:
     """Samples other prompts in the place of those whose groups have no variance, up to a cap.
 
     Attributes:
-        cap: Prompts that may be sampled besides, relative to those of a generation batch; rounded up to whole prompts,
-            as many for each process.
+        cap: Of :func:`extra_prompts`.
     """
 
     def __init__(
@@ -170,7 +180,7 @@ class Refill:
             It; what was sampled besides; what is logged of that.
         """
         started, groups, extra = time.perf_counter(), len(batch.prompts), list[Batch]()
-        left = math.ceil(self.cap * groups / shape.processes) * shape.processes
+        left = extra_prompts(self.cap, groups, shape.processes)
         tried, replaced_groups = set(batch.prompts), 0
         flat_P = self._flat(batch.rewards_NK)
         first_flat = int(flat_P.sum())

@@ -106,7 +106,7 @@ class PromptSelection:
         self.choice, self.refills = choice, cap > 0
         self._live, self._data, self._cap, self._shape = live, data, cap, shape
         self._groups, self._around = groups, around
-        self._in_vain: tuple[int, ...] = (0, 0)  # generation batches in a row without any variance, and their groups
+        self._in_vain: dict[int, int] = {}  # generation batches in a row without any variance -> their groups
         self._origin = 0  # micro-batches that this training began after
         self._first: dict[str, float] | None = None
 
@@ -117,7 +117,7 @@ class PromptSelection:
 
     def begin(self) -> None:
         """A training begins; what an earlier one of the same trainer has seen stays known."""
-        self._origin, self._in_vain = self._around.position.micro_batch, (0, 0)
+        self._origin, self._in_vain = self._around.position.micro_batch, {}
         self.choice.begin()
 
     def state(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class PromptSelection:
         return {
             "choice": self.choice.state(),
             "origin": self._origin,
-            "in_vain": self._in_vain,
+            "in_vain": {str(number): groups for number, groups in self._in_vain.items()},
             "counts": self._counts(),
         }
 
@@ -143,7 +143,7 @@ class PromptSelection:
             if (then := state["counts"][name]) != now:
                 what = f"the checkpoint was written with {name.format(then)}, here is {name.format(now)}"
                 raise ModelError(what, "prompts", "leave prompts and batches as they were, or start anew")
-        self._origin, self._in_vain = scale(state["origin"]), tuple(state["in_vain"])
+        self._origin, self._in_vain = scale(state["origin"]), {int(k): n for k, n in state["in_vain"].items()}
         self.choice.restore(state["choice"])
 
     def log_first(self) -> None:
@@ -204,7 +204,7 @@ class PromptSelection:
         seen = [one for each in (made, *extra) for one in self._seen(each)]
         for name, share in self.choice.note(number, seen).items():
             metrics[name].append(share)
-        self._give_up(batch, len(seen))
+        self._give_up(number, batch, len(seen))
         return batch
 
     @property
@@ -216,7 +216,7 @@ class PromptSelection:
         return seen_of(batch.prompts, self._groups.rewards(batch.rewards_NK), self._groups.flat(batch.rewards_NK))
 
     def _check_examples(self, batch: Batch) -> None:
-        """Rewards are remembered of the prompts that were chosen: whoever changed the order would teach it nonsense."""
+        """Rewards are remembered of the prompts that were chosen: they must be those of the examples."""
         rows, generations = len(batch.inputs), self._shape.generations
         for row in range(0, rows, generations):
             chosen = self._data[batch.prompts[(self._shape.process * rows + row) // generations]]
@@ -229,7 +229,7 @@ class PromptSelection:
         """Rollouts of further prompts, of which nothing is logged as of the batch's own."""
         each = len(prompts) // self._shape.processes
         own = prompts[self._shape.process * each : (self._shape.process + 1) * each]
-        examples = [dict(self._data[index]) for index in own for _ in range(self._shape.generations)]
+        examples = [dict(row) for row in map(self._data.__getitem__, own) for _ in range(self._shape.generations)]
         metrics, tables = self._around.metrics("train"), self._tables()
         values = {name: list(found) for name, found in metrics.items()}
         rows = {name: list(table) for name, table in tables.items()}
@@ -274,16 +274,18 @@ class PromptSelection:
                 table.clear()
                 table.extend([*kept, *new])
 
-    def _give_up(self, batch: Batch, sampled: int) -> None:
+    def _give_up(self, number: int, batch: Batch, sampled: int) -> None:
         """Ends a training in which no group has variance, however many are sampled."""
-        batches, groups = self._in_vain
-        varies = not bool(self._groups.flat(batch.rewards_NK).all())
-        self._in_vain = (0, 0) if varies else (batches + 1, groups + sampled)
-        if self.refills and self._in_vain[0] >= _GIVES_UP:
+        if not bool(self._groups.flat(batch.rewards_NK).all()):
+            self._in_vain = {}
+            return
+        self._in_vain[number] = sampled  # a batch that is made again counts once
+        if self.refills and len(self._in_vain) >= _GIVES_UP:
+            batches, groups, self._in_vain = len(self._in_vain), sum(self._in_vain.values()), {}
             self._around.end()
             raise RolloutError(
-                f"the rewards of none of {self._in_vain[1]} groups differ, in {self._in_vain[0]} generation batches "
-                "and what was sampled in their place",
+                f"the rewards of none of {groups} groups differ, in {batches} generation batches and what was sampled "
+                "in their place",
                 "prompts.refill",
                 "there is nothing to learn from: look at `perl reward check`, at other data, or a higher temperature",
             )

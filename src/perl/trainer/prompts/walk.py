@@ -1,4 +1,4 @@
-"""Laps over the data: each draws every prompt that does not rest, in an order of its own.
+"""Laps over the data: each draws the prompts that do not rest, in an order of its own.
 
 chances, seed -> indices
 """
@@ -35,7 +35,8 @@ class Walk:
     def take(self, count: int, chance_N: Floats, without: Collection[int] = ()) -> list[int]:
         """The next prompts, no two the same.
 
-        A prompt whose number of the lap, uniform in [0, 1), is not below its chance rests in this lap. Where a lap and
+        A prompt whose number of the lap, uniform in [0, 1), is not below its chance rests in this lap; so does one that
+        the same call has taken in the lap before. Where a lap and
         the rest of the one before do not give enough, those that rest are woken, the likeliest first.
 
         Args:
