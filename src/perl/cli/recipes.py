@@ -65,7 +65,8 @@ def _of_folder(packaged: dict[str, Path], name: str) -> dict[str, Path]:
     folder = f"{name.rstrip('/')}/"
     inside = {key: path for key, path in packaged.items() if key.startswith(folder) or key == name}
     if not inside:
-        raise RecipeError(f"no recipe named {name!r}", hint=did_you_mean(name, [*packaged, *_folders(packaged)]))
+        near = did_you_mean(name, [*packaged, *_folders(packaged)])
+        raise RecipeError(f"no recipe named {name!r}", hint=near or f"`perl recipes --search {name}` reads their texts")
     return inside
 
 

@@ -336,6 +336,10 @@ class TeacherSection(Section):
         return self
 
 
+MEMORY_WORDS, REFILL_WORDS = "those without variance rest", "groups without variance are refilled"
+"""How a card says that prompts are remembered, and that groups are replaced."""
+
+
 class PromptsSection(Section):
     """Which prompts are sampled. As they come, each once an epoch, where nothing is set."""
 
@@ -372,9 +376,9 @@ class PromptsSection(Section):
         """How prompts are chosen, in one line without the column's name, which may be anything."""
         found = []
         if self.memory:
-            found.append(f"those without variance rest (explore {self.explore:g}, floor {self.floor:g})")
+            found.append(f"{MEMORY_WORDS} (explore {self.explore:g}, floor {self.floor:g})")
         if self.refill:
-            found.append(f"groups without variance are refilled (at most {self.refill:g} x a batch more)")
+            found.append(f"{REFILL_WORDS} (at most {self.refill:g} x a batch more)")
         if self.curriculum is not None:
             of_all = f"{self.curriculum_start:g} of them at first, all after {self.curriculum_until:g} of the training"
             found.append(f"easy first by a column ({of_all})")

@@ -80,8 +80,7 @@ class Position:
 
     def to_next_rollouts(self) -> None:
         """Goes to where new rollouts come next."""
-        args = self._counted.args
-        each = args.steps_per_generation * args.num_iterations
+        each = generation_interval(self._counted.args)
         self.move(-(-self.micro_batch // each) * each, None)
 
     def begin_step(self) -> None:
@@ -95,6 +94,11 @@ class Position:
     def forget_rollouts(self) -> None:
         """The rollouts that the optimizer step began with are not to be trained on."""
         self.step_begin = self.step_begin[0], None
+
+
+def generation_interval(args: GRPOConfig) -> int:
+    """Micro-batches between two generation batches: all that one batch is cut into, as often as it is trained on."""
+    return int(args.steps_per_generation * args.num_iterations)
 
 
 def mode_of(model: torch.nn.Module) -> Mode:

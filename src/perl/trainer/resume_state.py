@@ -30,7 +30,7 @@ from perl.policy.reference import Reference
 from perl.run.joint_work import joined
 from perl.run.warned import warn
 from perl.trainer.critic_training import CriticTraining
-from perl.trainer.live import LiveTrainer, Position
+from perl.trainer.live import LiveTrainer, Position, generation_interval
 from perl.trainer.optimizer_state import (
     OPTIMIZER,
     SCALER,
@@ -323,7 +323,7 @@ class ResumeState:
         Rows with images hold more than tensors; a run that resumes among those generates them anew.
         """
         args, rollouts = self._live.args, self._position.rollouts
-        used_up = self._position.micro_batch % (args.steps_per_generation * args.num_iterations) == 0
+        used_up = self._position.micro_batch % generation_interval(args) == 0
         if used_up or rollouts is None:
             return None
         plain = all(isinstance(value, torch.Tensor) for batch in rollouts for value in batch.values())

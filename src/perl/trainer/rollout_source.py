@@ -35,7 +35,7 @@ from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 from perl.run.warned import warn
-from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
+from perl.trainer.live import LiveTrainer, Metrics, Position, generation_interval, mode_of, most
 from perl.trainer.prompt_tokens import Prompts
 
 logger = logging.getLogger("perl")
@@ -302,7 +302,7 @@ class RolloutSource:
     @property
     def _every(self) -> int:
         """Micro-batches between two generation batches."""
-        return int(self._live.args.steps_per_generation * self._live.args.num_iterations)
+        return generation_interval(self._live.args)
 
     @property
     def _asks(self) -> bool:

@@ -17,7 +17,7 @@ from perl.algorithms.registry import LOSSES, Selection, function_at
 from perl.packing.micro_batches import SELECTED
 from perl.run.warned import warn
 from perl.trainer.config import own_setting
-from perl.trainer.live import LiveTrainer
+from perl.trainer.live import LiveTrainer, generation_interval
 
 SELECTED_AT = "selected_at_step"
 """The optimizer steps taken when tokens were selected, of a loss whose selected tokens have a gradient of their own."""
@@ -117,4 +117,4 @@ def warn_without_second_update(live: LiveTrainer) -> None:
 
 def _one_update(args: GRPOConfig) -> bool:
     """Whether no update lies between rollouts and any of their losses."""
-    return bool(args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0)
+    return bool(args.gradient_accumulation_steps % generation_interval(args) == 0)

@@ -13,6 +13,7 @@ from perl.algorithms.unrewarded import counts
 from perl.methods.registry import Method
 from perl.recipe import Recipe
 from perl.trainer.config import PeftRLConfig
+from perl.trainer.live import generation_interval
 from perl.training.prompt_checks import most_completions
 
 
@@ -25,9 +26,9 @@ def algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
     own = row.overridden(given)
     overridden = f"; overridden: {shown_settings(own)}" if own else ""
     yield f"algorithm {row.name}: {shown_settings(row.settings)}{overridden}"
-    window = arguments.steps_per_generation * arguments.num_iterations
+    window = generation_interval(arguments)
     rewarded = counts(setting.weight for setting in recipe.rewards.values())
-    if rewarded and arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
+    if rewarded and (arguments.gradient_accumulation_steps or 1) % window == 0 and recipe.rollout.prefetch == 0:
         engine = recipe.rollout.capabilities.log_probs
         may_be_vllm = not recipe.rollout.decided and arguments.device.type != "cpu"
         one_pass = arguments.gradient_accumulation_steps == 1 and recipe.batch.world_size == 1

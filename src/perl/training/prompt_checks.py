@@ -9,6 +9,7 @@ from perl.errors import DataError, RecipeError, raise_all
 from perl.recipe import Recipe
 from perl.recipe.sections import PromptsSection
 from perl.trainer.config import PeftRLConfig
+from perl.trainer.live import generation_interval
 from perl.trainer.prompts.curriculum import difficulties
 from perl.trainer.prompts.making import choice_mistakes
 from perl.trainer.prompts.refill import extra_prompts
@@ -32,7 +33,7 @@ def steps_of(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
     _check_choice(train, arguments, recipe.prompts, recipe.batch.world_size)
     if arguments.max_steps > 0:
         return int(arguments.max_steps)
-    micro_batches = batches * arguments.steps_per_generation * arguments.num_iterations
+    micro_batches = batches * generation_interval(arguments)
     steps_per_epoch = max(1, -(-micro_batches // recipe.batch.gradient_accumulation_steps))
     return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
 

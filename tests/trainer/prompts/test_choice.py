@@ -9,7 +9,7 @@ from trl.trainer.utils import RepeatSampler
 from perl.errors import BrokenPromiseError, DataError
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
 from perl.trainer.prompts.curriculum import Curriculum, difficulties, ranked
-from perl.trainer.prompts.memory import PromptMemory, Seen
+from perl.trainer.prompts.memory import Outcome, PromptMemory
 from perl.trainer.prompts.walk import Walk
 
 SIZE = 40
@@ -47,7 +47,7 @@ def test_a_walk_goes_on_where_it_was_and_gives_what_there_is():
     again.restore(walk.state())
     assert [again.take(9, chance_N) for _ in range(20)] == [walk.take(9, chance_N) for _ in range(20)]
     few_N = np.zeros(SIZE)
-    few_N[[3, 5, 8]] = 1e-9, 0.5e-9, 1e-9  # they rest in every lap, and are woken
+    few_N[[3, 5, 8]] = 1e-9, 0.5e-9, 1e-9  # they rest in every lap, and are drawn all the same
     assert set(walk.take(2, few_N)) == {3, 8}
     assert sorted(walk.take(10, few_N, without=[3])) == [5, 8]
     assert walk.take(0, chance_N) == []
@@ -62,7 +62,7 @@ def test_chances_are_those_of_the_groups_without_variance_in_a_row():
     for batch in range(200):
         chance_N = found.chances(batch)
         np.testing.assert_allclose(chance_N, np.maximum(0.5**expected, 0.05), rtol=1e-12)
-        seen = [Seen(int(p), 0.0, bool(random.random() < 0.7)) for p in random.choice(SIZE, 6, replace=False)]
+        seen = [Outcome(int(p), 0.0, bool(random.random() < 0.7)) for p in random.choice(SIZE, 6, replace=False)]
         found.note(batch, seen)
         for one in seen:
             expected[one.prompt] = expected[one.prompt] + 1 if one.flat else 0
@@ -72,27 +72,27 @@ def test_chances_are_those_of_the_groups_without_variance_in_a_row():
 def test_a_draw_knows_what_was_seen_so_many_batches_before_and_nothing_later():
     early, late = memory(lag=3), memory(lag=3)
     for batch in range(20):
-        seen = [Seen(batch % SIZE, 1.0, True)]
+        seen = [Outcome(batch % SIZE, 1.0, True)]
         late.note(batch, seen)  # long before it is drawn
     for batch in range(20):
         np.testing.assert_array_equal(early.chances(batch), late.chances(batch))
         assert (early.latest() < 1).sum() == max(0, batch - 2)
-        early.note(batch, [Seen(batch % SIZE, 1.0, True)])
-        early.note(batch, [Seen(batch % SIZE, 1.0, True)])  # rollouts that were made again
+        early.note(batch, [Outcome(batch % SIZE, 1.0, True)])
+        early.note(batch, [Outcome(batch % SIZE, 1.0, True)])  # rollouts that were made again
     with pytest.raises(BrokenPromiseError, match="is drawn before 20 was seen"):
         early.chances(23)
 
 
 def test_shares_tell_the_solved_from_the_hopeless():
     found = memory(lag=1)
-    found.note(0, [Seen(0, 1.0, True), Seen(1, 0.0, True), Seen(2, 0.0, True), Seen(3, 0.5, False)])
+    found.note(0, [Outcome(0, 1.0, True), Outcome(1, 0.0, True), Outcome(2, 0.0, True), Outcome(3, 0.5, False)])
     found.chances(1)
     assert found.shares() == {"seen": 4 / SIZE, "resting_solved": 1 / SIZE, "resting_hopeless": 2 / SIZE}
 
 
 def test_what_all_have_solved_rests_as_solved_and_a_group_without_rewards_says_nothing_of_its_prompt():
     found = memory(lag=1)
-    found.note(0, [Seen(0, 1.0, True), Seen(1, 1.0, True), Seen(2, float("nan"), True)])
+    found.note(0, [Outcome(0, 1.0, True), Outcome(1, 1.0, True), Outcome(2, float("nan"), True)])
     found.chances(1)
     assert found.shares()["resting_solved"] == 2 / SIZE
     again = memory(lag=1)
@@ -106,7 +106,7 @@ def test_a_batch_that_begins_again_has_the_same_replacements():
     drawn = []
     for batch in (1, 2, 3, 1, 2, 3):
         choice.begin_batch(batch)
-        drawn.append(choice.others(batch, 3, {0}))
+        drawn.append(choice.replacements(batch, 3, {0}))
     assert drawn[:3] == drawn[3:]
     assert drawn[0] != drawn[1]
 
@@ -178,7 +178,7 @@ class Training:
         whole = RepeatSampler(list(range(SIZE)), 2, self.PROMPTS, each, shuffle=True, seed=5)
         shards = []
         for rank in range(self.processes):
-            sampler = ChosenPrompts(whole, self.choice, lambda: epoch)
+            sampler = ChosenPrompts(whole, lambda: epoch, self.choice)
             batches = BatchSampler(sampler, 2 * self.PROMPTS // self.processes, drop_last=True)
             shards.append(iter(SkipBatchSampler(BatchSamplerShard(batches, self.processes, rank), skipped)))
         return zip(*shards, strict=True)
@@ -200,7 +200,7 @@ class Training:
                         batch = micro // each
                         prompts = [index for rank in rows for index in rank[::2]]
                         assert prompts == self.choice.chosen(batch, self.PROMPTS)
-                        self.choice.note(batch, [Seen(p, 0.0, flat(p, batch)) for p in prompts])
+                        self.choice.note(batch, [Outcome(p, 0.0, flat(p, batch)) for p in prompts])
                         drawn.append(prompts)
                     micro += 1
                 inside, read = inside + wanted, read[wanted:]
@@ -277,7 +277,7 @@ def test_prompts_without_variance_are_drawn_as_rarely_as_the_floor_says():
     counts, never_N = np.zeros(SIZE), np.arange(SIZE) % 3 == 0
     for batch in range(draws):
         prompts = choice.chosen(batch, 4)
-        choice.note(batch, [Seen(p, 0.0, bool(never_N[p])) for p in prompts])
+        choice.note(batch, [Outcome(p, 0.0, bool(never_N[p])) for p in prompts])
         counts[prompts] += batch > 200
     ratio = counts[never_N].mean() / counts[~never_N].mean()
     laps = counts[~never_N].mean()

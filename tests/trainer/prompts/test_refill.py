@@ -13,7 +13,7 @@ from datasets import Dataset
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import ModelError, PerlError, RolloutError
 from perl.policy.attach import adapter_tensors
-from perl.trainer.prompts.refill import Batch, Refill, Shape, extra_prompts, replaced
+from perl.trainer.prompts.refill import Batch, BatchLayout, Refill, extra_prompts, replaced
 from tests.oracles.rollouts import GENERATIONS, LONGEST, PAD, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, tokenizer
 
@@ -59,7 +59,7 @@ LIVE, ONES, NONE = [1, 0, 1], [1, 1, 1], [0, 0, 0]
 def test_only_rows_of_groups_that_are_given_up_change(widths):
     batch = batch_of([10, 11, 12], [LIVE, ONES, LIVE], width=widths[0])
     offered = batch_of([20, 21], [NONE, [0, 1, 0]], width=widths[1], first=100)
-    shape = Shape(G, 1, 0, PAD)
+    shape = BatchLayout(G, 1, 0, PAD)
     found = replaced(batch, offered, shape.pairs(flat(batch.rewards_NK), flat(offered.rewards_NK)), shape)
     assert found.prompts == [10, 21, 12]
     assert [row["prompt"] for row in found.inputs] == ["10"] * 3 + ["21"] * 3 + ["12"] * 3
@@ -81,7 +81,7 @@ def test_each_process_replaces_its_own_groups_and_all_agree_on_which():
     offers = [[0, 0, 1], ONES]
     found = []
     for process in (0, 1):
-        shape = Shape(G, 2, process, PAD)
+        shape = BatchLayout(G, 2, process, PAD)
         batch = batch_of([10, 11, 12, 13], rewards, process=process, processes=2)
         offered = batch_of([20, 21], offers, first=100, process=process, processes=2)
         found.append(replaced(batch, offered, shape.pairs(flat(batch.rewards_NK), flat(offered.rewards_NK)), shape))
@@ -108,9 +108,9 @@ def test_no_more_is_sampled_than_the_cap_allows_and_no_prompt_twice(cap, process
     def others(count, without):
         return [prompt for prompt in range(200) if prompt not in without][:count]
 
-    refill = Refill(cap, flat=flat, others=others, sample=sample)
+    refill = Refill(cap, flat=flat, replacements=others, sample=sample)
     batch = batch_of(list(range(8)), [LIVE, NONE, ONES, NONE, NONE, NONE, LIVE, NONE], processes=processes)
-    found, extra, logged = refill.refilled(batch, Shape(G, processes, 0, PAD))
+    found, extra, logged = refill.refilled(batch, BatchLayout(G, processes, 0, PAD))
     assert len(asked) == len(set(asked)) <= cap * 8
     assert sum(len(one.prompts) for one in extra) == len(asked)
     assert logged["refill/samples"] == G * len(asked)
@@ -137,12 +137,12 @@ def test_a_batch_of_groups_that_vary_takes_as_many_samples_as_their_share_says(p
     refill = Refill(
         100.0,
         flat=flat,
-        others=lambda count, _: [next(numbers) for _ in range(count)],
+        replacements=lambda count, _: [next(numbers) for _ in range(count)],
         sample=made,
     )
     sampled, offered = 0, 0
     for _ in range(batches):
-        found, extra, _ = refill.refilled(made(list(range(groups))), Shape(G, processes, 0, PAD))
+        found, extra, _ = refill.refilled(made(list(range(groups))), BatchLayout(G, processes, 0, PAD))
         assert not flat(found.rewards_NK).any()
         sampled += groups + sum(len(one.prompts) for one in extra)
         offered += sum(int((~flat(one.rewards_NK)).sum()) for one in extra)

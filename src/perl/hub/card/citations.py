@@ -12,13 +12,12 @@ from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import GRPO, GSPO, LOSSES
 from perl.methods.registry import METHODS
+from perl.recipe.sections import MEMORY_WORDS, REFILL_WORDS
 
 _DISTILLATION = ALGORITHMS["opd"]
-MEMORY, REFILL = "those without variance rest", "groups without variance are refilled"
-"""Words of :attr:`perl.recipe.sections.PromptsSection.shown`."""
 _OF_PROMPTS = {
-    MEMORY: ("prompts that rest (GRESO)", "Zheng et al. 2025, arXiv:2506.02177"),
-    REFILL: ("refilled groups (DAPO's dynamic sampling)", "Yu et al. 2025, arXiv:2503.14476"),
+    MEMORY_WORDS: ("prompts that rest (GRESO)", "Zheng et al. 2025, arXiv:2506.02177"),
+    REFILL_WORDS: ("refilled groups (DAPO's dynamic sampling)", "Yu et al. 2025, arXiv:2503.14476"),
 }
 _PAPER = re.compile(r"^.*?arXiv:\d{4}\.\d{4,5}")
 

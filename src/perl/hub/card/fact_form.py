@@ -17,9 +17,9 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, WORDS
 from perl.algorithms.named import ALGORITHMS
-from perl.hub.card.citations import MEMORY, REFILL
 from perl.hub.card.names import has_hub_form
 from perl.methods.registry import METHODS
+from perl.recipe.sections import MEMORY_WORDS, REFILL_WORDS
 
 _LONGEST_TEXT, _LONGEST_WORD = 500, 200
 _HTML = re.compile(r"<[A-Za-z/!?]")
@@ -29,8 +29,8 @@ _NOT_OF_A_WORD = re.compile(r"[^\w.+:/-]+")
 _NUMBER = r"[\d.e+-]+"
 # Of what :attr:`perl.recipe.sections.PromptsSection.shown` says, with "; " between.
 _OF_PROMPTS = (
-    rf"{MEMORY} \(explore {_NUMBER}, floor {_NUMBER}\)",
-    rf"{REFILL} \(at most {_NUMBER} x a batch more\)",
+    rf"{MEMORY_WORDS} \(explore {_NUMBER}, floor {_NUMBER}\)",
+    rf"{REFILL_WORDS} \(at most {_NUMBER} x a batch more\)",
     rf"easy first by a column \({_NUMBER} of them at first, all after {_NUMBER} of the training\)",
 )
 # Names that runs and scripts give to what a trainer was asked for, and the form of their texts.

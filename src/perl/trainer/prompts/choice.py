@@ -14,8 +14,10 @@ import torch
 from trl.trainer.utils import RepeatSampler
 
 from perl.errors import BrokenPromiseError
+from perl.trainer.live import generation_interval
 from perl.trainer.prompts.curriculum import Curriculum
-from perl.trainer.prompts.memory import PromptMemory, Seen
+from perl.trainer.prompts.memory import Outcome, PromptMemory
+from perl.trainer.prompts.order import EpochSampler
 from perl.trainer.prompts.walk import Floats, Walk
 
 # Generation batches whose replacements can be found again: more than one optimizer step has.
@@ -85,7 +87,7 @@ class PromptChoice:
         known = {number: at for number, at in self._others_at.items() if batch - _KEPT < number < batch}
         self._others_at = known | {batch: self._others.state()}
 
-    def others(self, batch: int, count: int, without: Collection[int]) -> list[int]:
+    def replacements(self, batch: int, count: int, without: Collection[int]) -> list[int]:
         """Prompts in the place of some of a generation batch; fewer where there are fewer.
 
         Args:
@@ -102,7 +104,7 @@ class PromptChoice:
         """Drops what was chosen for generation batches that no data loader reads again."""
         self._chosen = {number: chosen for number, chosen in self._chosen.items() if number >= batch}
 
-    def note(self, batch: int, seen: Sequence[Seen]) -> dict[str, float]:
+    def note(self, batch: int, seen: Sequence[Outcome]) -> dict[str, float]:
         """Remembers what a generation batch has shown; gives what is logged of that."""
         if self.memory is None:
             return {}
@@ -149,25 +151,18 @@ class PromptChoice:
         return self._curriculum.allowed(self._progress(batch)).astype(np.float64)
 
 
-class ChosenPrompts(RepeatSampler):
+class ChosenPrompts(EpochSampler):
     """TRL's sampler, whose generation batches are chosen instead of cut from a permutation; as many an epoch."""
 
-    def __init__(self, sampler: RepeatSampler, choice: PromptChoice, epoch_of: Callable[[], int]) -> None:
-        """Takes TRL's sampler, what chooses, and a function that gives the number of the epoch to start in."""
-        super().__init__(
-            data_source=sampler.data_source,
-            mini_repeat_count=sampler.mini_repeat_count,
-            batch_size=sampler.batch_size,
-            repeat_count=sampler.repeat_count,
-            shuffle=sampler.shuffle,
-            seed=sampler.seed,
-        )
-        self._choice, self._epoch_of = choice, epoch_of
+    def __init__(self, sampler: RepeatSampler, epoch_of: Callable[[], int], choice: PromptChoice) -> None:
+        """Takes TRL's sampler, what gives the number of the epoch to start in, and what chooses."""
+        super().__init__(sampler, epoch_of)
+        self._choice = choice
 
     def __iter__(self) -> Iterator[int]:
         """The indices of the epoch to start in."""
         batches = self.num_samples // self.batch_size
-        first = self._epoch_of() * batches
+        first = self.epoch_of() * batches
         self._choice.forget_before(first)
         for batch in range(first, first + batches):
             chosen = self._choice.chosen(batch, self.batch_size)
@@ -183,14 +178,14 @@ def read_ahead(args: Any, prefetch: int) -> int:  # noqa: ANN401 (TRL's argument
         args: Of the trainer.
         prefetch: Steps whose rollouts are sampled ahead.
     """
-    each = args.steps_per_generation * args.num_iterations  # micro-batches between two generation batches
+    each = generation_interval(args)
     # A step's micro-batches are read at once, accelerate reads one more, and workers some each.
     by_workers = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
     ahead = args.gradient_accumulation_steps + prefetch * each + by_workers
     return -(-(ahead + 1) // each)
 
 
-def seen_of(prompts: Sequence[int], rewards_PG: torch.Tensor, flat_P: torch.Tensor) -> list[Seen]:
+def outcomes_of(prompts: Sequence[int], rewards_PG: torch.Tensor, flat_P: torch.Tensor) -> list[Outcome]:
     """What the groups of prompts have shown; one without any reward counts as flat, with a reward of NaN."""
     means = rewards_PG.nanmean(dim=1).tolist()
-    return [Seen(*one) for one in zip(prompts, means, flat_P.tolist(), strict=True)]
+    return [Outcome(*one) for one in zip(prompts, means, flat_P.tolist(), strict=True)]

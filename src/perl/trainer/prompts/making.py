@@ -16,13 +16,13 @@ from perl.algorithms.registry import function_at
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.recipe.sections import PromptsSection
 from perl.trainer.config import own_setting, prompts_section
-from perl.trainer.live import Metrics, Position
+from perl.trainer.live import Metrics, Position, generation_interval
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
 from perl.trainer.prompts.curriculum import Curriculum, difficulties, ranked
 from perl.trainer.prompts.memory import PromptMemory
 from perl.trainer.prompts.order import ResumableRepeatSampler
-from perl.trainer.prompts.refill import Shape
-from perl.trainer.prompts.selection import Around, Groups, PromptSelection
+from perl.trainer.prompts.refill import BatchLayout
+from perl.trainer.prompts.selection import PromptSelection, RewardGroups, SelectionHooks
 from perl.trainer.rollout_source import RolloutSource
 from perl.trainer.signal_checks import has_teacher
 
@@ -55,19 +55,19 @@ def made_selection(
         choice,
         data,
         cap=section.refill,
-        shape=Shape(
+        shape=BatchLayout(
             generations,
             trainer.accelerator.num_processes,
             trainer.accelerator.process_index,
             trainer._tokenizer.pad_token_id,
         ),
-        groups=Groups(
+        groups=RewardGroups(
             generations,
             trainer.reward_weights.detach().cpu(),
             each=trainer.multi_objective_aggregation == "normalize_then_sum",
             advantages=_advantages(own_setting(args, "advantage_estimator")),
         ),
-        around=Around(position, metrics, logs=lambda: trainer._logs, end=source.end_training),
+        hooks=SelectionHooks(position, metrics, logs=lambda: trainer._logs, end=source.end_training),
     )
 
 
@@ -125,7 +125,7 @@ def sampler_of(trainer: GRPOTrainer, sampler: Sampler[int]) -> Sampler[int]:
 
     if trainer.prompt_selection is None:
         return ResumableRepeatSampler(sampler, epoch_of=epoch)
-    return ChosenPrompts(sampler, trainer.prompt_selection.choice, epoch)
+    return ChosenPrompts(sampler, epoch, trainer.prompt_selection.choice)
 
 
 def _size(data: Any) -> int | None:  # noqa: ANN401 (any data set)
@@ -173,6 +173,6 @@ def _curriculum(section: PromptsSection, data: Any, least: int) -> Curriculum | 
 def _progress(trainer: GRPOTrainer, batch: int) -> float:
     """Share of a training that is behind when a generation batch is made."""
     args = trainer.args
-    each = args.steps_per_generation * args.num_iterations
+    each = generation_interval(args)
     steps = args.max_steps if args.max_steps > 0 else trainer.state.max_steps
     return batch * each / max(1, steps * args.gradient_accumulation_steps)

@@ -9,11 +9,8 @@ import torch
 from trl.trainer.utils import RepeatSampler
 
 
-class ResumableRepeatSampler(RepeatSampler):
-    """TRL's order of prompts, the same in every epoch whether or not the epochs before it were walked through.
-
-    TRL draws one permutation an epoch from one generator; a resumed run would begin with the first again.
-    """
+class EpochSampler(RepeatSampler):
+    """TRL's sampler, which can begin in any epoch."""
 
     def __init__(self, sampler: RepeatSampler, epoch_of: Callable[[], int]) -> None:
         """Takes TRL's sampler and a function that gives the number of the epoch to start in."""
@@ -26,6 +23,13 @@ class ResumableRepeatSampler(RepeatSampler):
             seed=sampler.seed,
         )
         self.epoch_of = epoch_of
+
+
+class ResumableRepeatSampler(EpochSampler):
+    """TRL's order of prompts, the same in every epoch whether or not the epochs before it were walked through.
+
+    TRL draws one permutation an epoch from one generator; a resumed run would begin with the first again.
+    """
 
     def __iter__(self) -> Iterator[int]:
         """The indices of the epoch to start in."""

@@ -47,7 +47,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchLayout:
     """How a generation batch lies on the processes.
 
     Attributes:
@@ -93,13 +93,13 @@ def extra_prompts(cap: float, groups: int, processes: int) -> int:
     return math.ceil(round(cap * groups / processes, 9)) * processes
 
 
-def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], shape: Shape) -> Batch:
+def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], shape: BatchLayout) -> Batch:
     """A generation batch with some groups exchanged for others; all else is as it was, padding apart.
 
     Args:
         batch: Whose groups are given up.
         offered: Whose groups take their place.
-        pairs: As of :meth:`Shape.pairs`.
+        pairs: As of :meth:`BatchLayout.pairs`.
         shape: Of both.
     """
     inputs, rewards_NK, prompts = list(batch.inputs), batch.rewards_NK.clone(), list(batch.prompts)
@@ -160,7 +160,7 @@ class Refill:
         cap: float,
         *,
         flat: Callable[[torch.Tensor], torch.Tensor],
-        others: Callable[[int, set[int]], list[int]],
+        replacements: Callable[[int, set[int]], list[int]],
         sample: Callable[[list[int]], Batch],
     ) -> None:
         """Takes what it works with.
@@ -168,12 +168,12 @@ class Refill:
         Args:
             cap: As the attribute.
             flat: (P,) which groups have no variance, of rewards (N, K).
-            others: So many prompts, without those of a set.
+            replacements: So many prompts, without those of a set.
             sample: A generation batch of prompts, counted over all processes.
         """
-        self.cap, self._flat, self._others, self._sample = cap, flat, others, sample
+        self.cap, self._flat, self._replacements, self._sample = cap, flat, replacements, sample
 
-    def refilled(self, batch: Batch, shape: Shape) -> tuple[Batch, list[Batch], Mapping[str, float]]:
+    def refilled(self, batch: Batch, shape: BatchLayout) -> tuple[Batch, list[Batch], Mapping[str, float]]:
         """The generation batch with what takes the place of its groups without variance.
 
         Returns:
@@ -188,7 +188,7 @@ class Refill:
             # Each process replaces its own, so each samples as many as the one with the most of them.
             needed = int(flat_P.view(shape.processes, -1).sum(dim=1).max())
             each = min(needed, left // shape.processes)
-            asked = self._others(each * shape.processes, tried) if each else []
+            asked = self._replacements(each * shape.processes, tried) if each else []
             asked = asked[: len(asked) // shape.processes * shape.processes]
             if not asked:
                 break

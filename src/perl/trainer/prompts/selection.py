@@ -11,10 +11,10 @@ import torch
 
 from perl.algorithms.advantages import agreeing_groups, nan_std, weighted_rewards
 from perl.errors import BrokenPromiseError, ModelError, RolloutError
-from perl.trainer.live import LiveTrainer, Metrics, Position
-from perl.trainer.prompts.choice import PromptChoice, seen_of
-from perl.trainer.prompts.memory import Seen
-from perl.trainer.prompts.refill import Batch, Examples, Refill, Rollouts, Shape
+from perl.trainer.live import LiveTrainer, Metrics, Position, generation_interval
+from perl.trainer.prompts.choice import PromptChoice, outcomes_of
+from perl.trainer.prompts.memory import Outcome
+from perl.trainer.prompts.refill import Batch, BatchLayout, Examples, Refill, Rollouts
 
 # Generation batches in a row without any variance, refills included, after which a training has nothing to learn from.
 _GIVES_UP = 5
@@ -23,7 +23,7 @@ Sample = Callable[[Examples], tuple[Rollouts, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Groups:
+class RewardGroups:
     """How rewards of completions become those of groups.
 
     Attributes:
@@ -57,7 +57,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Around:
+class SelectionHooks:
     """What a selection reads and writes of its trainer.
 
     Attributes:
@@ -88,9 +88,9 @@ class PromptSelection:
         data: Sequence[dict[str, Any]],
         *,
         cap: float,
-        shape: Shape,
-        groups: Groups,
-        around: Around,
+        shape: BatchLayout,
+        groups: RewardGroups,
+        hooks: SelectionHooks,
     ) -> None:
         """Takes what it works with.
 
@@ -101,11 +101,11 @@ class PromptSelection:
             cap: As of :class:`perl.trainer.prompts.refill.Refill`; 0: nothing is replaced.
             shape: Of a generation batch.
             groups: How rewards are compared.
-            around: Of its trainer.
+            hooks: Of its trainer.
         """
         self.choice, self.refills = choice, cap > 0
         self._live, self._data, self._cap, self._shape = live, data, cap, shape
-        self._groups, self._around = groups, around
+        self._groups, self._hooks = groups, hooks
         self._in_vain: dict[int, int] = {}  # generation batches in a row without any variance -> their groups
         self._origin = 0  # micro-batches that this training began after
         self._first: dict[str, float] | None = None
@@ -113,11 +113,11 @@ class PromptSelection:
     @property
     def batch(self) -> int:
         """Number of the generation batch that is made now, in this training."""
-        return (self._around.position.micro_batch - self._origin) // self._each
+        return (self._hooks.position.micro_batch - self._origin) // self._each
 
     def begin(self) -> None:
         """A training begins; what an earlier one of the same trainer has seen stays known."""
-        self._origin, self._in_vain = self._around.position.micro_batch, {}
+        self._origin, self._in_vain = self._hooks.position.micro_batch, {}
         self.choice.begin()
 
     def state(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class PromptSelection:
         """Logs the rewards of what was drawn first, as a training without refill does; not of what is trained on."""
         if self.refills and self._first is not None:
             for name, value in self._first.items():
-                self._around.metrics("train")[name][-1] = value
+                self._hooks.metrics("train")[name][-1] = value
 
     def _counts(self) -> dict[str, Any]:
         """What the numbers of generation batches depend on."""
@@ -187,13 +187,13 @@ class PromptSelection:
             "reward_std": nan_std(rewards_PG.view(1, -1)).item(),
             "rows/unscored": float(rewards_PG.isnan().sum()),
         }
-        metrics, extra = self._around.metrics("train"), list[Batch]()
+        metrics, extra = self._hooks.metrics("train"), list[Batch]()
         batch = made
         if self.refills:
             refill = Refill(
                 self._cap,
                 flat=self._groups.flat,
-                others=lambda count, without: self.choice.others(number, count, without),
+                replacements=lambda count, without: self.choice.replacements(number, count, without),
                 sample=lambda prompts: self._sampled(prompts, sample),
             )
             batch, extra, logged = refill.refilled(made, self._shape)
@@ -209,11 +209,10 @@ class PromptSelection:
 
     @property
     def _each(self) -> int:
-        args = self._live.args
-        return int(args.steps_per_generation * args.num_iterations)
+        return generation_interval(self._live.args)
 
-    def _seen(self, batch: Batch) -> list[Seen]:
-        return seen_of(batch.prompts, self._groups.rewards(batch.rewards_NK), self._groups.flat(batch.rewards_NK))
+    def _seen(self, batch: Batch) -> list[Outcome]:
+        return outcomes_of(batch.prompts, self._groups.rewards(batch.rewards_NK), self._groups.flat(batch.rewards_NK))
 
     def _check_examples(self, batch: Batch) -> None:
         """Rewards are remembered of the prompts that were chosen: they must be those of the examples."""
@@ -230,7 +229,7 @@ class PromptSelection:
         each = len(prompts) // self._shape.processes
         own = prompts[self._shape.process * each : (self._shape.process + 1) * each]
         examples = [dict(row) for row in map(self._data.__getitem__, own) for _ in range(self._shape.generations)]
-        metrics, tables = self._around.metrics("train"), self._tables()
+        metrics, tables = self._hooks.metrics("train"), self._tables()
         values = {name: list(found) for name, found in metrics.items()}
         rows = {name: list(table) for name, table in tables.items()}
         rollouts, rewards_NK = sample(examples)
@@ -253,7 +252,7 @@ class PromptSelection:
 
     def _tables(self) -> dict[str, Any]:
         """The columns of TRL's table of completions."""
-        logs = self._around.logs()
+        logs = self._hooks.logs()
         columns = {name: logs[name] for name in ("prompt", "completion", "advantages")}
         return columns | {f"{kind}/{name}": rows for kind in ("rewards", "extra") for name, rows in logs[kind].items()}
 
@@ -282,7 +281,7 @@ class PromptSelection:
         self._in_vain[number] = sampled  # a batch that is made again counts once
         if self.refills and len(self._in_vain) >= _GIVES_UP:
             batches, groups, self._in_vain = len(self._in_vain), sum(self._in_vain.values()), {}
-            self._around.end()
+            self._hooks.end()
             raise RolloutError(
                 f"the rewards of none of {groups} groups differ, in {batches} generation batches and what was sampled "
                 "in their place",

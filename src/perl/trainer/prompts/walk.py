@@ -37,7 +37,7 @@ class Walk:
 
         A prompt whose number of the lap, uniform in [0, 1), is not below its chance rests in this lap; so does one that
         the same call has taken in the lap before. Where a lap and
-        the rest of the one before do not give enough, those that rest are woken, the likeliest first.
+        the rest of the one before do not give enough, those that rest are drawn too, the likeliest first.
 
         Args:
             count: How many; fewer are given where there are fewer.
@@ -58,9 +58,9 @@ class Walk:
                 return taken
             self.lap, self.place = self.lap + 1, 0
         order_N, _ = self._of_lap()
-        asleep = order_N[~unwanted[order_N] & (chance_N[order_N] > 0)]
-        likeliest = np.argsort(-chance_N[asleep], kind="stable")[: count - len(taken)]
-        return taken + asleep[likeliest].tolist()
+        resting = order_N[~unwanted[order_N] & (chance_N[order_N] > 0)]
+        likeliest = np.argsort(-chance_N[resting], kind="stable")[: count - len(taken)]
+        return taken + resting[likeliest].tolist()
 
     def _of_lap(self) -> tuple[NDArray[np.int64], Floats]:
         """The order of this lap, and each prompt's number in it."""
