@@ -9,7 +9,7 @@ import pytest
 
 import perl
 from perl.recipe.engines import ENGINES, OF_TRL, Backend, best_backend, capabilities
-from perl.recipe.sections import RolloutSection
+from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import _OPENED
 from perl.rollouts.vllm.in_process import InProcessEngine

@@ -46,7 +46,7 @@ def test_an_answer_that_is_lost_costs_one_request_and_no_server(open_pool, statu
     assert [[s.token_ids for s in group] for group in found] == [[s.token_ids for s in group] for group in undisturbed]
     assert lost >= 5
     assert lost == sum(proxy.lost_completions for proxy in {id(proxy): proxy for proxy in proxies}.values())
-    assert pool.counts == {"requests_retried": lost, "servers_lost": 0, "reloads": 0}
+    assert pool.counts == {"requests_retried": lost, "servers_lost": 0, "servers_late": 0, "reloads": 0}
 
 
 def test_a_request_that_was_lost_is_asked_of_another_server_if_there_is_one(open_pool):

@@ -135,6 +135,33 @@ def test_an_older_version_is_refused_and_a_newer_one_is_asked_what_a_tested_one_
     assert (facts.version, facts.base_name, facts.longest) == ("0.34.0", "base", 64)
 
 
+# As vLLM 0.32 counts that was started with --data-parallel-size 2.
+TWO_REPLICAS = """# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.79563079088e+09
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="sandbox"} 0.0
+vllm:num_requests_running{engine="1",model_name="sandbox"} 0.0
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{_block_size_resolved="True",block_size="128",cache_dtype="auto",engine="0"} 1.0
+vllm:cache_config_info{_block_size_resolved="True",block_size="128",cache_dtype="auto",engine="1"} 1.0
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="sandbox"} 256.0
+vllm:generation_tokens_total{engine="1",model_name="sandbox"} 255.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 1.7e+09
+"""
+
+
+@pytest.mark.parametrize(("counted", "replicas", "tokens"), [(TWO_REPLICAS, 2, 511.0), ("", 1, None)])
+def test_replicas_are_counted_by_the_counters_that_each_has(counted, replicas, tokens):
+    with answering(of_version("0.32.0") | {"/metrics": (200, counted)}) as url:
+        assert ask(url, VllmServer.facts).replicas == replicas
+        assert ask(url, lambda server: server.tokens_so_far(5.0)) == tokens
+
+
+def test_a_real_server_reports_one_replica(vllm_server):
+    assert ask(vllm_server, VllmServer.facts).replicas == 1
+
+
 PAGE = "<!DOCTYPE HTML>\n<html><head><title>Error response</title></head></html>"
 # Status, text of the answer, words of the error.
 NOT_WHOLE = (

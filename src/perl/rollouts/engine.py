@@ -30,12 +30,15 @@ class Request:
             what is sampled beside it, but for the rounding of logits; each kind of engine has its own numbers for a
             seed. None: the engine's own random numbers.
         longest: Tokens of a completion, at most, where fewer are left of its length than of others'; None: as sampled.
+        continues: Whether an update that is loaded before it is answered writes what is still missing of it, instead
+            of the one that it began with.
     """
 
     prompt_ids: tuple[int, ...]
     count: int
     seed: int | None = None
     longest: int | None = None
+    continues: bool = False
 
     def most_tokens(self, sampling: "EngineSampling") -> int:
         """Tokens that a completion may have."""
@@ -51,12 +54,14 @@ class Sampled:
         token_ids: With the end token, if there is one.
         log_probs: Of each token under the distribution it was drawn from (temperature, nucleus and the rest applied);
             None where the engine reports none.
-        version: Name of the update that the engine answered with.
+        version: Name of the update that the engine answered with; the last one of several.
+        versions: Of each token, of a request that continues; empty: all are of ``version``.
     """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float | None, ...]
     version: str
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,7 @@ class Engine(Protocol):
         ...
 
     def load(self, update: Update) -> None:
-        """From now on requests are answered with this update; those under way keep the one they began with."""
+        """From now on requests are answered with this update; those under way keep theirs, unless they continue."""
         ...
 
     def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Pending:

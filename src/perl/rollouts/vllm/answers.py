@@ -5,11 +5,12 @@ answer -> tokens with log-probabilities, ServerFacts, Standing, or an error; Ser
 Requests are sent in ``http.py``.
 """
 
+import json
 import math
 import os
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -19,6 +20,23 @@ from perl.recipe.server_address import DEFAULT_KEY, ServerAddress
 
 Answer = tuple[tuple[int, ...], tuple[float | None, ...]]
 """Tokens of a completion, and their log-probabilities."""
+# Reasons for which a completion is whole.
+_ENDS = ("stop", "length")
+
+
+@dataclass
+class Part:
+    """What came of a completion.
+
+    Attributes:
+        token_ids: Tokens.
+        log_probs: Of each.
+        ended: Why the completion ends with them; None: it does not.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float | None] = field(default_factory=list)
+    ended: str | None = None
 
 
 class ServerDownError(Exception):
@@ -57,6 +75,7 @@ class ServerFacts:
         loads_adapters: It was started so that it can be given adapters.
         takes_weights: It was started so that it can be given weights.
         on_cpu: It computes on a CPU, by what it reports of its memory.
+        replicas: Copies of the model that share its address, as far as it reports them.
     """
 
     version: str
@@ -66,6 +85,7 @@ class ServerFacts:
     loads_adapters: bool
     takes_weights: bool
     on_cpu: bool = False
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,13 +129,43 @@ def trust_of(address: ServerAddress) -> ssl.SSLContext | bool:
 
 def read_answer(choice: dict[str, Any]) -> Answer:
     """A completion, if it is whole: one that was aborted on the server does not count."""
-    token_ids, scores = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if choice.get("finish_reason") not in ("stop", "length"):
+    if choice.get("finish_reason") not in _ENDS:
         raise ServerDownError(f"ended a completion by {choice.get('finish_reason')}", answered=True)
-    if not token_ids or scores is None or len(scores) != len(token_ids):
+    token_ids, log_probs = _tokens_of(choice)
+    if not token_ids:
+        raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
+    return tuple(token_ids), tuple(log_probs)
+
+
+def read_chunk(text: str, parts: Sequence[Part]) -> None:
+    """Adds what a line of a stream brings.
+
+    Args:
+        text: JSON.
+        parts: Of all completions that were asked for.
+    """
+    try:
+        choices = json.loads(text)["choices"]
+        numbered = [(parts[int(choice["index"])], choice) for choice in choices]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ServerDownError(f"streams something else than completions: {text[:100]}", answered=True) from error
+    for part, choice in numbered:
+        token_ids, log_probs = _tokens_of(choice)
+        part.token_ids += token_ids
+        part.log_probs += log_probs
+        part.ended = choice.get("finish_reason")
+        if part.ended is not None and (part.ended not in _ENDS or not part.token_ids):
+            raise ServerDownError(f"ended a completion by {part.ended}", answered=True)
+
+
+def _tokens_of(choice: dict[str, Any]) -> tuple[list[int], list[float | None]]:
+    """Tokens and their log-probabilities, as many of them."""
+    token_ids = choice.get("token_ids") or []
+    scores = (choice.get("logprobs") or {}).get("token_logprobs") or []
+    if len(scores) != len(token_ids):
         raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
     log_probs = (None if score is None else float(score) for score in scores)
-    return tuple(map(int, token_ids)), tuple(None if p is None or math.isnan(p) else p for p in log_probs)
+    return list(map(int, token_ids)), [None if p is None or math.isnan(p) else p for p in log_probs]
 
 
 def json_object(answer: httpx2.Response) -> dict[str, Any]:

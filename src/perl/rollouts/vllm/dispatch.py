@@ -8,21 +8,30 @@ Everything here, in ``liveness.py`` and in ``held_versions.py`` runs in one asyn
 import asyncio
 import contextlib
 import functools
-import itertools
-import shutil
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
 from perl.rollouts.vllm.answers import AccessError, ServerDownError
-from perl.rollouts.vllm.held_versions import FIRST_TOKEN_SECONDS, ChangedServerError, Member, Version, Versions
+from perl.rollouts.vllm.connections import Connections
+from perl.rollouts.vllm.growing import GrowingGroup
+from perl.rollouts.vllm.held_versions import (
+    FIRST_TOKEN_SECONDS,
+    ChangedServerError,
+    LateServerError,
+    Member,
+    Version,
+    Versions,
+)
 from perl.rollouts.vllm.http import DYING_SECONDS, VllmServer
 from perl.rollouts.vllm.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.vllm.lost_answers import MOST_IN_A_ROW, MOST_LOSSES
+from perl.rollouts.vllm.shared_health import SharedHealth
 
 MOST_OUTSTANDING = 256
 """Completions that one server writes at a time; more wait here, for whichever server has room."""
@@ -77,7 +86,11 @@ class Rollouts:
 
 @dataclass(eq=False)
 class _Job:
-    """A request on its way; ``member`` is the server that has it in hand, ``before`` the one that lost its answer."""
+    """A request on its way; ``member`` is the server that has it in hand, ``before`` the one that lost its answer.
+
+    Of one that continues, ``group`` is what there is of the completions of the request that it began as, ``places``
+    which of them it asks for, and ``stop`` tells its server to give it up.
+    """
 
     number: int
     position: int
@@ -86,6 +99,9 @@ class _Job:
     version: Version
     rollouts: Rollouts
     on_group: OnGroup | None
+    group: GrowingGroup | None = None
+    places: tuple[int, ...] = ()
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
     member: Member | None = None
     task: asyncio.Task[None] | None = None
     refusals: int = 0
@@ -93,11 +109,29 @@ class _Job:
     before: Member | None = None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where this process is among those that use the same servers.
+
+    Attributes:
+        rank: Its number.
+        ranks: How many there are.
+        run: Name of the run, the same on all of them; None: it shares nothing with others.
+        ahead: Updates behind the newest that the others may still ask for.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    run: str | None = None
+    ahead: int = 0
+
+
 class Dispatcher:
     """The queue before the servers. Its methods are called within the loop.
 
     Attributes:
         retried: Requests that were sent again.
+        continued: Requests for the rest of completions that another version had begun.
     """
 
     def __init__(
@@ -108,23 +142,37 @@ class Dispatcher:
         main: bool,
         timeout_seconds: float,
         stall_seconds: float,
-        ahead: int,
+        place: Place,
+        connections: Connections,
+        find: Callable[[int], str] | None = None,
     ) -> None:
-        """Connects to nothing yet; see :class:`perl.rollouts.vllm.servers.ServerPool`."""
+        """Connects to nothing yet; see :class:`perl.rollouts.vllm.servers.ServerPool`.
+
+        ``find`` gives the address of a server by its position, where that may change; it may raise OSError.
+        """
         self.versions = Versions(base_name, main)
-        self.servers = Servers(servers, self.versions, self, timeout_seconds, stall_seconds)
-        self.retried = 0
-        self._ahead = ahead
+        self._health = SharedHealth(place.run)
+        self.servers = Servers(servers, self.versions, self, self._health, timeout_seconds, stall_seconds, find)
+        self.retried = self.continued = 0
+        self._ahead = place.ahead
+        self._most_in_hand = connections.completions
+        # Where this process begins: each has the same number of servers before the next one's first.
+        first = place.rank * len(servers) // place.ranks
+        self._order = {m: (i - first) % len(servers) for i, m in enumerate(self.servers.members)}
+        self._tried = False
         self._kept: list[Version] = []
         self._jobs: dict[int, _Job] = {}  # all that are not answered, by number
         self._queue: deque[_Job] = deque()  # of these, those that no server has in hand; lowest number first
-        self._numbers = itertools.count()
+        self._next_number = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._callbacks = ThreadPoolExecutor(1, "perl-rollouts")  # a slow reward must not stop the loop
 
     async def load(self, version: Version) -> None:
         """Makes a version the current one; merged weights wait until nothing is under way.
+
+        The first one must reach all servers, so that one that is not fit for the run ends it. Later ones must reach
+        enough of them: see ``quorum.py``.
 
         Raises:
             PerlError: A server cannot load it before something is fixed.
@@ -138,23 +186,29 @@ class Dispatcher:
                 raise PerlError(f"a server has an adapter named {version.name} already", hint="choose another name")
             for member in self.servers.members:
                 member.trusted = False  # a new adapter would also fit a server that was restarted with another base
-            await self.servers.each(lambda member: self.versions.ensure(member, version, again=False))
+            if self.servers.begun:
+                await self.servers.bring_up()
+            else:
+                await self.servers.each(lambda member: self.versions.ensure(member, version, again=False))
             # The base, put back over weights that another run left, does not show that servers take this run's updates.
             self.servers.begun |= self.versions.needed in (None, version.form)
         else:  # the main process loads it
             for member in self.servers.serving():
-                member.trusted = False
-                if version.form == "merged":
-                    member.weights = version.name
-                else:
-                    member.adapters.add(version.name)
+                member.trusted, member.awaited = False, version.name
+        for job in self._jobs.values():
+            if job.group is not None:
+                job.stop.set()
         self._retire()
 
     async def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None) -> Rollouts:
         """Queues requests for the current version."""
         rollouts, version = Rollouts(len(requests)), self.versions.current
         for position, request in enumerate(requests):
-            job = _Job(next(self._numbers), position, request, sampling, version, rollouts, on_group)
+            number = self._next_number
+            self._next_number += request.count  # one for each completion, which may come to be asked for by itself
+            job = _Job(number, position, request, sampling, version, rollouts, on_group)
+            if request.continues:
+                job.group, job.places = GrowingGroup(request, sampling), tuple(range(request.count))
             self._jobs[job.number] = job
             self._queue.append(job)
             version.users += 1
@@ -163,7 +217,11 @@ class Dispatcher:
         return rollouts
 
     async def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
-        """By address: what each server that serves writes; at least one."""
+        """By address: what each server that serves writes; at least one.
+
+        The first time all must answer. Later on those that are late are given nothing before they have proven
+        themselves, if there is a proof, and are compared at the next trial.
+        """
 
         async def ask(member: Member) -> list[Sampled]:
             version = self.versions.current
@@ -178,7 +236,12 @@ class Dispatcher:
             name = version.name or self.versions.model(version)
             return [Sampled(token_ids, log_probs, name) for token_ids, log_probs in answers]
 
-        return await self.servers.each(ask)
+        most = self._tried and self.versions.current.proof is not None
+        found = await self.servers.each(ask, most=most)
+        for member in self.servers.serving():
+            member.compared = member.compared and member.url in found
+        self._tried = True
+        return found
 
     async def unload(self, belongs: Callable[[str, str], bool]) -> int:
         """Makes servers forget adapters that are not ours.
@@ -233,18 +296,24 @@ class Dispatcher:
         forgotten = all(member.serving or member.facts is None for member in self.servers.members)
         for member in self.servers.members:
             await member.server.close()
+        self._health.close()
         self._callbacks.shutdown(wait=False, cancel_futures=True)
         return forgotten
 
     def more(self) -> None:
-        """Gives requests to servers, the first one first, each to the server with the fewest completions to write."""
-        while self._queue:
+        """Gives requests to servers, the first one first, each to the server with the fewest completions to write.
+
+        Among those with equally few each process begins at another one, since none knows what the others ask for.
+        """
+        while self._queue and len(self._jobs) - len(self._queue) < self._most_in_hand:
             count = self._queue[0].request.count
-            room = [m for m in self.servers.serving() if not m.outstanding or m.outstanding + count <= MOST_OUTSTANDING]
+            room = [m for m in self.servers.ready() if not m.outstanding or m.outstanding + count <= MOST_OUTSTANDING]
             if not room:
                 return
             job = self._queue.popleft()
-            member = min(room, key=lambda m: (m is job.before, m.outstanding))
+            if job.group is not None:
+                self._renew(job)
+            member = min(room, key=lambda m: (m is job.before, m.outstanding, self._order[m]))
             member.outstanding += count
             job.member, job.task = member, asyncio.create_task(self._run(member, job))
             member.tasks.add(job.task)
@@ -274,9 +343,11 @@ class Dispatcher:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            answers = await self.versions.answer(
-                member, job.version, lambda model: member.server.complete(model, job.request, job.sampling, tries=1)
-            )
+            answers = await self.versions.answer(member, job.version, functools.partial(self._ask, member, job))
+        except LateServerError:
+            self.servers.wait_for(member)
+            self._put_back(member, job)
+            return
         except (ChangedServerError, AccessError) as error:  # it may answer with anything; others may let us in
             self.servers.lose(member, str(error))
             return
@@ -289,13 +360,44 @@ class Dispatcher:
         except PerlError as error:  # restarted in a way that must be fixed; others go on
             self.servers.lose(member, str(error))
             return
-        member.lost.came(began, clock())
-        name = job.version.name or self.versions.model(job.version)
-        group = [Sampled(token_ids, log_probs, name) for token_ids, log_probs in answers]
+        member.answered = clock()
+        member.lost.came(began, member.answered)
         self._drop(job)
-        self._callbacks.submit(self._deliver, job, group, asyncio.get_running_loop())
+        if job.group is not None:
+            self._go_on(job, job.group.add(job.places, answers, self._name(job.version)))
+            answers = job.group.sampled() if job.group.finished else []
+        if answers:
+            self._callbacks.submit(self._deliver, job, answers, asyncio.get_running_loop())
         self._retire()
         self.more()
+
+    async def _ask(self, member: Member, job: _Job, model: str) -> list[Any]:
+        """Completions, or parts of those of a request that continues."""
+        if job.group is not None:
+            return await member.server.stream(model, job.request, job.sampling, job.stop)
+        answers = await member.server.complete(model, job.request, job.sampling, tries=1, counted=True)
+        return [Sampled(token_ids, log_probs, self._name(job.version)) for token_ids, log_probs in answers]
+
+    def _name(self, version: Version) -> str:
+        return version.name or self.versions.model(version)
+
+    def _go_on(self, job: _Job, places: Sequence[int]) -> None:
+        """What is left of a request that was given up is asked for before all that came after it."""
+        first = job.number - job.places[0]
+        for of_part, request in job.group.left(places) if job.group is not None else ():
+            part = replace(job, number=first + of_part[0], request=request, places=of_part, member=None, task=None)
+            self._jobs[part.number] = part
+            self._queue.append(part)
+            part.version.users += 1
+            self._idle.clear()
+            self.continued += 1
+        self._queue = deque(sorted(self._queue, key=lambda waiting: waiting.number))
+
+    def _renew(self, job: _Job) -> None:
+        """A request that continues is asked of the newest version."""
+        job.version.users -= 1
+        job.version, job.stop = self.versions.current, asyncio.Event()
+        job.version.users += 1
 
     async def _lost(self, member: Member, job: _Job, error: ServerDownError, began: float) -> None:
         """An answer was lost: it alone is requested again, unless its server is unhealthy too."""
@@ -323,12 +425,16 @@ class Dispatcher:
             self._again(member, job)
 
     def _again(self, member: Member, job: _Job) -> None:
-        """Puts a request back to the front of the queue, for another server if one has room."""
+        """A request is sent again, to another server if one has room."""
+        job.before = member
+        self.retried += 1
+        self._put_back(member, job)
+
+    def _put_back(self, member: Member, job: _Job) -> None:
+        """Puts a request back to the front of the queue."""
         member.outstanding -= job.request.count
         job.member = job.task = None
-        job.before = member
         self._queue = deque(sorted([job, *self._queue], key=lambda waiting: waiting.number))
-        self.retried += 1
         self.more()
 
     def _ended(self, job: _Job, member: Member, task: asyncio.Task[None]) -> None:
@@ -377,8 +483,8 @@ class Dispatcher:
                     self.servers.spawn(_quietly(member.server.unload_adapter(version.name)))
         for version in [version for version in self._kept[: 1 - _KEPT_FOLDERS - self._ahead] if not version.users]:
             self._kept.remove(version)
-            if version.folder is not None:
-                self._callbacks.submit(shutil.rmtree, version.folder, True)
+            if version.forget is not None:
+                self._callbacks.submit(version.forget)
 
 
 async def _quietly(call: Awaitable[None]) -> None:

@@ -8,15 +8,15 @@ a server that changed is lost until it is proven again. :class:`~perl.rollouts.v
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, raise_all
 from perl.rollouts.engine import EngineSampling, Form, Proof, Request
 from perl.rollouts.vllm.answers import AdapterGoneError, ServerDownError, ServerFacts, Standing
-from perl.rollouts.vllm.http import DEV_MODE, LORA_FLAGS, VllmServer
+from perl.rollouts.vllm.http import DEV_MODE, LORA_FLAGS, ONE_REPLICA, VllmServer
 from perl.rollouts.vllm.lost_answers import LostAnswers
 from perl.rollouts.vllm.weight_labels import WeightLabel, finished, is_owned, owner_of
 
@@ -34,6 +34,10 @@ class ChangedServerError(ServerDownError):
     """A server is not the one that was proven: what it wrote meanwhile is worth nothing."""
 
 
+class LateServerError(Exception):
+    """A server does not have a version yet that the main process is giving it."""
+
+
 @dataclass(eq=False)
 class Version:
     """An update as servers know it.
@@ -41,15 +45,17 @@ class Version:
     Attributes:
         form: None: the base as the servers serve it.
         path: Its folder as servers see it.
-        folder: The same here, if it is ours to delete.
+        bring: Puts that folder where a server, by its position, sees it; may raise OSError. None: it does already.
+        forget: Deletes it, if that is up to this process.
         proof: What a server that has it must answer; None: nothing is known.
-        users: Requests that need it and are not answered.
+        users: Requests that need it and are not answered, and servers that read it.
     """
 
     name: str
     form: Form | None
     path: str = ""
-    folder: Path | None = None
+    bring: Callable[[int], None] | None = None
+    forget: Callable[[], None] | None = None
     proof: Proof | None = None
     users: int = 0
 
@@ -59,21 +65,28 @@ class Member:
     """A server and what is known of it.
 
     Attributes:
+        position: Among all servers.
         standing: What it was when it was met; each answer is of this server or none.
         adapters: Names that it serves.
         weights: Merged weights that it holds, if they are ours.
         label: The server's string for it.
         trusted: Nobody needs to look whether it is still the server that it was.
         compared: What it writes was compared with the policy since it last began to serve.
+        late: It serves, and is given no requests before it has the current version.
+        behind: It was late when others began to answer with that version, and must prove itself before it does.
+        catching_up: Gives it the current version.
+        awaited: Version that the main process, another one, is giving it as far as is known here.
         refuted: It answers, and not like the policy.
         barred: The process that failed a comparison, after which only another process is used.
         outstanding: Completions that it is to write.
         lost: What became of its answers.
         denied: It refuses access, and will until something is fixed.
+        answered: When its last answer came, by the loop's clock.
         tasks: What is under way there; cancelled when it is lost.
     """
 
     server: VllmServer
+    position: int = 0
     serving: bool = False
     facts: ServerFacts | None = None
     standing: Standing | None = None
@@ -81,11 +94,16 @@ class Member:
     weights: str | None = None
     trusted: bool = False
     compared: bool = False
+    late: bool = False
+    behind: bool = False
+    catching_up: asyncio.Task[bool] | None = None
+    awaited: str | None = None
     refuted: bool = False
     barred: tuple[str | None, str] | None = None
     outstanding: int = 0
     lost: LostAnswers = field(default_factory=LostAnswers)
     denied: bool = False
+    answered: float = -math.inf
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     watch: asyncio.Task[None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -105,7 +123,8 @@ class Member:
 
     def forget(self) -> None:
         """It may be another server from now on."""
-        self.trusted = self.compared = False
+        self.trusted = self.compared = self.late = self.behind = False
+        self.awaited = None
         self.standing, self.weights = None, None
         self.adapters = set()
         self.label.forget()
@@ -186,6 +205,8 @@ class Versions:
             found.append(Mistake(message, hint=hint))
         if self.needed == "adapter" and not facts.loads_adapters:
             found.append(Mistake(f"{url} cannot load adapters", hint=LORA_FLAGS))
+        if self.needed is not None and facts.replicas > 1:
+            found.append(_several(url, facts.replicas))
         if self.needed == "merged" and not facts.takes_weights:
             found.append(Mistake(f"{url} cannot take weights", hint=DEV_MODE))
         return found
@@ -200,6 +221,7 @@ class Versions:
 
         Raises:
             ChangedServerError: It is not the server that was proven, or not any more.
+            LateServerError: The main process is still giving it the version; it was asked nothing.
         """
         for _ in range(_MOST_TRIES):
             await self.ensure(member, version)
@@ -262,19 +284,40 @@ class Versions:
             again: It had it before, as far as is known.
 
         Raises:
+            LateServerError: The main process is still giving it the version.
             PerlError: It cannot, before something is fixed.
         """
         async with member.lock:
             if not member.trusted:
                 await self.meet(member)
-            if version.form == "adapter" and version.name not in member.adapters:
-                await member.server.load_adapter(version.name, version.path)
-                member.adapters.add(version.name)
-            elif version.form == "merged" and member.weights != version.name:
-                await self._take_over(member, version)
-            else:
-                return
+            if member.awaited == version.name and not _arrived(member, version):
+                raise LateServerError(version.name)
+            if member.facts is not None and member.facts.replicas > 1 and version.form is not None:
+                raise_all(PerlError, [_several(member.url, member.facts.replicas)])
+            version.users += 1  # its folder stays
+            try:
+                await _bring(version, member)
+                if version.form == "adapter" and version.name not in member.adapters:
+                    await member.server.load_adapter(version.name, version.path)
+                    member.adapters.add(version.name)
+                elif version.form == "merged" and member.weights != version.name:
+                    await self._take_over(member, version)
+                else:
+                    return
+            finally:
+                version.users -= 1
             self.reloads += again
+
+    async def has_arrived(self, member: Member) -> bool:
+        """Whether a server has by now the version that the main process is giving it.
+
+        Raises:
+            ChangedServerError: It is another one than it was.
+        """
+        now = await self._look(member)
+        _check_same(member.standing, now, weights=False)
+        member.standing = replace(now, weights=owner_of(now.weights))
+        return member.awaited != self.current.name or _arrived(member, self.current)
 
     async def _take_over(self, member: Member, version: Version) -> None:
         """Puts merged weights on a server whose weights are the base's or ours, or which the caller knows of."""
@@ -322,8 +365,12 @@ class Versions:
         self._foreign[member.url] = held
         return held
 
-    async def prove(self, member: Member) -> None:
-        """Makes a server that was lost answer like the current version.
+    async def prove(self, member: Member, again: bool = True) -> None:
+        """Makes a server that was lost, or was late, answer like the current version.
+
+        Args:
+            member: The server.
+            again: It had updates before, as far as is known.
 
         Raises:
             ServerDownError: It does not answer.
@@ -342,7 +389,7 @@ class Versions:
             known = self._foreign.get(member.url) if version.form is None else None
             if self.main and held is not None and finished(held) not in self._names and held != known:
                 raise _taken(member.url, held)
-            await self.ensure(member, version)
+            await self.ensure(member, version, again)
             try:
                 await asyncio.wait_for(self._compare(member, version), FIRST_TOKEN_SECONDS)
             except TimeoutError:
@@ -369,6 +416,33 @@ class Versions:
             raise BrokenPromiseError(f"{member.url} does not answer like the policy: its {what}", hint=hint)
 
 
+def _arrived(member: Member, version: Version) -> bool:
+    """Notes that a server has a version which another process gave it, if it reported so when it was last looked at."""
+    now = member.standing
+    if now is None or (now.weights != version.name if version.form == "merged" else version.name not in now.adapters):
+        return False
+    member.awaited = None
+    if version.form == "merged":
+        member.weights = version.name
+    else:
+        member.adapters.add(version.name)
+    return True
+
+
+async def _bring(version: Version, member: Member) -> None:
+    """Sees that a server finds a version's folder, where that is not shared.
+
+    Raises:
+        ServerDownError: It cannot be brought there.
+    """
+    if version.bring is None or version.name in (*member.adapters, member.weights):
+        return
+    try:
+        await asyncio.to_thread(version.bring, member.position)
+    except OSError as error:
+        raise ServerDownError(str(error)) from None
+
+
 def _check_same(before: Standing | None, now: Standing, weights: bool) -> None:
     """Refuses another server than before.
 
@@ -388,6 +462,11 @@ def _check_same(before: Standing | None, now: Standing, weights: bool) -> None:
         raise ChangedServerError(f"serves {' '.join(now.base)}, not {' '.join(before.base)}")
     if weights and owner_of(now.weights) != before.weights:
         raise ChangedServerError(f"got weights from someone else ({owner_of(now.weights) or 'those of the base'})")
+
+
+def _several(url: str, replicas: int) -> Mistake:
+    """Of a server whose replicas cannot be compared with the policy one by one, since it chooses which one answers."""
+    return Mistake(f"{url} has {replicas} data-parallel replicas, of which only one would be proven", hint=ONE_REPLICA)
 
 
 def _taken(url: str, held: str | None) -> RolloutError:

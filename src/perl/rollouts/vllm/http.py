@@ -3,12 +3,14 @@
 prompt ids -> server -> token ids and their log-probabilities; folder -> server
 
 Every call opens its own connection: a server closes those
-that are idle, and one that is closed while it is used again looks like a server that died.
+that are idle, and one that is closed while it is used again looks like a server that died. How many are open at a time
+is bounded for all servers together, see ``connections.py``.
 """
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx2
@@ -21,6 +23,7 @@ from perl.rollouts.vllm.answers import (
     AccessError,
     AdapterGoneError,
     Answer,
+    Part,
     ServerDownError,
     ServerFacts,
     Standing,
@@ -28,8 +31,10 @@ from perl.rollouts.vllm.answers import (
     key_of,
     message_of,
     read_answer,
+    read_chunk,
     trust_of,
 )
+from perl.rollouts.vllm.connections import QUICK_SECONDS, Connections
 from perl.rollouts.vllm.sampling_arguments import sampling_arguments
 from perl.rollouts.vllm.version import check_version
 
@@ -39,7 +44,7 @@ PROBE = "seen"
 """Folder beside merged weights that holds a file without tensors; see :meth:`VllmServer.load_weights`."""
 
 # What answers at once on a server that works, and what moves the weights of a model.
-_SECONDS, _ADAPTER_SECONDS, _LOAD_SECONDS = 30.0, 120.0, 900.0
+_SECONDS, _ADAPTER_SECONDS, _LOAD_SECONDS = QUICK_SECONDS, 120.0, 900.0
 _RESET_PAUSE_SECONDS = 0.05
 # How often, and after what pause, an answer that a proxy lost is requested again.
 _TRIES, _TRY_PAUSE_SECONDS = 3, 0.1
@@ -57,9 +62,12 @@ _OF_A_CPU = re.compile(
     r'(?=.*\buser_specified_block_size="False")',
     re.MULTILINE,
 )
+# Each data-parallel replica has counters of its own.
+_OF_A_REPLICA = re.compile(r'^vllm:\w+\{(?:[^}]*,)?engine="(\d+)"', re.MULTILINE)
 # After an engine has failed its server still reports itself healthy for a moment.
 DYING_SECONDS = 1.0
 LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+ONE_REPLICA = "start it without --data-parallel-size, and a server for each replica"
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 _SHARE = "servers read updates from a folder that they share with the trainer; mount it, or set where they see it"
 
@@ -67,11 +75,12 @@ _SHARE = "servers read updates from a folder that they share with the trainer; m
 class VllmServer:
     """The calls. All of them raise :class:`ServerDownError`; those that a user must fix raise :class:`PerlError`."""
 
-    def __init__(self, given: str | ServerAddress) -> None:
+    def __init__(self, given: str | ServerAddress, connections: Connections | None = None) -> None:
         """Connects to nothing yet.
 
         Args:
             given: Its address, with what gives access to it.
+            connections: That it shares with other servers; None: some of its own.
 
         Raises:
             PerlError: The address is malformed, or its key or certificates cannot be read.
@@ -84,6 +93,7 @@ class VllmServer:
         self._key_env = address.key_env or DEFAULT_KEY
         key = key_of(address)
         self._has_key = key is not None
+        self._connections = connections or Connections()
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -95,6 +105,11 @@ class VllmServer:
     async def close(self) -> None:
         """Closes its connections."""
         await self._client.aclose()
+
+    async def move(self, url: str) -> None:
+        """The server is to be found at another address from now on."""
+        if url != self.url:
+            self.url = self._client.base_url = url
 
     async def health(self, seconds: float = _SECONDS) -> None:
         """Returns if the server is healthy."""
@@ -111,13 +126,15 @@ class VllmServer:
         # A path that takes POST only answers 405; one that does not exist answers 404.
         paths = ("/v1/load_lora_adapter", "/collective_rpc")
         loads, takes = [(await self._send("GET", path)).status_code != 404 for path in paths]
-        on_cpu = bool(_OF_A_CPU.search(await self._metrics()))
+        counted = await self._metrics()
+        on_cpu = bool(_OF_A_CPU.search(counted))
+        replicas = max(1, len(set(_OF_A_REPLICA.findall(counted))))
         base, adapters = await self._models()
         try:
             longest = int(base["max_model_len"])
         except (KeyError, TypeError, ValueError) as error:
             raise ServerDownError(f"lists no model: {base!r}", answered=True) from error
-        return ServerFacts(version, str(base["id"]), longest, frozenset(adapters), loads, takes, on_cpu)
+        return ServerFacts(version, str(base["id"]), longest, frozenset(adapters), loads, takes, on_cpu, replicas)
 
     async def standing(self, takes_weights: bool) -> Standing:
         """What makes the server itself, now.
@@ -160,7 +177,7 @@ class VllmServer:
         return sum(float(counter) for counter in counters) if counters else None
 
     async def complete(
-        self, model: str, request: Request, sampling: EngineSampling, tries: int = _TRIES
+        self, model: str, request: Request, sampling: EngineSampling, tries: int = _TRIES, *, counted: bool = False
     ) -> list[Answer]:
         """Completions of a prompt; waits for them without a limit.
 
@@ -169,24 +186,78 @@ class VllmServer:
             request: The prompt.
             sampling: How tokens are drawn.
             tries: How often to ask if the answer is lost on its way.
+            counted: The caller bounds how many such requests are under way.
 
         Raises:
             AdapterGoneError: The server has no model of that name.
             RolloutError: The server refuses the request.
         """
-        longest = request.most_tokens(sampling)
-        body = {"model": model, "prompt": list(request.prompt_ids), "return_token_ids": True}
-        body |= sampling_arguments(request, sampling)
-        choices = sorted(await self._choices(body, tries), key=lambda choice: int(choice.get("index", 0)))
+        choices = await self._choices(self._body(model, request, sampling), tries, counted)
+        choices = sorted(choices, key=lambda choice: int(choice.get("index", 0)))
         if len(choices) != request.count:
             raise ServerDownError(f"gave {len(choices)} completions for {request.count}", answered=True)
         answers = [read_answer(choice) for choice in choices]
         for choice, (token_ids, _) in zip(choices, answers, strict=True):
-            # vLLM takes a text that would get too long and ends it early.
-            if choice.get("finish_reason") == "length" and len(token_ids) < longest:
-                needed = len(request.prompt_ids) + longest
-                raise RolloutError(f"{self.url} cuts completions short", hint=f"start it with --max-model-len {needed}")
+            self._check_length(choice.get("finish_reason"), len(token_ids), request, sampling)
         return answers
+
+    async def stream(self, model: str, request: Request, sampling: EngineSampling, stop: asyncio.Event) -> list[Part]:
+        """What came of the completions of a prompt until all are whole, or until a stop; then the server gives them up.
+
+        The caller bounds how many such requests are under way.
+
+        Args:
+            model: Name under which the server has the policy.
+            request: The prompt.
+            sampling: How tokens are drawn.
+            stop: When it is set.
+
+        Raises:
+            AdapterGoneError: The server has no model of that name.
+            RolloutError: The server refuses the request.
+        """
+        parts = [Part() for _ in range(request.count)]
+        reading = asyncio.create_task(self._read_stream(self._body(model, request, sampling) | {"stream": True}, parts))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            stopped = reading.cancel()  # closes the connection, by which the server knows
+        await asyncio.wait({reading})
+        if not reading.cancelled():
+            reading.result()
+            if not stopped and not all(part.ended for part in parts):
+                raise ServerDownError("ended a stream before its completions", answered=True)
+        for part in parts:
+            self._check_length(part.ended, len(part.token_ids), request, sampling)
+        return parts
+
+    async def _read_stream(self, body: dict[str, Any], parts: Sequence[Part]) -> None:
+        limits = httpx2.Timeout(None, connect=_SECONDS)
+        with self._errors("/v1/completions", None):
+            async with self._client.stream("POST", "/v1/completions", json=body, timeout=limits) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    self._check_access(answer)
+                    self._check_taken(answer, body)
+                    self._expect_success(answer)
+                async for line in answer.aiter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if data and data != "[DONE]":
+                        read_chunk(data, parts)
+
+    @staticmethod
+    def _body(model: str, request: Request, sampling: EngineSampling) -> dict[str, Any]:
+        body = {"model": model, "prompt": list(request.prompt_ids), "return_token_ids": True}
+        return body | sampling_arguments(request, sampling)
+
+    def _check_length(self, ended: str | None, tokens: int, request: Request, sampling: EngineSampling) -> None:
+        """Refuses an early end: vLLM takes a text that would get too long and ends it where its own bound is."""
+        longest = request.most_tokens(sampling)
+        if ended == "length" and tokens < longest:
+            needed = len(request.prompt_ids) + longest
+            raise RolloutError(f"{self.url} cuts completions short", hint=f"start it with --max-model-len {needed}")
 
     async def next_log_probs(
         self, model: str, prompts: Sequence[Sequence[int]], temperature: float
@@ -289,16 +360,20 @@ class VllmServer:
         body = {"method": "reload_weights", "kwargs": arguments}
         return await self._send("POST", "/collective_rpc", body, seconds=_LOAD_SECONDS)
 
-    async def _choices(self, body: dict[str, Any], tries: int) -> list[dict[str, Any]]:
-        answer = await self._send("POST", "/v1/completions", body, seconds=None, tries=tries)
-        if answer.status_code == 404 and "does not exist" in message_of(answer):
-            raise AdapterGoneError(body["model"])
-        if answer.status_code < 500 and not answer.is_success:
-            raise RolloutError(f"{self.url} refuses a request: {message_of(answer)}")
+    async def _choices(self, body: dict[str, Any], tries: int, counted: bool) -> list[dict[str, Any]]:
+        answer = await self._send("POST", "/v1/completions", body, seconds=None, tries=tries, counted=counted)
+        self._check_taken(answer, body)
         choices = self._field(answer, "choices")
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise ServerDownError("gave something else than completions", answered=True)
         return choices
+
+    def _check_taken(self, answer: httpx2.Response, body: dict[str, Any]) -> None:
+        """Raises where a request for completions is refused."""
+        if answer.status_code == 404 and "does not exist" in message_of(answer):
+            raise AdapterGoneError(body["model"])
+        if answer.status_code < 500 and not answer.is_success:
+            raise RolloutError(f"{self.url} refuses a request: {message_of(answer)}")
 
     async def _send(
         self,
@@ -307,8 +382,9 @@ class VllmServer:
         body: dict[str, Any] | None = None,
         seconds: float | None = _SECONDS,
         tries: int = _TRIES,
+        counted: bool = False,
     ) -> httpx2.Response:
-        """The answer, whatever it is; ``seconds`` None: only connecting is limited.
+        """The answer, whatever it is; ``seconds`` None: only connecting is limited; ``counted`` as in ``complete``.
 
         Every request here may be repeated, so one whose answer was lost is sent again.
 
@@ -317,7 +393,8 @@ class VllmServer:
         """
         for attempt in range(1, tries + 1):
             try:
-                answer = await self._send_once(method, path, body, seconds)
+                async with contextlib.nullcontext() if counted else self._connections.one(seconds):
+                    answer = await self._send_once(method, path, body, seconds)
             except ServerDownError as error:
                 if attempt == tries or error.timed_out:
                     raise
@@ -325,18 +402,27 @@ class VllmServer:
                 if attempt == tries or answer.status_code not in _OF_A_GATEWAY:
                     break
             await asyncio.sleep(_TRY_PAUSE_SECONDS)
+        self._check_access(answer)
+        return answer
+
+    def _check_access(self, answer: httpx2.Response) -> None:
         if answer.status_code in _UNDER_KEY:
             state = "has the key that was sent" if self._has_key else "is not set"
             hint = f"put its key into that variable, or name another one: {{url: {self.url}, key_env: NAME}}"
             raise AccessError(f"{self.url} refuses access ({answer.status_code}); {self._key_env} {state}", hint=hint)
-        return answer
 
     async def _send_once(
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None
     ) -> httpx2.Response:
         limits = httpx2.Timeout(seconds, connect=min(seconds or _SECONDS, _SECONDS))
-        try:
+        with self._errors(path, seconds):
             return await self._client.request(method, path, json=body, timeout=limits)
+
+    @contextlib.contextmanager
+    def _errors(self, path: str, seconds: float | None) -> Iterator[None]:
+        """What goes wrong on the way, as our errors."""
+        try:
+            yield
         except httpx2.TimeoutException:
             reason = f"did not answer {path} within {seconds or _SECONDS:.0f} seconds"
             raise ServerDownError(reason, timed_out=True) from None

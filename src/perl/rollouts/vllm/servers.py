@@ -10,32 +10,29 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
-import os
 import shutil
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
-
-import torch
-from safetensors.torch import save_file
 
 from perl.errors import PerlError, RolloutError
 from perl.recipe.engines import VLLM_SERVER, Capabilities
 from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
-from perl.rollouts.vllm.dispatch import Dispatcher, Rollouts
+from perl.rollouts.vllm.connections import Connections
+from perl.rollouts.vllm.dispatch import Dispatcher, Place, Rollouts
 from perl.rollouts.vllm.held_versions import Version
-from perl.rollouts.vllm.http import PROBE, VllmServer
+from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of
-from perl.run.folder import replace_folder
+from perl.rollouts.vllm.written_updates import update_files, write_update
+from perl.run.host import Fleet
 from perl.run.warned import warn
 
 STALL_SECONDS = 60.0
 """Without a sign of life for so long a server counts as lost."""
 
-_ADAPTER, _ADAPTER_CONFIG, _WEIGHTS = "adapter_model.safetensors", "adapter_config.json", "model.safetensors"
 _SLICE_SECONDS = 0.2
 _CLOSE_SECONDS = 10.0
 
@@ -55,37 +52,40 @@ class ServerPool:
     def __init__(
         self,
         urls: Sequence[str | ServerAddress],
-        folder: Path | None,
+        folder: Path | Fleet | None,
         *,
         base_name: str | None = None,
         main: bool = True,
         timeout_seconds: float = 600.0,
         folder_on_servers: str | None = None,
         stall_seconds: float = STALL_SECONDS,
-        ahead: int = 0,
+        place: Place | None = None,
     ) -> None:
         """Waits until one server answers; the others may follow.
 
         Args:
             urls: As ``http://host:8000``, or with what gives access to it.
-            folder: Where updates are written for the servers; None: it will load none.
+            folder: Where updates are written for the servers; or who has started the servers, finds them again and
+                brings updates to them; None: it will load none.
             base_name: Name under which all of them serve the base; None: whatever it is, if it is the same.
             main: Whether this is the main process, which writes and loads updates. Of several that use the same
                 servers it calls ``load`` first; then the others call it without tensors.
             timeout_seconds: Time without any server after which rollouts fail.
             folder_on_servers: The same folder as the servers see it.
             stall_seconds: See :data:`STALL_SECONDS`.
-            ahead: Updates behind the newest that other processes may still ask for.
+            place: Of this process among those that use the same servers; None: it is the only one.
 
         Raises:
             PerlError: An address is malformed, or a server is incompatible.
             RolloutError: No server answers.
         """
-        servers = [VllmServer(url) for url in urls]
+        connections = Connections()
+        servers = [VllmServer(url, connections) for url in urls]
         if not urls or len({server.url for server in servers}) < len(urls):
             raise PerlError("needs the addresses of vLLM servers, each once", hint="as http://host:8000")
         self._owner: Owner | None = None
-        self._folder, self._main = None if folder is None else Path(folder).resolve(), main
+        self._folder, self._main = Path(folder).resolve() if isinstance(folder, Path | str) else None, main
+        self._fleet = fleet = None if isinstance(folder, Path | str) else folder
         self._folder_on_servers = PurePosixPath(folder_on_servers or self._folder or "")
         self._written: set[Path] = set()
         self._loop = asyncio.new_event_loop()
@@ -99,7 +99,9 @@ class ServerPool:
                 main=main,
                 timeout_seconds=timeout_seconds,
                 stall_seconds=stall_seconds,
-                ahead=ahead,
+                place=place or Place(),
+                connections=connections,
+                find=None if fleet is None else fleet.address,
             )
 
         self._dispatcher = self._call(dispatcher())
@@ -117,6 +119,10 @@ class ServerPool:
         Raises:
             PerlError: The folder cannot be written.
         """
+        if self._fleet is not None:  # which serves this run alone: whatever it holds is of an earlier start
+            self._call(self._dispatcher.unload(lambda name, _: run_of(name) not in (None, run)))
+            self._fleet.clear()
+            return
         if self._folder is None:
             raise ValueError("an engine without a folder has none to take")
         folder = self._folder
@@ -144,12 +150,14 @@ class ServerPool:
 
     @property
     def counts(self) -> dict[str, int]:
-        """So far: requests that were sent again, servers that were lost, updates that were loaded again."""
+        """So far: requests sent again, or gone on under another update, servers lost or late, updates loaded again."""
         found = self._dispatcher
         return {
             "requests_retried": found.retried,
             "servers_lost": found.servers.lost,
+            "servers_late": found.servers.late,
             "reloads": found.versions.reloads,
+            **({"requests_continued": found.continued} if found.continued else {}),
         }
 
     def check(self, longest_tokens: int, form: Form | None = None) -> list[dict[str, Any]]:
@@ -180,7 +188,7 @@ class ServerPool:
         The other processes leave that to the main process.
         """
         members = self._dispatcher.servers.members
-        return self._main and any(member.serving and not member.compared for member in members)
+        return self._main and any(member.serving and not member.late and not member.compared for member in members)
 
     def foreign_weights(self) -> list[str]:
         """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
@@ -205,7 +213,7 @@ class ServerPool:
         self._call(self._dispatcher.drop(failures))
 
     def load(self, update: Update) -> None:
-        """From now on requests are answered with this update; those under way keep the one they began with.
+        """From now on requests are answered with this update; those under way keep theirs, unless they continue.
 
         Merged weights wait until no request is under way. An adapter is meant for the base: merged weights that were
         loaded before it have restored that.
@@ -216,13 +224,21 @@ class ServerPool:
         Raises:
             PerlError: A server cannot load it before something is fixed, or the folder cannot be written.
         """
-        if self._folder is None:
+        version = Version(update.name, update.form, proof=update.proof)
+        if self._fleet is not None:
+            version.path, version.bring = self._fleet.path(update.name), partial(self._fleet.bring, update.name)
+            if self._main:
+                self._fleet.publish(update.name, update_files(update))
+                version.forget = partial(self._fleet.forget, update.name)
+        elif self._folder is not None:
+            version.path = str(self._folder_on_servers / update.name)
+            if self._main:
+                folder = write_update(update, self._folder)
+                self._written.add(folder)
+                version.forget = partial(shutil.rmtree, folder, ignore_errors=True)
+        else:
             raise ValueError("an engine without a folder loads nothing")
-        folder = _write(update, self._folder) if self._main else None
-        if folder is not None:
-            self._written.add(folder)
-        path = self._folder_on_servers / update.name
-        self._call(self._dispatcher.load(Version(update.name, update.form, str(path), folder, update.proof)))
+        self._call(self._dispatcher.load(version))
 
     def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Rollouts:
         """Begins to sample, with the update that was loaded last; before the first one, from the base.
@@ -265,6 +281,8 @@ class ServerPool:
             shutil.rmtree(folder, ignore_errors=True)
         if self._owner is not None:
             self._owner.release(forgotten)
+        if self._fleet is not None and self._main:
+            self._fleet.clear()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns; waits in slices, so that Ctrl-C is heard."""
@@ -278,42 +296,3 @@ class ServerPool:
         finally:
             future.cancel()  # of Ctrl-C; what is done stays done
         return future.result()
-
-
-def _write(update: Update, folder: Path) -> Path:
-    """The update's folder, moved into place whole: a server may look at any time, through any file system."""
-    staged, target = folder / f".{update.name}.tmp", folder / update.name
-    tensors = {name: _alone(tensor) for name, tensor in update.tensors.items()}
-    try:
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
-        if update.form == "adapter":
-            save_file(tensors, staged / _ADAPTER, {"format": "pt"})
-            (staged / _ADAPTER_CONFIG).write_text(json.dumps(dict(update.config), indent=2) + "\n")
-        else:
-            save_file(tensors, staged / _WEIGHTS, {"format": "pt"})
-            (staged / PROBE).mkdir()
-            save_file({}, staged / PROBE / _WEIGHTS, {"format": "pt"})
-        for path in [*staged.rglob("*"), staged]:
-            _flush(path)
-        replace_folder(staged, target)
-        _flush(folder)
-    except OSError as error:
-        raise PerlError(f"cannot write updates: {error}", str(folder)) from error
-    return target
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU, in memory that no other tensor shares, which safetensors would refuse."""
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
-
-
-def _flush(path: Path) -> None:
-    """Returns when a file or the names in a folder are on the disk, where the file system reports it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from functools import cache
 from packaging.version import InvalidVersion, Version
 
 from perl.errors import MissingExtraError, Mistake, PerlError, first_line, raise_all
-from perl.recipe.sections import RolloutSection
+from perl.recipe.rollout_section import RolloutSection
 from perl.run.warned import warn
 
 OLDEST, NEWER = Version("0.32"), Version("0.33.dev0")
