@@ -2,7 +2,7 @@
 
 recipe -> ``perl rollout command`` -> processes; steps -> kills; rows of a step -> prompts
 
-Part of ``rollouts.py``.
+Part of ``rollouts.py`` and ``staleness.py``.
 """
 
 import contextlib
@@ -109,10 +109,16 @@ class Server:
             return None
 
 
-def start_command(port: int) -> tuple[dict[str, str], list[str]]:
-    """Environment and arguments that ``perl rollout command`` prints for the quickstart, sampled ahead or not."""
+def start_command(port: int, prefetch: int = 1) -> tuple[dict[str, str], list[str]]:
+    """Environment and arguments that ``perl rollout command`` prints for the quickstart, sampled so far ahead."""
     program = [sys.executable, "-m", "perl", "rollout", "command", "quickstart", "rollout.backend=vllm-server"]
-    asked = [*program, f"rollout.servers=[http://localhost:{port}]", "rollout.prefetch=1", "--port", str(port)]
+    asked = [
+        *program,
+        f"rollout.servers=[http://localhost:{port}]",
+        f"rollout.prefetch={prefetch}",
+        "--port",
+        str(port),
+    ]
     said = subprocess.run(asked, check=True, capture_output=True, text=True).stdout  # noqa: S603
     words = shlex.split(said)
     count = next(index for index, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
@@ -123,12 +129,12 @@ def start_command(port: int) -> tuple[dict[str, str], list[str]]:
 
 
 @contextlib.contextmanager
-def servers(ports: Sequence[int], folder: Path) -> Iterator[list[Server]]:
+def servers(ports: Sequence[int], folder: Path, prefetch: int = 1) -> Iterator[list[Server]]:
     """Healthy servers, one a port; none of their processes is left afterwards, also after Ctrl-C and SIGTERM."""
     if not (ENVIRONMENT / "bin" / "python").exists():
         raise SystemExit(f"there is no vLLM in {ENVIRONMENT}; name its environment with PERL_VLLM_ENV")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    found = [Server(port, folder) for port in ports]
+    found = [Server(port, folder, start_command(port, prefetch)) for port in ports]
     try:
         for server in found:
             server.start()

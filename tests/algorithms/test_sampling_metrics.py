@@ -1,5 +1,6 @@
 """How far the engine is from the trainer, and how much the importance correction has bounded, against loops."""
 
+import itertools
 import math
 from typing import get_args
 
@@ -67,3 +68,38 @@ def test_the_mean_difference_is_over_the_tokens_of_all_rows_that_were_added():
     for n in range(2):
         metrics.add(OLD[n : n + 1], SAMPLING[n : n + 1], torch.ones(1, 4), MASK[n : n + 1])
     assert metrics.mean_difference(Accelerator(cpu=True)) == pytest.approx((0.0 + 1.5 + 0.1 + 0.0) / 4, rel=1e-6)
+
+
+POLICY = torch.tensor([[-1.2, -2.0, -0.9, 7.0], [-0.5, -1.0, 0.0, 0.0]])
+AGE = torch.tensor([[0, 1, 1, 9], [3, 2, 9, 9]])
+
+
+@pytest.mark.parametrize("parts", [[0, 2], [0, 1, 2]], ids=["at once", "row by row"])
+def test_the_effective_sample_size_and_the_ages_are_those_of_a_loop(parts):
+    """Over the tokens that the policy wrote; one without a number of the engine's has an age and no weight."""
+    metrics = SamplingMetrics(torch.device("cpu"), corrects=True)
+    for first, last in itertools.pairwise(parts):
+        metrics.add_ages(*(x[first:last] for x in (POLICY, SAMPLING, AGE, MASK)))
+    weights, ages = [], []
+    for policy, sampling, age, mask in zip(*(x.tolist() for x in (POLICY, SAMPLING, AGE, MASK)), strict=True):
+        ages += [a for a, m in zip(age, mask, strict=True) if m]
+        known = [(p, s) for p, s, m in zip(policy, sampling, mask, strict=True) if m and not math.isnan(s)]
+        weights += [math.exp(p - s) for p, s in known]
+    found = dict(metrics.values(Accelerator(cpu=True)))
+    assert found == pytest.approx(
+        {
+            "sampling/effective_sample_size": sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)),
+            "sampling/staleness/mean": sum(ages) / len(ages),
+            "sampling/staleness/max": max(ages),
+        },
+        rel=1e-6,
+    )
+    assert (len(weights), ages) == (4, [0, 1, 1, 3, 2])
+
+
+@pytest.mark.parametrize(("gap", "size"), [(0.0, 1.0), (100.0, 1 / 4)])
+def test_where_one_token_weighs_all_the_effective_sample_is_that_token(gap, size):
+    metrics = SamplingMetrics(torch.device("cpu"), corrects=True)
+    policy = torch.tensor([[gap, 0.0, 0.0, 0.0]])
+    metrics.add_ages(policy, torch.zeros(1, 4), None, torch.ones(1, 4))
+    assert dict(metrics.values(Accelerator(cpu=True))) == {"sampling/effective_sample_size": pytest.approx(size)}

@@ -16,7 +16,7 @@ from transformers.distributed import DistributedConfig
 
 from perl.errors import BrokenPromiseError, PerlError
 from perl.policy.guards import Movement
-from perl.recipe.sections import RolloutSection
+from perl.recipe.rollout_section import RolloutSection
 from perl.run.shards import is_sharded
 from perl.trainer import optimizer_step
 from perl.trainer.rollout_choice import choose_backend

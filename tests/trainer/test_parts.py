@@ -14,7 +14,7 @@ from transformers import TrainerState
 
 from perl import PeftRLConfig
 from perl.policy.checkpoint import load_policy
-from perl.recipe.sections import RolloutSection
+from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.engine import EngineSampling
 from perl.trainer.live import Position
 from perl.trainer.log_prob_passes import LogProbPasses

@@ -168,7 +168,7 @@ def test_a_logged_group_has_the_gap_of_every_token(tmp_path, vllm_server, prefet
     trained.train()
     assert found == pytest.approx(logged(trained, "sampling/sampling_logp_difference/mean"), rel=1e-3, abs=2e-5)
     assert len(found) == 3
-    assert (max(found) > 1e-3) == bool(prefetch)  # a policy of one step before
+    assert (max(found) > 1e-5) == bool(prefetch)  # a policy of one step before; of the same one it is about 2e-7
 
 
 def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
@@ -217,17 +217,19 @@ def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_pa
     seen = {}
     for prefetch in (0, ahead):
         seen[prefetch] = Seen()
-        # Four steps are an epoch of eight problems; the last of them know no next ones.
+        # Four steps are an epoch of eight problems, whose last ones go on to the next epoch's prompts.
         # At a larger rate some step moves the policy by more than a nat, and its rollouts are made again.
         changes = {"rollout_prefetch": prefetch, "max_steps": 6, "rows": 8, "learning_rate": 1e-3}
         trained = trainer(tmp_path / str(prefetch), [vllm_server], seen[prefetch], **changes)
         trained.train()
         assert trained.state.global_step == 6
-        behind = {0: [0] * 6, 1: [0, 1, 1, 1, 0, 1], 2: [0, 1, 2, 2, 0, 1]}[prefetch]
+        behind = {0: [0] * 6, 1: [0, 1, 1, 1, 1, 1], 2: [0, 1, 2, 2, 2, 2]}[prefetch]
         assert logged(trained, "rollout/steps_behind") == behind
         assert seen[prefetch].count == 6 * 8
         off = logged(trained, "sampling/sampling_logp_difference/mean")
-        assert all((difference > 1e-3) == (steps > 0) for difference, steps in zip(off, behind, strict=True))
+        # Of rollouts of the step itself it was 1e-7 to 4e-7 in twenty runs, of older ones 1e-3 to 6e-2.
+        assert [difference > 1e-5 for difference in off] == [steps > 0 for steps in behind]
+        assert logged(trained, "sampling/staleness/mean") == logged(trained, "sampling/staleness/max") == behind
     assert seen[ahead].prompts == seen[0].prompts
 
 
@@ -286,7 +288,8 @@ def test_without_servers_the_last_step_is_kept_and_the_run_goes_on_when_one_is_b
 
 def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
     settings = [
-        "train.max_steps=3",
+        "data.train.limit=8",  # two steps are an epoch
+        "train.max_steps=5",
         "train.prompts_per_step=4",
         "train.num_generations=4",
         "train.per_device_train_batch_size=4",
@@ -301,7 +304,8 @@ def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
     done = warm.run_distributed(["-m", "perl", "train", "quickstart", *settings, "--output", "run"], tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["rollout/steps_behind"] for row in rows] == [0, 1, 1]
+    assert [row["rollout/steps_behind"] for row in rows] == [0, 1, 1, 1, 1]
+    assert [row["sampling/staleness/max"] for row in rows] == [0, 1, 1, 1, 1]
     assert rows[0]["sampling/sampling_logp_difference/mean"] < 1e-4
     assert [row["sync/logp_diff"] < 1e-4 for row in rows[:2]] == [True, True]
 

@@ -18,6 +18,8 @@ from perl.algorithms.registry import LOSSES
 CORRECTED = "sampling/corrected_fraction"
 """Share of what was sampled whose ratio the importance correction has bounded: of tokens, or of rows."""
 MUCH_CORRECTED = 0.2
+# In nats: a weight beyond it counts as this one, so that its square is a number in float32.
+_LARGEST_LOG_WEIGHT = 40.0
 
 
 class LossMetrics:
@@ -82,13 +84,16 @@ class LossMetrics:
 
 
 class SamplingMetrics:
-    """How far the engine's numbers are from the trainer's, over the rows of a window."""
+    """How far the engine's numbers are from the trainer's, and how old they are, over the rows of a window."""
 
     def __init__(self, device: torch.device, *, corrects: bool) -> None:
         """Starts without rows; yields no metric if the run has no correction."""
         # Of |difference|, its count, of ratios, their count, of those that were bounded.
         self._sums = torch.zeros(5, device=device)
         self._extremes = torch.full((3,), -torch.inf, device=device)  # |difference|, -ratio, ratio
+        self._weights = torch.zeros(3, device=device)  # w, w^2, their count
+        self._ages = torch.zeros(2, device=device)  # of ages, their count
+        self._oldest = torch.full((1,), -torch.inf, device=device)
         self._corrects = corrects
 
     @torch.no_grad()
@@ -106,6 +111,26 @@ class SamplingMetrics:
         self._sums += torch.stack([difference.sum(), counts[0], ratios.sum(), counts[1], bounded.float().sum()])
         extremes = torch.stack([difference.max(), -ratios.min(), ratios.max()])
         self._extremes = torch.maximum(self._extremes, extremes)
+
+    @torch.no_grad()
+    def add_ages(
+        self, policy_NT: torch.Tensor, sampling_NT: torch.Tensor, age_NT: torch.Tensor | None, mask_NT: torch.Tensor
+    ) -> None:
+        """Adds rows, as they are for the update that trains on them.
+
+        Args:
+            policy_NT: (N, T) log-probabilities of the policy that the update begins with.
+            sampling_NT: (N, T) of the one that sampled; NaN: none is known.
+            age_NT: (N, T) int64, optimizer steps between the two; None: it is not known.
+            mask_NT: (N, T) 1 where the policy wrote a token.
+        """
+        log_weights = (policy_NT - sampling_NT)[mask_NT.bool() & ~sampling_NT.isnan()].float()
+        weights = log_weights.clamp(max=_LARGEST_LOG_WEIGHT).exp()
+        self._weights += torch.stack([weights.sum(), (weights**2).sum(), weights.new_tensor(float(len(weights)))])
+        ages = mask_NT.new_empty(0) if age_NT is None else age_NT[mask_NT.bool()].float()
+        if len(ages):
+            self._ages += torch.stack([ages.sum(), ages.new_tensor(float(len(ages)))])
+            self._oldest = torch.maximum(self._oldest, ages.max())
 
     def mean_difference(self, accelerator: Accelerator) -> float | None:
         """Of the log-probabilities, over all processes, in nats; None if there is no correction or no row."""
@@ -127,6 +152,15 @@ class SamplingMetrics:
             yield "sampling/importance_sampling_ratio/mean", ratios / ratio_count
             yield "sampling/importance_sampling_ratio/max", highest
             yield CORRECTED, bounded / ratio_count
+        weight, squares, count = accelerator.reduce(self._weights, reduction="sum").tolist()
+        if squares:
+            # (sum w)^2 / (n sum w^2): 1 where all weigh alike, 1/n where one weighs all
+            yield "sampling/effective_sample_size", weight**2 / (count * squares)
+        ages, count = accelerator.reduce(self._ages, reduction="sum").tolist()
+        oldest = float(accelerator.gather(self._oldest).max())
+        if count:
+            yield "sampling/staleness/mean", ages / count
+            yield "sampling/staleness/max", oldest
 
 
 def _row_means(values: torch.Tensor, mask_NT: torch.Tensor, empty: float) -> torch.Tensor:

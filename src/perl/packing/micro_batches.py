@@ -24,11 +24,15 @@ SELECTED = "selected_tokens"
 """(N, T) bool: the tokens that a loss treats apart."""
 SHOWN = "shown_row"
 """(N, 1) from 1, the place of a row in the group of completions that a log shows; 0 of the others."""
+SAMPLED_STEP = "sampled_step"
+"""(N, T) int64, the optimizer steps that the policy which sampled a token had taken."""
+STEPS_BEHIND = "steps_behind"
+"""Of a whole generation batch: steps between the oldest policy that sampled of it and the one that it was made at."""
 # Values a row or a token brings along, under the names of TRL's micro-batches.
 _COLUMNS = (
     *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"),
     *("old_values", "returns"),  # a critic's
-    *(SELECTED, SHOWN),
+    *(SELECTED, SHOWN, SAMPLED_STEP),
 )
 
 

@@ -101,6 +101,11 @@ _FIXED = (
         },
     ),
     Panel("Engine", "Steps behind", "steps", {"rollout/steps_behind": "steps behind"}),
+    Panel(
+        *("Engine", "Staleness", "optimizer steps"),
+        {"sampling/staleness/mean": "mean", "sampling/staleness/max": "largest"},
+    ),
+    Panel("Engine", "Effective sample size", "share", {"sampling/effective_sample_size": "effective share"}),
     Panel("Speed", "Seconds of a step", "s", {"step_time": "step"}),
     Panel("Speed", "Tokens of rollouts", "tokens per second", {"rollout/tokens_per_second": "tokens per second"}),
 )

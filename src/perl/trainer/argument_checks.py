@@ -24,13 +24,15 @@ from perl.errors import MissingExtraError, Mistake, RecipeError, did_you_mean, r
 from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.layers import Layer
 from perl.recipe.optional_packages import missing_trackers, tracker_mistakes
-from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import FIELD_OF_SETTING
 from perl.recipe.tracker_checks import send_no_statistics, unusable_trackers
 from perl.recipe.train_fields import CHOICES, train_fields, train_model
 from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device
 from perl.trainer.algorithm_fields import check_applied
 from perl.trainer.critic_checks import critic_mistakes
+from perl.trainer.live import generation_interval, updates_of_a_batch
 from perl.trainer.selection_checks import selection_mistakes
 from perl.trainer.signal_checks import check_teacher, has_teacher
 
@@ -294,3 +296,23 @@ def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
         what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
         found.append(Mistake(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))
     raise_all(RecipeError, found)
+
+
+def check_staleness(args: GRPOConfig, how: RolloutSection) -> None:
+    """Refuses a bound on the age of rollouts that cannot be kept, or beside which nothing is sampled ahead.
+
+    Raises:
+        RecipeError: Says which bound would do.
+    """
+    bound = how.max_staleness
+    if bound is None:
+        return
+    interval, accumulation = generation_interval(args), args.gradient_accumulation_steps
+    least = updates_of_a_batch(interval, accumulation) - 1
+    if bound < least:
+        what = f"{bound} cannot be kept: {least + 1} updates train on the same rollouts, the last after {least} others"
+        hint = f"{least} or more, or a lower num_iterations or steps_per_generation"
+        raise RecipeError(what, "rollout.max_staleness", hint)
+    if how.prefetch and bound == least and interval >= accumulation:
+        what = f"{bound} lets nothing be sampled ahead, and rollout.prefetch is {how.prefetch}"
+        raise RecipeError(what, "rollout.max_staleness", f"{least + 1} or more, or rollout.prefetch: 0")

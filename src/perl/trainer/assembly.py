@@ -43,6 +43,7 @@ from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.overrides import is_replaced
 from perl.trainer.partitioned_optimizer import check_divisible, partition_optimizer
 from perl.trainer.prompt_tokens import Prompts
+from perl.trainer.prompts.later import later_prompts
 from perl.trainer.prompts.making import made_selection
 from perl.trainer.prompts.selection import PromptSelection
 from perl.trainer.resume_state import ResumeState
@@ -243,9 +244,10 @@ def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> Rollo
     )
     prompts = Prompts(trainer.processing_class, partial(_tokens, trainer), partial(longest_that_may_come, trainer))
     how = choose_backend(rollout_section(args), trainer)
-    source = RolloutSource(trainer, how, sampling, prompts, position=position, metrics=metrics)
+    later = partial(later_prompts, trainer)
+    source = RolloutSource(trainer, how, sampling, prompts, position=position, metrics=metrics, later=later)
     if any(judge in trainer.reward_funcs for judge in JUDGES):
-        source.judging = Judging()
+        source.verdicts.judging = Judging()
     if source.is_served:
         trainer.use_vllm, trainer.vllm_mode = True, "server"
     else:

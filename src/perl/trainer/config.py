@@ -15,6 +15,7 @@ from perl.methods.registry import METHODS
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import world_size
+from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.section import Section
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
@@ -23,7 +24,6 @@ from perl.recipe.sections import (
     ModelSection,
     PeftSection,
     PromptsSection,
-    RolloutSection,
     TeacherSection,
 )
 from perl.run.devices import accelerator
@@ -32,6 +32,7 @@ from perl.trainer.algorithm_fields import apply_algorithm, given_fields
 from perl.trainer.argument_checks import (
     check_enumerations,
     check_sampling,
+    check_staleness,
     check_trackers,
     check_types,
     of_the_algorithm,
@@ -143,6 +144,8 @@ class PeftRLConfig(GRPOConfig):
     rollout_check_every: int = _setting("check_every", RolloutSection)
     rollout_tolerance: float | None = _setting("tolerance", RolloutSection)
     rollout_prefetch: int = _setting("prefetch", RolloutSection)
+    rollout_max_staleness: int | None = _setting("max_staleness", RolloutSection)
+    rollout_in_flight: str = _setting("in_flight", RolloutSection)
     vllm_importance_sampling_mode: str = field(
         default="token_truncate",
         metadata={
@@ -341,6 +344,7 @@ class PeftRLConfig(GRPOConfig):
         with for_arguments(self, completions_at_once(self)):
             super().__post_init__()
         note_derived(self, asked)
+        check_staleness(self, self.rollout)
         self._check_deepspeed()
         self.peft, self.teacher, prompts_section(self)
 
@@ -419,7 +423,8 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
     """
     ours = {name: f"rollout_{name}" for name in RolloutSection.model_fields}
     given = {name: getattr(args, ours_name) for name, ours_name in ours.items() if hasattr(args, ours_name)}
-    given["servers"] = list(given.get("servers") or [])
+    servers = given.get("servers") or []
+    given["servers"] = servers if isinstance(servers, dict) else list(servers)
     if args.use_vllm and given.get("backend", "auto") not in ENGINES:
         if args.vllm_mode not in OF_TRL:
             raise RecipeError(f"there is no {args.vllm_mode!r}", "vllm_mode", did_you_mean(str(args.vllm_mode), OF_TRL))

@@ -3,6 +3,7 @@
 PeftGRPOTrainer -> the values that change while it runs, its position, its metrics
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -70,6 +71,16 @@ class Position:
         """The generation batch that is trained on, cut into micro-batches; None: new rollouts come next."""
         return self._counted._buffered_inputs
 
+    @property
+    def rollouts_due(self) -> bool:
+        """Whether new rollouts come with the next micro-batch."""
+        return self.rollouts is None or self.micro_batch % generation_interval(self._counted.args) == 0
+
+    @property
+    def at_step_begin(self) -> bool:
+        """Whether the next micro-batch is the first of its optimizer step."""
+        return self.micro_batch == self.step_begin[0]
+
     def move(self, micro_batch: int, rollouts: list[dict[str, Any]] | None) -> None:
         """Goes to another place."""
         self._counted._step, self._counted._buffered_inputs = micro_batch, rollouts
@@ -99,6 +110,17 @@ class Position:
 def generation_interval(args: GRPOConfig) -> int:
     """Micro-batches between two generation batches: all that one batch is cut into, as often as it is trained on."""
     return int(args.steps_per_generation * args.num_iterations)
+
+
+def updates_of_a_batch(interval: int, accumulation: int) -> int:
+    """Optimizer steps that train on one generation batch, at most.
+
+    Args:
+        interval: Micro-batches between two generation batches.
+        accumulation: Micro-batches of an optimizer step.
+    """
+    begins = range(0, math.lcm(interval, accumulation), interval)
+    return max((begin + interval - 1) // accumulation - begin // accumulation + 1 for begin in begins)
 
 
 def mode_of(model: torch.nn.Module) -> Mode:

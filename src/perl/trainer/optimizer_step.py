@@ -22,7 +22,7 @@ from perl.methods.hooks import hooks_of
 from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
 from perl.packing.in_step import Kind
-from perl.packing.micro_batches import SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
+from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
 from perl.run.warned import warn
 from perl.trainer.config import own_setting
@@ -259,6 +259,9 @@ class OptimizerStep:
             self.gaps.add(values.get(SHOWN), old_log_probs, sampling_log_probs, mask_NT)
         if ratio is not None and sampling_log_probs is not None:
             of_sampling.add(old_log_probs, sampling_log_probs, ratio, mask_NT)
+            sampled_step = values.get(SAMPLED_STEP)
+            age = None if sampled_step is None else self._live.state.global_step - sampled_step
+            of_sampling.add_ages(policy_log_probs, sampling_log_probs, age, mask_NT)
         of_teacher = 0.0 if self.teaching is None else self.teaching.term(taught, batch)
         return (result.per_token * batch.weights_NT).sum() + of_teacher + self._regulariser_if_due()
 

@@ -5,6 +5,7 @@ checkpoint -> the policy, the reference, the counters and the rollouts, as they 
 
 import contextlib
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from perl.policy.checkpoint import (
     unseal,
 )
 from perl.policy.reference import Reference
+from perl.run.carried_files import gather_files
+from perl.run.host import host
 from perl.run.joint_work import joined
 from perl.run.warned import warn
 from perl.trainer.critic_training import CriticTraining
@@ -220,6 +223,10 @@ class ResumeState:
         }
         save_trainer_state(checkpoint, counters, self._unused_rollouts(), args.process_index)
         self._live.accelerator.wait_for_everyone()
+        if host().keeps_files:
+            gather_files(checkpoint, joined())
+            if not args.should_save:  # from now on the main process's is the one that counts
+                shutil.rmtree(checkpoint, ignore_errors=True)
         if args.should_save:
             drop_other_ranks(checkpoint, args.world_size)
             seal(checkpoint)

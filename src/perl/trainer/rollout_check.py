@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perl.errors import RolloutError
+from perl.packing.micro_batches import STEPS_BEHIND
 from perl.run.warned import warn
 from perl.trainer.live import Metrics, Position
 from perl.trainer.rollout_source import RolloutSource
@@ -40,7 +41,8 @@ class RolloutCheck:
 
     def begin(self) -> None:
         """Remembers what was logged before the rollouts of an optimizer step, which may have to be made again."""
-        self._source.steps_behind = 0
+        left = None if self._position.rollouts_due else self._position.rollouts
+        self._source.steps_behind = 0 if left is None else int(left[0].get(STEPS_BEHIND, 0))
         self._logged = {name: len(values) for name, values in self._metrics("train").items()}
 
     def make_again(self, asked: Sequence[Any]) -> list[dict[str, Any]]:

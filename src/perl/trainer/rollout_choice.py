@@ -14,12 +14,11 @@ from perl.methods.on_quantised import IN_PROCESS
 from perl.policy.model import base_of
 from perl.policy.quantised import was_quantised
 from perl.recipe.engines import TRANSFORMERS, best_backend
-from perl.recipe.sections import RolloutSection
+from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.sync import choose_form
 from perl.rollouts.vllm.version import check_version, missing_vllm
 from perl.run.shards import is_sharded
 from perl.trainer.argument_checks import check_sampling
-from perl.trainer.live import generation_interval
 
 logger = logging.getLogger("perl")
 
@@ -98,7 +97,3 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
         raise RecipeError("conversations with tools cannot be sampled ahead", "rollout.prefetch", "0")
     if conversations and trainer.accelerator.num_processes > 1:
         raise RecipeError("conversations with tools go on by themselves in each process", what, "transformers")
-    every, steps = generation_interval(args), args.gradient_accumulation_steps
-    if how.prefetch and every > steps:
-        problem = f"rollouts that last {every} micro-batches, of which a step takes {steps}, would be older than asked"
-        raise RecipeError(problem, "rollout.prefetch", "0")

@@ -14,16 +14,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 
-from perl.errors import BrokenPromiseError, PerlError, ProcessError, RewardError, RolloutError
-from perl.recipe.sections import RolloutSection
-from perl.rewards.verifier import Judging, check_all
+from perl.errors import BrokenPromiseError, PerlError, ProcessError, RecipeError, RolloutError
+from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.conversation import tokens_left
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
 from perl.rollouts.gap import GapJudge
@@ -35,14 +33,18 @@ from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 from perl.run.warned import warn
-from perl.trainer.live import LiveTrainer, Metrics, Position, generation_interval, mode_of, most
+from perl.trainer.early_verdicts import EarlyVerdicts
+from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
 from perl.trainer.prompt_tokens import Prompts
+from perl.trainer.rollouts_ahead import LaterPrompts, LookAhead
+from perl.trainer.token_steps import TokenSteps
 
 logger = logging.getLogger("perl")
 
 _T = TypeVar("_T")
 
 _MOST_PROMPTS = 100_000  # that are looked at to find the longest one
+_KEPT_UPDATES = 32  # whose steps are known, besides two for each batch that is sampled ahead
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class RolloutSource:
     Attributes:
         rollout: What samples, and how it gets the policy.
         sampling: How it draws tokens.
-        judging: How answers are compared, where a reward does so; comparisons begin as soon as a group is there.
+        verdicts: Compares answers as soon as a group is there, where a reward does so.
         inputs: The examples whose prompts are sampled next, one for each completion.
         gap: What is usual with this engine; None: none was opened.
+        token_steps: From how many optimizer steps the policy came that sampled each token of the latest completions.
         steps_behind: Of the oldest policy that rollouts are from, since this was set to 0.
     """
 
@@ -75,6 +78,7 @@ class RolloutSource:
         *,
         position: Position,
         metrics: Metrics,
+        later: Callable[[], LaterPrompts | None] = lambda: None,
     ) -> None:
         """Takes what a training samples with; an engine is opened with the first rollouts.
 
@@ -85,10 +89,11 @@ class RolloutSource:
             prompts: How they become tokens.
             position: Where the training is among its micro-batches.
             metrics: Where metrics go.
+            later: Gives the prompts of epochs that have not begun; None: nothing is sampled beyond an epoch's end.
         """
         self._live, self.rollout, self.sampling, self._prompts = live, rollout, sampling, prompts
         self._position, self._metrics = position, metrics
-        self.judging: Judging | None = None
+        self.verdicts = EarlyVerdicts(prompts)
         self.inputs: Sequence[dict[str, Any]] = []
         self.gap: GapJudge | None = None
         self.steps_behind = 0
@@ -97,13 +102,15 @@ class RolloutSource:
         self._versions = itertools.count()
         self._syncs, self._loaded_step = 0, -1
         self._ahead: deque[_Ahead] = deque()
-        self._upcoming: list[Any] = []
-        self._window_start, self._in_sight = 0, list[Any]()
-        self._iterator: Iterator[Any] | None = None
-        self._judge: ThreadPoolExecutor | None = None
+        self._sight = LookAhead(live, position, prefetch=rollout.prefetch, bound=rollout.max_staleness, later=later)
+        self._in_turn = True
+        self.token_steps = TokenSteps(keep=_KEPT_UPDATES + 2 * rollout.prefetch)
         self._failed = False  # without rollouts, or without an engine that has the policy
         if self.is_served:
             self._sync_plan = choose_form(live.policy, rollout.sync)
+            if rollout.in_flight == "continue" and self._sync_plan.form == "merged":
+                what = f"continue needs an adapter that is served beside the base, and here {self._sync_plan.why}"
+                raise RecipeError(what, "rollout.in_flight", "finish")
 
     @property
     def is_served(self) -> bool:
@@ -146,13 +153,11 @@ class RolloutSource:
     def close(self) -> None:
         """Gives the engine back; the next rollouts open it again."""
         self._ahead.clear()
-        self._upcoming, self._iterator = [], None
+        self._sight.clear()
         if self._engine is not None:
             self._engine.close()
         self._engine = None
-        if self._judge is not None:
-            self._judge.shutdown(wait=False, cancel_futures=True)
-        self._judge = None
+        self.verdicts.close()
 
     def policy_changed(self) -> None:
         """The policy is another one within the same step: the engine no longer has it."""
@@ -178,16 +183,19 @@ class RolloutSource:
             epoch_iterator: The data loader's.
             num_batches: Micro-batches of the step.
         """
-        if not self.rollout.prefetch:
-            return epoch_iterator
-        if self._iterator is not epoch_iterator:  # of another epoch
-            self._iterator, self._upcoming = epoch_iterator, []
-            self._ahead.clear()
-        wanted = num_batches + self._every * self.rollout.prefetch
-        self._upcoming += itertools.islice(epoch_iterator, max(0, wanted - len(self._upcoming)))
-        self._window_start, self._in_sight = self._position.micro_batch, list(self._upcoming)
-        now, self._upcoming = self._upcoming[:num_batches], self._upcoming[num_batches:]
-        return iter(now)
+        return self._sight.window(epoch_iterator, num_batches) if self.rollout.prefetch else epoch_iterator
+
+    def begin_step(self) -> None:
+        """An optimizer step begins: what may be sampled ahead from now on is begun, where no new rollouts are due.
+
+        Where they are due that happens with them. Each process must call it, with the policy ready for training.
+        """
+        inputs = None if self._position.rollouts_due else self._sight.next_inputs(len(self._ahead))
+        if inputs is None:
+            return
+        self._finish_requests([*self._ahead])
+        self.sync(self._tokens(inputs))
+        self._begin_ahead()
 
     def complete(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float | None]]]:
         """A completion of each prompt by the engine, and the log-probabilities they were sampled with.
@@ -199,9 +207,10 @@ class RolloutSource:
         asked = [ids for ids, left in zip(prompt_ids, lefts, strict=True) if left != 0]
         now = self._live.state.global_step
         answers, step = self.rollouts(asked) if asked else ([], now)
-        self._log_rollouts(answers, time.perf_counter() - started, now - step)
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
+        behind = self._most(now - min(self.token_steps.note(sampled, step), default=now))
+        self._log_rollouts(answers, time.perf_counter() - started, behind)
         return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
 
     @contextlib.contextmanager
@@ -225,7 +234,7 @@ class RolloutSource:
             pending = self._begin(prompt_ids, self.inputs)
             ready = _Ahead(prompt_ids, pending, self._live.state.global_step)
         groups = self._together(ready.pending.result)
-        if training and self.rollout.prefetch:
+        if training and self._in_turn:
             self._begin_ahead()
         self.engine.sleep()
         return [completion for group in groups for completion in group], ready.step
@@ -233,12 +242,11 @@ class RolloutSource:
     @contextlib.contextmanager
     def out_of_turn(self) -> Iterator[None]:
         """While completions of other prompts are sampled: what was sampled ahead waits, and no more is begun."""
-        kept, upcoming = self._ahead, self._in_sight
-        self._ahead, self._in_sight = deque(), []
+        kept, self._ahead, self._in_turn = self._ahead, deque(), False
         try:
             yield
         finally:
-            self._ahead, self._in_sight = kept, upcoming
+            self._ahead, self._in_turn = kept, True
 
     def forget_ahead(self) -> None:
         """Drops what was sampled ahead."""
@@ -300,11 +308,6 @@ class RolloutSource:
         return bool(failed)
 
     @property
-    def _every(self) -> int:
-        """Micro-batches between two generation batches."""
-        return generation_interval(self._live.args)
-
-    @property
     def _asks(self) -> bool:
         """Whether this process asks the engine for all: always its own one, shared ones only on the main process."""
         return self._live.accelerator.is_main_process or not self.rollout.capabilities.needs_servers
@@ -320,37 +323,21 @@ class RolloutSource:
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
         """Asks the engine; a group is judged as soon as it is there."""
         asked = [(tuple(ids), tokens_left(ids, self.sampling.max_completion_length)) for ids in prompt_ids]
-        requests = [Request(ids, len(list(same)), longest=left) for (ids, left), same in itertools.groupby(asked)]
-        starts = list(itertools.accumulate((r.count for r in requests), initial=0))
-        judging = self.judging if len(prompt_ids) == len(inputs) else None  # else a conversation goes on
-        self._judge = judge = self._judge or ThreadPoolExecutor(1, thread_name_prefix="perl-verdicts")
-
-        def compare(index: int, group: Sequence[Sampled]) -> None:
-            if judging is not None:
-                golds = [row.get(judging.solution) for row in inputs[starts[index] : starts[index + 1]]]
-                judge.submit(self._compare, golds, [list(s.token_ids) for s in group], judging)
-
-        return self._together(lambda: self.engine.start(requests, self.sampling, compare))
-
-    def _compare(self, golds: list[Any], token_ids: list[list[int]], judging: Judging) -> None:
-        """Verdicts ahead of the reward, which asks for the same ones and finds them."""
-        texts = self._prompts.processing_class.batch_decode(token_ids, skip_special_tokens=True)
-        try:
-            check_all(golds, texts, timeout_seconds=judging.timeout_seconds, workers=judging.workers)
-        except RewardError:
-            return  # the reward will raise it
+        more: dict[str, Any] = {"continues": self.rollout.in_flight == "continue"}
+        requests = [
+            Request(ids, len(list(same)), longest=left, **more) for (ids, left), same in itertools.groupby(asked)
+        ]
+        on_group = self.verdicts.on_group(requests, inputs)
+        return self._together(lambda: self.engine.start(requests, self.sampling, on_group))
 
     def _begin_ahead(self) -> None:
-        """Begins the rollouts of the next steps, as many as are requested and not begun yet."""
-        state, now = self._live.state, self._position.micro_batch
-        last = state.max_steps * self._live.args.gradient_accumulation_steps
-        for ahead in range(len(self._ahead) + 1, self.rollout.prefetch + 1):
-            index = now - self._window_start + ahead * self._every
-            if index >= len(self._in_sight) or now + ahead * self._every >= last:
-                return
-            inputs = self._in_sight[index]
-            prompt_ids = self._prompts.tokenize([row["prompt"] for row in inputs])
-            self._ahead.append(_Ahead(prompt_ids, self._begin(prompt_ids, inputs), state.global_step))
+        """Begins rollouts of the next steps, with the policy that the engine has: all that may be begun and is not."""
+        while (inputs := self._sight.next_inputs(len(self._ahead))) is not None:
+            prompt_ids = self._tokens(inputs)
+            self._ahead.append(_Ahead(prompt_ids, self._begin(prompt_ids, inputs), self._live.state.global_step))
+
+    def _tokens(self, inputs: Sequence[dict[str, Any]]) -> list[list[int]]:
+        return self._prompts.tokenize([row["prompt"] for row in inputs])
 
     def _open(self, prompt_ids: Sequence[Sequence[int]]) -> None:
         """Opens the engine and proves that what it is given takes effect."""
@@ -399,12 +386,15 @@ class RolloutSource:
             seed=args.seed + accelerator.num_processes * self._live.state.global_step,
             main=accelerator.is_main_process,
             memory_share=args.vllm_gpu_memory_utilization,
+            rank=accelerator.process_index,
+            ranks=accelerator.num_processes,
         )
         return open_engine(self.rollout, self._sync_plan, self._live.policy, settings)
 
     def _load(self, kind: str) -> Update:
         """Makes the policy's update and gives it to the engine."""
         name, form = f"{self._name}-{kind}{next(self._versions)}", self._sync_plan.form
+        self.token_steps.loaded(name, self._live.state.global_step)
         needed = self.rollout.capabilities.in_process or self._live.accelerator.is_main_process
 
         def load() -> Update:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from trl import GRPOTrainer
 
+from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
 from perl.trainer import shown_to_trl
 from perl.trainer.group_rewards import complete
 from perl.trainer.overrides import received
@@ -36,6 +37,8 @@ def scored_rollouts(trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Ex
     if trainer.model.training and trainer.prompt_selection is not None:
         trainer.prompt_selection.log_first()
     trainer.optimizer_step.add_prompts(inputs, rollouts)
+    if trainer.model.training and trainer.rollout_source.is_served:
+        rollouts[STEPS_BEHIND] = torch.tensor(trainer.rollout_source.steps_behind)
     return rollouts
 
 
@@ -50,4 +53,8 @@ def _made(
         received(trainer, "_calculate_rewards") as rewards,
     ):
         made = trainer._rollout_check.judged(lambda: theirs(inputs)) if compared else theirs(inputs)
+    if trainer.model.training and trainer.rollout_source.is_served:
+        made[SAMPLED_STEP] = trainer.rollout_source.token_steps.column(
+            made["completion_ids"], trainer.state.global_step
+        )
     return made, rewards[-1]

@@ -312,9 +312,12 @@ class PeftGRPOTrainer(GRPOTrainer):
         return *self.log_prob_passes.of_padded(*padded, entropy), None
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:  # noqa: ANN401 (TRL's)
-        """Extends TRL's preparation: a micro-batch of ours is prepared already."""
-        ours = isinstance(generation_batch, MicroBatch)
-        return generation_batch if ours else super()._prepare_inputs(generation_batch)
+        """Extends TRL's preparation: one of ours is prepared already; with others rollouts ahead may begin."""
+        if isinstance(generation_batch, MicroBatch):
+            return generation_batch
+        if self.model.training and self._position.at_step_begin:
+            self.rollout_source.begin_step()
+        return super()._prepare_inputs(generation_batch)
 
     def compute_loss(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Extends TRL's loss: of a micro-batch of ours, or of an evaluation batch by micro-batches of ours."""

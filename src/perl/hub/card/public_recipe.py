@@ -42,7 +42,8 @@ def public_recipe(recipe: Recipe, teacher: str | None = None) -> str:
     for section, keys in _PLACES.items():
         sections[section] = {key: value for key, value in sections[section].items() if key not in keys}
     if recipe.rollout.capabilities.needs_servers:  # it cannot be read without addresses
-        sections["rollout"] = {k: v for k, v in sections["rollout"].items() if k not in ("backend", "prefetch")}
+        of_servers = ("backend", "prefetch", "max_staleness", "in_flight")
+        sections["rollout"] = {k: v for k, v in sections["rollout"].items() if k not in of_servers}
     name, revision = public_name(recipe.model.name, recipe.model.revision)
     sections["model"] |= {"name": name, "revision": revision}
     if recipe.teacher.adapter is not None:

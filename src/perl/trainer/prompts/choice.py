@@ -161,14 +161,17 @@ class ChosenPrompts(EpochSampler):
 
     def __iter__(self) -> Iterator[int]:
         """The indices of the epoch to start in."""
-        batches = self.num_samples // self.batch_size
-        first = self.epoch_of() * batches
-        self._choice.forget_before(first)
-        for batch in range(first, first + batches):
-            chosen = self._choice.chosen(batch, self.batch_size)
+        epoch = self.epoch_of()
+        self._choice.forget_before(epoch * self.batches)
+        for indices in self.batches_of(epoch):
             for _ in range(self.repeat_count):
-                for index in chosen:
-                    yield from [index] * self.mini_repeat_count
+                yield from indices
+
+    def batches_of(self, epoch: int) -> Iterator[list[int]]:
+        """See :class:`EpochSampler`; drawn when it is asked for, after all generation batches before it."""
+        for batch in range(epoch * self.batches, (epoch + 1) * self.batches):
+            chosen = self._choice.chosen(batch, self.batch_size)
+            yield [index for index in chosen for _ in range(self.mini_repeat_count)]
 
 
 def read_ahead(args: Any, prefetch: int) -> int:  # noqa: ANN401 (TRL's arguments)

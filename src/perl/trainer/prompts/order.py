@@ -24,6 +24,19 @@ class EpochSampler(RepeatSampler):
         )
         self.epoch_of = epoch_of
 
+    @property
+    def batches(self) -> int:
+        """Generation batches of an epoch."""
+        return int(self.num_samples // self.batch_size)
+
+    def batches_of(self, epoch: int) -> Iterator[list[int]]:
+        """The indices of each generation batch of an epoch, one for each completion; the sampler does not move.
+
+        Args:
+            epoch: Its number, of one that may not have begun.
+        """
+        raise NotImplementedError
+
 
 class ResumableRepeatSampler(EpochSampler):
     """TRL's order of prompts, the same in every epoch whether or not the epochs before it were walked through.
@@ -38,3 +51,18 @@ class ResumableRepeatSampler(EpochSampler):
             for _ in range(self.epoch_of()):
                 torch.randperm(self.num_samples, generator=self.generator)
         yield from super().__iter__()
+
+    def batches_of(self, epoch: int) -> Iterator[list[int]]:
+        """See :class:`EpochSampler`; none where the order depends on no seed."""
+        order = list(range(self.num_samples))
+        if self.shuffle:
+            if self.seed is None:
+                return
+            generator = torch.Generator()
+            generator.manual_seed(self.seed)
+            for _ in range(epoch + 1):
+                drawn = torch.randperm(self.num_samples, generator=generator)
+            order = drawn.tolist()
+        for batch in range(self.batches):
+            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            yield [index for index in chosen for _ in range(self.mini_repeat_count)]

@@ -1,0 +1,149 @@
+"""LookAhead: which generation batches may be sampled before their step, so that none gets too old.
+
+data loader, prompts of later epochs, bound -> the examples of the next generation batch, or none yet
+
+The age of a rollout is counted in optimizer steps: those that were taken between the policy that sampled it and the
+policy that the update that trains on it begins with. A generation batch that several updates train on is as old as it
+is for the last of them.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from perl.trainer.live import LiveTrainer, Position, generation_interval
+
+Inputs = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class LaterPrompts:
+    """Prompts of epochs that have not begun.
+
+    Attributes:
+        batches: Generation batches of an epoch, at least 1.
+        of_epoch: The examples of each, one for each completion that this process samples, by the epoch's number.
+    """
+
+    batches: int
+    of_epoch: Callable[[int], Iterator[Inputs]]
+
+
+class LookAhead:
+    """Reads the data loader ahead, beyond the end of its epoch too. Samples nothing itself."""
+
+    def __init__(
+        self,
+        live: LiveTrainer,
+        position: Position,
+        *,
+        prefetch: int,
+        bound: int | None,
+        later: Callable[[], LaterPrompts | None] = lambda: None,
+    ) -> None:
+        """Has read nothing yet.
+
+        Args:
+            live: The training.
+            position: Where it is among its micro-batches.
+            prefetch: Generation batches that are sampled ahead, at most.
+            bound: Age of rollouts in optimizer steps, at most; None: what prefetch gives.
+            later: Gives the prompts of epochs that have not begun, when they are needed; None: they are not known.
+        """
+        self._live, self._position, self._find_later = live, position, later
+        self._prefetch, self._bound = prefetch, bound
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was read: another training begins."""
+        self._iterator: Iterator[Any] | None = None
+        self._upcoming: list[Inputs] = []  # read of the data loader, and not given yet
+        self._in_sight: list[Inputs] = []  # for each micro-batch from the begin of the current step
+        self._begin, self._epoch_end, self._ended = 0, math.inf, False
+        self._beyond: Iterator[Inputs] = iter(())
+        self._peeked: list[Inputs] = []  # of the generation batches after the epoch
+
+    def window(self, epoch_iterator: Iterator[Any], num_batches: int) -> Iterator[Any]:
+        """What an optimizer step takes from the data loader.
+
+        Args:
+            epoch_iterator: The data loader's.
+            num_batches: Micro-batches of the step.
+        """
+        if self._iterator is not epoch_iterator:  # of another epoch
+            self.clear()
+            self._iterator = epoch_iterator
+        wanted = num_batches + self._every * self._prefetch
+        missing = max(0, wanted - len(self._upcoming))
+        self._upcoming += itertools.islice(epoch_iterator, missing)
+        self._ended |= len(self._upcoming) < wanted
+        self._begin = self._position.micro_batch
+        self._epoch_end = len(self._upcoming) if self._ended else math.inf
+        self._in_sight = [*self._upcoming, *self._after_epoch(wanted - len(self._upcoming))]
+        now, self._upcoming = self._upcoming[:num_batches], self._upcoming[num_batches:]
+        return iter(now)
+
+    def next_inputs(self, begun: int) -> Inputs | None:
+        """The examples of the first generation batch that is not begun; None: it must wait, or there is none.
+
+        Args:
+            begun: Generation batches that are begun already, after the one that is trained on.
+        """
+        if begun >= self._prefetch:
+            return None
+        first = (self._position.micro_batch // self._every + 1 + begun) * self._every - self._begin
+        if first >= len(self._in_sight):
+            return None
+        state = self._live.state
+        if state.global_step + self._updates_before(first) >= state.max_steps:
+            return None
+        if self._bound is not None and self._updates_before(first + self._every - 1) > self._bound:
+            return None
+        return self._in_sight[first]
+
+    @cached_property
+    def _later(self) -> LaterPrompts | None:
+        return self._find_later()
+
+    @property
+    def _every(self) -> int:
+        """Micro-batches between two generation batches."""
+        return generation_interval(self._live.args)
+
+    def _updates_before(self, index: int) -> int:
+        """Optimizer steps from the current one to that of a micro-batch.
+
+        Args:
+            index: Of the micro-batch, from the begin of the current step. Each epoch's last step may be a shorter one.
+        """
+        accumulation = self._live.args.gradient_accumulation_steps
+        if index < self._epoch_end or self._later is None:
+            return index // accumulation
+        end, of_epoch = int(self._epoch_end), self._later.batches * self._every
+        epochs, rest = divmod(index - end, of_epoch)
+        return -(-end // accumulation) + epochs * -(-of_epoch // accumulation) + rest // accumulation
+
+    def _after_epoch(self, count: int) -> list[Inputs]:
+        """The examples of so many micro-batches after the end of the epoch; fewer where they are not known."""
+        if count <= 0 or self._later is None:
+            return []
+        if not self._peeked:
+            epoch = int(self._live.state.epoch or 0) + 1
+            self._beyond = _from_epoch(self._later.of_epoch, epoch)
+        batches = -(-count // self._every)
+        self._peeked += itertools.islice(self._beyond, max(0, batches - len(self._peeked)))
+        return [inputs for inputs in self._peeked for _ in range(self._every)][:count]
+
+
+def _from_epoch(of_epoch: Callable[[int], Iterable[Inputs]], first: int) -> Iterator[Inputs]:
+    """The batches of an epoch and of those after it, up to one that has none, since nobody knows them."""
+    for epoch in itertools.count(first):
+        known = False
+        for inputs in of_epoch(epoch):
+            known = True
+            yield inputs
+        if not known:
+            return
