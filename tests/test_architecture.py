@@ -195,6 +195,8 @@ def test_the_fields_that_our_config_adds_to_trls():
         "rollout_check_every": 50,
         "rollout_tolerance": None,
         "rollout_prefetch": 0,
+        "rollout_max_staleness": None,
+        "rollout_in_flight": "finish",
         "advantage_estimator": "group",
         "gae_gamma": 1.0,
         "gae_lambda": 0.95,

@@ -25,8 +25,8 @@ THE_FUNCTION = "run/warned.py"
 ALARMING = {"trainer/callbacks/alarms.py", "trainer/callbacks/diagnosis.py"}
 """Their lines are alarms."""
 CAUGHT_INSIDE = {
-    "AdapterGoneError", "ChangedServerError", "MalformedFileError", "NotArithmeticError", "ServerDownError",
-    "SettingError", "TooManyAnswersError",
+    "AdapterGoneError", "ChangedServerError", "LateServerError", "MalformedFileError", "NotArithmeticError",
+    "ServerDownError", "SettingError", "TooManyAnswersError",
 }  # fmt: skip
 """Errors that become another one, or a verdict, before anybody sees them."""
 

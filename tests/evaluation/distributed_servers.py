@@ -19,7 +19,8 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.sharing import share
 from perl.policy.attach import base_only
 from perl.policy.model import load_tokenizer
-from perl.recipe.sections import ModelSection, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import ModelSection
 from perl.rollouts.engine import EngineSampling, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import EngineSettings

@@ -127,6 +127,7 @@ def sample(name, hint):
         "strategy": "fsdp2",
         "rollout_backend": "vllm-server",
         "rollout_sync": "merged",
+        "rollout_in_flight": "continue",
         "rollout_servers": ["http://localhost:8000"],
         "vllm_importance_sampling_mode": "token_mask",
     }
@@ -167,6 +168,7 @@ def test_train_takes_every_field_of_the_trainers_arguments():
     for name in names:
         value = sample(name, hints[name])
         together = served if name in ("rollout_backend", "rollout_servers", "rollout_prefetch") else {}
+        together = {**served, "rollout_prefetch": 1} if name == "rollout_in_flight" else together
         together = {"teacher_system_prompt": "s"} if name in ("teacher_weight", "teacher_top_k") else together
         of_memory, of_curriculum = name in ("prompt_explore", "prompt_floor"), name.startswith("prompt_curriculum_")
         together = {"prompt_memory": True} if of_memory else {"prompt_curriculum": "x"} if of_curriculum else together

@@ -55,7 +55,7 @@ def test_a_line_fits_the_screen(capsys, monkeypatch, columns):
         ("temperature", ["rollout.temperature", "eval.temperature"]),
         ("alarms", ["alarms.stop"]),
         ("weight", ["teacher.weight", "rewards.NAME.weight"]),
-        ("name", ["model.name", "data.train.name", "eval.tasks.N.name"]),
+        ("name", ["model.name", "engine.name", "data.train.name", "eval.tasks.N.name"]),
         ("prompt", ["data.train.columns.prompt"]),
     ],
 )

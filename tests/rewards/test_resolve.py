@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from perl.errors import RecipeError
-from perl.recipe.sections import RewardSetting, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import RewardSetting
 from perl.rewards import NAMED_REWARDS, accuracy_reward, reward_mistakes
 from perl.rewards import resolve_rewards as resolve
 from perl.rewards.verifier import Judging

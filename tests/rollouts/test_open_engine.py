@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from perl.errors import BrokenPromiseError
-from perl.recipe.sections import RolloutSection
+from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts import open_engine as opening
 from perl.rollouts.open_engine import EngineSettings, open_engine
 from perl.rollouts.parity_check import ParityCheck

@@ -62,6 +62,6 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     for server in found:
         what = f"vLLM {server['version']}, serves {server['base_name']}"
         say(f"{server['url']}  {what}, up to {server['longest']} tokens ({plan.longest_text} are needed)")
-    silent = len(plan.recipe.rollout.servers) - len(found)
+    silent = plan.recipe.rollout.server_count - len(found)
     if silent:
         say(f"{silent} of the recipe's servers do not answer")

@@ -51,7 +51,8 @@ def command(
     overrides = with_options(overrides, processes, strategy)
     if world_size() == 1:  # of several processes each would say the same
         checked = checked_recipe(recipe, overrides)
-        if not launched() and (checked.engine.processes or 1) > 1 and not dry_run:
+        several = (checked.engine.processes or 1) > 1 and not checked.engine.on_ray  # which starts them itself
+        if not launched() and several and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
     from perl.rollouts.vllm.version import check_engine
     from perl.run.folder_check import check_folder

@@ -40,13 +40,16 @@ def look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
 def _servers(plan: Plan) -> Iterator[Finding]:
     from perl.rollouts.open_engine import check_servers
 
-    servers = plan.recipe.rollout.servers
+    count = plan.recipe.rollout.server_count
+    if plan.recipe.rollout.started is not None:
+        yield Finding("PRL121", "note", f"{count} servers are started with the run, on its Ray cluster")
+        return
     try:
         found = check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
     except PerlError as error:
         for mistake in error.mistakes:
             yield Finding("PRL121", "problem", str(mistake))
         return
-    message = f"{len(found)} of {len(servers)} answer{'s' if len(found) == 1 else ''}"
-    silent = len(found) < len(servers)
+    message = f"{len(found)} of {count} answer{'s' if len(found) == 1 else ''}"
+    silent = len(found) < count
     yield Finding("PRL121", "note" if silent else "ok", message, "`perl rollout command` starts one" if silent else "")

@@ -18,7 +18,8 @@ from perl.evaluation.results import Who as Who
 from perl.evaluation.subject import Subject
 from perl.policy.attach import base_only, continue_adapter
 from perl.policy.model import DeviceMap, answering_fingerprint, clean_base, load_base, load_tokenizer
-from perl.recipe.sections import ModelSection, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import ModelSection
 from perl.rollouts.asked_by_main import AskedByMain
 from perl.rollouts.engine import Engine, Form, Update
 from perl.rollouts.hf_engine import TransformersEngine

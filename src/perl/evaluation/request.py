@@ -33,7 +33,8 @@ from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolv
 from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
-from perl.recipe.sections import ModelSection, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import ModelSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging

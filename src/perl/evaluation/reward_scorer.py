@@ -22,7 +22,8 @@ from perl.evaluation.samples import Sample
 from perl.evaluation.scorers import SCORERS, Scorer
 from perl.evaluation.task import Question
 from perl.recipe.eval_section import SCORER_SECONDS
-from perl.recipe.sections import RewardSetting, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import RewardSetting
 from perl.rewards.answers import conclusion, extract_answer
 from perl.rewards.custom import Failures, shown_prompt, unsendable
 from perl.rewards.named import NAMED_REWARDS

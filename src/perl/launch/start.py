@@ -51,6 +51,8 @@ _SAY_AFTER_SECONDS = 5.0
 # After the first has failed the others have so long to end by themselves, then after SIGTERM, then they are killed.
 _PATIENCE_SECONDS = GRACE_SECONDS + 4.0
 _AFTER_SIGTERM_SECONDS = 8.0
+# In which a process that was killed lets go of the run folder.
+_LOCK_SECONDS = 5.0
 
 
 class ProcessFailedError(PerlError):
@@ -252,7 +254,7 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     if signals.came and _asked_to_end(signals, ended):
         said = signals.ranks[0].end if signals.ranks else None
         if signals.twice and not (said and said.kind in ("stopped", "interrupted")):
-            _record(folder, "interrupted")
+            record_end(folder, "interrupted")
             raise InterruptedRunError("interrupted, the step in hand is lost", hint=hint())
         return EXIT_INTERRUPTED
     main = signals.ranks[0]
@@ -260,7 +262,7 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     end = first.end
     if end is not None and end.kind in ("stopped", "interrupted"):
         if first is not main and not (main.end is not None and main.end.kind == "stopped"):  # which has told it
-            _record(folder, "interrupted")
+            record_end(folder, "interrupted")
             raise InterruptedRunError(_what_became_of(first), hint=hint())
         return EXIT_INTERRUPTED
     if end is not None and end.kind == "mistake":
@@ -269,12 +271,12 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
         error: PerlError = ProcessFailedError(str(end))
         error.exit_code = end.code
         if end.code != EXIT_USER_MISTAKE:
-            _record(folder, "failed", str(error))
+            record_end(folder, "failed", str(error))
         raise error
     if end is None and first is main and first.code == EXIT_USER_MISTAKE:
         return EXIT_USER_MISTAKE  # of the command line, which it has told
     error = ProcessFailedError(_what_became_of(first), hint=hint())
-    _record(folder, "failed", str(error))
+    record_end(folder, "failed", str(error))
     raise error
 
 
@@ -311,11 +313,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _record(folder: Path, status: str, error: str | None = None) -> None:
+def record_end(folder: Path, status: str, error: str | None = None) -> None:
     """Writes down how a run has ended, where its own processes could not; all of them have ended."""
     if not (folder / "run.json").is_file():
         return
-    with contextlib.suppress(Timeout, PerlError), FileLock(folder / ".lock", timeout=0):
+    with contextlib.suppress(Timeout, PerlError), FileLock(folder / ".lock", timeout=_LOCK_SECONDS):
         run = Run.read(folder)
         if run.status in ("running", "failed"):
             run.facts.pop("error", None)

@@ -35,7 +35,9 @@ from perl.launch.watch import CAUSE_SECONDS, END, End, LostProcessError, Watch, 
 from perl.policy.checkpoint import latest_step
 from perl.recipe import Recipe
 from perl.recipe.recipe import rank, world_size
+from perl.run.carried_files import spread_files
 from perl.run.folder import Run
+from perl.run.host import host
 from perl.run.joint_work import Processes
 from perl.run.launched import adopt_launcher, started_by_us, taken_over, who
 from perl.run.signals import handled
@@ -80,6 +82,9 @@ class Together:
         if strategy != recipe.engine.strategy:
             recipe = replace(recipe, engine=recipe.engine.model_copy(update={"strategy": strategy}))
         try:
+            if recipe.engine.on_ray and not host().is_ray:
+                hint = "perl train RECIPE alone, which has Ray start the processes"
+                raise RecipeError("ray, but a launcher has started this process", "engine.name", hint)
             check_size(recipe.engine.processes)
             if self.meeting is not None:
                 check_machine(recipe.engine, processes_here())
@@ -138,7 +143,7 @@ class Together:
         Raises:
             RunFolderError: A process does not; the line names it.
         """
-        if self.meeting is None or self.watch is None:
+        if self.meeting is None or self.watch is None or host().keeps_files:
             return
         if self.meeting.rank == 0:
             found = self._not_sharing(folder)
@@ -328,6 +333,8 @@ def see_files(folder: Path, processes: Processes) -> None:
     Raises:
         RunFolderError: This process does not see them in time.
     """
+    if host().keeps_files:
+        spread_files(folder, processes)
     wanted: dict[str, int] = processes.by_main(lambda: _sizes(folder))
     if not comes_true(lambda: wanted.items() <= _sizes(folder).items()):
         found = _sizes(folder)

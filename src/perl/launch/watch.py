@@ -136,6 +136,7 @@ class Watch:
         """The error of a run that has lost a process."""
         error = LostProcessError(str(end), hint=self.hint() if end.kind in ("killed", "error") else "")
         error.exit_code = end.code or EXIT_FAILED
+        error.restartable = end.kind in ("killed", "error")
         return error
 
     def wait_for_main(self) -> None:
@@ -384,6 +385,8 @@ class LostProcessError(PerlError):
 
     code = "PRL217"
     exit_code = EXIT_FAILED
+    restartable = True
+    """Whether the same command may succeed if it is started again."""
 
 
 def says_it(end: End, rank: int) -> bool:

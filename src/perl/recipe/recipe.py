@@ -27,6 +27,7 @@ from perl.recipe.eval_section import EvalSection
 from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
 from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
+from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
     SECTION_NAMES,
@@ -39,7 +40,6 @@ from perl.recipe.sections import (
     PeftSection,
     PromptsSection,
     RewardSetting,
-    RolloutSection,
     TeacherSection,
 )
 from perl.recipe.server_address import without_credentials
@@ -178,11 +178,20 @@ def load_recipe(
     sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts, rewarded=rewarded)
     if taught and not rewarded and starts:
         mistakes += _without_rewards(algorithm, sections["train"], layer)
+    mistakes += _nobody_starts_servers(sections, layer)
     find_beside(layer)
     for path, mistake in _found_later(sections, layer, checks):
         mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
     raise_all(RecipeError, mistakes)
     return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
+
+
+def _nobody_starts_servers(sections: dict[str, Any], layer: Layer) -> Iterator[Mistake]:
+    """Servers are started by a Ray cluster only."""
+    rollout, engine = sections.get("rollout"), sections.get("engine")
+    if rollout is not None and rollout.started is not None and engine is not None and not engine.on_ray:
+        what = f"servers are started on a Ray cluster only, and engine.name is {engine.name}"
+        yield Mistake(what, layer.where(("rollout", "servers")), "engine.name: ray, or a list of addresses")
 
 
 def _found_later(

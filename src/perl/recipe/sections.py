@@ -8,13 +8,12 @@ YAML mapping -> Section
 import re
 from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from perl.recipe.engines import Backend, Capabilities, capabilities
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.quantisations import Quantization
+from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.section import Section, SettingError
-from perl.recipe.server_address import ServerAddress, server_address
 
 Strategy = Literal["ddp", "zero2", "fsdp2"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -130,88 +129,6 @@ class DataSection(Section):
         return self
 
 
-class RolloutSection(Section):
-    """How completions are sampled while training, and by what."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # an address may hold a password
-
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False, description="Softmax temperature.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: smallest set of tokens with this probability.")
-    top_k: int = Field(0, ge=0, description="Sample among this many tokens; 0: all.")
-    min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the best one.")
-    repetition_penalty: float = Field(1.0, gt=0, description="Above 1 discourages repeated tokens.")
-    max_completion_length: int = Field(512, ge=1, description="Tokens after which a completion is cut off.")
-    backend: Backend = Field(
-        "auto",
-        description="transformers, or vLLM in this process (vllm) or on servers (vllm-server); auto: vllm on a GPU "
-        "where it is installed, else transformers.",
-    )
-    servers: list[str | dict[str, str]] = Field(
-        [],
-        description="Addresses of vLLM servers, http://HOST:PORT, or {url: ..., key_env: NAME, ca_file: FILE} where "
-        "the key is not in VLLM_API_KEY or the certificate is private; `perl rollout command` prints how to start one.",
-    )
-    server_timeout: float = Field(
-        600.0, gt=0, description="Seconds to wait while no server answers; then a checkpoint, and the run fails."
-    )
-    sync: Literal["auto", "adapter", "merged"] = Field(
-        "auto",
-        description="What vLLM gets after each step: the adapter, or the weights it changes; auto: the adapter where "
-        "it can be served exactly.",
-    )
-    sync_folder: str | None = Field(
-        None, min_length=1, description="Folder through which servers get it, readable by all; None: in the run folder."
-    )
-    sync_folder_on_servers: str | None = Field(
-        None, min_length=1, description="The same folder as servers see it; None: by the same path."
-    )
-    check_every: int = Field(
-        50, ge=0, description="Compare vLLM's log-probabilities with the trainer's each N syncs; 0: only at first."
-    )
-    tolerance: float | None = Field(
-        None,
-        gt=0,
-        description="Largest mean difference of theirs in nats; None: what rounding explains in its type.",
-    )
-    prefetch: int = Field(
-        0,
-        ge=0,
-        description="Sample so many steps ahead on the servers while training, with the policy of then; 0: on-policy.",
-    )
-
-    @model_validator(mode="after")
-    def _check_servers(self) -> "RolloutSection":
-        served = self.capabilities.needs_servers
-        if served and not self.servers:
-            raise SettingError("backend", "vllm-server needs servers, as in rollout.servers: [http://localhost:8000]")
-        if self.servers and not served:
-            raise SettingError("servers", f"are used by backend vllm-server only, not by {self.backend}")
-        try:
-            addresses = {address.url for address in self.addresses}
-        except ValueError as error:
-            raise SettingError("servers", str(error)) from None
-        if len(addresses) < len(self.servers):
-            raise SettingError("servers", "the same server is named twice")
-        if self.prefetch and not self.capabilities.samples_ahead:
-            raise SettingError("prefetch", f"needs backend vllm-server; {self.backend} and the training take turns")
-        return self
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the engine can do; ``auto`` counts as transformers until it is decided."""
-        return capabilities(self.backend)
-
-    @property
-    def decided(self) -> bool:
-        """Whether an engine is named, not ``auto``."""
-        return self.capabilities.name == self.backend
-
-    @property
-    def addresses(self) -> tuple[ServerAddress, ...]:
-        """The servers, each with what gives access to it."""
-        return tuple(server_address(given) for given in self.servers)
-
-
 class HubSection(Section):
     """Where the adapter is published on the Hub, and when."""
 
@@ -236,6 +153,26 @@ class HubSection(Section):
 class EngineSection(Section):
     """What the run computes on."""
 
+    name: Literal["local", "ray"] = Field(
+        "local",
+        description="What starts the processes: local: this machine, or a launcher; ray: a Ray cluster, which starts "
+        "them again after failures; needs [ray].",
+    )
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="Ray cluster, HOST:PORT of its head; None: auto, the one this machine is part "
+        "of, else one of this machine alone; local: the latter.",
+    )
+    restarts: int | None = Field(
+        None, ge=0, le=10_000, description="On Ray: failures after which the processes are started again; None: 3."
+    )
+    storage: str | None = Field(
+        None,
+        min_length=1,
+        description="On Ray: folder or URI (s3://...) that all nodes can read and write, where checkpoints are kept; "
+        "None: the run folder, which all nodes must share.",
+    )
     device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; None: as fit the model.")
     processes: int | None = Field(
@@ -249,6 +186,18 @@ class EngineSection(Section):
         description="What each process holds of the base: ddp: all of it; zero2: all of it, with a part of the "
         "optimizer's state (DeepSpeed); fsdp2: a part.",
     )
+
+    @model_validator(mode="after")
+    def _check_ray(self) -> "EngineSection":
+        for key in ("address", "restarts", "storage"):
+            if self.name != "ray" and getattr(self, key) is not None:
+                raise SettingError(key, f"is a setting of engine.name: ray, not of {self.name}")
+        return self
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether a Ray cluster starts the processes."""
+        return self.name == "ray"
 
     @field_validator("device", mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
 from perl.recipe.places import hint_for_key
+from perl.recipe.rollout_section import STARTED
 from perl.recipe.section import Section, SettingError
 from perl.recipe.sections import FIELD_OF_SETTING, SECTION_NAMES
 from perl.recipe.server_address import without_credentials
@@ -78,7 +79,7 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
         if inner is not None:
             key.append(str(part))
             values = inner[0]
-        else:
+        elif part != STARTED:
             if detail["type"] == "missing":
                 key.append(str(part))
             break

@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from perl.errors import Mistake, RecipeError, did_you_mean
-from perl.recipe.sections import RewardSetting, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import RewardSetting
 from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers
 from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
 from perl.rewards.process.reward import check_process_reward

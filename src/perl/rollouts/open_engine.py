@@ -11,16 +11,19 @@ from typing import Any
 
 from torch import nn
 
+from perl.errors import RecipeError
 from perl.methods.registry import served_rank
 from perl.policy.model import base_identity, resolve_model
 from perl.policy.precision import compute_dtype
 from perl.recipe.engines import Capabilities
-from perl.recipe.sections import RolloutSection
+from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.asked_by_main import AskedByMain
 from perl.rollouts.engine import Engine, Form
 from perl.rollouts.sync import SyncPlan
+from perl.rollouts.vllm.dispatch import Place
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
+from perl.run.host import Fleet, host
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class EngineSettings:
         main: Whether this is the main process, which gives servers the policy; the others only sample from them.
         memory_share: Of the device's memory, for an engine in this process.
         alone: Whether other processes of a distributed run open none at the same time.
+        rank: Of this process among those that ask the same servers.
+        ranks: How many these are.
     """
 
     name: str
@@ -44,6 +49,8 @@ class EngineSettings:
     main: bool = True
     memory_share: float = 0.3
     alone: bool = False
+    rank: int = 0
+    ranks: int = 1
 
 
 def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:
@@ -63,13 +70,15 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
 
 
 def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+    fleet = _fleet(how)
     pool = ServerPool(
-        how.addresses,
-        Path(how.sync_folder or settings.folder),
+        how.addresses if fleet is None else fleet.addresses(),
+        fleet or Path(how.sync_folder or settings.folder),
         main=settings.main,
         timeout_seconds=how.server_timeout,
         folder_on_servers=how.sync_folder_on_servers,
-        ahead=how.prefetch,
+        # Each batch that is sampled ahead may have a sync when it begins, and one when it is due.
+        place=Place(settings.rank, settings.ranks, settings.name, ahead=2 * how.prefetch),
     )
     with contextlib.ExitStack() as opened:
         opened.callback(pool.close)  # whatever goes wrong, Ctrl-C too
@@ -78,6 +87,21 @@ def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module,
         pool.check(settings.longest or 0, plan.form if plan else None)
         opened.pop_all()
     return pool
+
+
+def _fleet(how: RolloutSection) -> Fleet | None:
+    """Who has started the servers of the run; None: they are named by their addresses.
+
+    Raises:
+        RecipeError: Nobody has.
+    """
+    if how.started is None:
+        return None
+    fleet = host().fleet
+    if fleet is None:
+        what = "servers are started by perl train on a Ray cluster only (engine.name: ray)"
+        raise RecipeError(what, "rollout.servers", "name their addresses: [http://HOST:PORT]")
+    return fleet
 
 
 def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
@@ -121,7 +145,9 @@ def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[
         RolloutError: No server answers.
         PerlError: One cannot do what is needed.
     """
-    pool = ServerPool(how.addresses, None, main=False, timeout_seconds=how.server_timeout)
+    fleet = _fleet(how)
+    urls = how.addresses if fleet is None else fleet.addresses()
+    pool = ServerPool(urls, fleet, main=False, timeout_seconds=how.server_timeout)
     try:
         return pool.check(longest_tokens, form)
     finally:

@@ -45,6 +45,10 @@ class Progress:
         line = f"{self._label}: {self.done:,}/{self.total:,} {self._unit} in {duration(elapsed)}, ETA {left}"
         return f"{line}, {note}" if (note := self.note()) else line
 
+    def say(self, line: str) -> None:
+        """Writes a line above the bar."""
+        self._bar.write(line, file=sys.stderr)
+
     def close(self) -> None:
         """Takes the bar away."""
         self._bar.close()

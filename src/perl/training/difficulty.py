@@ -25,7 +25,8 @@ from perl.evaluation.subject import Subject, adapter_digests
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
 from perl.recipe.engines import TRANSFORMERS, best_backend
-from perl.recipe.sections import PromptsSection, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import PromptsSection
 from perl.rewards.verifier import Judging
 from perl.run.threads import threads_kept, use_threads
 from perl.training.plan import Plan, make_plan
@@ -115,7 +116,7 @@ def _engine(recipe: Recipe, how: RolloutSection) -> RolloutSection:
     backend = how.backend
     if not how.decided:
         backend = best_backend(on_gpu=torch.cuda.is_available() and recipe.engine.device != "cpu")
-    found = how.model_copy(update={"backend": backend, "prefetch": 0})
+    found = how.model_copy(update={"backend": backend, "prefetch": 0, "in_flight": "finish"})
     if recipe.model.quantization is not None and not found.capabilities.quantised_base:
         return found.model_copy(update={"backend": TRANSFORMERS.name})
     return found

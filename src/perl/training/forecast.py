@@ -234,7 +234,7 @@ def _serving(plan: Plan, setup: Setup, shape: Shape) -> Serving | None:
     if not engine.takes_updates:
         return None
     weights = weight_bytes(shape.model, shape.types)
-    count = len(plan.recipe.rollout.servers) if engine.needs_servers else setup.processes
+    count = plan.recipe.rollout.server_count if engine.needs_servers else setup.processes
     share = _SERVER_SHARE if engine.needs_servers else plan.arguments.vllm_gpu_memory_utilization
     gpus = 1
     while engine.needs_servers and weights > _MOST_WEIGHTS * share * setup.device.memory * gpus:

@@ -281,6 +281,8 @@ def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:
     if recipe.rollout.sync == "adapter" and served is None:
         what = f"the update of {how.method.name} is not a LoRA that vLLM serves"
         raise ModelError(what, "rollout.sync", "merged, or auto")
+    if recipe.rollout.in_flight == "continue" and served is None:
+        raise ModelError(f"continue needs a LoRA that vLLM serves: {how.method.name}", "rollout.in_flight", "finish")
     return served
 
 

@@ -26,7 +26,8 @@ from perl.policy.attach import continue_adapter
 from perl.policy.model import clean_base
 from perl.policy.precision import without_autocast
 from perl.policy.saved.adapter import find_adapter
-from perl.recipe.sections import ModelSection, RolloutSection
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import ModelSection
 from perl.run.folder import Run
 from perl.run.joint_work import joined
 from perl.trainer.trainer import PeftGRPOTrainer
@@ -142,7 +143,7 @@ def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, 
         protocol=plan.protocol,
         tasks=plan.tasks,
         folder=run.path / "eval",
-        engine=engine.model_copy(update={"backend": engine.capabilities.name, "prefetch": 0}),
+        engine=engine.model_copy(update={"backend": engine.capabilities.name, "prefetch": 0, "in_flight": "finish"}),
         template=template_hash(plan.tokenizer),
         device=device,
         settings=EvalSettings(lighteval=bool(settings.tasks), batch_size=settings.batch_size),

@@ -53,13 +53,14 @@ from perl.policy.saved.adapter import WEIGHTS
 from perl.policy.sharding import check_strategy
 from perl.policy.teacher import teacher_settings
 from perl.recipe import Recipe, load_recipe
-from perl.recipe.recipe import is_first_process
+from perl.recipe.recipe import is_first_process, launched
 from perl.recipe.sections import PeftSection
 from perl.rewards import Reward, reward_mistakes
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
 from perl.run.devices import processor_name
 from perl.run.folder import Run, follow_run, log_rows, open_run, sha256_of
+from perl.run.host import host
 from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
 from perl.run.warned import warn
@@ -71,11 +72,13 @@ from perl.trainer.callbacks.samples_log import SamplesLog
 from perl.trainer.shown_settings import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.graceful_stop import GracefulStop
+from perl.training.callbacks.hosted import Hosted
 from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
 from perl.training.callbacks.run_record import RunRecord
 from perl.training.callbacks.tracked import TrackedTables, track_scores
 from perl.training.forecast_text import forecast_lines
+from perl.training.on_ray import train_on_ray
 from perl.training.plan import Plan, make_plan
 from perl.training.question import forecast_of
 from perl.training.scores import between_steps, score_base, score_best, score_run
@@ -106,6 +109,13 @@ def train(
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
+    if not launched():
+        checked = read_recipe(recipe, overrides, output_dir)
+        if checked.engine.on_ray:
+            plan = prepare(checked)
+            with _located(checked):
+                run = train_on_ray(checked, plan, recipe, overrides, train)
+            return _published(checked, run)
     with threads_kept(), together() as processes:
         run = _train(processes.agreed(read_recipe(recipe, overrides, output_dir)), processes)
     return run if is_first_process() else _as_written(run)
@@ -118,7 +128,8 @@ def _as_written(run: Run) -> Run:
         run.facts.update(Run.read(run.path).facts)
         return run.status == "done"
 
-    comes_true(is_done)
+    if not host().keeps_files:
+        comes_true(is_done)
     return run
 
 
@@ -337,7 +348,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         callbacks=[alarms],
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress shows the same in a line
-    trainer.rollout_source.judging = plan.judging
+    trainer.rollout_source.verdicts.judging = plan.judging
     trainer.base_fingerprint = source_of_run(run)
     custom = [reward for reward in plan.rewards if reward.failures is not None]
     stop = GracefulStop([reward.failures for reward in custom if reward.failures is not None])
@@ -369,7 +380,7 @@ def _callbacks(plan: Plan, run: Run) -> list[TrainerCallback]:
     pushing = [HubCheckpoints(hub.repo_id, private=hub.private, run=run)] if hub.push == "every_save" else []
     live = [LiveProgress(say=logger.info)] if logger.isEnabledFor(logging.INFO) else []
     logs = [LearningCurves(run.path, title=_title(run)), SamplesLog(run.path), TrackedTables(run.path), RunRecord(run)]
-    return [*([scores] if scores else []), *pushing, *logs, *live]
+    return [*([scores] if scores else []), *pushing, *logs, *live, Hosted(run)]
 
 
 def _check_trained(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:

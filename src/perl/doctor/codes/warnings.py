@@ -379,6 +379,14 @@ WARNINGS = (
         "Nothing, if somebody deleted it there; otherwise set the same tracking address as before.",
     ),
     Code(
+        "PRL345",
+        "a storage from which nothing could be brought",
+        "A run on a Ray cluster has ended, and engine.storage keeps no checkpoint of it yet, or cannot be read.",
+        "The run folder is as it was before; the same command goes on from what the storage keeps.",
+        "s3://bucket/perl: nothing of this run could be brought from there: Experiment folder doesn't exist. [PRL345]",
+        "Nothing where the run had no checkpoint yet (train.save_steps); else look at the storage.",
+    ),
+    Code(
         "PRL365",
         "completions of a base that are not kept",
         "The cache of bases, $PERL_CACHE or perl-rl in the user's cache, cannot be written, or a file was edited.",

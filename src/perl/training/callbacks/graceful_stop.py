@@ -12,6 +12,7 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 
 from perl.recipe.recipe import is_first_process
 from perl.rewards.custom import Failures
+from perl.run.host import host
 from perl.run.signals import handled
 from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback
@@ -82,7 +83,8 @@ class GracefulStop(RunCallback):
     def look(self) -> bool:
         """Whether training is to end, as all processes see it; each must ask at the same time."""
         too_many = [position for position, failures in enumerate(self._failures) if failures.too_many]
-        requested, failed = _highest(int(self.requested), 1 + (too_many[0] if too_many else -1))
+        asked = self.requested or host().stop_asked()
+        requested, failed = _highest(int(asked), 1 + (too_many[0] if too_many else -1))
         self.failed = failed - 1 if failed else None
         self.requested = bool(requested) or failed > 0
         return self.requested

@@ -1,0 +1,298 @@
+"""vLLM servers as actors of a Ray cluster: one actor owns one stock server, and Ray starts it again elsewhere.
+
+command line -> actors -> addresses; update in Ray's object store -> memory of the node -> its servers
+"""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from perl.errors import RolloutError
+from perl.launch.on_ray import owned_process
+from perl.recipe.server_address import ServerAddress
+from perl.run.host import Fleet
+
+SERVER, DESK = "perl-server-{}", "perl-desk"
+"""Names of the actors in the run's namespace."""
+
+# For an actor to answer; one that is being started again answers later.
+_ASK_SECONDS = 60.0
+# For the other servers, once one is being started.
+_GRACE_SECONDS = 30.0
+_STOP_SECONDS = 15.0
+KEY_VARIABLE = "PERL_RL_SERVER_KEY"
+"""Variable of the run's processes that holds the servers' key."""
+# For the cluster to start a Python and choose a port, after which vLLM itself takes its time.
+_START_SECONDS = 300.0
+# For an update to reach a node.
+_BRING_SECONDS = 300.0
+_SECONDS_TO_TELL = 1.0
+_SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that only this user can read)
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """How a server is started.
+
+    Attributes:
+        line: The command as a shell has it, with ``{port}`` in it.
+        python: Takes the place of the line's first word; None: ours.
+        gpus: That each server is given.
+        key: Without which it answers nobody under /v1.
+    """
+
+    line: str
+    python: str | None
+    gpus: int
+    key: str
+
+
+class RolloutServer:
+    """The actor's class: it owns one vLLM server, and puts updates into the memory of its node."""
+
+    def __init__(self, command: ServerCommand, folder: str) -> None:
+        """Starts the server on a free port; it needs a minute until it answers.
+
+        Args:
+            command: How.
+            folder: In which updates lie on each node.
+        """
+        self._folder, self._name = Path(folder), f"server-{os.getpid()}"
+        place, port = ray.util.get_node_ip_address(), _free_port()
+        self._url = f"http://{place}:{port}"
+        self._owned = _started(command, place, port, self._folder, self._name)
+
+    def address(self) -> str:
+        """Where the server listens, once it is up.
+
+        Raises:
+            RuntimeError: It has ended; Ray starts the actor again.
+        """
+        ended = self._folder / (self._name + owned_process.ENDED)
+        if not ended.exists():
+            return self._url
+        last = (self._folder / f"{self._name}.log").read_text(errors="replace").strip().splitlines()[-1:]
+        # Ray starts the actor again, with another server.
+        threading.Timer(_SECONDS_TO_TELL, os._exit, (1,)).start()
+        raise RuntimeError(f"vLLM ended with exit code {ended.read_text()}: {' '.join(last)[:300]}")
+
+    def bring(self, name: str) -> bool:
+        """Puts an update into the memory of this node, unless another server here has; False: nobody has it any more.
+
+        Args:
+            name: Of the update.
+        """
+        target = self._folder / name
+        with _alone_here(self._folder):
+            if target.is_dir():
+                return True
+            held = ray.get(ray.get_actor(DESK).update.remote(name), timeout=_ASK_SECONDS)
+            if not held:
+                return False
+            files: Mapping[str, Any] = ray.get(held[0], timeout=_BRING_SECONDS)
+            staged = self._folder / f".{name}.tmp"
+            shutil.rmtree(staged, ignore_errors=True)
+            for file, content in files.items():
+                (staged / file).parent.mkdir(parents=True, exist_ok=True)
+                (staged / file).write_bytes(memoryview(content))
+            staged.rename(target)
+        return True
+
+    def forget(self, name: str) -> None:
+        """Frees the memory of an update."""
+        with _alone_here(self._folder):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Frees the memory of all updates."""
+        with _alone_here(self._folder):
+            for held in self._folder.iterdir():
+                if held.is_dir():
+                    shutil.rmtree(held, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Ends the server, and with the last one of a node what lies in its memory."""
+        self._owned.close()
+        end = time.monotonic() + _STOP_SECONDS
+        ended = self._folder / (self._name + owned_process.ENDED)
+        while self._folder.is_dir() and not ended.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+def _started(command: ServerCommand, place: str, port: int, folder: Path, name: str) -> IO[bytes]:
+    """Starts a server; as long as what is returned stays open, it runs."""
+    words = shlex.split(command.line.format(port=port))
+    environment = dict(os.environ)
+    while "=" in words[0].partition(" ")[0] and not words[0].startswith("-"):
+        variable, _, value = words.pop(0).partition("=")
+        environment[variable] = value
+    if command.python is not None:
+        words = _by(command.python, words)
+        environment.pop("PYTHONPATH", None)
+    environment["VLLM_API_KEY"] = command.key
+    words += ["--host", place, "--disable-uvicorn-access-log"]
+    watched = [sys.executable, str(Path(owned_process.__file__)), str(folder), name, *words]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / f"{name}.log").open("ab") as file:
+        starter = subprocess.Popen(watched, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)  # noqa: S603
+    starter.wait()  # it has left its work to a process that is no child of ours
+    assert starter.stdin is not None  # noqa: S101 (a pipe)
+    return starter.stdin
+
+
+def _by(python: str, words: list[str]) -> list[str]:
+    """The command by another Python: what lies beside it, as ``vllm`` does, counts too."""
+    beside = Path(python).parent / words[0]
+    return [str(beside) if words[0] != "python" and beside.exists() else python, *words[1:]]
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        return int(listening.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _alone_here(folder: Path) -> Iterator[None]:
+    """Of the servers of a node, one at a time."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def folder_in_memory(run: str) -> str:
+    """Where the updates of a run lie on every node."""
+    return str((_SHM if _SHM.is_dir() else Path(tempfile.gettempdir())) / f"perl-rl-{os.getuid()}-{run}")
+
+
+@contextlib.contextmanager
+def started_servers(count: int, command: ServerCommand, folder: str) -> Iterator[list[Any]]:
+    """The actors of the servers, which end with the block.
+
+    Args:
+        count: How many.
+        command: How each is started.
+        folder: See :func:`folder_in_memory`.
+    """
+    # vLLM says itself what it needs of the cores; where it has GPUs it is placed by these.
+    kind: Any = ray.remote(RolloutServer)
+    how = {"num_cpus": 0, "num_gpus": command.gpus, "max_restarts": -1, "max_concurrency": 8}
+    actors = [kind.options(name=SERVER.format(index), **how).remote(command, folder) for index in range(count)]
+    try:
+        yield actors
+    finally:
+        stopping = [actor.stop.remote() for actor in actors]
+        with contextlib.suppress(RayError):
+            ray.wait(stopping, num_returns=len(stopping), timeout=2 * _STOP_SECONDS)
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+
+
+class RayFleet(Fleet):
+    """The servers as a process of the run sees them."""
+
+    def __init__(self, count: int, folder: str) -> None:
+        """Takes so many servers; finds their actors by name.
+
+        Args:
+            count: How many there are.
+            folder: In which updates lie on their nodes.
+        """
+        self._count, self._folder = count, folder
+        self._actors: dict[int, Any] = {}
+
+    def addresses(self) -> list[ServerAddress]:
+        """See :class:`perl.run.host.Fleet`; one that is not started yet is nowhere, and found when it is."""
+        try:
+            asked = [self._actor(index).address.remote() for index in range(self._count)]
+            first, _ = ray.wait(asked, timeout=_START_SECONDS)
+            known, _ = ray.wait(asked, num_returns=len(asked), timeout=_GRACE_SECONDS)
+        except (RayError, ValueError) as error:
+            raise self._unstarted(f"{type(error).__name__}") from None
+        urls, reason = [], "no room for them"
+        for reference in asked:
+            try:
+                urls.append(ray.get(reference, timeout=_ASK_SECONDS) if reference in known else "")
+            except RayError as error:
+                urls.append("")
+                reason = _reason(error)
+        if not first or not any(urls):
+            raise self._unstarted(reason)
+        return [ServerAddress(url or f"http://127.0.0.1:{index + 1}", KEY_VARIABLE) for index, url in enumerate(urls)]
+
+    def _unstarted(self, reason: str) -> RolloutError:
+        hint = "`ray status` says what the cluster has and what waits for it"
+        return RolloutError(f"the cluster has started none of {self._count} servers: {reason}", "rollout.servers", hint)
+
+    def address(self, index: int) -> str:
+        """See :class:`perl.run.host.Fleet`."""
+        return str(self._asked(index, "address"))
+
+    def path(self, name: str) -> str:
+        """See :class:`perl.run.host.Fleet`."""
+        return f"{self._folder}/{name}"
+
+    def publish(self, name: str, files: Mapping[str, bytes]) -> None:
+        """See :class:`perl.run.host.Fleet`."""
+        try:
+            # As arrays they lie in the store once, and a node's servers read them there.
+            held = ray.put({file: np.frombuffer(content, np.uint8) for file, content in files.items()})
+            ray.get(ray.get_actor(DESK).publish.remote(name, [held]), timeout=_ASK_SECONDS)
+        except (RayError, ValueError) as error:
+            what = f"Ray's object store does not take the update {name}: {type(error).__name__}"
+            raise RolloutError(what, "rollout.servers", "the same command goes on") from None
+
+    def bring(self, name: str, index: int) -> None:
+        """See :class:`perl.run.host.Fleet`."""
+        if not self._asked(index, "bring", name, seconds=_BRING_SECONDS):
+            raise OSError(f"the update {name} is not kept any more")
+
+    def forget(self, name: str) -> None:
+        """See :class:`perl.run.host.Fleet`."""
+        with contextlib.suppress(RayError, ValueError):
+            ray.get_actor(DESK).forget.remote(name)
+            for index in range(self._count):
+                self._actor(index).forget.remote(name)
+
+    def clear(self) -> None:
+        """See :class:`perl.run.host.Fleet`."""
+        with contextlib.suppress(RayError, ValueError):
+            ray.get(ray.get_actor(DESK).clear.remote(), timeout=_ASK_SECONDS)
+            clearing = [self._actor(index).clear.remote() for index in range(self._count)]
+            ray.wait(clearing, num_returns=len(clearing), timeout=_ASK_SECONDS)
+
+    def _actor(self, index: int) -> Any:  # noqa: ANN401 (Ray's)
+        if index not in self._actors:
+            self._actors[index] = ray.get_actor(SERVER.format(index))
+        return self._actors[index]
+
+    def _asked(self, index: int, what: str, *given: Any, seconds: float = _ASK_SECONDS) -> Any:  # noqa: ANN401
+        try:
+            return ray.get(getattr(self._actor(index), what).remote(*given), timeout=seconds)
+        except (RayError, ValueError) as error:  # it is being started again, or its node is gone
+            raise OSError(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """What an actor said, or that it said nothing."""
+    told = error.cause if isinstance(error, RayTaskError) else None
+    if isinstance(told, RuntimeError | OSError):
+        return str(told)
+    return f"its actor does not answer: {type(error).__name__}"

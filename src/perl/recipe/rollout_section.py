@@ -1,0 +1,133 @@
+"""The section of a recipe that says how completions are sampled, and by what.
+
+YAML mapping -> RolloutSection
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from perl.recipe.engines import Backend, Capabilities, capabilities
+from perl.recipe.section import Section, SettingError
+from perl.recipe.server_address import ServerAddress, server_address
+
+STARTED = "started"
+"""Servers that a run starts, as pydantic's locations of mistakes name them."""
+
+
+class StartedServers(Section):
+    """vLLM servers that are started for the run, as actors of the Ray cluster that it runs on."""
+
+    count: int = Field(ge=1, le=65_536, description="How many servers.")
+    gpus_each: int | None = Field(
+        None, ge=0, description="GPUs of each, over which it splits the base; None: one where the cluster has GPUs."
+    )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="Python that has vLLM, the same path on every node; None: the one that trains.",
+    )
+
+
+class RolloutSection(Section):
+    """How completions are sampled while training, and by what."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # an address may hold a password
+
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False, description="Softmax temperature.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: smallest set of tokens with this probability.")
+    top_k: int = Field(0, ge=0, description="Sample among this many tokens; 0: all.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the best one.")
+    repetition_penalty: float = Field(1.0, gt=0, description="Above 1 discourages repeated tokens.")
+    max_completion_length: int = Field(512, ge=1, description="Tokens after which a completion is cut off.")
+    backend: Backend = Field(
+        "auto",
+        description="transformers, or vLLM in this process (vllm) or on servers (vllm-server); auto: vllm on a GPU "
+        "where it is installed, else transformers.",
+    )
+    servers: Annotated[
+        Annotated[list[str | dict[str, str]], Tag("list")] | Annotated[StartedServers, Tag(STARTED)],
+        Discriminator(lambda given: STARTED if isinstance(given, dict | StartedServers) else "list"),
+    ] = Field(
+        [],
+        description="Addresses of vLLM servers, http://HOST:PORT, or {url: ..., key_env: NAME, ca_file: FILE} where "
+        "the key is not in VLLM_API_KEY or the certificate is private; `perl rollout command` prints how to start one. "
+        "On Ray also {count: N, gpus_each: M, python: PATH}, which starts them.",
+    )
+    server_timeout: float = Field(
+        600.0, gt=0, description="Seconds to wait while no server answers; then a checkpoint, and the run fails."
+    )
+    sync: Literal["auto", "adapter", "merged"] = Field(
+        "auto",
+        description="What vLLM gets after each step: the adapter, or the weights it changes; auto: the adapter where "
+        "it can be served exactly.",
+    )
+    sync_folder: str | None = Field(
+        None, min_length=1, description="Folder through which servers get it, readable by all; None: in the run folder."
+    )
+    sync_folder_on_servers: str | None = Field(
+        None, min_length=1, description="The same folder as servers see it; None: by the same path."
+    )
+    check_every: int = Field(
+        50, ge=0, description="Compare vLLM's log-probabilities with the trainer's each N syncs; 0: only at first."
+    )
+    tolerance: float | None = Field(
+        None, gt=0, description="Largest mean difference of theirs in nats; None: what rounding explains in its type."
+    )
+    prefetch: int = Field(
+        0,
+        ge=0,
+        description="Sample so many steps ahead on the servers while training, with the policy of then; 0: on-policy.",
+    )
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="Optimizer steps from the policy that sampled to the update, at most; None: any.",
+    )
+    in_flight: Literal["finish", "continue"] = Field(
+        "finish", description="At a sync requests finish with their adapter, or continue what they wrote with the new."
+    )
+
+    @model_validator(mode="after")
+    def _check_servers(self) -> "RolloutSection":
+        served = self.capabilities.needs_servers
+        if served and not self.servers:
+            raise SettingError("backend", "vllm-server needs servers, as in rollout.servers: [http://localhost:8000]")
+        if self.servers and not served:
+            raise SettingError("servers", f"are used by backend vllm-server only, not by {self.backend}")
+        try:
+            addresses = {address.url for address in self.addresses}
+        except ValueError as error:
+            raise SettingError("servers", str(error)) from None
+        if self.started is None and len(addresses) < self.server_count:
+            raise SettingError("servers", "the same server is named twice")
+        if self.prefetch and not self.capabilities.samples_ahead:
+            raise SettingError("prefetch", f"needs backend vllm-server; {self.backend} and the training take turns")
+        if self.in_flight == "continue" and (not self.prefetch or self.sync == "merged"):
+            raise SettingError("in_flight", "continue needs prefetch, and adapters: sync: auto or adapter")
+        return self
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine can do; ``auto`` counts as transformers until it is decided."""
+        return capabilities(self.backend)
+
+    @property
+    def decided(self) -> bool:
+        """Whether an engine is named, not ``auto``."""
+        return self.capabilities.name == self.backend
+
+    @property
+    def addresses(self) -> tuple[ServerAddress, ...]:
+        """The servers, each with what gives access to it; of servers that are started for the run none is known."""
+        return () if self.started is not None else tuple(server_address(given) for given in self.servers)  # type: ignore[arg-type]
+
+    @property
+    def started(self) -> StartedServers | None:
+        """The servers that are started for the run; None: they run already, or there are none."""
+        return self.servers if isinstance(self.servers, StartedServers) else None
+
+    @property
+    def server_count(self) -> int:
+        """How many servers there are."""
+        return len(self.servers) if isinstance(self.servers, list) else self.servers.count

@@ -1,0 +1,92 @@
+"""What hosts this process where it is not a program of its own: who may stop its run, where its numbers and files go.
+
+worker loop of a cluster -> Host -> the run's callbacks, its rollouts
+
+A program of its own has none of it: it hears signals, draws its progress, and writes into its folder.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from perl.recipe.server_address import ServerAddress
+
+
+class Fleet(Protocol):
+    """vLLM servers that were started for the run."""
+
+    def addresses(self) -> list[ServerAddress]:
+        """Where they are now, always in the same order, with their key; waits until one is being started.
+
+        Raises:
+            RolloutError: None is.
+        """
+        ...
+
+    def address(self, index: int) -> str:
+        """Where one of them is now, which may be elsewhere than before; raises OSError where it is nowhere."""
+        ...
+
+    def path(self, name: str) -> str:
+        """The folder in which every server finds an update that was brought to it."""
+        ...
+
+    def publish(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Keeps the files of an update for the servers' nodes."""
+        ...
+
+    def bring(self, name: str, index: int) -> None:
+        """Returns when the node of a server has the files of an update; raises OSError where it cannot."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The files of an update are not needed any more."""
+        ...
+
+    def clear(self) -> None:
+        """The files of no update are."""
+        ...
+
+
+class Host:
+    """A host that has no wishes: that of a program of its own."""
+
+    fleet: Fleet | None = None
+    """The servers that it has started; None: it starts none."""
+    is_ray = False
+    """Whether it is a Ray cluster."""
+    keeps_files = False
+    """Whether it keeps the run's files, so that the processes' folders need not be one."""
+
+    def stop_asked(self) -> bool:
+        """Whether the run is to end after this step; asked on every process."""
+        return False
+
+    def save_asked(self) -> bool:
+        """Whether a checkpoint is to be written now, since nodes go; asked on every process at the same step."""
+        return False
+
+    def logged(self, step: int, steps: int, logs: Mapping[str, Any]) -> None:
+        """A step was logged; called on the main process."""
+
+    def saved(self, folder: Path) -> None:
+        """The run folder holds a new whole checkpoint, or is done; called on every process at the same place."""
+
+
+_hosts: list[Host] = [Host()]
+
+
+def host() -> Host:
+    """The host of this process."""
+    return _hosts[-1]
+
+
+@contextmanager
+def hosted_by(who: Host) -> Iterator[None]:
+    """Inside, runs of this process are hosted so."""
+    _hosts.append(who)
+    try:
+        yield
+    finally:
+        _hosts.remove(who)

@@ -1,0 +1,199 @@
+"""A recipe on a Ray cluster: checked here, trained there, and brought home.
+
+Recipe with engine.name: ray -> plan, cluster -> servers, processes -> run folder
+"""
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from perl import errors
+from perl.errors import EXIT_DONE, InterruptedRunError, PerlError, RecipeError, RunFolderError, raise_all
+from perl.launch.start import ProcessFailedError, record_end
+from perl.recipe import Recipe
+from perl.recipe.optional_packages import Package, missing_package
+from perl.rollouts.vllm.server_command import server_command
+from perl.run.folder import LOCK, Run, in_use, write_text
+from perl.run.folder_check import check_folder
+from perl.run.progress import progress
+from perl.training.plan import Plan
+
+# Where a run folder remembers what the run is called in Ray's storage.
+_NAME = ".in-storage"
+
+Source = str | Path | Mapping[str, Any] | Recipe
+
+
+def train_on_ray(
+    recipe: Recipe, plan: Plan, source: Source, overrides: Sequence[str], train: Callable[..., Any]
+) -> Run:
+    """Trains a recipe on the cluster that it names, or goes on with it there.
+
+    Args:
+        recipe: Checked.
+        plan: Of it, made here.
+        source: What the recipe was read from; each process reads it again.
+        overrides: Likewise.
+        train: :func:`perl.train`, which each process calls.
+
+    Returns:
+        The run, whose folder is here.
+
+    Raises:
+        PerlError: Whatever ends a run; the cluster, or a node of it, cannot be used.
+    """
+    raise_all(errors.MissingExtraError, [*missing_package("engine.name", Package(("ray",), "ray", "ray"), "ray")])
+    from perl.launch.on_ray.cluster import check_nodes, check_room, connected, gpus_of_server
+    from perl.launch.on_ray.driver import drive
+    from perl.launch.on_ray.rollout_servers import ServerCommand, folder_in_memory
+    from perl.launch.on_ray.worker import Task
+
+    folder, engine, servers = recipe.output_dir.absolute(), recipe.engine, recipe.rollout.started
+    check_folder(recipe)
+    if _is_done(folder):
+        return Run.read(recipe.output_dir)
+    storage = _storage(engine.storage)
+    engine = engine.model_copy(update={"storage": storage})
+    try:
+        with connected(engine) as cluster:
+            check_room(cluster, engine, servers)
+            cwd, seen = _seen(source, folder, storage)
+            python = None if servers is None else servers.python
+            check_nodes(cluster, seen, storage=storage, python=python, shared=None if storage else folder)
+            key, command = secrets.token_hex(16), None
+            if servers is not None:
+                gpus = gpus_of_server(cluster, servers)
+                command = ServerCommand(_server_line(plan, gpus=gpus), python, gpus, key)
+            with _held(folder, storage), progress(plan.steps, "training", unit="steps") as shown:
+                task = Task(
+                    train=train,
+                    recipe=source.as_dict() if isinstance(source, Recipe) else source,
+                    overrides=tuple(overrides),
+                    folder=str(folder),
+                    cwd=cwd,
+                    servers=0 if servers is None else servers.count,
+                    in_memory=folder_in_memory(secrets.token_hex(4)),
+                    key=key,
+                    name=_name(folder, storage),
+                    keeps=storage,
+                )
+                outcome = drive(cluster, engine, task, command, _Line(shown))
+    except InterruptedRunError:
+        record_end(folder, "interrupted")
+        raise
+    except ProcessFailedError as error:
+        record_end(folder, "failed", str(error))
+        raise
+    if outcome.code != EXIT_DONE:
+        raise _error(outcome)
+    return Run.read(recipe.output_dir)
+
+
+def _name(folder: Path, storage: str | None) -> str:
+    """Of the run in the storage, where others may have runs of the same name; the run folder remembers it."""
+    if storage is None:
+        return folder.name
+    remembered = folder / _NAME
+    if not remembered.is_file():
+        write_text(remembered, f"{folder.name}-{secrets.token_hex(4)}\n")
+    return remembered.read_text(encoding="utf-8").strip()
+
+
+class _Line:
+    """The driver's one line of progress, and what the processes say."""
+
+    def __init__(self, shown: Any) -> None:  # noqa: ANN401 (of progress)
+        self._shown, self._text = shown, ""
+        shown.note = lambda: self._text
+
+    def __call__(self, news: Any) -> None:  # noqa: ANN401 (News of a package that may be missing)
+        for line in news.lines:
+            self._shown.say(line)
+        self._text = news.text
+        self._shown.update(max(0, news.step - self._shown.done))
+
+
+@contextmanager
+def _held(folder: Path, storage: str | None) -> Iterator[None]:
+    """Holds the run folder where no process does, since each has one of its own."""
+    if storage is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise in_use(folder) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _is_done(folder: Path) -> bool:
+    with suppress(RunFolderError):
+        return Run.read(folder).status == "done"
+    return False
+
+
+def _storage(written: str | None) -> str | None:
+    """A folder of this machine by its whole path; a URI as it is."""
+    if written is None or "://" in written:
+        return written
+    return str(Path(written).expanduser().absolute())
+
+
+def _seen(source: Source, folder: Path, storage: str | None) -> tuple[str | None, list[Path]]:
+    """In which folder each process works, and what each node must have for it.
+
+    A job that was submitted with a working directory has a copy of it on each node, where Ray puts the processes.
+
+    Raises:
+        RecipeError: The run folder would go with that copy.
+    """
+    import ray
+
+    here = Path.cwd()
+    if ray.get_runtime_context().runtime_env.get("working_dir"):
+        if storage is None and folder.is_relative_to(here):
+            hint = "--output with a whole path that all nodes share, or engine.storage"
+            what = "the run folder lies in Ray's copy of the working directory, which goes with the job"
+            raise RecipeError(what, "train.output_dir", hint)
+        return None, []
+    file = Path(source) if isinstance(source, str | Path) else None
+    return str(here), [here, *([file.absolute()] if file is not None and file.is_file() else [])]
+
+
+def _server_line(plan: Plan, *, gpus: int) -> str:
+    """How a server is started, with ``{port}`` in it."""
+    rollout = plan.recipe.rollout
+    line = server_command(
+        plan.recipe.model,
+        plan.longest_text,
+        _PORT,
+        on_cpu=gpus == 0,
+        form=plan.form,
+        rank=plan.served_rank,
+        adapters=1 + rollout.prefetch,
+        gpus=max(gpus, 1),
+    )
+    return line.replace("{", "{{").replace("}", "}}").replace(f"--port {_PORT}", "--port {port}")
+
+
+_PORT = 8000
+
+
+def _error(outcome: Any) -> PerlError:  # noqa: ANN401 (Outcome of a package that may be missing)
+    """The error of the processes, as if it had come here."""
+    kind = getattr(errors, outcome.kind, PerlError)
+    if outcome.kind == "KeyboardInterrupt" or not outcome.mistakes:
+        return InterruptedRunError("interrupted", hint="the same command goes on")
+    first, *others = outcome.mistakes
+    found: PerlError = kind(first.message, first.where, first.hint, tuple(others))
+    found.exit_code = outcome.code
+    return found

@@ -1,0 +1,271 @@
+"""A recipe on a Ray cluster: real clusters of this machine, whose workers, servers and drivers are killed."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from perl.policy.checkpoint import latest_step
+from tests.launch.ray_runs import SERVER, WORKER, RayRun
+from tests.servers import ENVIRONMENT, absent
+
+pytest.importorskip("ray")
+
+STEPS = 4
+TWO = {
+    "extends": "quickstart",
+    "train": {
+        "max_steps": STEPS,
+        "save_steps": 1,
+        "save_total_limit": 2,
+        "prompts_per_step": 4,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+    },
+    "rollout": {"max_completion_length": 32},
+    "eval": {"enabled": False},
+    "engine": {"processes": 2},
+}
+ON_RAY = {**TWO, "engine": {"processes": 2, "name": "ray", "address": "local", "restarts": 20}}
+SERVED = {
+    **ON_RAY,
+    "rollout": {
+        "max_completion_length": 32,
+        "backend": "vllm-server",
+        "servers": {"count": 1, "gpus_each": 0, "python": str(ENVIRONMENT / "bin" / "python")},
+    },
+}
+
+
+@pytest.fixture
+def ray_run(tmp_path):
+    """Starts runs, of which nothing is left after the test."""
+    started = []
+
+    def start(recipe, *overrides, out="run"):
+        started.append(RayRun(tmp_path, recipe, *overrides, out=out))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.end()
+
+
+@pytest.fixture(scope="module")
+def by_perl(tmp_path_factory):
+    """The adapter of the same recipe by two processes of this machine, without Ray."""
+    run = RayRun(tmp_path_factory.mktemp("local"), TWO)
+    assert run.wait() == 0, run.log.read_text()
+    return load_file(run.out / "adapter" / "adapter_model.safetensors")
+
+
+def assert_same_adapter(run, expected):
+    found = load_file(run.out / "adapter" / "adapter_model.safetensors")
+    assert found.keys() == expected.keys()
+    assert max(float((found[name] - expected[name]).abs().max()) for name in expected) == 0.0
+
+
+def test_a_killed_worker_of_a_cluster_without_a_shared_folder_changes_no_bit(ray_run, by_perl, tmp_path):
+    """Each process has a folder of its own; checkpoints come from Ray's storage."""
+    storage = tmp_path / "storage"
+    run = ray_run(ON_RAY, f"engine.storage={storage}")
+    run.until(lambda: len(list(storage.glob("run-*/checkpoint_*"))) >= 2, "two checkpoints")
+    run.kill(WORKER)
+    assert run.wait() == 0, run.log.read_text()
+    assert_same_adapter(run, by_perl)
+    facts = json.loads((run.out / "run.json").read_text())
+    assert (facts["status"], facts["steps"], facts["hardware"]["count"]) == ("done", STEPS, 2)
+    steps = [json.loads(line)["step"] for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+    log = run.log.read_text()
+    assert "Ray has started all of them again, time 1: they go on from step" in log
+    assert "Traceback" not in log
+    assert run.gone()
+
+
+def served_from_the_policy(run):
+    """The engines' log-probabilities of every sampled token are the trainer's, at every step."""
+    rows = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 1e-4
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 2e-3
+    assert {row["rollout/steps_behind"] for row in rows} == {0.0}
+
+
+@pytest.mark.skipif(bool(absent()), reason=absent() or "")
+def test_a_killed_server_comes_back_and_every_token_is_the_policys(ray_run):
+    """The only one, killed with its actor: Ray starts it again, at another address, where the run finds it."""
+    run = ray_run(SERVED)
+    run.until(lambda: run.steps() >= 1, "a step")
+    killed = run.kill(SERVER)
+    assert run.wait() == 0, run.log.read_text()
+    served_from_the_policy(run)
+    log = run.log.read_text()
+    assert "Traceback" not in log
+    lost, serves = (set(re.findall(rf"rollouts: (http\S+) {word}", log)) for word in ("is lost", "serves"))
+    assert len(lost) == 1
+    assert len(serves - lost) == 1
+    assert run.gone()
+    assert not list(Path("/dev/shm").glob(f"perl-rl-{os.getuid()}-*/server-{killed}*"))  # noqa: S108
+
+
+@pytest.mark.nightly
+def test_ten_kills_of_workers_change_no_bit(ray_run, by_perl):
+    """In a folder that all share, at random times, those of starting and scoring included."""
+    run, chance = ray_run(ON_RAY), random.Random(0)
+    for _ in range(10):
+        killed = run.kill(WORKER, chance.choice([0, 1]))
+        moment = chance.uniform(0, 12)
+        begin = os.times().elapsed
+        run.until(lambda: killed not in run.pids(WORKER) and os.times().elapsed - begin > moment, "the next kill")  # noqa: B023
+        if latest_step(run.out / "checkpoints") >= STEPS - 1:
+            break
+    assert run.wait() == 0, run.log.read_text()
+    assert_same_adapter(run, by_perl)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(absent()), reason=absent() or "")
+def test_ten_kills_of_servers_leave_every_token_the_policys(ray_run):
+    run, chance = ray_run(SERVED, "train.max_steps=12"), random.Random(1)
+    run.until(lambda: run.steps() >= 1, "a step")
+    for _ in range(10):
+        killed = run.kill(SERVER, chance.choice([0, 1]))
+        moment, begin = chance.uniform(0, 20), os.times().elapsed
+        run.until(lambda: killed not in run.pids(SERVER) and os.times().elapsed - begin > moment, "the next kill")  # noqa: B023
+        if run.steps() >= 10:
+            break
+    assert run.wait() == 0, run.log.read_text()
+    rows = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 1e-4
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(absent()), reason=absent() or "")
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
+def test_servers_of_a_driver_that_ends_early_end_too(ray_run, signal_number):
+    """Killed; or asked twice, so that the step in hand is given up."""
+    run = ray_run(SERVED, "train.max_steps=1000")
+    run.until(lambda: run.steps() >= 1, "a step")
+    folders = {path.parent for path in Path("/dev/shm").glob(f"perl-rl-{os.getuid()}-*/server-*.log")}  # noqa: S108
+    assert folders
+    run.process.send_signal(signal_number)
+    if signal_number == signal.SIGINT:
+        run.until(lambda: "stopping after this step" in run.log.read_text(), "the first signal was heard")
+        run.process.send_signal(signal_number)
+    assert run.wait() == (130 if signal_number == signal.SIGINT else -signal.SIGKILL)
+    assert run.gone()
+    assert not [folder for folder in folders if folder.exists()]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(ray_run, by_perl, tmp_path, stored):
+    overrides = [f"engine.storage={tmp_path / 'storage'}"] if stored else []
+    first = ray_run(ON_RAY, *overrides)
+    checkpoints = (lambda: len(list((tmp_path / "storage").glob("run-*/checkpoint_*")))) if stored else first.steps
+    first.until(lambda: checkpoints() >= 2, "two checkpoints")
+    first.process.kill()
+    first.process.wait()
+    again = ray_run(ON_RAY, *overrides)
+    assert again.wait() == 0, again.log.read_text()
+    assert_same_adapter(again, by_perl)
+    assert first.gone()
+
+
+@pytest.mark.nightly
+def test_a_signal_ends_the_run_after_a_step_with_a_checkpoint(ray_run, by_perl):
+    first = ray_run(ON_RAY, "train.save_steps=100")
+    first.until(lambda: first.steps() >= 1, "a step")
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait() == 130
+    assert json.loads((first.out / "run.json").read_text())["status"] == "interrupted"
+    assert latest_step(first.out / "checkpoints") >= 1
+    again = ray_run(ON_RAY, "train.save_steps=100")
+    assert again.wait() == 0, again.log.read_text()
+    assert_same_adapter(again, by_perl)
+
+
+@pytest.fixture
+def three_nodes():
+    """A cluster of three nodes of one core each, all on this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    others = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    yield cluster, {node.all_processes["raylet"][0].process.pid: node for node in (cluster.head_node, *others)}
+    cluster.shutdown()
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.nightly
+def test_a_node_that_is_to_go_brings_a_checkpoint_and_a_start_elsewhere(ray_run, three_nodes, tmp_path):
+    """The notice comes four seconds before the node goes; no checkpoint is due but the one that it asks for."""
+    from ray._raylet import GcsClient
+
+    cluster, nodes = three_nodes
+    long = ("train.max_steps=60", "train.save_steps=1000")
+    run = ray_run(ON_RAY, f"engine.address={cluster.address}", *long)
+    run.until(lambda: run.steps() >= 3, "three steps")
+    workers = [nodes[parent(pid)] for pid in worker_pids() if parent(pid) in nodes]
+    victim = next(node for node in workers if node is not cluster.head_node)
+    preemption, deadline = 2, int(time.time() * 1000) + 4000
+    accepted, why = GcsClient(address=cluster.address).drain_node(victim.node_id, preemption, "preempted", deadline)
+    assert accepted, why
+    run.until(lambda: latest_step(run.out / "checkpoints") >= 3, "a checkpoint")
+    cluster.remove_node(victim)
+    assert run.wait() == 0, run.log.read_text()
+    local = RayRun(tmp_path, {**TWO, "train": {**TWO["train"], "max_steps": 60, "save_steps": 1000}}, out="local")
+    assert local.wait() == 0, local.log.read_text()
+    assert_same_adapter(run, load_file(local.out / "adapter" / "adapter_model.safetensors"))
+    assert "Ray has started all of them again, time 1" in run.log.read_text()
+
+
+def worker_pids():
+    """Of Ray Train's workers, whoever has started them."""
+    found = []
+    for place in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(place.name)
+            if WORKER in (place / "cmdline").read_text():
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["engine.address=127.0.0.1:1"], "engine.address: 127.0.0.1:1: no Ray cluster answers there"),
+        (["engine.address=head"], "engine.address: 'head' is not an address"),
+        pytest.param(
+            ["engine.processes=500", "train.prompts_per_step=500"],
+            "500 processes, and this machine's Ray cluster has",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            ["engine.storage=/dev/null/there"],
+            "engine.storage: /dev/null/there cannot be written",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_one_line_before_anything_starts(tmp_path, overrides, line):
+    (tmp_path / "r.yaml").write_text(json.dumps(ON_RAY))
+    command = [sys.executable, "-m", "perl", "train", "r.yaml", *overrides]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert line in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("run.json"))

@@ -1,0 +1,173 @@
+"""What is looked at before anything of a Ray cluster is reserved, with clusters and nodes that are given."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perl.errors import RecipeError
+from perl.launch.agreement import statement
+from perl.recipe.rollout_section import StartedServers
+from perl.recipe.sections import EngineSection
+
+pytest.importorskip("ray")
+
+from perl.launch.on_ray import cluster as looked_at
+from perl.launch.on_ray import owned_process
+from perl.launch.on_ray.cluster import Cluster, check_nodes, check_room, gpus_of_server
+
+NODES = {"id-a": "10.0.0.1", "id-b": "10.0.0.2"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "servers", "each", "needed"),
+    [(64, 8, 56, 1, 64), (63, 8, 56, 1, 64), (8, 4, 2, 2, 8), (8, 4, 3, 2, 10), (7, 8, 0, 1, 8), (8, 8, 0, 1, 8)],
+)
+def test_gpus_that_are_asked_for_are_counted(gpus, processes, servers, each, needed):
+    engine = EngineSection(name="ray", processes=processes)
+    started = StartedServers(count=servers, gpus_each=each) if servers else None
+    cluster = Cluster("head:6379", NODES, gpus, 1000)
+    assert processes + servers * gpus_of_server(cluster, started) == needed
+    if needed <= gpus:
+        check_room(cluster, engine, started)
+        return
+    with pytest.raises(RecipeError) as caught:
+        check_room(cluster, engine, started)
+    (mistake,) = caught.value.mistakes
+    assert mistake.message.startswith(f"{needed} GPUs are asked for")
+    assert mistake.message.endswith(f"head:6379 has {gpus}")
+    assert mistake.where == ("engine.processes" if processes > gpus else "rollout.servers")
+
+
+def test_without_gpus_servers_take_none_and_processes_take_cores():
+    cluster = Cluster("head:6379", NODES, 0, 4)
+    assert gpus_of_server(cluster, StartedServers(count=3)) == 0
+    assert gpus_of_server(Cluster("head:6379", NODES, 8, 4), StartedServers(count=3)) == 1
+    check_room(cluster, EngineSection(name="ray", processes=4), StartedServers(count=30))
+    with pytest.raises(RecipeError, match="5 processes, and head:6379 has 4 cores"):
+        check_room(cluster, EngineSection(name="ray", processes=5), None)
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """What each node answers, by its id: changes of the versions, and what it does not have."""
+    answers = {"id-a": ({}, lambda _: []), "id-b": ({}, lambda _: [])}
+
+    def asked(node, seen, python, token):
+        return node, [*map(str, seen), *([python] if python else []), *([str(token)] if token else [])]
+
+    def answer(question, _):
+        node, paths = question
+        found = statement({})
+        versions, absent = answers[node]
+        return {**found, "versions": {**found["versions"], **versions}, "absent": absent(paths)}
+
+    monkeypatch.setattr(looked_at, "_asked", asked)
+    monkeypatch.setattr(looked_at, "_answer", answer)
+    return answers
+
+
+def check(tmp_path, *, storage=None, python=None, shared=True):
+    cluster = Cluster("head:6379", NODES, 0, 4)
+    run = tmp_path / "run" if shared else None
+    check_nodes(cluster, [tmp_path / "recipe.yaml"], storage=storage, python=python, shared=run)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_nodes_alike_pass_and_nothing_is_left_behind(tmp_path):
+    check(tmp_path)
+    check(tmp_path, storage=str(tmp_path / "storage"), shared=False)
+    check(tmp_path, storage="s3://bucket/perl", shared=False)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_another_version_on_a_node_is_one_line(nodes, tmp_path):
+    nodes["id-b"] = ({"torch": "2.11.0"}, lambda _: [])
+    with pytest.raises(RecipeError, match=r"node 10.0.0.2 has other versions than this one: torch"):
+        check(tmp_path)
+
+
+def test_a_storage_that_a_node_does_not_see_is_one_line(nodes, tmp_path):
+    nodes["id-b"] = ({}, lambda paths: [path for path in paths if ".seen-" in path])
+    with pytest.raises(RecipeError) as caught:
+        check(tmp_path, storage=str(tmp_path / "storage"), shared=False)
+    assert caught.value.mistakes[0].where == "engine.storage"
+    assert "node 10.0.0.2 does not see" in str(caught.value)
+    with pytest.raises(RecipeError) as caught:
+        check(tmp_path)
+    assert caught.value.mistakes[0].where == "train.output_dir"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("storage", ["s3x://bucket", "s3://", "https://host/place"])
+def test_a_storage_that_is_none_is_refused_before_a_node_is_asked(tmp_path, storage):
+    with pytest.raises(RecipeError, match="is no place that Ray can keep files in") as caught:
+        check(tmp_path, storage=storage, shared=False)
+    assert caught.value.mistakes[0].where == "engine.storage"
+
+
+def test_a_node_without_the_recipe_or_the_servers_python_is_one_line(nodes, tmp_path):
+    nodes["id-a"] = ({}, lambda paths: [path for path in paths if path.endswith(("recipe.yaml", "python"))])
+    with pytest.raises(RecipeError, match=r"node 10.0.0.1 does not have .*recipe.yaml"):
+        check(tmp_path)
+    nodes["id-a"] = ({}, lambda paths: [path for path in paths if path.endswith("python")])
+    with pytest.raises(RecipeError, match=r"node 10.0.0.1 does not have /opt/vllm/bin/python"):
+        check(tmp_path, python="/opt/vllm/bin/python")
+
+
+def owner_of_a_sleeper(folder: Path, pid_file: Path) -> "subprocess.Popen[bytes]":
+    """A process that owns a shell with a child, as an actor owns a server."""
+    command = ["/bin/sh", "-c", f"sleep 1000 & echo $! > {pid_file}; wait $!"]
+    watched = [sys.executable, owned_process.__file__, str(folder), pid_file.name, *command]
+    code = f"import subprocess, time; subprocess.Popen({watched!r}, stdin=subprocess.PIPE); time.sleep(1000)"
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def lives(pid: int) -> bool:
+    try:
+        return (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(seen, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_a_killed_owner_has_started_ends_and_the_last_one_clears_the_nodes_memory(tmp_path):
+    memory = tmp_path / "memory"
+    files = [tmp_path / str(number) for number in range(2)]
+    owners = [owner_of_a_sleeper(memory, file) for file in files]
+    until(lambda: all(file.exists() and file.read_text().strip() for file in files))
+    pids = [int(file.read_text()) for file in files]
+    (memory / "v0").mkdir()
+    for number, owner in enumerate(owners):
+        assert [lives(pid) for pid in pids] == [other >= number for other in range(2)]
+        assert memory.is_dir()
+        os.kill(owner.pid, 9)
+        owner.wait()
+        until(lambda: not lives(pids[number]))  # noqa: B023
+    until(lambda: not memory.exists())
+
+
+def test_no_child_of_the_owner_is_left_that_could_be_killed_before_it_ends_what_it_has_started(tmp_path):
+    """Ray kills an actor's children as it ends; and who asks is told that the command has ended, and how."""
+    memory, file = tmp_path / "memory", tmp_path / "0"
+    owner = owner_of_a_sleeper(memory, file)
+    until(lambda: file.exists() and file.read_text().strip())
+    children = Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()
+    until(lambda: not any(lives(int(child)) for child in children))
+    pid = int(file.read_text())
+    assert lives(pid)
+    os.kill(pid, 9)
+    until(lambda: (memory / f"{file.name}{owned_process.ENDED}").exists())
+    assert int((memory / f"{file.name}{owned_process.ENDED}").read_text()) == 128 + 9
+    os.kill(owner.pid, 9)
+    owner.wait()
+    until(lambda: not memory.exists())

@@ -1,0 +1,136 @@
+"""Servers that somebody has started for the run: they are found again elsewhere, and updates are brought to them."""
+
+import contextlib
+import json
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from perl.errors import RecipeError
+from perl.recipe.rollout_section import RolloutSection
+from perl.rollouts.engine import EngineSampling, Request, Update
+from perl.rollouts.open_engine import check_servers
+from perl.rollouts.vllm.servers import ServerPool
+from perl.run.host import Fleet, Host, host, hosted_by
+from tests.rollouts.fake_servers import fake_servers, log_prob_of
+
+SAMPLING = EngineSampling(temperature=1.0, max_completion_length=4, end_token_ids=())
+
+
+class Movable(Fleet):
+    """Keeps updates in memory; a server may move to another address."""
+
+    def __init__(self, urls):
+        self.urls, self.kept, self.brought, self.forgotten = list(urls), {}, Counter(), []
+        self.unreachable = set()
+
+    def addresses(self):
+        return list(self.urls)
+
+    def address(self, index):
+        return self.urls[index]
+
+    def path(self, name):
+        return f"/memory/{name}"
+
+    def publish(self, name, files):
+        self.kept[name] = dict(files)
+
+    def bring(self, name, index):
+        if index in self.unreachable:
+            raise OSError("its node is gone")
+        assert name in self.kept
+        self.brought[name, index] += 1
+
+    def forget(self, name):
+        self.forgotten.append(name)
+
+
+@pytest.fixture
+def opened():
+    """Three fakes, of which two serve; a fleet that knows them; a pool."""
+    with contextlib.ExitStack() as stack:
+        fakes = stack.enter_context(fake_servers(3))
+        fleet = Movable(fakes.urls[:2])
+        pool = ServerPool(fleet.addresses(), fleet, timeout_seconds=60.0)
+        stack.callback(pool.close)
+        pool.check(8, "adapter")
+        yield fakes, fleet, pool
+
+
+def update(name):
+    return Update(name, "adapter", {"a.weight": torch.arange(4.0)}, {"r": 2})
+
+
+def log_probs(pool, number):
+    groups = pool.start([Request((1, i), 1) for i in range(number)], SAMPLING).result()
+    return [log_prob for (sampled,) in groups for log_prob in sampled.log_probs]
+
+
+def shares(pool, fakes):
+    """Completions of each fake server, of eight requests whose tokens are all of the newest update."""
+    fakes.reset()
+    assert log_probs(pool, 8) == pytest.approx([log_prob_of("v0")] * 32)
+    return [server["completions"] for server in fakes.stats()]
+
+
+def test_updates_are_brought_to_each_server_once_and_are_what_the_policy_has(opened):
+    _, fleet, pool = opened
+    pool.load(update("v0"))
+    pool.load(update("v1"))
+    assert log_probs(pool, 8) == pytest.approx([log_prob_of("v1")] * 32)
+    assert fleet.brought == {(name, index): 1 for name in ("v0", "v1") for index in (0, 1)}
+    torch.testing.assert_close(load(fleet.kept["v1"]["adapter_model.safetensors"])["a.weight"], torch.arange(4.0))
+    assert json.loads(fleet.kept["v1"]["adapter_config.json"]) == {"r": 2}
+
+
+def test_a_server_that_was_started_again_elsewhere_is_found_and_has_the_update(opened):
+    fakes, fleet, pool = opened
+    pool.load(update("v0"))
+    fleet.urls[1] = fakes.urls[2]
+    fakes.restart(1)
+    while shares(pool, fakes) != [4, 0, 4]:
+        pass
+    assert fleet.brought["v0", 1] == 2
+    assert pool.counts["servers_lost"] == 1
+
+
+def test_a_server_whose_node_gets_no_update_is_lost_and_never_asked(opened):
+    fakes, fleet, pool = opened
+    fleet.unreachable = {0}
+    pool.load(update("v0"))
+    assert log_probs(pool, 6) == pytest.approx([log_prob_of("v0")] * 24)
+    assert [server["completions"] for server in fakes.stats()] == [0, 6, 0]
+
+
+def test_updates_that_no_request_needs_are_forgotten(opened):
+    _, fleet, pool = opened
+    for step in range(8):
+        pool.load(update(f"v{step}"))
+        log_probs(pool, 2)
+    while len(fleet.forgotten) < 4:
+        log_probs(pool, 1)
+    assert fleet.forgotten[:4] == ["v0", "v1", "v2", "v3"]
+    assert "v7" not in fleet.forgotten
+
+
+def test_servers_that_nobody_starts_are_refused_in_one_line():
+    section = RolloutSection(backend="vllm-server", servers={"count": 2})
+    assert section.server_count == 2
+    assert host().fleet is None
+    with pytest.raises(RecipeError, match=r"started by perl train on a Ray cluster only"):
+        check_servers(section, 8, "adapter")
+
+
+def test_inside_a_host_its_servers_are_checked(opened):
+    fakes, _, _ = opened
+
+    class Hosting(Host):
+        fleet = Movable(fakes.urls)
+
+    with hosted_by(Hosting()):
+        found = check_servers(RolloutSection(backend="vllm-server", servers={"count": 3}), 8, "adapter")
+    assert [row["url"] for row in found] == fakes.urls
+    assert host().fleet is None
