@@ -13,7 +13,10 @@ _NEEDS = (
     (r"^(\w+/bin/)?(pip|uv pip|python3\.\d+ -m venv)\b|/bin/pip ", "installs packages: tests/test_wheel.py does"),
     (r"^echo 'transformers", "installs packages: tests/test_wheel.py does"),
     (r"^make ", "is what CI runs"),
-    (r"^(vllm|torchrun|srun|sbatch|accelerate|for i in|CUDA_VISIBLE_DEVICES)", "needs GPUs, vLLM or several machines"),
+    (
+        r"^(vllm|torchrun|srun|sbatch|accelerate|ray|for i in|CUDA_VISIBLE_DEVICES)",
+        "needs GPUs, vLLM or several machines",
+    ),
     (r"rollout check|rollout\.servers=|^perl (train|eval) .*--processes 8\b", "needs GPUs or vLLM servers"),
     (r"^perl plan (node|fsdp2)-\S+ --gpu H100$", OF_PLANS),
     (r"aime|math_500|gsm8k|Qwen/|nf4|node-\d|r1-distill|fsdp2|a100|--hub\b", "needs weights or problems of the Hub"),
