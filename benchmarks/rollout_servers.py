@@ -23,10 +23,12 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
+from perl.policy.model import load_base
 from perl.rollouts.engine import EngineSampling, Request
 from perl.trainer.trainer import PeftGRPOTrainer
+from perl.training.plan import Plan
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = Path(os.environ.get("PERL_VLLM_ENV", CHECKOUT / ".venv-vllm"))
@@ -243,3 +245,16 @@ class Killer(TrainerCallback):
         self._victim.kill()
         self.kills.append({"step": step, "completions_being_written": running})
         self._victim.start()
+
+
+def trainer_of(plan: Plan, kind: type[PeftGRPOTrainer] = PeftGRPOTrainer) -> PeftGRPOTrainer:
+    """The trainer of a plan, which prints nothing."""
+    trainer = kind(
+        model=load_base(plan.recipe.model, plan.arguments.device),
+        reward_funcs=[reward.function for reward in plan.rewards],
+        args=plan.arguments,
+        train_dataset=plan.problems.train,
+        processing_class=plan.tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

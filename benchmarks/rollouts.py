@@ -30,13 +30,11 @@ from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
-from rollout_servers import Killer, RecordingTrainer, Server, servers
-from transformers import PrinterCallback
+from rollout_servers import Killer, RecordingTrainer, Server, servers, trainer_of
 from transformers.utils import logging as transformers_logging
 
 import perl
 from perl.data import render_prompts
-from perl.policy.model import load_base
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.vllm.servers import ServerPool
 from perl.run.folder import installed_versions
@@ -177,14 +175,7 @@ def train_recorded(found: Sequence[Server], steps: int, kill_in: Sequence[int]) 
     settings = ["train.seed=0", f"train.max_steps={steps}", "train.report_to=[]", "eval.enabled=false"]
     with tempfile.TemporaryDirectory() as folder:
         plan = prepare(read_recipe("quickstart", [*settings, *rollout_settings(found, 0)], folder))
-        trainer = RecordingTrainer(
-            model=load_base(plan.recipe.model, plan.arguments.device),
-            reward_funcs=[reward.function for reward in plan.rewards],
-            args=plan.arguments,
-            train_dataset=plan.problems.train,
-            processing_class=plan.tokenizer,
-        )
-        trainer.remove_callback(PrinterCallback)
+        trainer = trainer_of(plan, RecordingTrainer)
         killer = Killer(trainer, found[0], kill_in)
         trainer.add_callback(killer)
         started = time.perf_counter()

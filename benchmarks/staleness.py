@@ -24,12 +24,10 @@ from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
-from rollout_servers import Server, servers
-from transformers import PrinterCallback
+from rollout_servers import Server, servers, trainer_of
 from transformers.utils import logging as transformers_logging
 
 from perl.data import render_prompts
-from perl.policy.model import load_base
 from perl.rewards import check
 from perl.rollouts.engine import Request
 from perl.rollouts.hf_engine import TransformersEngine
@@ -68,14 +66,7 @@ def train_once(arm: str, seed: int, steps: int, server: Server) -> dict[str, Any
     ]
     with tempfile.TemporaryDirectory() as folder:
         plan = prepare(read_recipe("quickstart", settings, folder))
-        trainer = PeftGRPOTrainer(
-            model=load_base(plan.recipe.model, plan.arguments.device),
-            reward_funcs=[reward.function for reward in plan.rewards],
-            args=plan.arguments,
-            train_dataset=plan.problems.train,
-            processing_class=plan.tokenizer,
-        )
-        trainer.remove_callback(PrinterCallback)
+        trainer = trainer_of(plan)
         trainer.train()
     log = [line for line in trainer.state.log_history if "reward" in line and "train_runtime" not in line]
     return {

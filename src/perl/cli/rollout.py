@@ -22,20 +22,11 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     Reads the recipe, its data and the model's config; loads no weights.
     """
     set_up_output(quiet=True)
-    from perl.rollouts.vllm.server_command import server_command
+    from perl.training.planned_server import planned_server
     from perl.training.stages import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides), engine_here=False)
-    shown = server_command(
-        plan.recipe.model,
-        plan.longest_text,
-        port,
-        on_cpu=plan.recipe.engine.device == "cpu",
-        form=plan.form,
-        rank=plan.served_rank,
-        adapters=1 + plan.recipe.rollout.prefetch,  # those of rollouts that are sampled ahead, and the newest
-    )
-    say(shown)
+    say(planned_server(plan, port, on_cpu=plan.recipe.engine.device == "cpu"))
 
 
 @command.command("check", short_help="Check whether RECIPE's servers are compatible.")

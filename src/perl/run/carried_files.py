@@ -6,6 +6,7 @@ Where the processes share one folder nothing of this is called.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 from perl.run.joint_work import Processes
@@ -36,9 +37,9 @@ def spread_files(folder: Path, processes: Processes) -> None:
         return
     names = processes.by_main(lambda: sorted(_files(folder)))
     for name in names:  # one at a time: weights may be large
-        content = [processes.by_main(lambda name=name: (folder / name).read_bytes())]  # type: ignore[misc]
+        content = processes.by_main(partial(Path.read_bytes, folder / name))
         if not processes.main:
-            _write(folder, {name: content[0]})
+            _write(folder, {name: content})
     processes.meet()
 
 

@@ -67,7 +67,7 @@ class Host:
         """Whether a checkpoint is to be written now, since nodes go; asked on every process at the same step."""
         return False
 
-    def logged(self, step: int, steps: int, logs: Mapping[str, Any]) -> None:
+    def logged(self, step: int, logs: Mapping[str, Any]) -> None:
         """A step was logged; called on the main process."""
 
     def saved(self, folder: Path) -> None:

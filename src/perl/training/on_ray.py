@@ -16,11 +16,11 @@ from perl.errors import EXIT_DONE, InterruptedRunError, PerlError, RecipeError, 
 from perl.launch.start import ProcessFailedError, record_end
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import Package, missing_package
-from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import LOCK, Run, in_use, write_text
 from perl.run.folder_check import check_folder
 from perl.run.progress import progress
 from perl.training.plan import Plan
+from perl.training.planned_server import planned_server
 
 # Where a run folder remembers what the run is called in Ray's storage.
 _NAME = ".in-storage"
@@ -49,7 +49,7 @@ def train_on_ray(
     raise_all(errors.MissingExtraError, [*missing_package("engine.name", Package(("ray",), "ray", "ray"), "ray")])
     from perl.launch.on_ray.cluster import check_nodes, check_room, connected, gpus_of_server
     from perl.launch.on_ray.driver import drive
-    from perl.launch.on_ray.rollout_servers import ServerCommand, folder_in_memory
+    from perl.launch.on_ray.rollout_servers import PORT, ServerCommand, folder_in_memory
     from perl.launch.on_ray.worker import Task
 
     folder, engine, servers = recipe.output_dir.absolute(), recipe.engine, recipe.rollout.started
@@ -67,7 +67,8 @@ def train_on_ray(
             key, command = secrets.token_hex(16), None
             if servers is not None:
                 gpus = gpus_of_server(cluster, servers)
-                command = ServerCommand(_server_line(plan, gpus=gpus), python, gpus, key)
+                line = planned_server(plan, PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
+                command = ServerCommand(line, python, gpus, key)
             with _held(folder, storage), progress(plan.steps, "training", unit="steps") as shown:
                 task = Task(
                     train=train,
@@ -169,30 +170,9 @@ def _seen(source: Source, folder: Path, storage: str | None) -> tuple[str | None
     return str(here), [here, *([file.absolute()] if file is not None and file.is_file() else [])]
 
 
-def _server_line(plan: Plan, *, gpus: int) -> str:
-    """How a server is started, with ``{port}`` in it."""
-    rollout = plan.recipe.rollout
-    line = server_command(
-        plan.recipe.model,
-        plan.longest_text,
-        _PORT,
-        on_cpu=gpus == 0,
-        form=plan.form,
-        rank=plan.served_rank,
-        adapters=1 + rollout.prefetch,
-        gpus=max(gpus, 1),
-    )
-    return line.replace("{", "{{").replace("}", "}}").replace(f"--port {_PORT}", "--port {port}")
-
-
-_PORT = 8000
-
-
 def _error(outcome: Any) -> PerlError:  # noqa: ANN401 (Outcome of a package that may be missing)
     """The error of the processes, as if it had come here."""
     kind = getattr(errors, outcome.kind, PerlError)
-    if outcome.kind == "KeyboardInterrupt" or not outcome.mistakes:
-        return InterruptedRunError("interrupted", hint="the same command goes on")
     first, *others = outcome.mistakes
     found: PerlError = kind(first.message, first.where, first.hint, tuple(others))
     found.exit_code = outcome.code

@@ -17,13 +17,11 @@ class News:
 
     Attributes:
         step: The newest that was logged.
-        steps: Of the whole run; 0: not known yet.
         text: Its numbers as a line shows them.
         lines: Warnings of the processes.
     """
 
     step: int = 0
-    steps: int = 0
     text: str = ""
     lines: list[str] = field(default_factory=list)
 
@@ -42,10 +40,10 @@ class Desk:
         self._starts += 1
         return self._starts - 1
 
-    def log(self, step: int, steps: int, text: str) -> None:
+    def log(self, step: int, text: str) -> None:
         """A step was logged."""
         with self._lock:
-            self._news.step, self._news.steps, self._news.text = step, steps, text
+            self._news.step, self._news.text = step, text
 
     def say(self, line: str) -> None:
         """A process has something to say to the user."""

@@ -33,7 +33,7 @@ from ray.train import (
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, first_line
+from perl.errors import InterruptedRunError, first_line
 from perl.launch.on_ray.cluster import Cluster, uses_gpus
 from perl.launch.on_ray.desk import Desk, News
 from perl.launch.on_ray.rollout_servers import DESK, ServerCommand, started_servers
@@ -144,8 +144,8 @@ def _outcome(ended: Any, folder: Path, logs: str) -> Outcome:  # noqa: ANN401 (R
         raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
     if isinstance(ended, BaseException):
         raise ended
-    returned = ended.return_value
-    return returned if isinstance(returned, Outcome) else Outcome(EXIT_INTERRUPTED, "KeyboardInterrupt")
+    outcome: Outcome = ended.return_value
+    return outcome
 
 
 def _cause(error: TrainingFailedError) -> str:

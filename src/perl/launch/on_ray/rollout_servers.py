@@ -46,12 +46,16 @@ _SECONDS_TO_TELL = 1.0
 _SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that only this user can read)
 
 
+PORT = "{port}"
+"""Stands for the port, which is chosen on the server's node."""
+
+
 @dataclass(frozen=True)
 class ServerCommand:
     """How a server is started.
 
     Attributes:
-        line: The command as a shell has it, with ``{port}`` in it.
+        line: The command as a shell has it, with :data:`PORT` in the place of the port.
         python: Takes the place of the line's first word; None: ours.
         gpus: That each server is given.
         key: Without which it answers nobody under /v1.
@@ -137,7 +141,7 @@ class RolloutServer:
 
 def _started(command: ServerCommand, place: str, port: int, folder: Path, name: str) -> IO[bytes]:
     """Starts a server; as long as what is returned stays open, it runs."""
-    words = shlex.split(command.line.format(port=port))
+    words = shlex.split(command.line.replace(PORT, str(port)))
     environment = dict(os.environ)
     while "=" in words[0].partition(" ")[0] and not words[0].startswith("-"):
         variable, _, value = words.pop(0).partition("=")

@@ -116,10 +116,10 @@ class RayHost(Host):
         known, self._preempted = self._preempted, ray.train.get_preemption_info() is not None
         return self._preempted and not known
 
-    def logged(self, step: int, steps: int, logs: Mapping[str, Any]) -> None:
+    def logged(self, step: int, logs: Mapping[str, Any]) -> None:
         """See :class:`perl.run.host.Host`."""
         shown = [text.format(float(logs[name])) for name, text in _SHOWN if isinstance(logs.get(name), int | float)]
-        self._desk.log.remote(step, steps, "  ".join(shown))
+        self._desk.log.remote(step, "  ".join(shown))
 
     def saved(self, folder: Path) -> None:
         """Hands the main process's folder to Ray's storage, whose newest copy a start goes on from."""

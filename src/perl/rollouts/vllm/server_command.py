@@ -16,7 +16,7 @@ from perl.rollouts.engine import Form
 def server_command(
     base: ModelSection,
     longest_tokens: int,
-    port: int,
+    port: int | str,
     *,
     on_cpu: bool,
     form: Form | None,
@@ -29,7 +29,7 @@ def server_command(
     Args:
         base: That it serves, in the type in which it is loaded here.
         longest_tokens: Of a prompt with its completion.
-        port: That it listens on.
+        port: That it listens on, or what stands for it.
         on_cpu: It has no GPU.
         form: In which it will be given updates; None: it will be given none.
         rank: Of the LoRA that it will be given, one that vLLM can be started for; None: it is given no LoRA.

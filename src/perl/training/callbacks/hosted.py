@@ -22,7 +22,7 @@ class Hosted(TrainerCallback):
     def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
         """Hands a step to the host; the summary at the end of training is not one."""
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
-            host().logged(state.global_step, state.max_steps, logs)
+            host().logged(state.global_step, logs)
 
     def on_save(self, *_: object, **__: object) -> None:
         """A checkpoint is whole."""
