@@ -108,7 +108,7 @@ def costs_of(found: Mapping[str, Any]) -> Costs:
     ray = found.get("ray")
     if ray:
         measured["ray_put"] = ray["put"], "s/byte", f"ray.put, Ray {ray['version']}, least of 5"
-        measured["ray_take"] = ray["take"], "s/byte", "ray.get and write to /dev/shm by an actor, same node, least of 5"
+        measured["ray_take"] = ray["take"], "s/byte", "ray.get and write to memory by an actor, same node, least of 5"
         measured["ray_call"] = ray["call"], "s", "one of 256 calls of an actor, same node"
     constants = {
         name: Constant(value, unit, "measured", f"{how}, {here}") for name, (value, unit, how) in measured.items()

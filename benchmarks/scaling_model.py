@@ -49,7 +49,7 @@ ASSUMED = {
     "load_fixed": Constant(0.05, "s", "assumed", "vLLM: one load of an adapter, whatever its size"),
     "load_rate": Constant(0.75e9, "bytes/s", "assumed", "vLLM: reads, stacks and copies an adapter to its GPU"),
     "ray_put": Constant(1.5e-9, "s/byte", "assumed", "copy into Ray's object store; Ray is not installed here"),
-    "ray_take": Constant(1.5e-9, "s/byte", "assumed", "an agent's copy to /dev/shm; Ray is not installed here"),
+    "ray_take": Constant(1.5e-9, "s/byte", "assumed", "an agent's copy to shared memory; Ray is not installed here"),
     "ray_call": Constant(1e-3, "s", "assumed", "one call of an agent; Ray is not installed here"),
 }
 """What cannot be measured on one machine without a GPU; Ray's own three are replaced where it is installed."""
@@ -145,7 +145,7 @@ TRANSPORTS = {
     "parallel_fs": Transport("parallel FS", "a folder + a/nic + max(S a/parallel_fs, min(S, 8) a/nic)", _parallel_fs),
     "http": Transport("HTTP push", "a serialise + S a/nic", _http),
     "ray": Transport(
-        "Ray, /dev/shm", "a serialise + a ray_put + ceil(log2(K+1)) a/ray_link + a ray_take + S ray_call", _ray
+        "Ray, memory", "a serialise + a ray_put + ceil(log2(K+1)) a/ray_link + a ray_take + S ray_call", _ray
     ),
 }
 COMMON = "ask(S) + load_fixed + a/load_rate"

@@ -15,7 +15,8 @@ from perl.errors import BrokenPromiseError, PerlError
 from perl.policy.checkpoint import latest_checkpoint
 from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.http import VllmServer
-from perl.rollouts.vllm.servers import ServerPool, _write
+from perl.rollouts.vllm.servers import ServerPool
+from perl.rollouts.vllm.written_updates import write_update
 from perl.sandbox import BASE_FOLDER
 from tests.rollouts.policies import policy_of
 from tests.servers import LORA
@@ -92,7 +93,7 @@ def door(three):
 def foreign_weights(url, folder):
     """Somebody loads merged weights and asks nobody."""
     update = make_update(policy_of(1), "merged", f"t{uuid.uuid4().hex[:8]}")
-    path = _write(update, folder)
+    path = write_update(update, folder)
 
     async def load():
         server = VllmServer(url)
