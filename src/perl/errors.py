@@ -83,7 +83,10 @@ class PerlError(Exception):
             place: Where a mistake stands -> how its reader calls that.
         """
         first, *others = [replace(mistake, where=place(mistake.where)) for mistake in self.mistakes]
-        return type(self)(first.message, first.where, first.hint, tuple(others))
+        found = type(self)(first.message, first.where, first.hint, tuple(others))
+        # One error may have a code and an exit code of its own, as what has come from another process.
+        found.__dict__ |= {name: value for name, value in self.__dict__.items() if name != "mistakes"}
+        return found
 
     @property
     def problems(self) -> tuple[Mistake, ...]:

@@ -63,8 +63,8 @@ class Host:
         """Whether the run is to end after this step; asked on every process."""
         return False
 
-    def save_asked(self) -> bool:
-        """Whether a checkpoint is to be written now, since nodes go; asked on every process at the same step."""
+    def leaves(self) -> bool:
+        """Whether a node of the run is about to go, as this process knows; others may hear of it a step later."""
         return False
 
     def logged(self, step: int, logs: Mapping[str, Any]) -> None:

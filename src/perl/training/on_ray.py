@@ -12,9 +12,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from perl import errors
-from perl.errors import EXIT_DONE, InterruptedRunError, PerlError, RecipeError, RunFolderError, raise_all
+from perl.errors import EXIT_DONE, InterruptedRunError, RecipeError, RunFolderError, raise_all
 from perl.launch.start import ProcessFailedError, record_end
 from perl.recipe import Recipe
+from perl.recipe.beside import folders_beside
 from perl.recipe.optional_packages import Package, missing_package
 from perl.run.folder import LOCK, Run, in_use, write_text
 from perl.run.folder_check import check_folder
@@ -62,6 +63,7 @@ def train_on_ray(
         with connected(engine) as cluster:
             check_room(cluster, engine, servers)
             cwd, seen = _seen(source, folder, storage)
+            beside = _beside(source, seen)
             python = None if servers is None else servers.python
             check_nodes(cluster, seen, storage=storage, python=python, shared=None if storage else folder)
             key, command = secrets.token_hex(16), None
@@ -74,6 +76,7 @@ def train_on_ray(
                     train=train,
                     recipe=source.as_dict() if isinstance(source, Recipe) else source,
                     overrides=tuple(overrides),
+                    beside=beside,
                     folder=str(folder),
                     cwd=cwd,
                     servers=0 if servers is None else servers.count,
@@ -90,7 +93,7 @@ def train_on_ray(
         record_end(folder, "failed", str(error))
         raise
     if outcome.code != EXIT_DONE:
-        raise _error(outcome)
+        raise outcome.error()
     return Run.read(recipe.output_dir)
 
 
@@ -170,10 +173,18 @@ def _seen(source: Source, folder: Path, storage: str | None) -> tuple[str | None
     return str(here), [here, *([file.absolute()] if file is not None and file.is_file() else [])]
 
 
-def _error(outcome: Any) -> PerlError:  # noqa: ANN401 (Outcome of a package that may be missing)
-    """The error of the processes, as if it had come here."""
-    kind = getattr(errors, outcome.kind, PerlError)
-    first, *others = outcome.mistakes
-    found: PerlError = kind(first.message, first.where, first.hint, tuple(others))
-    found.exit_code = outcome.code
-    return found
+def _beside(source: Source, seen: list[Path]) -> list[str]:
+    """Folders of modules that a recipe names which the processes get without its file; each node must have them.
+
+    Args:
+        source: Of the recipe.
+        seen: What each node must have, to which they are added; empty: nodes have a copy of the current folder.
+    """
+    if not isinstance(source, Recipe):
+        return []
+    folders = [Path(folder) for folder in folders_beside(source.written_at)]
+    if seen:
+        seen += folders
+        return [str(folder) for folder in folders]
+    here = Path.cwd()
+    return [str(folder.relative_to(here) if folder.is_relative_to(here) else folder) for folder in folders]

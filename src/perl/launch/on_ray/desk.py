@@ -1,6 +1,6 @@
 """Where a run's driver, its processes and its servers leave what the others must know: an actor beside the run.
 
-stop asked by the driver -> processes; steps and lines of processes -> driver; updates -> servers
+stop asked by the driver -> processes; steps, lines and ends of processes -> driver; updates -> servers
 
 The actor lives as long as the driver. What waits for nothing else belongs here, and nothing that takes time.
 """
@@ -32,6 +32,7 @@ class Desk:
     def __init__(self) -> None:
         """Nothing was said yet."""
         self._news, self._stop, self._starts = News(), False, 0
+        self._ends: dict[int, Any] = {}
         self._updates: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -56,6 +57,14 @@ class Desk:
             found = replace(self._news)
             self._news.lines = []
             return found
+
+    def end(self, rank: int, outcome: Any) -> None:  # noqa: ANN401 (Outcome of the module that imports this one)
+        """A process has ended as it would each time that it is started; the first word counts."""
+        self._ends.setdefault(rank, outcome)
+
+    def ends(self) -> dict[int, Any]:
+        """How processes have ended that need not be started again, by their ranks, the first one first."""
+        return dict(self._ends)
 
     def stop(self) -> None:
         """The run is to end after the step in hand."""

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,7 +37,7 @@ from perl.errors import InterruptedRunError, first_line
 from perl.launch.on_ray.cluster import Cluster, uses_gpus
 from perl.launch.on_ray.desk import Desk, News
 from perl.launch.on_ray.rollout_servers import DESK, ServerCommand, started_servers
-from perl.launch.on_ray.worker import Outcome, Task, work
+from perl.launch.on_ray.worker import Outcome, Task, decided, work
 from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
 from perl.recipe.sections import EngineSection
@@ -98,7 +98,7 @@ def drive(
             ended = _watched(trainer, desk, signals, show)
         finally:
             bring_home(task)
-        return _outcome(ended, Path(task.folder), cluster.logs)
+        return _outcome(ended, _ends(desk), Path(task.folder), cluster.logs)
 
 
 def _watched(
@@ -134,9 +134,24 @@ def _watched(
     return ended[0]
 
 
-def _outcome(ended: Any, folder: Path, logs: str) -> Outcome:  # noqa: ANN401 (Ray's result, or what ended it)
+def _ends(desk: Any) -> dict[int, Outcome]:  # noqa: ANN401 (a handle of Ray)
+    """How processes have ended that need not be started again."""
+    with contextlib.suppress(RayError):
+        found: dict[int, Outcome] = ray.get(desk.ends.remote(), timeout=10 * _LOOK_SECONDS)
+        return found
+    return {}
+
+
+def _outcome(
+    ended: Any,  # noqa: ANN401 (Ray's result, or what ended it)
+    ends: Mapping[int, Outcome],
+    folder: Path,
+    logs: str,
+) -> Outcome:
     if isinstance(ended, InterruptedRunError):
         raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
+    if ends and (isinstance(ended, TrainingFailedError) or getattr(ended, "return_value", Outcome()).lost):
+        return decided(ends)
     if isinstance(ended, TrainingFailedError):
         hint = f"{goes_on(folder)}; what it printed is in {logs} of its node"
         raise ProcessFailedError(f"failed too often: {_cause(ended)}", hint=hint)

@@ -11,10 +11,11 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,30 @@ import ray.train
 from filelock import FileLock, Timeout
 from ray.exceptions import RayError
 from ray.train import Checkpoint
+# Private: the public call is a barrier of all processes, so that the mistake of one would look as if it were lost.
+from ray.train.v2._internal.execution.context import get_train_context
 
-from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, InterruptedRunError, Mistake, PerlError, ProcessError
+from perl import errors
+from perl.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    InterruptedRunError,
+    Mistake,
+    PerlError,
+    ProcessError,
+    first_line,
+)
 from perl.launch.meeting import MeetingError
 from perl.launch.on_ray.rollout_servers import DESK, KEY_VARIABLE, RayFleet
+from perl.launch.start import ProcessFailedError
+from perl.launch.together import goes_on
+from perl.launch.watch import LostProcessError
 from perl.policy.checkpoint import latest_step
+from perl.recipe.beside import find_in
 from perl.recipe.recipe import is_first_process, rank
 from perl.run.folder import LOCK
 from perl.run.host import Host, hosted_by
+from perl.run.launched import who
 
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 60.0
@@ -52,6 +69,7 @@ class Task:
         train: ``perl.train``, which the room above hands in.
         recipe: As its first argument.
         overrides: As its second.
+        beside: Folders of modules that the recipe's rewards name.
         folder: The run folder; where files are kept for the run, one of this name in a place of the process's own.
         cwd: In which relative paths are meant; None: where Ray has put the process.
         servers: How many are started for the run; 0: none.
@@ -64,6 +82,7 @@ class Task:
     train: Callable[..., Any]
     recipe: Any
     overrides: Sequence[str]
+    beside: Sequence[str]
     folder: str
     cwd: str | None
     servers: int
@@ -79,13 +98,34 @@ class Outcome:
 
     Attributes:
         code: Exit code of the command.
-        kind: Class of the error; empty: none.
+        kind: The nearest class of ``perl.errors`` to the error's; empty: none.
+        named: The code that is printed after the error, as PRL208.
         mistakes: Its lines.
+        lost: It is another process's end that has ended this one.
+        who: The process, as messages name it.
     """
 
     code: int = EXIT_DONE
     kind: str = ""
+    named: str = ""
     mistakes: tuple[Mistake, ...] = ()
+    lost: bool = False
+    who: str = ""
+
+    @classmethod
+    def of(cls, error: PerlError) -> "Outcome":
+        """That of an error of this process."""
+        kind = next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__)
+        own = who(rank(), os.getpid(), socket.gethostname())
+        return cls(error.exit_code, kind, error.code, error.mistakes, isinstance(error, LostProcessError), own)
+
+    def error(self) -> PerlError:
+        """The error, as if it had come up in the driver; it has not ended in order."""
+        first, *others = self.mistakes
+        kind: type[PerlError] = getattr(errors, self.kind, PerlError)
+        found = kind(first.message, first.where, first.hint, tuple(others))
+        found.exit_code, found.code = self.code, self.named or kind.code
+        return found
 
 
 class RayHost(Host):
@@ -100,7 +140,6 @@ class RayHost(Host):
         os.environ[KEY_VARIABLE] = task.key
         self._desk = ray.get_actor(DESK)
         self._stop, self._over = False, threading.Event()
-        self._preempted = False
         threading.Thread(target=self._listen, name="perl-desk", daemon=True).start()
 
     def close(self) -> None:
@@ -111,10 +150,9 @@ class RayHost(Host):
         """See :class:`perl.run.host.Host`."""
         return self._stop
 
-    def save_asked(self) -> bool:
-        """See :class:`perl.run.host.Host`; once for each notice of a preemption."""
-        known, self._preempted = self._preempted, ray.train.get_preemption_info() is not None
-        return self._preempted and not known
+    def leaves(self) -> bool:
+        """See :class:`perl.run.host.Host`: what Ray Train has told this process, which asks no other one."""
+        return get_train_context().preemption_context.preemption_info is not None
 
     def logged(self, step: int, logs: Mapping[str, Any]) -> None:
         """See :class:`perl.run.host.Host`."""
@@ -169,31 +207,58 @@ def work(task: Task) -> Outcome:
     Raises:
         Exception: What another start may mend: another process was lost, or something unexpected has happened.
     """
+    desk = ray.get_actor(DESK)
+    known = ray.get(desk.ends.remote(), timeout=_ASK_SECONDS)
+    if known:  # one of them would end as before; another one did not hear of it in time, and was taken for lost
+        return decided(known)
     with _place(task) as folder:
-        who = RayHost(task)
-        handler = _ToDriver(who)
+        place = RayHost(task)
+        handler = _ToDriver(place)
         logging.getLogger("perl").addHandler(handler)
         try:
             if is_first_process():
-                who.say_that_it_starts_again(folder)
-            with hosted_by(who):
-                return _trained(task, folder, who)
+                place.say_that_it_starts_again(folder)
+            with hosted_by(place):
+                outcome = _trained(task, folder, place)
+            if outcome.code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                ray.get(desk.end.remote(rank(), outcome), timeout=_ASK_SECONDS)
+            return outcome
         finally:
             logging.getLogger("perl").removeHandler(handler)
-            who.close()
+            place.close()
 
 
-def _trained(task: Task, folder: Path, who: RayHost) -> Outcome:
+def decided(ends: Mapping[int, Outcome]) -> Outcome:
+    """How a run has ended whose processes ended for good: as the main one says, unless it only tells of another one.
+
+    Args:
+        ends: By rank, at least one.
+    """
+    causes = {number: end for number, end in ends.items() if not end.lost}
+    if 0 in causes or not causes:
+        return causes.get(0) or next(iter(ends.values()))
+    cause = next(iter(causes.values()))
+    first, *others = cause.mistakes
+    if first.message.startswith("rank "):  # it says who
+        return cause
+    return replace(cause, mistakes=(replace(first, message=f"{cause.who}: {first.message}"), *others))
+
+
+def _trained(task: Task, folder: Path, place: RayHost) -> Outcome:
+    find_in(task.beside)
     try:
         task.train(task.recipe, task.overrides, folder)
+    except SystemExit as error:  # of code that is not ours; it would end each start so
+        what = f"{who(rank(), os.getpid(), socket.gethostname())} failed: SystemExit: {first_line(error)}"
+        return Outcome.of(ProcessFailedError(what, hint=goes_on(folder)))
     except PerlError as error:
         again = getattr(error, "restartable", isinstance(error, ProcessError | MeetingError))
         if again and error.exit_code != EXIT_INTERRUPTED:
             raise
         if isinstance(error, InterruptedRunError):  # after a step, on all processes alike
-            who.saved(folder)
-        return Outcome(error.exit_code, type(error).__name__, error.mistakes)
-    who.saved(folder)
+            place.saved(folder)
+        return Outcome.of(error)
+    place.saved(folder)
     return Outcome()
 
 

@@ -42,6 +42,7 @@ class GracefulStop(RunCallback):
         """
         self.requested = False
         self.failed: int | None = None
+        self._leaves = False
         self._failures = tuple(failures)
         self._listens = False
         self._before: dict[int, Any] = {}
@@ -75,16 +76,24 @@ class GracefulStop(RunCallback):
         self._restore()
 
     def on_step_end(self, _: object, __: object, control: TrainerControl, **___: object) -> None:
-        """Requests a checkpoint and the end of training, on all processes at the same step."""
+        """Requests a checkpoint and the end of training, on all processes at the same step.
+
+        A node that is about to go, as a host may know, asks for the checkpoint alone, once.
+        """
+        known = self._leaves
         if self.look():
             control.should_save = True
             control.should_training_stop = True
+        if self._leaves and not known:
+            control.should_save = True
 
     def look(self) -> bool:
         """Whether training is to end, as all processes see it; each must ask at the same time."""
         too_many = [position for position, failures in enumerate(self._failures) if failures.too_many]
         asked = self.requested or host().stop_asked()
-        requested, failed = _highest(int(asked), 1 + (too_many[0] if too_many else -1))
+        own = int(asked), 1 + (too_many[0] if too_many else -1), int(host().leaves())
+        requested, failed, leaves = _highest(*own)
+        self._leaves = leaves > 0
         self.failed = failed - 1 if failed else None
         self.requested = bool(requested) or failed > 0
         return self.requested

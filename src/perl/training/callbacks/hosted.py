@@ -1,6 +1,6 @@
-"""Tells the host of this process what happens, and does what it asks for: see ``run/host.py``."""
+"""Tells the host of this process what happens: see ``run/host.py``; what that asks for, the graceful stop hears."""
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from perl.run.folder import Run
 from perl.run.host import host
@@ -8,16 +8,11 @@ from perl.trainer.callbacks.run_callback import Logs
 
 
 class Hosted(TrainerCallback):
-    """Hands steps and checkpoints to the host; takes checkpoints that it asks for."""
+    """Hands steps and checkpoints to the host."""
 
     def __init__(self, run: Run) -> None:
         """Takes the run folder, which holds the checkpoints."""
         self._run = run
-
-    def on_step_end(self, _: object, __: object, control: TrainerControl, **___: object) -> None:
-        """Takes a checkpoint out of turn; all processes ask at the same step."""
-        if host().save_asked():
-            control.should_save = True
 
     def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
         """Hands a step to the host; the summary at the end of training is not one."""
