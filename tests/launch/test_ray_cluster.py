@@ -17,7 +17,9 @@ pytest.importorskip("ray")
 
 from perl.launch.on_ray import cluster as looked_at
 from perl.launch.on_ray import owned_process
-from perl.launch.on_ray.cluster import Cluster, check_nodes, check_room, gpus_of_server
+from perl.launch.on_ray.cluster import Cluster, check_nodes
+from perl.launch.on_ray.room import check_room, gpus_of_server
+from perl.rollouts.vllm.version import check_version
 
 NODES = {"id-a": "10.0.0.1", "id-b": "10.0.0.2"}
 
@@ -56,14 +58,16 @@ def nodes(monkeypatch):
     """What each node answers, by its id: changes of the versions, and what it does not have."""
     answers = {"id-a": ({}, lambda _: []), "id-b": ({}, lambda _: [])}
 
-    def asked(node, seen, python, token):
-        return node, [*map(str, seen), *([python] if python else []), *([str(token)] if token else [])]
+    def asked(node, seen, servers, token):
+        python = [servers.python] if servers is not None and servers.python else []
+        return node, [*map(str, seen), *python, *([str(token)] if token else [])]
 
     def answer(question, _):
         node, paths = question
         found = statement({})
         versions, absent = answers[node]
-        return {**found, "versions": {**found["versions"], **versions}, "absent": absent(paths)}
+        vllm = versions.get("vllm", "0.32.0")
+        return {**found, "versions": {**found["versions"], **versions}, "absent": absent(paths), "vllm": vllm}
 
     monkeypatch.setattr(looked_at, "_asked", asked)
     monkeypatch.setattr(looked_at, "_answer", answer)
@@ -73,7 +77,9 @@ def nodes(monkeypatch):
 def check(tmp_path, *, storage=None, python=None, shared=True):
     cluster = Cluster("head:6379", NODES, 0, 4)
     run = tmp_path / "run" if shared else None
-    check_nodes(cluster, [tmp_path / "recipe.yaml"], storage=storage, python=python, shared=run)
+    servers = StartedServers(count=1, python=python) if python else None
+    how = {"storage": storage, "shared": run, "servers": servers, "check_vllm": check_version}
+    check_nodes(cluster, [tmp_path / "recipe.yaml"], **how)
 
 
 @pytest.mark.usefixtures("nodes")

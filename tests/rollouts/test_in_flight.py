@@ -172,10 +172,13 @@ def test_requests_that_finish_are_of_the_version_they_began_with(open_pool, vllm
     assert "requests_continued" not in engine.counts
 
 
-@pytest.mark.parametrize("changes", [{"prefetch": 0}, {"prefetch": 1, "sync": "merged"}])
-def test_what_cannot_go_on_is_refused_in_one_line(changes):
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [({"prefetch": 0}, r"rollout\.prefetch: 1"), ({"prefetch": 1, "sync": "merged"}, "sync: auto")],
+)
+def test_what_cannot_go_on_is_refused_in_one_line_that_says_what_is_missing(changes, needs):
     rollout = {"backend": "vllm-server", "servers": ["http://a:1"], "in_flight": "continue", **changes}
-    with pytest.raises(RecipeError, match=r"rollout\.in_flight: continue needs prefetch, and adapters") as refused:
+    with pytest.raises(RecipeError, match=rf"rollout\.in_flight: continue needs .*{needs}") as refused:
         load_recipe({"extends": "quickstart", "rollout": rollout})
     assert len(str(refused.value).splitlines()) == 1
 

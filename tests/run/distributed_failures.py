@@ -1,4 +1,4 @@
-"""Run by torchrun: a failure of rank 1 within several blocks that fail together; a file that is seen late.
+"""Run by torchrun: a failure of rank 1 within several blocks that fail together; a file seen late; files carried.
 
 ``distributed_failures.py FOLDER`` writes ``FOLDER/RANK.json``.
 """
@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import perl.launch.together
+import perl.run.carried_files
 from perl.errors import PerlError, RunFolderError
 from perl.launch.together import see_files
+from perl.run.carried_files import gather_files, spread_files
 from perl.run.joint_work import Processes, joined, joining
 
 
@@ -20,6 +22,7 @@ def main() -> None:
         found["told"] = failed_within_two(processes)
         processes.meet()
         found["again"] = failed_within_two(joined())
+        found["carried"] = carried(folder / f"own-{processes.rank}", processes)
         found["seen"] = late(folder / "adapter", processes)
     (folder / f"{processes.rank}.json").write_text(json.dumps(found))
 
@@ -39,6 +42,25 @@ def failed_within_two(outer: Processes) -> list[str]:
     finally:
         Processes._exchanged = exchanged
     return []
+
+
+def carried(own: Path, processes: Processes) -> list[str]:
+    """What each process has after files went both ways in pieces of 5 bytes, and how a file fails that has no room."""
+    perl.run.carried_files._PIECE_BYTES = 5
+    (own / "deep").mkdir(parents=True)
+    (own / "both").write_bytes(b"of %d" % processes.rank)
+    (own / f"deep/{processes.rank}").write_bytes(bytes(range(processes.rank, 10 + 3 * processes.rank)))
+    (own / f"empty-{processes.rank}").touch()
+    gather_files(own, processes)
+    spread_files(own, processes)
+    has = [f"{path.relative_to(own)} {path.read_bytes().hex()}" for path in sorted(own.rglob("*")) if path.is_file()]
+    (own / "taken").mkdir() if processes.main else (own / "taken").write_bytes(b"123456")
+    try:
+        gather_files(own, processes)
+    except (OSError, PerlError) as error:
+        has.append(type(error).__name__)
+    processes.meet()
+    return [*has, str(len(list(own.rglob(".*"))))]
 
 
 def late(adapter: Path, processes: Processes) -> list[str]:

@@ -14,6 +14,9 @@ def test_a_failure_is_told_once_and_a_file_is_waited_for(tmp_path):
     for which in ("told", "again"):
         assert other[which] == ["1", "too little of everything"]
         assert main[which] == ["1", "rank 1 has failed: too little of everything"]
+    expected = [f"both {b'of 0'.hex()}", f"deep/0 {bytes(range(10)).hex()}", f"deep/1 {bytes(range(1, 13)).hex()}"]
+    assert main["carried"] == [*expected, "empty-0 ", "empty-1 ", "IsADirectoryError", "0"]
+    assert other["carried"] == [*expected, "empty-0 ", "empty-1 ", "ProcessError", "0"]
     assert main["seen"] == ["0"]
     looks, error = other["seen"]
     assert looks == "4"

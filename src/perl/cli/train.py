@@ -67,6 +67,8 @@ def command(
             check_folder(resolved)
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan.lines(), *summary_lines(forecast_of(plan)))))
+            if resolved.engine.on_ray:
+                _look_at_cluster(resolved, recipe)
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too
         return EXIT_DONE
     run = train(recipe, overrides, output)
@@ -86,6 +88,15 @@ def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> i
     except PerlError as error:
         raise checked.located(error) from None
     return start(arguments, checked.engine.processes or 1, Path(output) if output else checked.output_dir)
+
+
+def _look_at_cluster(resolved: "Recipe", source: str) -> None:
+    from perl.training.on_ray import look_at_cluster
+
+    try:
+        say(f"# {look_at_cluster(resolved, source)}")
+    except PerlError as error:
+        raise resolved.located(error) from None
 
 
 def _leave() -> None:

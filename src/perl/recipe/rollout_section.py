@@ -11,6 +11,9 @@ from perl.recipe.engines import Backend, Capabilities, capabilities
 from perl.recipe.section import Section, SettingError
 from perl.recipe.server_address import ServerAddress, server_address
 
+MOST_AHEAD = 64
+"""Steps that rollouts may be sampled ahead; servers hold an adapter in memory for each, as their --max-loras says."""
+
 STARTED = "started"
 """Servers that a run starts, as pydantic's locations of mistakes name them."""
 
@@ -77,6 +80,7 @@ class RolloutSection(Section):
     prefetch: int = Field(
         0,
         ge=0,
+        le=MOST_AHEAD,
         description="Sample so many steps ahead on the servers while training, with the policy of then; 0: on-policy.",
     )
     max_staleness: int | None = Field(
@@ -103,8 +107,11 @@ class RolloutSection(Section):
             raise SettingError("servers", "the same server is named twice")
         if self.prefetch and not self.capabilities.samples_ahead:
             raise SettingError("prefetch", f"needs backend vllm-server; {self.backend} and the training take turns")
-        if self.in_flight == "continue" and (not self.prefetch or self.sync == "merged"):
-            raise SettingError("in_flight", "continue needs prefetch, and adapters: sync: auto or adapter")
+        if self.in_flight == "continue" and self.sync == "merged":
+            raise SettingError("in_flight", "continue needs servers that get adapters, rollout.sync: auto or adapter")
+        if self.in_flight == "continue" and not self.prefetch:
+            what = "continue needs rollout.prefetch: 1 or more, without which no request is under way at a sync"
+            raise SettingError("in_flight", what)
         return self
 
     @property

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
 from perl.recipe.places import hint_for_key
-from perl.recipe.rollout_section import STARTED
+from perl.recipe.rollout_section import STARTED, StartedServers
 from perl.recipe.section import Section, SettingError
 from perl.recipe.sections import FIELD_OF_SETTING, SECTION_NAMES
 from perl.recipe.server_address import without_credentials
@@ -29,6 +29,12 @@ _PLAIN = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "none_required": "null",
+}
+# What others call the settings of started servers.
+_MEANT_OF_SERVERS = {
+    **dict.fromkeys(("number", "n", "num", "num_servers", "replicas", "size", "processes"), "count"),
+    **dict.fromkeys(("gpus", "gpu", "num_gpus", "gpus_per_server", "tp", "tensor_parallel_size"), "gpus_each"),
+    **dict.fromkeys(("interpreter", "venv", "env", "executable"), "python"),
 }
 # The key of a section that is meant by a value without one.
 _MAIN_KEYS = {"model": "name", "peft": "method", "data": "train", "rollout": "backend"}
@@ -127,12 +133,14 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel], 
 
 def _hint_for_unknown(key: KeyPath, model: type[BaseModel], section: str) -> str:
     """The place of a key that another section has, else the nearest of this one."""
-    if section in SECTION_NAMES and section != "rewards":
+    if section in SECTION_NAMES and section != "rewards" and key[:-1] != ("servers",):
         elsewhere = hint_for_key(".".join((section, *key[:-1])), key[-1])
         if elsewhere:
             return elsewhere
     moved = set(FIELD_OF_SETTING.values()) if section == "train" else set()
     inner = _model_at(model, key[:-1])
+    if inner is StartedServers:
+        return did_you_mean(_MEANT_OF_SERVERS.get(key[-1], key[-1]), inner.model_fields)
     for name, field in inner.model_fields.items():
         if any(key[-1] in below.model_fields for below in _models_in(field.annotation)):
             return f"did you mean {name}: {{{key[-1]}: ...}}?"
@@ -149,6 +157,7 @@ def _model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
     parts = [annotation, *getattr(annotation, "__args__", ())]
+    parts += [inner for part in parts[1:] for inner in getattr(part, "__args__", ())]  # of one with a tag
     return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
 
 

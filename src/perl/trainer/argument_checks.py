@@ -313,6 +313,11 @@ def check_staleness(args: GRPOConfig, how: RolloutSection) -> None:
         what = f"{bound} cannot be kept: {least + 1} updates train on the same rollouts, the last after {least} others"
         hint = f"{least} or more, or a lower num_iterations or steps_per_generation"
         raise RecipeError(what, "rollout.max_staleness", hint)
+    if not how.prefetch and bound > least:
+        what = (
+            f"{bound} bounds what is sampled ahead, and rollout.prefetch is 0: rollouts are {least} steps old at most"
+        )
+        raise RecipeError(what, "rollout.max_staleness", "leave it out, or rollout.prefetch: 1")
     if how.prefetch and bound == least and interval >= accumulation:
         what = f"{bound} lets nothing be sampled ahead, and rollout.prefetch is {how.prefetch}"
         raise RecipeError(what, "rollout.max_staleness", f"{least + 1} or more, or rollout.prefetch: 0")

@@ -3,12 +3,15 @@
 Recipe with engine.name: ray -> plan, cluster -> servers, processes -> run folder
 """
 
+import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 
 from perl import errors
@@ -17,9 +20,11 @@ from perl.launch.start import ProcessFailedError, record_end
 from perl.recipe import Recipe
 from perl.recipe.beside import folders_beside
 from perl.recipe.optional_packages import Package, missing_package
+from perl.rollouts.vllm.version import check_version
+from perl.run.devices import accelerator
 from perl.run.folder import LOCK, Run, in_use, write_text
 from perl.run.folder_check import check_folder
-from perl.run.progress import progress
+from perl.run.progress import Progress, duration, progress
 from perl.training.plan import Plan
 from perl.training.planned_server import planned_server
 
@@ -48,9 +53,10 @@ def train_on_ray(
         PerlError: Whatever ends a run; the cluster, or a node of it, cannot be used.
     """
     raise_all(errors.MissingExtraError, [*missing_package("engine.name", Package(("ray",), "ray", "ray"), "ray")])
-    from perl.launch.on_ray.cluster import check_nodes, check_room, connected, gpus_of_server
+    from perl.launch.on_ray.cluster import check_nodes, connected
     from perl.launch.on_ray.driver import drive
     from perl.launch.on_ray.rollout_servers import PORT, ServerCommand, folder_in_memory
+    from perl.launch.on_ray.room import check_room, gpus_of_server
     from perl.launch.on_ray.worker import Task
 
     folder, engine, servers = recipe.output_dir.absolute(), recipe.engine, recipe.rollout.started
@@ -60,18 +66,19 @@ def train_on_ray(
     storage = _storage(engine.storage)
     engine = engine.model_copy(update={"storage": storage})
     try:
-        with connected(engine) as cluster:
+        with _progress(plan.steps) as line, connected(engine) as cluster:
+            line.waits_for = f"looking at {cluster.address}"
             check_room(cluster, engine, servers)
             cwd, seen = _seen(source, folder, storage)
             beside = _beside(source, seen)
-            python = None if servers is None else servers.python
-            check_nodes(cluster, seen, storage=storage, python=python, shared=None if storage else folder)
+            shared = None if storage else folder
+            check_nodes(cluster, seen, storage=storage, shared=shared, servers=servers, check_vllm=check_version)
             key, command = secrets.token_hex(16), None
             if servers is not None:
                 gpus = gpus_of_server(cluster, servers)
                 line = planned_server(plan, PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
-                command = ServerCommand(line, python, gpus, key)
-            with _held(folder, storage), progress(plan.steps, "training", unit="steps") as shown:
+                command = ServerCommand(line, servers.python, gpus, key)
+            with _held(folder, storage):
                 task = Task(
                     train=train,
                     recipe=source.as_dict() if isinstance(source, Recipe) else source,
@@ -85,7 +92,8 @@ def train_on_ray(
                     name=_name(folder, storage),
                     keeps=storage,
                 )
-                outcome = drive(cluster, engine, task, command, _Line(shown))
+                line.waits_for = _starting(engine.processes or 1, task.servers, cluster)
+                outcome = drive(cluster, engine, task, command, line)
     except InterruptedRunError:
         record_end(folder, "interrupted")
         raise
@@ -95,6 +103,45 @@ def train_on_ray(
     if outcome.code != EXIT_DONE:
         raise outcome.error()
     return Run.read(recipe.output_dir)
+
+
+def look_at_cluster(recipe: Recipe, source: Source) -> str:
+    """What the cluster of a recipe is, in a line, after the checks of a run that write and reserve nothing.
+
+    Args:
+        recipe: Checked; it trains on Ray.
+        source: What it was read from.
+
+    Returns:
+        The line; where the cluster cannot be reached from here, why.
+
+    Raises:
+        RecipeError: The cluster cannot hold the run, or a node of it has not what the run needs.
+    """
+    missing = [*missing_package("engine.name", Package(("ray",), "ray", "ray"), "ray")]
+    if missing:
+        return f"Ray: not looked at, {missing[0]}"
+    from perl.launch.on_ray.cluster import LOCAL, Cluster, check_here, check_nodes, connected, of_this_machine
+    from perl.launch.on_ray.room import check_room
+
+    engine, servers = recipe.engine, recipe.rollout.started
+    address = of_this_machine() if engine.address in (None, "auto") else engine.address
+    if address in (None, LOCAL):
+        gpus = torch.accelerator.device_count() if accelerator() is not None else 0
+        check_room(Cluster("this machine's Ray cluster", {}, gpus, os.cpu_count() or 1), engine, servers)
+        if servers is not None:
+            check_here(servers, check_version)
+        return f"Ray: a cluster of this machine alone, which has {gpus} GPUs and {os.cpu_count()} cores"
+    with ExitStack() as opened:
+        try:
+            cluster = opened.enter_context(connected(engine))
+        except RecipeError as error:
+            return f"Ray: not reached from here, {error.mistakes[0].message}"
+        check_room(cluster, engine, servers)
+        _, seen = _seen(source, recipe.output_dir.absolute(), engine.storage)
+        check_nodes(cluster, seen, storage=None, shared=None, servers=servers, check_vllm=check_version)
+        nodes = f"{len(cluster.nodes)} nodes" if len(cluster.nodes) > 1 else "one node"
+        return f"Ray: {cluster.address} has {nodes}, {cluster.gpus} GPUs and {cluster.cpus} cores; the run fits"
 
 
 def _name(folder: Path, storage: str | None) -> str:
@@ -110,15 +157,31 @@ def _name(folder: Path, storage: str | None) -> str:
 class _Line:
     """The driver's one line of progress, and what the processes say."""
 
-    def __init__(self, shown: Any) -> None:  # noqa: ANN401 (of progress)
-        self._shown, self._text = shown, ""
-        shown.note = lambda: self._text
+    def __init__(self, shown: Progress) -> None:
+        """Shows what is waited for until the first step is done."""
+        self._shown, self._text, self._begin = shown, "", time.monotonic()
+        self.waits_for = "reaching the Ray cluster"
+        shown.note = lambda: self._text or f"{self.waits_for}, {duration(time.monotonic() - self._begin)}"
 
     def __call__(self, news: Any) -> None:  # noqa: ANN401 (News of a package that may be missing)
         for line in news.lines:
             self._shown.say(line)
+        if news.starts:
+            self.waits_for = "the processes run, the first step is to come"
         self._text = news.text
         self._shown.update(max(0, news.step - self._shown.done))
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[_Line]:
+    with progress(steps, "training", unit="steps") as shown:
+        yield _Line(shown)
+
+
+def _starting(processes: int, servers: int, cluster: Any) -> str:  # noqa: ANN401 (of a package that may be missing)
+    parts = [f"{processes} process{'es' if processes > 1 else ''}"]
+    parts += [f"{servers} server{'s' if servers > 1 else ''}"] if servers else []
+    return f"starting {' and '.join(parts)} on {cluster.address}"
 
 
 @contextmanager

@@ -8,12 +8,11 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,29 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import PerlError, RecipeError, did_you_mean, first_line
 from perl.launch.agreement import statement
-from perl.launch.start import ProcessFailedError
+from perl.launch.on_ray.own_cluster import out_of_reach_of_signals, own_folder, silent_ray
 from perl.recipe.rollout_section import StartedServers
 from perl.recipe.sections import EngineSection
 from perl.run.folder import differences
 
 _ADDRESS, _STORAGE = "engine.address", "engine.storage"
-_LOCAL = "local"
+LOCAL = "local"
 _STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 """Those of pyarrow's file systems."""
 _NOTED = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 (Ray's)
 _CONNECT_SECONDS = 5.0
 # For a node to start a Python that imports this package.
 _LOOK_SECONDS = 600.0
+# For a node to start a Python that imports next to nothing.
+_PYTHON_SECONDS = 120.0
+# Its distributions have several names; what it says itself it says after seconds of imports.
+_SAY_VERSION = """
+import importlib.metadata as metadata, importlib.util
+if importlib.util.find_spec("vllm"):
+    names = metadata.packages_distributions().get("vllm")
+    print(metadata.version(names[0]) if names else "unknown")
+"""
+_UNKNOWN = "unknown"
 _NOT_HERE = "no Ray cluster answers there"
 # Variables of this process that the run's processes get too, by how their names begin; none that may hold a secret,
 # since Ray shows them to who looks at the cluster.
@@ -54,14 +63,18 @@ class Cluster:
         nodes: Ids of those that are alive, by their address; two may have one address.
         gpus: Of all nodes.
         cpus: Likewise.
+        sizes: GPUs and cores of each node, by its id.
         logs: Folder in which each node has what Ray and the processes print.
+        own: It is of this machine alone, and ends with the run, with its logs.
     """
 
     address: str
     nodes: Mapping[str, str]
     gpus: int
     cpus: int
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     logs: str = "/tmp/ray/session_latest/logs"  # noqa: S108 (where Ray puts them)
+    own: bool = False
 
 
 @contextlib.contextmanager
@@ -78,30 +91,30 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
     if ray.is_initialized():  # by the script that trains
         yield replace(_seen(None, None), logs="the session folder of its Ray, under logs,")
         return
-    address = _of_this_machine() if engine.address in (None, "auto") else engine.address
-    if address not in (None, _LOCAL):
+    address = of_this_machine() if engine.address in (None, "auto") else engine.address
+    if address not in (None, LOCAL):
         _reach(address)
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     own = None
     with contextlib.ExitStack() as opened:
-        if address in (None, _LOCAL):
-            # In a folder of its own, so that no other program takes it for the cluster of this machine.
-            own = tempfile.mkdtemp(prefix="perl-ray-")
-            opened.push(partial(_clear, own))
-            how |= {"address": _LOCAL, "include_dashboard": False, "_temp_dir": own}
+        if address in (None, LOCAL):
+            own = opened.enter_context(own_folder())
+            how |= {"address": LOCAL, "include_dashboard": False, "_temp_dir": str(own)}
         else:
             how |= {"address": address}
             how |= {} if _OF_A_JOB in os.environ else {"runtime_env": {"env_vars": _handed_on()}}
+        opened.enter_context(silent_ray())
         opened.callback(ray.shutdown)
         try:
-            ray.init(**how)
+            with out_of_reach_of_signals():
+                ray.init(**how)
         except (ConnectionError, RuntimeError, ValueError, RaySystemError) as error:
             hint = "`ray start --head` on its first node, `ray start --address HOST:PORT` on the others"
             raise RecipeError(f"{address or 'auto'}: {_NOT_HERE}: {first_line(error)}", _ADDRESS, hint) from None
         yield _seen(None if own is not None else address, own)
 
 
-def _of_this_machine() -> str | None:
+def of_this_machine() -> str | None:
     """The cluster that Ray was told of, or that ``ray start`` has noted on this machine; None: none that answers.
 
     Ray itself would also take a cluster that another run has started for itself, and which ends with that.
@@ -116,25 +129,25 @@ def _of_this_machine() -> str | None:
     return None
 
 
-def _clear(own: str, kind: type[BaseException] | None, *_: object) -> None:
-    """Deletes Ray's folder, unless the run's message names the logs in it."""
-    if kind is None or not issubclass(kind, ProcessFailedError):
-        shutil.rmtree(own, ignore_errors=True)
-
-
 def _handed_on() -> dict[str, str]:
     named = {name: value for name, value in os.environ.items() if name.startswith(_HANDED_ON) and "@" not in value}
     words = {name: name.removeprefix("TOKENIZERS_") for name in named}
     return {name: value for name, value in named.items() if not any(word in words[name] for word in _SECRET)}
 
 
-def _seen(address: str | None, own: str | None) -> Cluster:
+def _seen(address: str | None, own: Path | None) -> Cluster:
     alive = [node for node in ray.nodes() if node["Alive"]]
     has = ray.cluster_resources()
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in alive}
+    sizes = {node["NodeID"]: _size(node["Resources"]) for node in alive}
     name = address or "this machine's Ray cluster"
-    found = Cluster(name, nodes, int(has.get("GPU", 0)), int(has.get("CPU", 0)))
-    return found if own is None else replace(found, logs=f"{own}/session_latest/logs")
+    found = Cluster(name, nodes, *_size(has), sizes)
+    return found if own is None else replace(found, logs=f"{own}/session_latest/logs", own=True)
+
+
+def _size(resources: Mapping[str, float]) -> tuple[int, int]:
+    """GPUs and cores."""
+    return int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
 
 
 def _reach(address: str) -> None:
@@ -153,41 +166,14 @@ def _reach(address: str) -> None:
         raise RecipeError(f"{address}: {_NOT_HERE}: {reason}", _ADDRESS, hint) from None
 
 
-def check_room(cluster: Cluster, engine: EngineSection, servers: StartedServers | None) -> None:
-    """Refuses a run that the cluster cannot hold.
-
-    Raises:
-        RecipeError: It has fewer GPUs than are asked for, or fewer cores than processes.
-    """
-    processes = engine.processes or 1
-    each = gpus_of_server(cluster, servers)
-    count = 0 if servers is None else servers.count
-    training = processes if uses_gpus(cluster, engine) else 0
-    if training + count * each > cluster.gpus:
-        parts = [f"{training} for processes"] if training else []
-        parts += [f"{count} x {each} for servers"] if count * each else []
-        what = f"{training + count * each} GPUs are asked for ({' and '.join(parts)}), and {cluster.address} has"
-        where = "engine.processes" if training > cluster.gpus else "rollout.servers"
-        raise RecipeError(f"{what} {cluster.gpus}", where, "add nodes, or ask for fewer")
-    if not training and processes > cluster.cpus:
-        what = f"{processes} processes, and {cluster.address} has {cluster.cpus} cores"
-        raise RecipeError(what, "engine.processes", f"at most {cluster.cpus}")
-
-
-def uses_gpus(cluster: Cluster, engine: EngineSection) -> bool:
-    """Whether the processes train on GPUs."""
-    return cluster.gpus > 0 and engine.device != "cpu"
-
-
-def gpus_of_server(cluster: Cluster, servers: StartedServers | None) -> int:
-    """GPUs of each server that is started."""
-    if servers is None:
-        return 0
-    return servers.gpus_each if servers.gpus_each is not None else int(cluster.gpus > 0)
-
-
 def check_nodes(
-    cluster: Cluster, seen: Sequence[Path], *, storage: str | None, python: str | None, shared: Path | None
+    cluster: Cluster,
+    seen: Sequence[Path],
+    *,
+    storage: str | None,
+    shared: Path | None,
+    servers: StartedServers | None = None,
+    check_vllm: Callable[[str, str], None] = lambda _, __: None,
 ) -> None:
     """Refuses nodes that differ from this process, or do not see what the run needs.
 
@@ -195,8 +181,9 @@ def check_nodes(
         cluster: Whose nodes are asked, each at once.
         seen: Files and folders that each must have.
         storage: Folder for checkpoints that each must be able to read; None, or a URI: nothing is looked for.
-        python: Which runs servers; None: there are none, or it is the one that trains.
         shared: The run folder, if it must be the same on all nodes; None: it need not be.
+        servers: That are to be started there; None: none are.
+        check_vllm: Refuses a version of vLLM that the servers' Python has, on the node that is named.
 
     Raises:
         RecipeError: A node does not; the line names it.
@@ -206,7 +193,7 @@ def check_nodes(
     common = shared if storage is None else Path(storage) if "://" not in storage else None
     token = None if common is None else _token(common, _STORAGE if storage is not None else "train.output_dir")
     try:
-        asked = {node: _asked(node, seen, python, token) for node in cluster.nodes}
+        asked = {node: _asked(node, seen, servers, token) for node in cluster.nodes}
         ours = statement({})
         for node, question in asked.items():
             name = f"node {cluster.nodes[node]}"
@@ -216,6 +203,8 @@ def check_nodes(
                 hint = "install the same versions on every node"
                 raise RecipeError(f"{name} has other versions than this one: {'; '.join(different[:3])}", "", hint)
             _refuse_blind(theirs["absent"], name, token, storage)
+            if servers is not None:
+                _refuse_vllm(theirs["vllm"], name, servers.python, check_vllm)
     finally:
         if token is not None:
             token.unlink(missing_ok=True)
@@ -239,6 +228,28 @@ def _refuse_blind(absent: Sequence[str], name: str, token: Path | None, storage:
         raise RecipeError(f"{name} does not have {absent[0]}", "", hint)
 
 
+def check_here(servers: StartedServers, check_vllm: Callable[[str, str], None]) -> None:
+    """Refuses servers that this machine, which is the whole cluster, cannot start; see :func:`check_nodes`."""
+    if servers.python is not None and not Path(servers.python).exists():
+        raise RecipeError(f"this machine does not have {servers.python}", "rollout.servers.python")
+    _refuse_vllm(_vllm_of(servers.python), "this machine", servers.python, check_vllm)
+
+
+def _refuse_vllm(found: str, name: str, python: str | None, check: Callable[[str, str], None]) -> None:
+    where = "rollout.servers" if python is None else "rollout.servers.python"
+    by = python or "the Python that trains"
+    if not found:
+        hint = "servers: {count: N, python: PATH} of an environment that has it, on every node"
+        raise RecipeError(f"{name} has no vLLM for servers by {by}", where, hint)
+    if found == _UNKNOWN:  # of a copy of its sources; a server says its own
+        return
+    try:
+        check(found, f"{name}, {by}")
+    except PerlError as error:
+        first = error.mistakes[0]
+        raise RecipeError(f"{first.where}: {first.message}", where, first.hint) from None
+
+
 def _token(folder: Path, where: str) -> Path:
     token = folder / f".seen-{secrets.token_hex(8)}"
     try:
@@ -249,16 +260,32 @@ def _token(folder: Path, where: str) -> Path:
     return token
 
 
-def _asked(node: str, seen: Sequence[Path], python: str | None, token: Path | None) -> Any:  # noqa: ANN401 (Ray's)
+def _asked(node: str, seen: Sequence[Path], servers: StartedServers | None, token: Path | None) -> Any:  # noqa: ANN401 (Ray's)
     there = NodeAffinitySchedulingStrategy(node, soft=False)
+    python = None if servers is None else servers.python
     paths = [*map(str, seen), *([python] if python else []), *([str(token)] if token else [])]
     task = ray.remote(_look_around).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-    return task.remote(paths)
+    return task.remote(paths, servers is not None, python)
 
 
-def _look_around(paths: list[str]) -> dict[str, Any]:
+def _look_around(paths: list[str], serves: bool, python: str | None) -> dict[str, Any]:
     """What a node has; run there."""
-    return {**statement({}), "absent": [path for path in paths if not Path(path).exists()]}
+    absent = [path for path in paths if not Path(path).exists()]
+    vllm = _vllm_of(python) if serves and not absent else ""
+    return {**statement({}), "absent": absent, "vllm": vllm}
+
+
+def _vllm_of(python: str | None) -> str:
+    """The version of vLLM that a Python has; empty: it has none, or does not run."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or python is None}
+    try:
+        command = [python or sys.executable, "-c", _SAY_VERSION]
+        found = subprocess.run(  # noqa: S603 (of the recipe)
+            command, env=variables, capture_output=True, text=True, timeout=_PYTHON_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def _answer(question: Any, name: str) -> dict[str, Any]:  # noqa: ANN401 (Ray's)

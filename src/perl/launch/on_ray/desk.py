@@ -19,11 +19,13 @@ class News:
         step: The newest that was logged.
         text: Its numbers as a line shows them.
         lines: Warnings of the processes.
+        starts: How often the main process has started.
     """
 
     step: int = 0
     text: str = ""
     lines: list[str] = field(default_factory=list)
+    starts: int = 0
 
 
 class Desk:
@@ -31,15 +33,16 @@ class Desk:
 
     def __init__(self) -> None:
         """Nothing was said yet."""
-        self._news, self._stop, self._starts = News(), False, 0
+        self._news, self._stop = News(), False
         self._ends: dict[int, Any] = {}
         self._updates: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     def start(self) -> int:
         """The main process has started; how often it had before."""
-        self._starts += 1
-        return self._starts - 1
+        with self._lock:
+            self._news.starts += 1
+            return self._news.starts - 1
 
     def log(self, step: int, text: str) -> None:
         """A step was logged."""

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.train import (
     CheckpointConfig,
     FailureConfig,
@@ -34,9 +34,11 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import InterruptedRunError, first_line
-from perl.launch.on_ray.cluster import Cluster, uses_gpus
+from perl.launch.on_ray.cluster import Cluster
 from perl.launch.on_ray.desk import Desk, News
+from perl.launch.on_ray.own_cluster import keep_logs
 from perl.launch.on_ray.rollout_servers import DESK, ServerCommand, started_servers
+from perl.launch.on_ray.room import uses_gpus
 from perl.launch.on_ray.worker import Outcome, Task, decided, work
 from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
@@ -49,7 +51,7 @@ RESTARTS = 3
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.5
-_STATE = ".ray"
+_STATE, _LOGS = ".ray", "ray-logs"
 # Ray keeps the newest and, while that is written, the one before.
 _KEPT = 2
 
@@ -98,7 +100,7 @@ def drive(
             ended = _watched(trainer, desk, signals, show)
         finally:
             bring_home(task)
-        return _outcome(ended, _ends(desk), Path(task.folder), cluster.logs)
+        return _outcome(ended, _ends(desk), Path(task.folder), cluster)
 
 
 def _watched(
@@ -146,14 +148,15 @@ def _outcome(
     ended: Any,  # noqa: ANN401 (Ray's result, or what ended it)
     ends: Mapping[int, Outcome],
     folder: Path,
-    logs: str,
+    cluster: Cluster,
 ) -> Outcome:
     if isinstance(ended, InterruptedRunError):
         raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
     if ends and (isinstance(ended, TrainingFailedError) or getattr(ended, "return_value", Outcome()).lost):
         return decided(ends)
     if isinstance(ended, TrainingFailedError):
-        hint = f"{goes_on(folder)}; what it printed is in {logs} of its node"
+        logs = keep_logs(Path(cluster.logs), folder / _LOGS) if cluster.own else f"{cluster.logs} of its node"
+        hint = f"{goes_on(folder)}; what it printed is in {logs}"
         raise ProcessFailedError(f"failed too often: {_cause(ended)}", hint=hint)
     if isinstance(ended, RayError):
         raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
@@ -164,10 +167,20 @@ def _outcome(
 
 
 def _cause(error: TrainingFailedError) -> str:
-    """The errors of the workers, each once."""
-    failures = getattr(error, "worker_failures", {})
-    lines = [f"rank {rank}: {_last_line(failure)}" for rank, failure in sorted(failures.items())]
+    """The errors of the workers; where some were lost, those, since the others fail for want of them."""
+    failures = dict(sorted(getattr(error, "worker_failures", {}).items()))
+    lost = {rank: _how_lost(failure) for rank, failure in failures.items() if isinstance(failure, RayActorError)}
+    others = [f"rank {rank}: {_last_line(failure)}" for rank, failure in failures.items()]
+    lines = [f"rank {rank} {how}" for rank, how in lost.items()] or others
     return "; ".join(lines[:3]) if lines else first_line(error)
+
+
+def _how_lost(failure: RayActorError) -> str:
+    if "OUT_OF_MEMORY" in str(failure):
+        return "was ended by Ray, since its node had too little memory left"
+    if "NODE_DIED" in str(failure) or "node was terminated" in str(failure):
+        return "was on a node that is gone"
+    return "ended without a word, as a process does that is killed or calls os._exit"
 
 
 def _last_line(error: BaseException) -> str:

@@ -24,6 +24,7 @@ import ray.train
 from filelock import FileLock, Timeout
 from ray.exceptions import RayError
 from ray.train import Checkpoint
+
 # Private: the public call is a barrier of all processes, so that the mistake of one would look as if it were lost.
 from ray.train.v2._internal.execution.context import get_train_context
 
