@@ -1,25 +1,33 @@
 """What is looked at before anything of a Ray cluster is reserved, with clusters and nodes that are given."""
 
+import importlib.metadata as metadata
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, RolloutError
 from perl.launch.agreement import statement
+from perl.launch.watch import LostProcessError
+from perl.recipe import Recipe
 from perl.recipe.rollout_section import StartedServers
 from perl.recipe.sections import EngineSection
 
 pytest.importorskip("ray")
 
 from perl.launch.on_ray import cluster as looked_at
-from perl.launch.on_ray import owned_process
+from perl.launch.on_ray import own_cluster, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_nodes
 from perl.launch.on_ray.room import check_room, gpus_of_server
+from perl.launch.on_ray.worker import Outcome, decided
+from perl.rollouts.vllm.answers import AccessError
 from perl.rollouts.vllm.version import check_version
+from perl.training.on_ray import _beside
 
 NODES = {"id-a": "10.0.0.1", "id-b": "10.0.0.2"}
 
@@ -56,7 +64,7 @@ def test_without_gpus_servers_take_none_and_processes_take_cores():
 @pytest.fixture
 def nodes(monkeypatch):
     """What each node answers, by its id: changes of the versions, and what it does not have."""
-    answers = {"id-a": ({}, lambda _: []), "id-b": ({}, lambda _: [])}
+    answers = {"id-a": ({}, lambda _: []), "id-b": ({}, lambda _: []), "vllm": "0.32.0"}
 
     def asked(node, seen, servers, token):
         python = [servers.python] if servers is not None and servers.python else []
@@ -66,8 +74,8 @@ def nodes(monkeypatch):
         node, paths = question
         found = statement({})
         versions, absent = answers[node]
-        vllm = versions.get("vllm", "0.32.0")
-        return {**found, "versions": {**found["versions"], **versions}, "absent": absent(paths), "vllm": vllm}
+        versions = {**found["versions"], **versions}
+        return {**found, "versions": versions, "absent": absent(paths), "vllm": answers["vllm"]}
 
     monkeypatch.setattr(looked_at, "_asked", asked)
     monkeypatch.setattr(looked_at, "_answer", answer)
@@ -122,6 +130,115 @@ def test_a_node_without_the_recipe_or_the_servers_python_is_one_line(nodes, tmp_
     nodes["id-a"] = ({}, lambda paths: [path for path in paths if path.endswith("python")])
     with pytest.raises(RecipeError, match=r"node 10.0.0.1 does not have /opt/vllm/bin/python"):
         check(tmp_path, python="/opt/vllm/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("vllm", "says"),
+    [("", "has no vLLM for servers by /opt/vllm/bin/python"), ("0.9.1", "vLLM 0.9.1 is not supported"), ("0.32.3", "")],
+)
+def test_servers_without_a_tested_vllm_are_one_line_that_names_the_node(nodes, tmp_path, vllm, says):
+    nodes["vllm"] = vllm
+    if not says:
+        check(tmp_path, python="/opt/vllm/bin/python")
+        return
+    with pytest.raises(RecipeError, match=says) as caught:
+        check(tmp_path, python="/opt/vllm/bin/python")
+    (mistake,) = caught.value.mistakes
+    assert "node 10.0.0.1" in mistake.message
+    assert mistake.where == "rollout.servers.python"
+
+
+def test_what_a_node_is_asked_is_what_its_python_has(tmp_path):
+    """Two Pythons: this one, which need not have vLLM, and one that does not run."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    try:
+        own = version(metadata.packages_distributions()["vllm"][0])
+    except KeyError:
+        own = ""
+    assert looked_at._vllm_of(None) == own
+    assert looked_at._vllm_of(str(broken)) == looked_at._vllm_of(str(tmp_path / "absent")) == ""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "each", "places"),
+    [([2] * 8, 1, 4, 0), ([4, 4], 2, 4, 2), ([6, 6], 3, 4, 2), ([3, 3, 2], 2, 3, 2), ([7], 2, 3, 2)],
+)
+def test_servers_are_placed_node_by_node(sizes, count, each, places):
+    by_node = {f"id-{number}": (gpus, 8) for number, gpus in enumerate(sizes)}
+    cluster = Cluster("head:6379", {node: "10.0.0.1" for node in by_node}, sum(sizes), 8 * len(sizes), by_node)
+    engine, servers = EngineSection(name="ray", processes=1, device="cpu"), StartedServers(count=count, gpus_each=each)
+    assert sum(gpus // each for gpus in sizes) == places
+    if count <= places:
+        check_room(cluster, engine, servers)
+        return
+    with pytest.raises(RecipeError) as caught:
+        check_room(cluster, engine, servers)
+    (mistake,) = caught.value.mistakes
+    if places:
+        assert (
+            mistake.message == f"{count} servers of {each} GPUs each, and the nodes of head:6379 have room for {places}"
+        )
+    else:
+        assert mistake.message.endswith(f"the largest has {max(sizes)}")
+
+
+def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it():
+    """Its rank, its code and its exit code; a class that the driver has not keeps its code."""
+    lost = Outcome.of(LostProcessError("rank 1 (pid 7) failed"))
+    wrong = Outcome.of(AccessError("401 from http://a:1", "rollout.servers", "its key"))
+    assert (lost.lost, wrong.lost, wrong.kind) == (True, False, "RolloutError")
+    by_one = decided({0: lost, 1: replace(wrong, who="rank 1 (pid 7 on b)")}).error()
+    assert isinstance(by_one, RolloutError)
+    assert str(by_one) == "rollout.servers: rank 1 (pid 7 on b): 401 from http://a:1 (its key)"
+    assert (by_one.code, by_one.exit_code) == (AccessError.code, 1)
+    there = by_one.moved(lambda where: f"r.yaml:3: {where}")
+    assert (there.code, there.exit_code, there.mistakes[0].where) == (AccessError.code, 1, "r.yaml:3: rollout.servers")
+    by_all = decided({1: wrong, 0: Outcome.of(RecipeError("no such model", "model.name"))}).error()
+    assert (type(by_all), str(by_all), by_all.exit_code) == (RecipeError, "model.name: no such model", 2)
+    alone = decided({0: lost}).error()
+    assert (alone.code, alone.exit_code) == (LostProcessError.code, 1)
+
+
+def test_what_a_killed_run_left_of_its_own_cluster_goes_with_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_cluster.tempfile, "gettempdir", lambda: str(tmp_path))
+    code = "import sys, time; from perl.launch.on_ray import own_cluster as own; own.tempfile.tempdir = sys.argv[1]\n"
+    code += "with own.own_folder() as folder: print(folder, flush=True); time.sleep(1000)"
+    strange = tmp_path / "perl-ray-strange"
+    strange.mkdir()
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        left = Path(other.stdout.readline().strip())
+        for runs in (True, False):
+            with own_cluster.own_folder() as own:
+                assert own.parent == tmp_path
+                assert left.is_dir() == runs
+                (own / "session").mkdir()
+            assert sorted(tmp_path.iterdir()) == sorted([strange, *([left] if runs else [])])
+            other.kill()
+            other.wait()
+
+
+def test_the_ends_of_long_logs_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_cluster, "_KEPT_BYTES", 4)
+    (tmp_path / "logs").mkdir()
+    for name, text in (("worker-1.err", "Traceback"), ("raylet.out", ""), ("gcs.out", "up"), ("socket", "x")):
+        (tmp_path / "logs" / name).write_text(text)
+    kept = own_cluster.keep_logs(tmp_path / "logs", tmp_path / "run" / "ray-logs")
+    assert {file.name: file.read_text() for file in kept.iterdir()} == {"worker-1.err": "back", "gcs.out": "up"}
+
+
+def test_modules_beside_a_recipe_that_was_loaded_are_looked_for_on_every_node(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "r.yaml").write_text('extends: quickstart\nrewards: {"beside_ray:good": 1}\n')
+    recipe = Recipe.load("deep/r.yaml")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path / "deep")])
+    seen = [tmp_path]
+    assert _beside(recipe, seen) == [str(tmp_path / "deep")]
+    assert seen == [tmp_path, tmp_path / "deep"]
+    assert _beside(recipe, []) == ["deep"]  # of the copy that a job has of this folder
+    assert _beside("deep/r.yaml", []) == _beside(recipe.as_dict(), []) == []
 
 
 def owner_of_a_sleeper(folder: Path, pid_file: Path) -> "subprocess.Popen[bytes]":

@@ -129,3 +129,19 @@ def test_a_module_beside_the_recipe_is_found_from_another_folder_and_hides_none(
 def test_places_are_those_of_settings_that_a_recipe_takes():
     for name in ("push_to_hub", "peft_rank", "rollout_backend"):
         assert all("train." not in place for place in places_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpus", "gpus_each"),
+        ("number", "count"),
+        ("pyhton", "python"),
+        ("replicas", "count"),
+        ("gpu_each", "gpus_each"),
+    ],
+)
+def test_a_slip_in_the_settings_of_started_servers_names_the_one_that_was_meant(name, meant):
+    rollout = {"backend": "vllm-server", "servers": {"count": 2, name: 1}}
+    with pytest.raises(RecipeError, match=rf"rollout.servers.{name}: unknown key \(did you mean {meant}\?\)"):
+        load_recipe({"extends": "quickstart", "engine": {"name": "ray"}, "rollout": rollout})

@@ -227,12 +227,14 @@ def test_the_updates_of_a_batch_are_counted_micro_batch_by_micro_batch(interval,
         ({"num_iterations": 2}, 1, r"lets nothing be sampled ahead.*2 or more"),
         ({}, 0, r"lets nothing be sampled ahead.*1 or more"),
         ({}, -1, "max_staleness"),
+        ({"rollout_prefetch": 0}, 2, r"2 bounds what is sampled ahead.* are 0 steps old at most \(leave it out"),
+        ({"rollout_prefetch": 0, "num_iterations": 2}, 2, "are 1 steps old at most"),
     ],
 )
 def test_a_bound_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path, changes, bound, says):
     given = {**QUIET, "rollout_backend": "vllm-server", "rollout_servers": ["http://a"], "rollout_prefetch": 1}
     with pytest.raises(RecipeError, match=says) as refused:
-        PeftRLConfig(str(tmp_path), **given, **changes, rollout_max_staleness=bound)
+        PeftRLConfig(str(tmp_path), **{**given, **changes}, rollout_max_staleness=bound)
     assert "\n" not in str(refused.value)
 
 

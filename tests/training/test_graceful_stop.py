@@ -2,7 +2,9 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
+from perl.run.host import Host, hosted_by
 from perl.training.callbacks.graceful_stop import GracefulStop
 
 
@@ -19,3 +21,20 @@ def test_a_signal_that_was_ignored_at_the_start_does_not_stop_a_training():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_each_notice_that_a_node_goes_asks_for_one_checkpoint():
+    class Leaving(Host):
+        notices = iter([False, True, True, False, True])
+
+        def leaves(self):
+            return next(self.notices)
+
+    stop, saved = GracefulStop(), []
+    with hosted_by(Leaving()):
+        for _ in range(5):
+            control = SimpleNamespace(should_save=False, should_training_stop=False)
+            stop.on_step_end(None, None, control)
+            assert not control.should_training_stop
+            saved.append(int(control.should_save))
+    assert saved == [0, 1, 0, 0, 1]

@@ -161,7 +161,13 @@ class _Line:
         """Shows what is waited for until the first step is done."""
         self._shown, self._text, self._begin = shown, "", time.monotonic()
         self.waits_for = "reaching the Ray cluster"
-        shown.note = lambda: self._text or f"{self.waits_for}, {duration(time.monotonic() - self._begin)}"
+        shown.note = self._note
+
+    def _note(self) -> str:
+        if self._text:
+            return self._text
+        waited = duration(time.monotonic() - self._begin)
+        return f"{self.waits_for}, {waited}" if self._shown.silent else self.waits_for  # a line of a log has the time
 
     def __call__(self, news: Any) -> None:  # noqa: ANN401 (News of a package that may be missing)
         for line in news.lines:

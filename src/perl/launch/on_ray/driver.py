@@ -169,7 +169,8 @@ def _outcome(
 def _cause(error: TrainingFailedError) -> str:
     """The errors of the workers; where some were lost, those, since the others fail for want of them."""
     failures = dict(sorted(getattr(error, "worker_failures", {}).items()))
-    lost = {rank: _how_lost(failure) for rank, failure in failures.items() if isinstance(failure, RayActorError)}
+    beneath = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
+    lost = {rank: _how_lost(failure) for rank, failure in beneath.items() if isinstance(failure, RayActorError)}
     others = [f"rank {rank}: {_last_line(failure)}" for rank, failure in failures.items()]
     lines = [f"rank {rank} {how}" for rank, how in lost.items()] or others
     return "; ".join(lines[:3]) if lines else first_line(error)
