@@ -117,7 +117,7 @@ def _read(file: IO[bytes], count: int) -> torch.Tensor:
 
 def _write(file: IO[bytes] | None, piece: torch.Tensor) -> None:
     assert file is not None  # noqa: S101 (of one that takes)
-    file.write(memoryview(piece.numpy()))
+    file.write(piece.numpy().data)
 
 
 def _sizes(folder: Path) -> dict[str, int]:

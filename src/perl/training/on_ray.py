@@ -76,8 +76,8 @@ def train_on_ray(
             key, command = secrets.token_hex(16), None
             if servers is not None:
                 gpus = gpus_of_server(cluster, servers)
-                line = planned_server(plan, PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
-                command = ServerCommand(line, servers.python, gpus, key)
+                started = planned_server(plan, PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
+                command = ServerCommand(started, servers.python, gpus, key)
             with _held(folder, storage):
                 task = Task(
                     train=train,
