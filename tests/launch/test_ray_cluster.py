@@ -20,9 +20,14 @@ from perl.recipe.sections import EngineSection
 
 pytest.importorskip("ray")
 
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2.api.exceptions import WorkerGroupError
+
 from perl.launch.on_ray import cluster as looked_at
 from perl.launch.on_ray import own_cluster, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_nodes
+from perl.launch.on_ray.driver import _cause
 from perl.launch.on_ray.room import check_room, gpus_of_server
 from perl.launch.on_ray.worker import Outcome, decided
 from perl.rollouts.vllm.answers import AccessError
@@ -199,6 +204,20 @@ def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it():
     assert (type(by_all), str(by_all), by_all.exit_code) == (RecipeError, "model.name: no such model", 2)
     alone = decided({0: lost}).error()
     assert (alone.code, alone.exit_code) == (LostProcessError.code, 1)
+
+
+def test_processes_that_were_lost_are_named_in_our_words():
+    """Not those that fail for want of them; where none was lost, each error by its last line."""
+    gone = WorkerHealthCheckFailedError(
+        "A worker health check failed.", failure=RayActorError(error_msg="Worker exit: X")
+    )
+    other = RuntimeError("Traceback\n  ...\nRuntimeError: rank 1 is gone")
+    assert _cause(WorkerGroupError("", {0: other, 1: gone})).startswith(
+        "rank 1 ended without a word, as a process does"
+    )
+    assert _cause(WorkerGroupError("", {0: other})) == "rank 0: RuntimeError: rank 1 is gone"
+    short = WorkerHealthCheckFailedError("", failure=RayActorError(error_msg="NODE_OUT_OF_MEMORY"))
+    assert _cause(WorkerGroupError("", {3: short})).startswith("rank 3 was ended by Ray, since its node had too little")
 
 
 def test_what_a_killed_run_left_of_its_own_cluster_goes_with_the_next_start(tmp_path, monkeypatch):
