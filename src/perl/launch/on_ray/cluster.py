@@ -66,6 +66,7 @@ class Cluster:
         sizes: GPUs and cores of each node, by its id.
         logs: Folder in which each node has what Ray and the processes print.
         own: It is of this machine alone, and ends with the run, with its logs.
+        let_go: What the run has started there ends when :func:`connected` does; not in a script with its own Ray.
     """
 
     address: str
@@ -75,6 +76,7 @@ class Cluster:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     logs: str = "/tmp/ray/session_latest/logs"  # noqa: S108 (where Ray puts them)
     own: bool = False
+    let_go: bool = True
 
 
 @contextlib.contextmanager
@@ -89,7 +91,7 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
     if ray.is_initialized():  # by the script that trains
-        yield replace(_seen(None, None), logs="the session folder of its Ray, under logs,")
+        yield replace(_seen(None, None), logs="the session folder of its Ray, under logs,", let_go=False)
         return
     address = of_this_machine() if engine.address in (None, "auto") else engine.address
     if address not in (None, LOCAL):

@@ -20,12 +20,14 @@ class News:
         text: Its numbers as a line shows them.
         lines: Warnings of the processes.
         starts: How often the main process has started.
+        ends: How many processes have ended for good.
     """
 
     step: int = 0
     text: str = ""
     lines: list[str] = field(default_factory=list)
     starts: int = 0
+    ends: int = 0
 
 
 class Desk:
@@ -57,7 +59,7 @@ class Desk:
     def news(self) -> News:
         """What there is to show; lines are given once."""
         with self._lock:
-            found = replace(self._news)
+            found = replace(self._news, ends=len(self._ends))
             self._news.lines = []
             return found
 

@@ -42,6 +42,7 @@ from perl.launch.on_ray.room import uses_gpus
 from perl.launch.on_ray.worker import Outcome, Task, decided, work
 from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
+from perl.launch.watch import GRACE_SECONDS
 from perl.recipe.sections import EngineSection
 from perl.run.signals import handled
 from perl.run.warned import warn
@@ -51,6 +52,8 @@ RESTARTS = 3
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.5
+# For the others to end too once one process has ended for good; by then each has heard of it or has ended itself.
+_SECONDS_TO_END = GRACE_SECONDS + 12.0
 _STATE, _LOGS = ".ray", "ray-logs"
 # Ray keeps the newest and, while that is written, the one before.
 _KEPT = 2
@@ -97,7 +100,7 @@ def drive(
             opened.enter_context(started_servers(task.servers, command, task.in_memory))
         trainer = opened.enter_context(_trainer(cluster, engine, task))
         try:
-            ended = _watched(trainer, desk, signals, show)
+            ended = _watched(trainer, desk, signals, show, patient=not cluster.let_go)
         finally:
             bring_home(task)
         return _outcome(ended, _ends(desk), Path(task.folder), cluster)
@@ -108,8 +111,14 @@ def _watched(
     desk: Any,  # noqa: ANN401 (a handle of Ray)
     signals: _Signals,
     show: Callable[[News], None],
-) -> Any:  # noqa: ANN401 (Ray's result, or what it raised)
-    """Runs the training in a thread, while this one listens to signals and shows how far it is."""
+    *,
+    patient: bool,
+) -> Any:  # noqa: ANN401 (Ray's result, or what it raised; None: processes have ended for good, as the desk knows)
+    """Runs the training in a thread, while this one listens to signals and shows how far it is.
+
+    Where one process has ended for good and others did not hear of it, Ray starts all of them again to learn the same:
+    that is waited for only if nothing else would end them.
+    """
     ended: list[Any] = []
 
     def fit() -> None:
@@ -120,7 +129,7 @@ def _watched(
 
     thread = threading.Thread(target=fit, name="perl-ray-train", daemon=True)
     thread.start()
-    told = 0
+    told, first_end = 0, 0.0
     while thread.is_alive():
         thread.join(_LOOK_SECONDS)
         if signals.count > told:
@@ -130,7 +139,11 @@ def _watched(
             _say("stopping after this step, with a checkpoint (again: stop now and lose the step)")
             desk.stop.remote()
         with contextlib.suppress(RayError):
-            show(ray.get(desk.news.remote(), timeout=10 * _LOOK_SECONDS))
+            news: News = ray.get(desk.news.remote(), timeout=10 * _LOOK_SECONDS)
+            show(news)
+            first_end = first_end or (time.monotonic() if news.ends else 0.0)
+        if first_end and not patient and time.monotonic() > first_end + _SECONDS_TO_END:
+            return None
     with contextlib.suppress(RayError):  # what was said while it ended
         show(ray.get(desk.news.remote(), timeout=10 * _LOOK_SECONDS))
     return ended[0]
@@ -152,14 +165,16 @@ def _outcome(
 ) -> Outcome:
     if isinstance(ended, InterruptedRunError):
         raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
-    if ends and (isinstance(ended, TrainingFailedError) or getattr(ended, "return_value", Outcome()).lost):
+    given_up = ended is None or isinstance(ended, TrainingFailedError)
+    if ends and (given_up or getattr(ended, "return_value", Outcome()).lost):
         return decided(ends)
     if isinstance(ended, TrainingFailedError):
         logs = keep_logs(Path(cluster.logs), folder / _LOGS) if cluster.own else f"{cluster.logs} of its node"
         hint = f"{goes_on(folder)}; what it printed is in {logs}"
         raise ProcessFailedError(f"failed too often: {_cause(ended)}", hint=hint)
-    if isinstance(ended, RayError):
-        raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
+    if ended is None or isinstance(ended, RayError):
+        what = first_line(ended) if ended else "what its processes have said is lost"
+        raise ProcessFailedError(f"the Ray cluster is gone: {what}", hint=goes_on(folder))
     if isinstance(ended, BaseException):
         raise ended
     outcome: Outcome = ended.return_value
