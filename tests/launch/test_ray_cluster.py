@@ -20,6 +20,7 @@ from perl.recipe.sections import EngineSection
 
 pytest.importorskip("ray")
 
+import ray
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import WorkerGroupError
@@ -32,6 +33,7 @@ from perl.launch.on_ray.room import check_room, gpus_of_server
 from perl.launch.on_ray.worker import Outcome, decided
 from perl.rollouts.vllm.answers import AccessError
 from perl.rollouts.vllm.version import check_version
+from perl.training import on_ray
 from perl.training.on_ray import _beside
 
 NODES = {"id-a": "10.0.0.1", "id-b": "10.0.0.2"}
@@ -204,6 +206,24 @@ def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it():
     assert (type(by_all), str(by_all), by_all.exit_code) == (RecipeError, "model.name: no such model", 2)
     alone = decided({0: lost}).error()
     assert (alone.code, alone.exit_code) == (LostProcessError.code, 1)
+
+
+@pytest.mark.parametrize(("address", "cores"), [("127.0.0.1:1", 2), ("local", 3), ("local", 2)])
+def test_a_dry_run_says_in_a_line_what_the_cluster_is_and_starts_none(monkeypatch, address, cores):
+    monkeypatch.setattr(on_ray, "accelerator", lambda: None)
+    monkeypatch.setattr(on_ray.os, "cpu_count", lambda: cores)
+    settings = [f"engine.address={address}", "engine.name=ray", "engine.processes=3", "train.prompts_per_step=3"]
+    recipe = Recipe.load("quickstart", settings)
+    if address != "local":
+        line = on_ray.look_at_cluster(recipe, "quickstart")
+        assert line.startswith(f"Ray: not reached from here, {address}: no Ray cluster answers there")
+    elif cores == 3:
+        line = "Ray: a cluster of this machine alone, which has 0 GPUs and 3 cores"
+        assert on_ray.look_at_cluster(recipe, "quickstart") == line
+    else:
+        with pytest.raises(RecipeError, match="3 processes, and this machine's Ray cluster has 2 cores"):
+            on_ray.look_at_cluster(recipe, "quickstart")
+    assert not ray.is_initialized()
 
 
 def test_processes_that_were_lost_are_named_in_our_words():
