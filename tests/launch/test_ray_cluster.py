@@ -23,7 +23,7 @@ pytest.importorskip("ray")
 import ray
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from perl.launch.on_ray import cluster as looked_at
 from perl.launch.on_ray import own_cluster, owned_process
@@ -237,6 +237,7 @@ def test_processes_that_were_lost_are_named_in_our_words():
     )
     assert _cause(WorkerGroupError("", {0: other})) == "rank 0: RuntimeError: rank 1 is gone"
     short = WorkerHealthCheckFailedError("", failure=RayActorError(error_msg="NODE_OUT_OF_MEMORY"))
+    assert _cause(ControllerError(RuntimeError("3 were killed\nfor want of memory"))) == "3 were killed"
     assert _cause(WorkerGroupError("", {3: short})).startswith("rank 3 was ended by Ray, since its node had too little")
 
 

@@ -188,7 +188,7 @@ def _cause(error: TrainingFailedError) -> str:
     lost = {rank: _how_lost(failure) for rank, failure in beneath.items() if isinstance(failure, RayActorError)}
     others = [f"rank {rank}: {_last_line(failure)}" for rank, failure in failures.items()]
     lines = [f"rank {rank} {how}" for rank, how in lost.items()] or others
-    return "; ".join(lines[:3]) if lines else first_line(error)
+    return "; ".join(lines[:3]) or first_line(getattr(error, "controller_failure", error))[:500]
 
 
 def _how_lost(failure: RayActorError) -> str:
