@@ -1,8 +1,11 @@
 """Servers that somebody has started for the run: they are found again elsewhere, and updates are brought to them."""
 
+import asyncio
 import contextlib
 import json
+import multiprocessing
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from safetensors.torch import load
 
 from perl.errors import RecipeError
 from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.open_engine import check_servers
 from perl.rollouts.vllm.servers import ServerPool
@@ -19,17 +23,21 @@ from tests.rollouts.fake_servers import fake_servers, log_prob_of
 SAMPLING = EngineSampling(temperature=1.0, max_completion_length=4, end_token_ids=())
 
 
+def spoken(tell, url):
+    return asyncio.run(tell(ServerAddress(url)))
+
+
 class Movable(Fleet):
     """Keeps updates in memory; a server may move to another address."""
 
-    def __init__(self, urls):
+    def __init__(self, urls, node=None):
         self.urls, self.kept, self.brought, self.forgotten = list(urls), {}, Counter(), []
-        self.unreachable = set()
+        self.unreachable, self.node = set(), node
 
     def addresses(self):
         return list(self.urls)
 
-    def address(self, index):
+    async def address(self, index):
         return self.urls[index]
 
     def path(self, name):
@@ -38,22 +46,31 @@ class Movable(Fleet):
     def publish(self, name, files):
         self.kept[name] = dict(files)
 
-    def bring(self, name, index):
+    async def give(self, index, name, tell, seconds):
+        """By a process of its own, to which everything is pickled, as to another node."""
         if index in self.unreachable:
             raise OSError("its node is gone")
-        assert name in self.kept
+        assert name is None or name in self.kept
         self.brought[name, index] += 1
+        return await asyncio.wrap_future(self.node.submit(spoken, tell, self.urls[index]))
 
     def forget(self, name):
         self.forgotten.append(name)
 
 
+@pytest.fixture(scope="module")
+def node():
+    """A process beside the servers."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+        yield processes
+
+
 @pytest.fixture
-def opened():
+def opened(node):
     """Three fakes, of which two serve; a fleet that knows them; a pool."""
     with contextlib.ExitStack() as stack:
         fakes = stack.enter_context(fake_servers(3))
-        fleet = Movable(fakes.urls[:2])
+        fleet = Movable(fakes.urls[:2], node)
         pool = ServerPool(fleet.addresses(), fleet, timeout_seconds=60.0)
         stack.callback(pool.close)
         pool.check(8, "adapter")
