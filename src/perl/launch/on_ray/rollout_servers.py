@@ -323,4 +323,6 @@ def _reason(error: Exception) -> str:
     told = error.cause if isinstance(error, RayTaskError) else None
     if isinstance(told, RuntimeError | OSError):
         return str(told)
+    if told is not None:
+        return f"its actor fails: {told!r}"
     return f"its actor does not answer: {type(error).__name__}"
