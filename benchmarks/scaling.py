@@ -4,8 +4,8 @@ Run as ``python benchmarks/scaling.py`` on a CPU, with 1 to 1,024 fake vLLM serv
 or on two machines; every number that is printed is one of three kinds, and says so:
 
 * measured here: the project's ``ServerPool`` with so many fake servers (connect, a sync, a batch of rollouts,
-  connections), seconds a byte to serialise and write an adapter, seconds a token to read an answer, Ray's object store
-  on one node;
+  connections), and with agents on the servers' nodes, which are actors of a Ray cluster of this machine; seconds a byte
+  to serialise and write an adapter, seconds a token to read an answer, Ray's object store on one node;
 * assumed, or of a data sheet: rates of file systems and networks, what vLLM takes to load an adapter;
 * derived: a sync by five transports, from these (``scaling_model.py`` has the formulas); and a step of the recipe
   ``node-7b`` on H100s, from what ``perl plan`` derives, with that sync in the place of the plan's.
@@ -31,7 +31,7 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import torch
-from scaling_measured import measure_answer, measure_bytes, measure_pool, measure_ray
+from scaling_measured import measure_agents, measure_answer, measure_bytes, measure_pool, measure_ray
 from scaling_model import (
     ASSUMED,
     COMMON,
@@ -76,6 +76,7 @@ def measure(quick: bool) -> dict[str, Any]:
     found = {"pool": pool, "bytes": measure_bytes(sizes[-1]), "answer": measure_answer()}
     if not quick:
         found["ray"] = measure_ray(sizes[-1])
+        found["agents"] = measure_agents(SERVERS, sizes)
     return found | {
         "taken": time.strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
@@ -91,7 +92,8 @@ def with_stored(found: Mapping[str, Any], stored: Mapping[str, Any] | None) -> d
         return dict(found)
     known = {row["servers"] for row in found["pool"]}
     earlier = [row | {"taken": stored["taken"]} for row in stored["pool"] if row["servers"] not in known]
-    return dict(found) | {"pool": [*found["pool"], *earlier], "ray": found.get("ray") or stored.get("ray")}
+    kept = {name: found.get(name) or stored.get(name) for name in ("ray", "agents")}
+    return dict(found) | {"pool": [*found["pool"], *earlier], **kept}
 
 
 def costs_of(found: Mapping[str, Any]) -> Costs:
@@ -110,12 +112,24 @@ def costs_of(found: Mapping[str, Any]) -> Costs:
         measured["ray_put"] = ray["put"], "s/byte", f"ray.put, Ray {ray['version']}, least of 5"
         measured["ray_take"] = ray["take"], "s/byte", "ray.get and write to memory by an actor, same node, least of 5"
         measured["ray_call"] = ray["call"], "s", "one of 256 calls of an actor, same node"
+    telling: list[tuple[int, float]] = []
+    if agents := found.get("agents"):
+        row = min(agents, key=lambda row: row["servers"])
+        quick = row["syncs"][str(SIZES[0])]["seconds"] - SIZES[0] * (ray["put"] + ray["take"]) if ray else 0.0
+        how = f"a sync of {SIZES[0] / 1e6:.0f} MB to one server by an agent, less ray_put and ray_take: its requests"
+        measured["ray_agent"] = max(quick, 0.0), "s", how
+        telling = _beyond_one(agents)
     constants = {
         name: Constant(value, unit, "measured", f"{how}, {here}") for name, (value, unit, how) in measured.items()
     }
-    rows = {row["servers"]: row["syncs"][str(SIZES[0])]["cpu_seconds"] for row in found["pool"]}
-    least = rows[alone["servers"]]
-    return Costs(ASSUMED | constants, [(n, max(rows[n] - least, 0.0)) for n in sorted(rows) if n > 1])
+    return Costs(ASSUMED | constants, _beyond_one(found["pool"]), telling)
+
+
+def _beyond_one(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Processor seconds of the main process for so many servers, less those for one."""
+    seconds = {row["servers"]: row["syncs"][str(SIZES[0])]["cpu_seconds"] for row in rows}
+    least = seconds[min(seconds)]
+    return [(servers, max(seconds[servers] - least, 0.0)) for servers in sorted(seconds) if servers > 1]
 
 
 @dataclass(frozen=True)
@@ -252,7 +266,7 @@ def main() -> None:
     if output is not None:
         constants = {name: asdict(constant) for name, constant in costs.constants.items()}
         formulas = {"each": COMMON} | {name: transport.formula for name, transport in TRANSPORTS.items()}
-        assumed = {"constants": constants, "asking": costs.asking, "formulas": formulas}
+        assumed = {"constants": constants, "asking": costs.asking, "telling": costs.telling, "formulas": formulas}
         output.write_text(_as_text({"measured": whole, **assumed, "derived": derived}), encoding="utf-8")
         draw(whole, derived, output.with_suffix(".png"))
     print(f"\n{time.monotonic() - began:.0f} s")
