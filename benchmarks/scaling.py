@@ -31,7 +31,7 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import torch
-from scaling_measured import measure_agents, measure_answer, measure_bytes, measure_pool, measure_ray
+from scaling_measured import measure_agent, measure_agents, measure_answer, measure_bytes, measure_pool, measure_ray
 from scaling_model import (
     ASSUMED,
     COMMON,
@@ -73,7 +73,9 @@ def measure(quick: bool) -> dict[str, Any]:
     for servers in QUICK_SERVERS if quick else SERVERS:
         pool.append(measure_pool(servers, sizes, repeats=1 if quick or servers > max(QUICK_SERVERS) else 3))
         print(f"measured with {servers} servers", flush=True)
-    found = {"pool": pool, "bytes": measure_bytes(sizes[-1]), "answer": measure_answer()}
+    alone = pool[0]["syncs"][str(sizes[-1])]["seconds"] / sizes[-1]
+    of_bytes = measure_bytes(sizes[-1]) | {"folder": alone}
+    found = {"pool": pool, "bytes": of_bytes, "answer": measure_answer(), "agent": measure_agent()}
     if not quick:
         found["ray"] = measure_ray(sizes[-1])
         found["agents"] = measure_agents(SERVERS, sizes)
@@ -96,14 +98,17 @@ def with_stored(found: Mapping[str, Any], stored: Mapping[str, Any] | None) -> d
     return dict(found) | {"pool": [*found["pool"], *earlier], **kept}
 
 
+def with_quiet(found: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds a byte and a token of an earlier run, which are of the clock, where this one was not alone here."""
+    return dict(found) | {name: stored[name] for name in ("bytes", "answer", "ray")}
+
+
 def costs_of(found: Mapping[str, Any]) -> Costs:
     """The constants of the model, with where each is from."""
     here = f"on {found['cores']} shared cores"
-    alone = min(found["pool"], key=lambda row: row["servers"])
-    size = max(map(int, alone["syncs"]))
-    written = alone["syncs"][str(size)]["seconds"] / size
     measured = {
-        "folder": (written, "s/byte", f"a sync of {size / 1e6:.0f} MB to one fake server: its folder, on a local disk"),
+        "folder": (found["bytes"]["folder"], "s/byte", "a sync to one fake server: its folder, on a local disk"),
+        "ray_agent": (found["agent"], "s", "processor seconds of an agent for its requests, least of 20"),
         "serialise": (found["bytes"]["serialise"], "s/byte", "safetensors.save of an adapter, least of 5"),
         "answer": (found["answer"], "s/token", "json.loads and read_answer of an answer as vLLM gives it, least of 5"),
     }
@@ -112,17 +117,11 @@ def costs_of(found: Mapping[str, Any]) -> Costs:
         measured["ray_put"] = ray["put"], "s/byte", f"ray.put, Ray {ray['version']}, least of 5"
         measured["ray_take"] = ray["take"], "s/byte", "ray.get and write to memory by an actor, same node, least of 5"
         measured["ray_call"] = ray["call"], "s", "one of 256 calls of an actor, same node"
-    telling: list[tuple[int, float]] = []
-    if agents := found.get("agents"):
-        row = min(agents, key=lambda row: row["servers"])
-        quick = row["syncs"][str(SIZES[0])]["seconds"] - SIZES[0] * (ray["put"] + ray["take"]) if ray else 0.0
-        how = f"a sync of {SIZES[0] / 1e6:.0f} MB to one server by an agent, less ray_put and ray_take: its requests"
-        measured["ray_agent"] = max(quick, 0.0), "s", how
-        telling = _beyond_one(agents)
+    agents = found.get("agents")
     constants = {
         name: Constant(value, unit, "measured", f"{how}, {here}") for name, (value, unit, how) in measured.items()
     }
-    return Costs(ASSUMED | constants, _beyond_one(found["pool"]), telling)
+    return Costs(ASSUMED | constants, _beyond_one(found["pool"]), _beyond_one(agents) if agents else ())
 
 
 def _beyond_one(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
@@ -251,6 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="up to 64 servers, one size, no Ray; nothing is written")
     parser.add_argument("--stored", action="store_true", help="derive again from the stored measurements")
+    parser.add_argument("--quiet-bytes", action="store_true", help="seconds a byte and a token as stored")
     parser.add_argument("--output", type=Path, help="JSON; a picture is put beside it")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -258,6 +258,8 @@ def main() -> None:
     stored = json.loads(RESULTS.read_text(encoding="utf-8"))["measured"] if RESULTS.is_file() else None
     found = stored if asked.stored and stored else measure(asked.quick)
     whole = with_stored(found, stored) if asked.quick else found
+    if asked.quiet_bytes and stored:
+        whole = with_quiet(whole, stored)
     costs = costs_of(whole)
     derived = derive(costs, PROMPTS[:1] if asked.quick else PROMPTS)
     print_measured(whole, costs)

@@ -3,6 +3,7 @@
 fake vLLM servers, the project's ServerPool -> seconds, processor seconds, connections; bytes -> seconds a byte
 """
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.vllm.answers import read_answer
+from perl.rollouts.vllm.giving import Given, Order, give_at
 from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.fake_servers import TOKEN, Fakes, fake_servers
 
@@ -162,6 +166,22 @@ def measure_ray(nbytes: int) -> dict[str, Any] | None:
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)  # noqa: S603 (this file)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def measure_agent(repeats: int = 20) -> float:
+    """Processor seconds of an agent that has its server look at itself, load an adapter and unload one; the least."""
+    seconds = []
+    with fake_servers(1) as fakes:
+        address = ServerAddress(fakes.urls[0])
+        for turn in range(repeats):
+            order = Order(
+                f"v{turn}", "adapter", "", f"v{turn}", load=True, look=True, takes_weights=True, unload=("old",)
+            )
+            given, told = timed(partial(asyncio.run, give_at(order, address)))
+            if not (isinstance(given, Given) and given.loaded):
+                raise RuntimeError(f"the server was told in vain: {given}")
+            seconds.append(told["cpu_seconds"])
+    return min(seconds)
 
 
 def measure_agents(counts: Sequence[int], sizes: Sequence[int]) -> list[dict[str, Any]]:

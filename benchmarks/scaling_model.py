@@ -51,9 +51,8 @@ ASSUMED = {
     "ray_put": Constant(1.5e-9, "s/byte", "assumed", "copy into Ray's object store; Ray is not installed here"),
     "ray_take": Constant(1.5e-9, "s/byte", "assumed", "an agent's copy to shared memory; Ray is not installed here"),
     "ray_call": Constant(1e-3, "s", "assumed", "one call of an agent; Ray is not installed here"),
-    "ray_agent": Constant(0.05, "s", "assumed", "an agent's own requests to its server; Ray is not installed here"),
 }
-"""What cannot be measured on one machine without a GPU; Ray's own four are replaced where it is installed."""
+"""What cannot be measured on one machine without a GPU; Ray's own three are replaced where it is installed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Costs:
 
     Attributes:
         constants: By name: those of :data:`ASSUMED`, ``folder`` and ``serialise`` (s/byte), ``answer``
-            (s/token).
+            (s/token), ``ray_agent`` (s).
         asking: (servers, seconds) measured: processor seconds of the main process to have so many servers load an
             update that is written already.
         telling: The same with agents on their nodes, each told by a call; empty: each takes ``ray_call``.
