@@ -247,7 +247,7 @@ class Versions:
             standing=None if standing is None else replace(standing, adapters={}),
             same_weights=self.main,
             takes_weights=member.facts is None or member.facts.takes_weights,
-            ours=self._names & {held, version.name},
+            ours=frozenset(self._names & {held, version.name}),
             left=self._foreign.get(member.url),
             keeps=self.main,
             unload=self.needless(member) if load else (),
