@@ -4,8 +4,8 @@ Run as ``python benchmarks/scaling.py`` on a CPU, with 1 to 1,024 fake vLLM serv
 or on two machines; every number that is printed is one of three kinds, and says so:
 
 * measured here: the project's ``ServerPool`` with so many fake servers (connect, a sync, a batch of rollouts,
-  connections), seconds a byte to serialise and write an adapter, seconds a token to read an answer, Ray's object store
-  on one node;
+  connections), and with agents on the servers' nodes, which are actors of a Ray cluster of this machine; seconds a byte
+  to serialise and write an adapter, seconds a token to read an answer, Ray's object store on one node;
 * assumed, or of a data sheet: rates of file systems and networks, what vLLM takes to load an adapter;
 * derived: a sync by five transports, from these (``scaling_model.py`` has the formulas); and a step of the recipe
   ``node-7b`` on H100s, from what ``perl plan`` derives, with that sync in the place of the plan's.
@@ -31,7 +31,7 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import torch
-from scaling_measured import measure_answer, measure_bytes, measure_pool, measure_ray
+from scaling_measured import measure_agent, measure_agents, measure_answer, measure_bytes, measure_pool, measure_ray
 from scaling_model import (
     ASSUMED,
     COMMON,
@@ -73,9 +73,12 @@ def measure(quick: bool) -> dict[str, Any]:
     for servers in QUICK_SERVERS if quick else SERVERS:
         pool.append(measure_pool(servers, sizes, repeats=1 if quick or servers > max(QUICK_SERVERS) else 3))
         print(f"measured with {servers} servers", flush=True)
-    found = {"pool": pool, "bytes": measure_bytes(sizes[-1]), "answer": measure_answer()}
+    alone = pool[0]["syncs"][str(sizes[-1])]["seconds"] / sizes[-1]
+    of_bytes = measure_bytes(sizes[-1]) | {"folder": alone}
+    found = {"pool": pool, "bytes": of_bytes, "answer": measure_answer(), "agent": measure_agent()}
     if not quick:
         found["ray"] = measure_ray(sizes[-1])
+        found["agents"] = measure_agents(SERVERS, sizes)
     return found | {
         "taken": time.strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
@@ -91,17 +94,21 @@ def with_stored(found: Mapping[str, Any], stored: Mapping[str, Any] | None) -> d
         return dict(found)
     known = {row["servers"] for row in found["pool"]}
     earlier = [row | {"taken": stored["taken"]} for row in stored["pool"] if row["servers"] not in known]
-    return dict(found) | {"pool": [*found["pool"], *earlier], "ray": found.get("ray") or stored.get("ray")}
+    kept = {name: found.get(name) or stored.get(name) for name in ("ray", "agents")}
+    return dict(found) | {"pool": [*found["pool"], *earlier], **kept}
+
+
+def with_quiet(found: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds a byte and a token of an earlier run, which are of the clock, where this one was not alone here."""
+    return dict(found) | {name: stored[name] for name in ("bytes", "answer", "ray")}
 
 
 def costs_of(found: Mapping[str, Any]) -> Costs:
     """The constants of the model, with where each is from."""
     here = f"on {found['cores']} shared cores"
-    alone = min(found["pool"], key=lambda row: row["servers"])
-    size = max(map(int, alone["syncs"]))
-    written = alone["syncs"][str(size)]["seconds"] / size
     measured = {
-        "folder": (written, "s/byte", f"a sync of {size / 1e6:.0f} MB to one fake server: its folder, on a local disk"),
+        "folder": (found["bytes"]["folder"], "s/byte", "a sync to one fake server: its folder, on a local disk"),
+        "ray_agent": (found["agent"], "s", "processor seconds of an agent for its requests, least of 20"),
         "serialise": (found["bytes"]["serialise"], "s/byte", "safetensors.save of an adapter, least of 5"),
         "answer": (found["answer"], "s/token", "json.loads and read_answer of an answer as vLLM gives it, least of 5"),
     }
@@ -110,12 +117,18 @@ def costs_of(found: Mapping[str, Any]) -> Costs:
         measured["ray_put"] = ray["put"], "s/byte", f"ray.put, Ray {ray['version']}, least of 5"
         measured["ray_take"] = ray["take"], "s/byte", "ray.get and write to memory by an actor, same node, least of 5"
         measured["ray_call"] = ray["call"], "s", "one of 256 calls of an actor, same node"
+    agents = found.get("agents")
     constants = {
         name: Constant(value, unit, "measured", f"{how}, {here}") for name, (value, unit, how) in measured.items()
     }
-    rows = {row["servers"]: row["syncs"][str(SIZES[0])]["cpu_seconds"] for row in found["pool"]}
-    least = rows[alone["servers"]]
-    return Costs(ASSUMED | constants, [(n, max(rows[n] - least, 0.0)) for n in sorted(rows) if n > 1])
+    return Costs(ASSUMED | constants, _beyond_one(found["pool"]), _beyond_one(agents) if agents else ())
+
+
+def _beyond_one(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Processor seconds of the main process for so many servers, less those for one."""
+    seconds = {row["servers"]: row["syncs"][str(SIZES[0])]["cpu_seconds"] for row in rows}
+    least = seconds[min(seconds)]
+    return [(servers, max(seconds[servers] - least, 0.0)) for servers in sorted(seconds) if servers > 1]
 
 
 @dataclass(frozen=True)
@@ -237,6 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="up to 64 servers, one size, no Ray; nothing is written")
     parser.add_argument("--stored", action="store_true", help="derive again from the stored measurements")
+    parser.add_argument("--quiet-bytes", action="store_true", help="seconds a byte and a token as stored")
     parser.add_argument("--output", type=Path, help="JSON; a picture is put beside it")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -244,6 +258,8 @@ def main() -> None:
     stored = json.loads(RESULTS.read_text(encoding="utf-8"))["measured"] if RESULTS.is_file() else None
     found = stored if asked.stored and stored else measure(asked.quick)
     whole = with_stored(found, stored) if asked.quick else found
+    if asked.quiet_bytes and stored:
+        whole = with_quiet(whole, stored)
     costs = costs_of(whole)
     derived = derive(costs, PROMPTS[:1] if asked.quick else PROMPTS)
     print_measured(whole, costs)
@@ -252,7 +268,7 @@ def main() -> None:
     if output is not None:
         constants = {name: asdict(constant) for name, constant in costs.constants.items()}
         formulas = {"each": COMMON} | {name: transport.formula for name, transport in TRANSPORTS.items()}
-        assumed = {"constants": constants, "asking": costs.asking, "formulas": formulas}
+        assumed = {"constants": constants, "asking": costs.asking, "telling": costs.telling, "formulas": formulas}
         output.write_text(_as_text({"measured": whole, **assumed, "derived": derived}), encoding="utf-8")
         draw(whole, derived, output.with_suffix(".png"))
     print(f"\n{time.monotonic() - began:.0f} s")

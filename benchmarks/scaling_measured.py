@@ -3,6 +3,7 @@
 fake vLLM servers, the project's ServerPool -> seconds, processor seconds, connections; bytes -> seconds a byte
 """
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,23 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.vllm.answers import read_answer
+from perl.rollouts.vllm.giving import Given, Order, give_at
 from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.fake_servers import TOKEN, Fakes, fake_servers
 
 TENSORS = 392  # of a LoRA on the seven linear layers of 28 blocks
 GROUP, TOKENS, PROMPT = 8, 256, 200
 LEAST_REQUESTS, WRITING_SECONDS = 64, 1.0
-_SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that is deleted)
+SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that is deleted)
 _CALLS = 256
+REPEATS, MOST_REPEATED = 3, 64
+"""Syncs of each size, with up to so many servers; with more there is one."""
 _LOOK_SECONDS = 0.2
 # All fakes and the pool share two cores: answers of 1,024 servers may wait here for longer than a server may hang.
-_STALL_SECONDS = 600.0
+STALL_SECONDS = 600.0
 _OBJECT_STORE = 1_500_000_000
 
 
@@ -64,10 +70,10 @@ def measure_pool(servers: int, sizes: Sequence[int], repeats: int = 1) -> dict[s
         fake_servers(servers, tokens=TOKENS, answer_seconds=WRITING_SECONDS) as fakes,
         tempfile.TemporaryDirectory() as folder,
     ):
-        pool, connected = timed(lambda: ServerPool(fakes.urls, Path(folder), stall_seconds=_STALL_SECONDS))
+        pool, connected = timed(lambda: ServerPool(fakes.urls, Path(folder), stall_seconds=STALL_SECONDS))
         try:
             fakes.reset()
-            syncs = {str(size): _syncs(pool, fakes, size, repeats) for size in sizes}
+            syncs = {str(size): measure_syncs(pool, fakes, size, repeats) for size in sizes}
             asked = sum(sum(server["requests"].values()) for server in fakes.stats())
             fakes.reset()
             requests = [Request((TOKEN,) * PROMPT, GROUP)] * max(LEAST_REQUESTS, servers)
@@ -89,7 +95,7 @@ def measure_pool(servers: int, sizes: Sequence[int], repeats: int = 1) -> dict[s
             pool.close()
 
 
-def _syncs(pool: ServerPool, fakes: Fakes, nbytes: int, repeats: int) -> dict[str, float]:
+def measure_syncs(pool: ServerPool, fakes: Fakes, nbytes: int, repeats: int) -> dict[str, float]:
     """The least of each number: ``seconds`` until the run goes on; the others until the last server has the update."""
     tensors, found = adapter(nbytes), []
     for turn in range(repeats):
@@ -109,7 +115,7 @@ def _syncs(pool: ServerPool, fakes: Fakes, nbytes: int, repeats: int) -> dict[st
 def measure_bytes(nbytes: int, repeats: int = 5) -> dict[str, float]:
     """Seconds a byte to serialise an adapter, and to write it to memory and to a disk that has it then; the least."""
     tensors, rows = adapter(nbytes), []
-    memory = tempfile.TemporaryDirectory(dir=_SHM if _SHM.is_dir() else None)
+    memory = tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None)
     with memory as in_memory, tempfile.TemporaryDirectory() as on_disk:
         for _ in range(repeats):
             content, *seconds = _written(tensors, Path(in_memory) / "a", Path(on_disk) / "a")
@@ -162,6 +168,33 @@ def measure_ray(nbytes: int) -> dict[str, Any] | None:
     return found
 
 
+def measure_agent(repeats: int = 20) -> float:
+    """Processor seconds of an agent that has its server look at itself, load an adapter and unload one; the least."""
+    seconds = []
+    with fake_servers(1) as fakes:
+        address = ServerAddress(fakes.urls[0])
+        for turn in range(repeats):
+            order = Order(
+                f"v{turn}", "adapter", "", f"v{turn}", load=True, look=True, takes_weights=True, unload=("old",)
+            )
+            given, told = timed(partial(asyncio.run, give_at(order, address)))
+            if not (isinstance(given, Given) and given.loaded):
+                raise RuntimeError(f"the server was told in vain: {given}")
+            seconds.append(told["cpu_seconds"])
+    return min(seconds)
+
+
+def measure_agents(counts: Sequence[int], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each number of servers that agents tell; see ``scaling_agents.py``; none where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        return []
+    program = Path(__file__).with_name("scaling_agents.py")
+    command = [sys.executable, str(program), json.dumps([list(counts), list(sizes)])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)  # noqa: S603 (beside this file)
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def _on_ray(nbytes: int) -> dict[str, Any]:
     """Of a byte: into the store, and from there by an agent of the node into its memory; and of a call of an agent."""
     import ray
@@ -181,6 +214,7 @@ def _on_ray(nbytes: int) -> dict[str, Any]:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(
+        address="local",  # whatever other cluster this machine has
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE,
@@ -188,7 +222,7 @@ def _on_ray(nbytes: int) -> dict[str, Any]:
         log_to_driver=False,
     )
     try:
-        with tempfile.TemporaryDirectory(dir=_SHM if _SHM.is_dir() else None) as folder:
+        with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
             agent = ray.remote(Agent).options(num_cpus=0).remote(folder)
             ray.get(agent.ready.remote())
             content = np.ones(nbytes, np.uint8)  # pages of its own, which zeros would not have

@@ -61,30 +61,41 @@ class Costs:
 
     Attributes:
         constants: By name: those of :data:`ASSUMED`, ``folder`` and ``serialise`` (s/byte), ``answer``
-            (s/token).
+            (s/token), ``ray_agent`` (s).
         asking: (servers, seconds) measured: processor seconds of the main process to have so many servers load an
             update that is written already.
+        telling: The same with agents on their nodes, each told by a call; empty: each takes ``ray_call``.
     """
 
     constants: Mapping[str, Constant]
     asking: Sequence[tuple[int, float]]
+    telling: Sequence[tuple[int, float]] = ()
 
     def __getitem__(self, name: str) -> float:
         """The value of a constant."""
         return self.constants[name].value
 
     def seconds_to_ask(self, servers: int) -> float:
-        """Between what was measured in a straight line; beyond the last in proportion to it."""
-        points = sorted([(0, 0.0), *self.asking])
-        for (fewer, least), (more, most) in pairwise(points):
-            if servers <= more:
-                return least + (most - least) * (servers - fewer) / (more - fewer)
-        last, seconds = points[-1]
-        return seconds * servers / last if last else 0.0
+        """Of the main process that asks so many servers itself."""
+        return _between(self.asking, servers)
+
+    def seconds_to_tell(self, servers: int) -> float:
+        """Of the main process that calls so many agents."""
+        return _between(self.telling, servers) if self.telling else servers * self["ray_call"]
 
     def load(self, nbytes: float) -> float:
         """Seconds of a server to load an adapter that it can read from memory; all servers do so at a time."""
         return self["load_fixed"] + nbytes / self["load_rate"]
+
+
+def _between(measured: Sequence[tuple[int, float]], servers: int) -> float:
+    """Between what was measured in a straight line; beyond the last in proportion to it."""
+    points = sorted([(0, 0.0), *measured])
+    for (fewer, least), (more, most) in pairwise(points):
+        if servers <= more:
+            return least + (most - least) * (servers - fewer) / (more - fewer)
+    last, seconds = points[-1]
+    return seconds * servers / last if last else 0.0
 
 
 def nodes_of(servers: int) -> int:
@@ -93,7 +104,12 @@ def nodes_of(servers: int) -> int:
 
 
 def _nfs_by_server(costs: Costs, nbytes: float, servers: int) -> dict[str, float]:
-    return {"folder": nbytes * costs["folder"], "write": nbytes / costs["nfs"], "move": servers * nbytes / costs["nfs"]}
+    return {
+        "folder": nbytes * costs["folder"],
+        "write": nbytes / costs["nfs"],
+        "move": servers * nbytes / costs["nfs"],
+        "ask": costs.seconds_to_ask(servers),
+    }
 
 
 def _nfs_by_node(costs: Costs, nbytes: float, servers: int) -> dict[str, float]:
@@ -101,17 +117,20 @@ def _nfs_by_node(costs: Costs, nbytes: float, servers: int) -> dict[str, float]:
         "folder": nbytes * costs["folder"],
         "write": nbytes / costs["nfs"],
         "move": nodes_of(servers) * nbytes / costs["nfs"],
+        "ask": costs.seconds_to_ask(servers),
     }
 
 
 def _parallel_fs(costs: Costs, nbytes: float, servers: int) -> dict[str, float]:
     of_a_node = min(servers, GPUS_OF_A_NODE) * nbytes / costs["nic"]
     folder, write = nbytes * costs["folder"], nbytes / costs["nic"]
-    return {"folder": folder, "write": write, "move": max(servers * nbytes / costs["parallel_fs"], of_a_node)}
+    move = max(servers * nbytes / costs["parallel_fs"], of_a_node)
+    return {"folder": folder, "write": write, "move": move, "ask": costs.seconds_to_ask(servers)}
 
 
 def _http(costs: Costs, nbytes: float, servers: int) -> dict[str, float]:
-    return {"serialise": nbytes * costs["serialise"], "move": servers * nbytes / costs["nic"]}
+    ask = costs.seconds_to_ask(servers)
+    return {"serialise": nbytes * costs["serialise"], "move": servers * nbytes / costs["nic"], "ask": ask}
 
 
 def _ray(costs: Costs, nbytes: float, servers: int) -> dict[str, float]:
@@ -121,7 +140,8 @@ def _ray(costs: Costs, nbytes: float, servers: int) -> dict[str, float]:
         "put": nbytes * costs["ray_put"],
         "move": rounds * nbytes / costs["ray_link"],
         "take": nbytes * costs["ray_take"],
-        "calls": servers * costs["ray_call"],
+        "tell": costs.seconds_to_tell(servers),
+        "agent": costs["ray_agent"],
     }
 
 
@@ -140,15 +160,19 @@ class Transport:
 
 
 TRANSPORTS = {
-    "nfs_by_server": Transport("NFS, each server", "a folder + a/nfs + S a/nfs", _nfs_by_server),
-    "nfs_by_node": Transport("NFS, each node", "a folder + a/nfs + K a/nfs", _nfs_by_node),
-    "parallel_fs": Transport("parallel FS", "a folder + a/nic + max(S a/parallel_fs, min(S, 8) a/nic)", _parallel_fs),
-    "http": Transport("HTTP push", "a serialise + S a/nic", _http),
+    "nfs_by_server": Transport("NFS, each server", "ask(S) + a folder + a/nfs + S a/nfs", _nfs_by_server),
+    "nfs_by_node": Transport("NFS, each node", "ask(S) + a folder + a/nfs + K a/nfs", _nfs_by_node),
+    "parallel_fs": Transport(
+        "parallel FS", "ask(S) + a folder + a/nic + max(S a/parallel_fs, min(S, 8) a/nic)", _parallel_fs
+    ),
+    "http": Transport("HTTP push", "ask(S) + a serialise + S a/nic", _http),
     "ray": Transport(
-        "Ray, memory", "a serialise + a ray_put + ceil(log2(K+1)) a/ray_link + a ray_take + S ray_call", _ray
+        "Ray, agents",
+        "tell(S) + ray_agent + a serialise + a ray_put + ceil(log2(K+1)) a/ray_link + a ray_take",
+        _ray,
     ),
 }
-COMMON = "ask(S) + load_fixed + a/load_rate"
+COMMON = "load_fixed + a/load_rate"
 """What each of them has besides, from the first to the last byte one after the other."""
 
 
@@ -162,7 +186,7 @@ def sync_parts(transport: str, costs: Costs, nbytes: float, servers: int) -> dic
         servers: Of one GPU each, eight on a node.
     """
     own = TRANSPORTS[transport].own(costs, nbytes, servers)
-    return own | {"ask": costs.seconds_to_ask(servers), "load": costs.load(nbytes)}
+    return own | {"load": costs.load(nbytes)}
 
 
 def sync_seconds(transport: str, costs: Costs, nbytes: float, servers: int) -> float:

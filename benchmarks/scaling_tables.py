@@ -37,12 +37,31 @@ def print_measured(found: Mapping[str, Any], costs: Costs) -> None:
         "us/token: processor microseconds of the main process for each of its tokens; late, lost, again: servers that"
     )
     print("were late with an update, or lost, requests that were sent again; load: processes that wanted the cores")
+    _print_agents(found.get("agents") or (), sizes)
     print("\nCONSTANTS: value, unit, whether it is measured here, of a data sheet or assumed, and how")
     for name, constant in costs.constants.items():
         print(f"  {name:12} {constant}")
-    asked = ", ".join(f"{servers:,}: {seconds:.2f}" for servers, seconds in costs.asking)
-    print(f"  ask(S)       measured: processor seconds of a sync to S servers, less those to one: {asked};")
+    for name, points in (("ask", costs.asking), ("tell", costs.telling)):
+        line = ", ".join(f"{servers:,}: {seconds:.2f}" for servers, seconds in points)
+        who = "" if name == "ask" else ", by agents on their nodes"
+        print(
+            f"  {name + '(S)':12} measured: processor seconds of a sync to S servers{who}, less those to one: {line};"
+        )
     print("               between them in a straight line")
+
+
+def _print_agents(rows: Sequence[Mapping[str, Any]], sizes: Sequence[str]) -> None:
+    print(
+        "\nMEASURED here: the same with agents, eight actors of a Ray cluster of this machine that share its cores with"
+    )
+    print("servers and main process; requests: to each server in a sync, by the main process and by an agent")
+    heads = " ".join(f"{f'sync {int(size) / 1e6:.0f} MB':>15}" for size in sizes)
+    print(f"{'servers':>7} {heads} {'requests':>12} {'late, lost':>10} {'load':>5}")
+    for row in rows:
+        syncs = " ".join(f"{_both(row['syncs'].get(size)):>15}" for size in sizes)
+        counts = ", ".join(str(row["counts"][name]) for name in ("servers_late", "servers_lost"))
+        requests = f"{row['requests_of_a_sync']:.1f}, {row['requests_of_agents']:.1f}"
+        print(f"{row['servers']:>7,} {syncs} {requests:>12} {counts:>10} {row['load_average']:>5.1f}")
 
 
 def _both(row: Mapping[str, float] | None) -> str:

@@ -304,13 +304,13 @@ class _Connection(asyncio.StreamReaderProtocol):
         return super().eof_received()
 
 
-async def _listen(accept: Any) -> asyncio.Server:
-    """A port for connections that a coroutine accepts."""
+async def _listen(accept: Any, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
+    """A port for connections that a coroutine accepts; 0: a free one."""
 
     def connection() -> _Connection:
         return _Connection(asyncio.StreamReader(limit=2**20), accept)
 
-    return await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0, backlog=1024)
+    return await asyncio.get_running_loop().create_server(connection, host, port, backlog=1024)
 
 
 async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Any) -> None:
@@ -335,11 +335,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("count", type=int)
     parser.add_argument("behaviour", type=json.loads, help="JSON of " + ", ".join(asdict(Behaviour())))
+    parser.add_argument("--port", type=int, help="of one server, which nobody counts; the rest as vLLM's")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--disable-uvicorn-access-log", action="store_true")
     given = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     async def run() -> None:
+        if given.port is not None:
+            everybody = _Everybody(1, Behaviour(**given.behaviour))
+            accept = functools.partial(everybody._accept, everybody.servers[0])
+            await (await _listen(accept, given.host, given.port)).serve_forever()
         serving = asyncio.ensure_future(_Everybody(given.count, Behaviour(**given.behaviour)).serve())
         left = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         await asyncio.wait([serving, left], return_when=asyncio.FIRST_COMPLETED)

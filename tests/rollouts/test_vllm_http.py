@@ -92,7 +92,7 @@ def test_completions_are_tokens_with_log_probabilities_of_the_distribution_they_
 
 
 def test_a_server_says_what_it_is_and_how_much_it_has_done(vllm_server):
-    facts = ask(vllm_server, VllmServer.facts)
+    facts, _ = ask(vllm_server, VllmServer.facts)
     assert (facts.base_name, facts.longest) == (SERVED_NAME, 256)
     assert facts.loads_adapters
     assert facts.takes_weights
@@ -131,7 +131,7 @@ def test_an_older_version_is_refused_and_a_newer_one_is_asked_what_a_tested_one_
         with pytest.raises(PerlError, match=r"0\.31\.1 is not supported"):
             ServerPool([url], None, main=False)
     with answering(of_version("0.34.0")) as url:
-        facts = ask(url, VllmServer.facts)
+        facts, _ = ask(url, VllmServer.facts)
     assert (facts.version, facts.base_name, facts.longest) == ("0.34.0", "base", 64)
 
 
@@ -154,12 +154,12 @@ vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapt
 @pytest.mark.parametrize(("counted", "replicas", "tokens"), [(TWO_REPLICAS, 2, 511.0), ("", 1, None)])
 def test_replicas_are_counted_by_the_counters_that_each_has(counted, replicas, tokens):
     with answering(of_version("0.32.0") | {"/metrics": (200, counted)}) as url:
-        assert ask(url, VllmServer.facts).replicas == replicas
+        assert ask(url, VllmServer.facts)[0].replicas == replicas
         assert ask(url, lambda server: server.tokens_so_far(5.0)) == tokens
 
 
 def test_a_real_server_reports_one_replica(vllm_server):
-    assert ask(vllm_server, VllmServer.facts).replicas == 1
+    assert ask(vllm_server, VllmServer.facts)[0].replicas == 1
 
 
 PAGE = "<!DOCTYPE HTML>\n<html><head><title>Error response</title></head></html>"

@@ -9,14 +9,15 @@ An update is what the engine needs to answer like the policy: an adapter, or the
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
-
-import torch
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perl.errors import BrokenPromiseError
 from perl.recipe.engines import Capabilities
 from perl.types import Completion
+
+if TYPE_CHECKING:  # who speaks to servers on their nodes loads neither
+    import torch
+    from transformers import PreTrainedTokenizerBase
 
 Form = Literal["adapter", "merged"]
 
@@ -135,7 +136,7 @@ class Update:
 
     name: str
     form: Form
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tensors: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     proof: Proof | None = None
 
@@ -243,7 +244,7 @@ class Engine(Protocol):
         ...
 
 
-def completion_of(sampled: Sampled, end_token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Completion:
+def completion_of(sampled: Sampled, end_token_ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> Completion:
     """What an engine gave, as text; without an end token it was cut off."""
     ids = sampled.token_ids
     truncated = not ids or ids[-1] not in end_token_ids

@@ -5,16 +5,21 @@ worker loop of a cluster -> Host -> the run's callbacks, its rollouts
 A program of its own has none of it: it hears signals, draws its progress, and writes into its folder.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from perl.recipe.server_address import ServerAddress
 
+T = TypeVar("T")
+
 
 class Fleet(Protocol):
-    """vLLM servers that were started for the run."""
+    """vLLM servers that were started for the run, each with somebody on its node who speaks to it there.
+
+    What is awaited runs in the loop of who asks, of any number of servers at a time.
+    """
 
     def addresses(self) -> list[ServerAddress]:
         """Where they are now, always in the same order, with their key; waits until one is being started.
@@ -24,7 +29,7 @@ class Fleet(Protocol):
         """
         ...
 
-    def address(self, index: int) -> str:
+    async def address(self, index: int) -> str:
         """Where one of them is now, which may be elsewhere than before; raises OSError where it is nowhere."""
         ...
 
@@ -36,12 +41,24 @@ class Fleet(Protocol):
         """Keeps the files of an update for the servers' nodes."""
         ...
 
-    def bring(self, name: str, index: int) -> None:
-        """Returns when the node of a server has the files of an update; raises OSError where it cannot."""
+    async def give(
+        self, index: int, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]], seconds: float
+    ) -> T:
+        """Brings an update to the node of a server and speaks to the server there, in one call.
+
+        Args:
+            index: Of the server.
+            name: Of the update; None: it needs no files.
+            tell: Runs on the node, given the server's address there; it and what it returns are pickled.
+            seconds: That it may take once the files are there.
+
+        Raises:
+            OSError: Nobody on the node answers, or the files are not kept any more.
+        """
         ...
 
     def forget(self, name: str) -> None:
-        """The files of an update are not needed any more."""
+        """The files of an update are not needed any more; a node deletes its copy when it gets a newer one."""
         ...
 
     def clear(self) -> None:

@@ -92,6 +92,10 @@ class Desk:
         """The reference of an update's files, in a list; empty: it is not kept any more."""
         return [self._updates[name]] if name in self._updates else []
 
+    def updates(self) -> list[str]:
+        """Names of those that are kept."""
+        return list(self._updates)
+
     def clear(self) -> None:
         """None of the updates is needed any more."""
         self._updates.clear()

@@ -1,8 +1,9 @@
 """vLLM servers as actors of a Ray cluster: one actor owns one stock server, and Ray starts it again elsewhere.
 
-command line -> actors -> addresses; update in Ray's object store -> memory of the node -> its servers
+command line -> actors -> addresses; update in Ray's object store -> memory of the node -> its server, told there
 """
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -14,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import ray
@@ -43,8 +44,12 @@ _START_SECONDS = 300.0
 # For an update to reach a node.
 _BRING_SECONDS = 300.0
 _SECONDS_TO_TELL = 1.0
+# Beyond what who asks allows, since what was sent before goes first.
+_GIVE_SECONDS = 60.0
 _SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that only this user can read)
 
+
+T = TypeVar("T")
 
 PORT = "{port}"
 """Stands for the port, which is chosen on the server's node."""
@@ -68,7 +73,7 @@ class ServerCommand:
 
 
 class RolloutServer:
-    """The actor's class: it owns one vLLM server, and puts updates into the memory of its node."""
+    """The actor's class: it owns one vLLM server, puts updates into the memory of its node, and tells the server."""
 
     def __init__(self, command: ServerCommand, folder: str) -> None:
         """Starts the server on a free port; it needs a minute until it answers.
@@ -80,6 +85,8 @@ class RolloutServer:
         self._folder, self._name = Path(folder), f"server-{os.getpid()}"
         place, port = ray.util.get_node_ip_address(), _free_port()
         self._url = f"http://{place}:{port}"
+        self._giving = threading.Lock()
+        os.environ[KEY_VARIABLE] = command.key
         self._owned = _started(command, place, port, self._folder, self._name)
 
     def address(self) -> str:
@@ -96,19 +103,35 @@ class RolloutServer:
         threading.Timer(_SECONDS_TO_TELL, os._exit, (1,)).start()
         raise RuntimeError(f"vLLM ended with exit code {ended.read_text()}: {' '.join(last)[:300]}")
 
-    def bring(self, name: str) -> bool:
-        """Puts an update into the memory of this node, unless another server here has; False: nobody has it any more.
+    def give(self, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]]) -> T:
+        """Brings an update to this node and speaks to the server; one call at a time.
 
         Args:
-            name: Of the update.
+            name: Of the update; None: it needs no files.
+            tell: Given the server's address.
+
+        Raises:
+            OSError: Nobody has the update any more.
+        """
+        with self._giving:
+            if name is not None and not self._bring(name):
+                raise OSError(f"the update {name} is not kept any more")
+            return asyncio.run(tell(ServerAddress(self._url, KEY_VARIABLE)))
+
+    def _bring(self, name: str) -> bool:
+        """Puts an update into the memory of this node, unless another server here has; False: nobody has it any more.
+
+        Those that are not kept any more go. Who asks what is kept is alone here, so no newer one can have come.
         """
         target = self._folder / name
         with _alone_here(self._folder):
             if target.is_dir():
                 return True
-            held = ray.get(ray.get_actor(DESK).update.remote(name), timeout=_ASK_SECONDS)
+            desk = ray.get_actor(DESK)
+            held, kept = ray.get([desk.update.remote(name), desk.updates.remote()], timeout=_ASK_SECONDS)
             if not held:
                 return False
+            self._clear(kept)
             files: Mapping[str, Any] = ray.get(held[0], timeout=_BRING_SECONDS)
             staged = self._folder / f".{name}.tmp"
             shutil.rmtree(staged, ignore_errors=True)
@@ -118,17 +141,16 @@ class RolloutServer:
             staged.rename(target)
         return True
 
-    def forget(self, name: str) -> None:
-        """Frees the memory of an update."""
-        with _alone_here(self._folder):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+    def _clear(self, kept: Collection[str]) -> None:
+        """Frees the memory of all updates but some."""
+        for held in self._folder.iterdir():
+            if held.is_dir() and held.name not in kept:
+                shutil.rmtree(held, ignore_errors=True)
 
     def clear(self) -> None:
         """Frees the memory of all updates."""
         with _alone_here(self._folder):
-            for held in self._folder.iterdir():
-                if held.is_dir():
-                    shutil.rmtree(held, ignore_errors=True)
+            self._clear(())
 
     def stop(self) -> None:
         """Ends the server, and with the last one of a node what lies in its memory."""
@@ -245,9 +267,9 @@ class RayFleet(Fleet):
         hint = "`ray status` says what the cluster has and what waits for it"
         return RolloutError(f"the cluster has started none of {self._count} servers: {reason}", "rollout.servers", hint)
 
-    def address(self, index: int) -> str:
+    async def address(self, index: int) -> str:
         """See :class:`perl.run.host.Fleet`."""
-        return str(self._asked(index, "address"))
+        return str(await self._asked(_ASK_SECONDS, index, "address"))
 
     def path(self, name: str) -> str:
         """See :class:`perl.run.host.Fleet`."""
@@ -263,17 +285,18 @@ class RayFleet(Fleet):
             what = f"Ray's object store does not take the update {name}: {type(error).__name__}"
             raise RolloutError(what, "rollout.servers", "the same command goes on") from None
 
-    def bring(self, name: str, index: int) -> None:
+    async def give(
+        self, index: int, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]], seconds: float
+    ) -> T:
         """See :class:`perl.run.host.Fleet`."""
-        if not self._asked(index, "bring", name, seconds=_BRING_SECONDS):
-            raise OSError(f"the update {name} is not kept any more")
+        seconds += _GIVE_SECONDS if name is None else _GIVE_SECONDS + _BRING_SECONDS
+        found: T = await self._asked(seconds, index, "give", name, tell)
+        return found
 
     def forget(self, name: str) -> None:
         """See :class:`perl.run.host.Fleet`."""
         with contextlib.suppress(RayError, ValueError):
             ray.get_actor(DESK).forget.remote(name)
-            for index in range(self._count):
-                self._actor(index).forget.remote(name)
 
     def clear(self) -> None:
         """See :class:`perl.run.host.Fleet`."""
@@ -287,10 +310,11 @@ class RayFleet(Fleet):
             self._actors[index] = ray.get_actor(SERVER.format(index))
         return self._actors[index]
 
-    def _asked(self, index: int, what: str, *given: Any, seconds: float = _ASK_SECONDS) -> Any:  # noqa: ANN401
+    async def _asked(self, seconds: float, index: int, what: str, *given: Any) -> Any:  # noqa: ANN401 (Ray's)
+        """What an actor answers; occupies no thread meanwhile, so that any number can be asked at a time."""
         try:
-            return ray.get(getattr(self._actor(index), what).remote(*given), timeout=seconds)
-        except (RayError, ValueError) as error:  # it is being started again, or its node is gone
+            return await asyncio.wait_for(getattr(self._actor(index), what).remote(*given), seconds)
+        except (RayError, ValueError, TimeoutError) as error:  # it is being started again, or its node is gone
             raise OSError(_reason(error)) from None
 
 
@@ -299,4 +323,6 @@ def _reason(error: Exception) -> str:
     told = error.cause if isinstance(error, RayTaskError) else None
     if isinstance(told, RuntimeError | OSError):
         return str(told)
+    if told is not None:
+        return f"its actor fails: {told!r}"
     return f"its actor does not answer: {type(error).__name__}"

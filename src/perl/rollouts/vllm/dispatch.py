@@ -19,19 +19,19 @@ from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
 from perl.rollouts.vllm.answers import AccessError, ServerDownError
 from perl.rollouts.vllm.connections import Connections
+from perl.rollouts.vllm.giving import FIRST_TOKEN_SECONDS
 from perl.rollouts.vllm.growing import GrowingGroup
 from perl.rollouts.vllm.held_versions import (
-    FIRST_TOKEN_SECONDS,
     ChangedServerError,
     LateServerError,
-    Member,
-    Version,
     Versions,
 )
 from perl.rollouts.vllm.http import DYING_SECONDS, VllmServer
 from perl.rollouts.vllm.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.vllm.lost_answers import MOST_IN_A_ROW, MOST_LOSSES
+from perl.rollouts.vllm.members import Member, Version
 from perl.rollouts.vllm.shared_health import SharedHealth
+from perl.run.host import Fleet
 
 MOST_OUTSTANDING = 256
 """Completions that one server writes at a time; more wait here, for whichever server has room."""
@@ -144,15 +144,12 @@ class Dispatcher:
         stall_seconds: float,
         place: Place,
         connections: Connections,
-        find: Callable[[int], str] | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
-        """Connects to nothing yet; see :class:`perl.rollouts.vllm.servers.ServerPool`.
-
-        ``find`` gives the address of a server by its position, where that may change; it may raise OSError.
-        """
+        """Connects to nothing yet; see :class:`perl.rollouts.vllm.servers.ServerPool`."""
         self.versions = Versions(base_name, main)
         self._health = SharedHealth(place.run)
-        self.servers = Servers(servers, self.versions, self, self._health, timeout_seconds, stall_seconds, find)
+        self.servers = Servers(servers, self.versions, self, self._health, timeout_seconds, stall_seconds, fleet)
         self.retried = self.continued = 0
         self._ahead = place.ahead
         self._most_in_hand = connections.completions
@@ -161,6 +158,9 @@ class Dispatcher:
         self._order = {m: (i - first) % len(servers) for i, m in enumerate(self.servers.members)}
         self._tried = False
         self._kept: list[Version] = []
+        self._unloads = main and fleet is None
+        if main and fleet is not None:
+            self.versions.needless = self._needless  # unloaded with the next update
         self._jobs: dict[int, _Job] = {}  # all that are not answered, by number
         self._queue: deque[_Job] = deque()  # of these, those that no server has in hand; lowest number first
         self._next_number = 0
@@ -285,7 +285,7 @@ class Dispatcher:
         await self.servers.stop()
         released = (asyncio.wait_for(member.label.release(), _CLOSE_SECONDS) for member in self.servers.serving())
         await asyncio.gather(*map(_quietly, released))
-        if self.versions.main:
+        if self._unloads:  # else the servers end with the run
             ours = {version.name for version in self._kept}
             forget = [
                 _quietly(member.server.unload_adapter(name, _CLOSE_SECONDS))
@@ -476,7 +476,7 @@ class Dispatcher:
 
     def _retire(self) -> None:
         """Forgets versions that nobody needs."""
-        for version in self._kept[: -_KEPT_NAMES - self._ahead] if self.versions.main else ():
+        for version in self._kept[: -_KEPT_NAMES - self._ahead] if self._unloads else ():
             for member in self.servers.serving():
                 if not version.users and version.name in member.adapters:
                     member.adapters.discard(version.name)
@@ -485,6 +485,12 @@ class Dispatcher:
             self._kept.remove(version)
             if version.forget is not None:
                 self._callbacks.submit(version.forget)
+
+    def _needless(self, member: Member) -> tuple[str, ...]:
+        """Adapters that a server has and that nobody asks for any more."""
+        needed = {version.name for version in self._kept[-_KEPT_NAMES - self._ahead :]}
+        needed |= {version.name for version in self._kept if version.users}
+        return tuple(sorted(member.adapters - needed))
 
 
 async def _quietly(call: Awaitable[None]) -> None:

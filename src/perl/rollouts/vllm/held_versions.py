@@ -8,21 +8,23 @@ a server that changed is lost until it is proven again. :class:`~perl.rollouts.v
 """
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, raise_all
-from perl.rollouts.engine import EngineSampling, Form, Proof, Request
+from perl.rollouts.engine import Form, Proof
 from perl.rollouts.vllm.answers import AdapterGoneError, ServerDownError, ServerFacts, Standing
-from perl.rollouts.vllm.http import DEV_MODE, LORA_FLAGS, ONE_REPLICA, VllmServer
-from perl.rollouts.vllm.lost_answers import LostAnswers
-from perl.rollouts.vllm.weight_labels import WeightLabel, finished, is_owned, owner_of
+from perl.rollouts.vllm.giving import Given, Order, Question, difference, give, give_at
+from perl.rollouts.vllm.http import DEV_MODE, LORA_FLAGS, ONE_REPLICA
+from perl.rollouts.vllm.members import Member, Version
+from perl.rollouts.vllm.weight_labels import finished, is_owned, owner_of
+from perl.run.host import Fleet
 
 _MOST_TRIES = 3
-# For the first token that a server writes, when it still warms up.
-FIRST_TOKEN_SECONDS = 180.0
+# For a server's node to load an update, with all that is asked beside; it takes further time to get it there.
+_LOAD_SECONDS = {"adapter": 600.0, "merged": 2400.0}
 # Answers that come meanwhile are vouched for by one question.
 _GATHER_SECONDS = 0.02
 _OTHER_SERVERS = "give this run servers that no other run uses, or wait until the other one has ended"
@@ -38,98 +40,6 @@ class LateServerError(Exception):
     """A server does not have a version yet that the main process is giving it."""
 
 
-@dataclass(eq=False)
-class Version:
-    """An update as servers know it.
-
-    Attributes:
-        form: None: the base as the servers serve it.
-        path: Its folder as servers see it.
-        bring: Puts that folder where a server, by its position, sees it; may raise OSError. None: it does already.
-        forget: Deletes it, if that is up to this process.
-        proof: What a server that has it must answer; None: nothing is known.
-        users: Requests that need it and are not answered, and servers that read it.
-    """
-
-    name: str
-    form: Form | None
-    path: str = ""
-    bring: Callable[[int], None] | None = None
-    forget: Callable[[], None] | None = None
-    proof: Proof | None = None
-    users: int = 0
-
-
-@dataclass(eq=False)
-class Member:
-    """A server and what is known of it.
-
-    Attributes:
-        position: Among all servers.
-        standing: What it was when it was met; each answer is of this server or none.
-        adapters: Names that it serves.
-        weights: Merged weights that it holds, if they are ours.
-        label: The server's string for it.
-        trusted: Nobody needs to look whether it is still the server that it was.
-        compared: What it writes was compared with the policy since it last began to serve.
-        late: It serves, and is given no requests before it has the current version.
-        behind: It was late when others began to answer with that version, and must prove itself before it does.
-        catching_up: Gives it the current version.
-        awaited: Version that the main process, another one, is giving it as far as is known here.
-        refuted: It answers, and not like the policy.
-        barred: The process that failed a comparison, after which only another process is used.
-        outstanding: Completions that it is to write.
-        lost: What became of its answers.
-        denied: It refuses access, and will until something is fixed.
-        answered: When its last answer came, by the loop's clock.
-        tasks: What is under way there; cancelled when it is lost.
-    """
-
-    server: VllmServer
-    position: int = 0
-    serving: bool = False
-    facts: ServerFacts | None = None
-    standing: Standing | None = None
-    adapters: set[str] = field(default_factory=set)
-    weights: str | None = None
-    trusted: bool = False
-    compared: bool = False
-    late: bool = False
-    behind: bool = False
-    catching_up: asyncio.Task[bool] | None = None
-    awaited: str | None = None
-    refuted: bool = False
-    barred: tuple[str | None, str] | None = None
-    outstanding: int = 0
-    lost: LostAnswers = field(default_factory=LostAnswers)
-    denied: bool = False
-    answered: float = -math.inf
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    watch: asyncio.Task[None] | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    looks: int = 0
-    seen: Standing | None = None
-    reason: str = "was not contacted yet"
-
-    def __post_init__(self) -> None:
-        """Has no label yet."""
-        self.label = WeightLabel(self.server)
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return self.server.url
-
-    def forget(self) -> None:
-        """It may be another server from now on."""
-        self.trusted = self.compared = self.late = self.behind = False
-        self.awaited = None
-        self.standing, self.weights = None, None
-        self.adapters = set()
-        self.label.forget()
-
-
 class Versions:
     """The base that all servers serve, and the updates to it that they must answer with.
 
@@ -138,6 +48,7 @@ class Versions:
         reloads: How often a server was given again what it had forgotten.
         main: Whether this is the main process, which loads updates.
         needed: In what form updates will come; None: it is not known yet.
+        needless: The adapters of a server that go with the next order to it, since nobody needs them.
     """
 
     def __init__(self, base_name: str | None, main: bool) -> None:
@@ -155,6 +66,7 @@ class Versions:
         self._adopted: set[str] = set()
         self._longest_tokens = 0
         self.needed: Form | None = None
+        self.needless: Callable[[Member], tuple[str, ...]] = lambda _: ()
 
     def take(self, version: Version) -> None:
         """Makes a version the current one."""
@@ -172,7 +84,7 @@ class Versions:
             PerlError: It serves another base than the others, or cannot hold what is needed.
             ChangedServerError: It is another one than it was.
         """
-        facts = await member.server.facts()
+        facts, now = await member.server.facts()
         mistakes = []
         if self._base_name is None:
             self._base_name = facts.base_name
@@ -181,9 +93,14 @@ class Versions:
             mistakes.append(Mistake(f"{member.url} serves {facts.base_name}, not {self._base_name}", hint=hint))
         raise_all(PerlError, mistakes + self._unable(member.url, facts))
         member.facts = facts
-        now = await member.server.standing(facts.takes_weights)
+        self._met(member, now)
+
+    def _met(self, member: Member, now: Standing) -> None:
+        """Takes a server for what it reports, unless it is another one than it was."""
         # The main process changes weights; the others learn of it by the name in the next answer.
         _check_same(member.standing, now, weights=self.main)
+        if member.facts is not None:
+            member.facts = replace(member.facts, adapters=frozenset(now.adapters))
         member.standing, member.trusted = replace(now, weights=owner_of(now.weights)), True
 
     def check(self, longest_tokens: int, form: Form | None, members: list[Member]) -> None:
@@ -244,7 +161,11 @@ class Versions:
             ChangedServerError: It is not.
             PerlError: It serves adapters of others, beside which it computes this version wrongly.
         """
-        before, now = member.standing, await self._look(member)
+        before = member.standing
+        self._check_answered(member, version, before, await self._look(member))
+
+    def _check_answered(self, member: Member, version: Version, before: Standing | None, now: Standing) -> None:
+        """What :meth:`_same` refuses, of a server that was one before the answer and is one now."""
         _check_same(before, now, weights=version.form != "merged")
         held = owner_of(now.weights)
         if version.form == "merged" and held != version.name:
@@ -288,25 +209,77 @@ class Versions:
             PerlError: It cannot, before something is fixed.
         """
         async with member.lock:
-            if not member.trusted:
-                await self.meet(member)
-            if member.awaited == version.name and not _arrived(member, version):
-                raise LateServerError(version.name)
-            if member.facts is not None and member.facts.replicas > 1 and version.form is not None:
-                raise_all(PerlError, [_several(member.url, member.facts.replicas)])
-            version.users += 1  # its folder stays
-            try:
-                await _bring(version, member)
-                if version.form == "adapter" and version.name not in member.adapters:
-                    await member.server.load_adapter(version.name, version.path)
-                    member.adapters.add(version.name)
-                elif version.form == "merged" and member.weights != version.name:
-                    await self._take_over(member, version)
-                else:
-                    return
-            finally:
-                version.users -= 1
-            self.reloads += again
+            await self._ensure(member, version, again, None)
+
+    async def _ensure(self, member: Member, version: Version, again: bool, question: Question | None) -> Given:
+        """The same, and asks the server a question; a server that is known well needs one order at most."""
+        look = not member.trusted
+        if look and (member.awaited == version.name or member.standing is None or member.standing.process is None):
+            await self.meet(member)
+            look = False
+        if member.awaited == version.name and not _arrived(member, version):
+            raise LateServerError(version.name)
+        if member.facts is not None and member.facts.replicas > 1 and version.form is not None:
+            raise_all(PerlError, [_several(member.url, member.facts.replicas)])
+        load = version.form is not None and version.name not in (*member.adapters, member.weights)
+        if load and version.form == "merged" and member.facts is not None and not member.facts.takes_weights:
+            raise PerlError(f"{member.url} cannot take weights", hint=DEV_MODE)
+        if not (load or look or question):
+            return Given()
+        version.users += load  # its folder stays
+        try:
+            given = await self._carried(member, version, self._order(member, version, load, look, question))
+        finally:
+            version.users -= load
+        self.reloads += again and load
+        return given
+
+    def _order(self, member: Member, version: Version, load: bool, look: bool, question: Question | None) -> Order:
+        standing = member.standing
+        held = None if standing is None or standing.weights is None else finished(standing.weights)
+        return Order(
+            version.name,
+            version.form,
+            version.path,
+            self.model(version),
+            load=load,
+            look=look,
+            standing=None if standing is None else replace(standing, adapters={}),
+            same_weights=self.main,
+            takes_weights=member.facts is None or member.facts.takes_weights,
+            ours=frozenset(self._names & {held, version.name}),
+            left=self._foreign.get(member.url),
+            keeps=self.main,
+            unload=self.needless(member) if load else (),
+            question=question,
+        )
+
+    async def _carried(self, member: Member, version: Version, order: Order) -> Given:
+        """What came of an order, which goes once more where the weights that were in the way are ours after all.
+
+        Raises:
+            ChangedServerError: It is not the server that it was.
+            RolloutError: It got weights from someone else.
+        """
+        given = await _carry(member, version.fleet, order)
+        if given.held is not None and not given.taken and finished(given.held) in self._names:
+            order = replace(order, ours=order.ours | {finished(given.held)})
+            given = await _carry(member, version.fleet, order)
+        if given.standing is not None:
+            self._met(member, given.standing)
+        if given.taken or given.held is not None:
+            if not (given.taken or self.main):  # they may be those that come next
+                raise ServerDownError(f"holds the weights {given.held}")
+            raise _taken(member.url, given.held)
+        member.adapters -= set(order.unload)
+        if given.loaded and version.form == "adapter":
+            member.adapters.add(version.name)
+        elif given.loaded:
+            self._foreign.pop(member.url, None)
+            member.weights = version.name
+            if member.standing is not None:
+                member.standing = replace(member.standing, weights=version.name)
+        return given
 
     async def has_arrived(self, member: Member) -> bool:
         """Whether a server has by now the version that the main process is giving it.
@@ -318,30 +291,6 @@ class Versions:
         _check_same(member.standing, now, weights=False)
         member.standing = replace(now, weights=owner_of(now.weights))
         return member.awaited != self.current.name or _arrived(member, self.current)
-
-    async def _take_over(self, member: Member, version: Version) -> None:
-        """Puts merged weights on a server whose weights are the base's or ours, or which the caller knows of."""
-        if member.facts is not None and not member.facts.takes_weights:
-            raise PerlError(f"{member.url} cannot take weights", hint=DEV_MODE)
-        held = owner_of(await member.server.weight_version())
-        ours = held is None or finished(held) in self._names
-        if held != version.name:
-            if not ours and self._foreign.get(member.url) != held:
-                if not self.main:  # they may be those that come next
-                    raise ServerDownError(f"holds the weights {held}")
-                raise _taken(member.url, held)
-            fresh = held is None or not ours
-            announced = await member.label.announce(version.name, fresh)
-            if announced:
-                await member.server.load_weights(version.name, version.path)
-            if not announced or not await member.label.kept():
-                raise _taken(member.url, owner_of(await member.server.weight_version()))
-        if held != version.name or self.main:
-            await member.label.keep(version.name)
-        self._foreign.pop(member.url, None)
-        member.weights = version.name
-        if member.standing is not None:
-            member.standing = replace(member.standing, weights=version.name)
 
     async def foreign_weights(self, member: Member) -> str | None:
         """Name of the weights that someone left on a server; the next merged ones may take their place.
@@ -378,40 +327,43 @@ class Versions:
             PerlError: It is not what it must be.
         """
         while True:
-            version = self.current
+            version, proof = self.current, self.current.proof
+            question = Question() if proof is None else Question(proof.prompts, proof.temperature)
             async with member.lock:
-                await self.meet(member)
-            standing = member.standing
-            if standing is not None and member.barred == (standing.process, " ".join(standing.base)):
-                raise BrokenPromiseError(f"{member.url} is still the process that failed its comparison")
-            held = owner_of(await member.server.weight_version())
-            # Another run's weights that were reported to the caller may wait for the base, but not serve an adapter.
-            known = self._foreign.get(member.url) if version.form is None else None
-            if self.main and held is not None and finished(held) not in self._names and held != known:
-                raise _taken(member.url, held)
-            await self.ensure(member, version, again)
-            try:
-                await asyncio.wait_for(self._compare(member, version), FIRST_TOKEN_SECONDS)
-            except TimeoutError:
-                raise ServerDownError(f"writes nothing within {FIRST_TOKEN_SECONDS:.0f} seconds") from None
-            except AdapterGoneError:
-                raise ServerDownError("was restarted once more") from None
-            await self._same(member, version)
+                if member.standing is None or member.standing.process is None:
+                    await self.meet(member)
+                self._check_returned(member, version)
+                given = await self._ensure(member, version, again, question)
+            if proof is not None and given.log_probs is not None:
+                await self._compare(member, version, proof, given.log_probs)
+            if given.after is not None:
+                self._check_answered(member, version, member.standing, given.after)
             if version is self.current:
                 member.refuted, member.barred = False, None
                 return
 
-    async def _compare(self, member: Member, version: Version) -> None:
-        """Compares a server with what is known of a version; where nothing is, it writes a token."""
-        model, proof = self.model(version), version.proof
-        if proof is None:
-            await member.server.complete(model, Request((0,), 1), EngineSampling(1.0, 1, ()))
+    def _check_returned(self, member: Member, version: Version) -> None:
+        """Refuses a server that is known and must not be given anything."""
+        standing = member.standing
+        if standing is None:
             return
-        difference = proof.difference(await member.server.next_log_probs(model, proof.prompts, proof.temperature))
-        if not difference <= proof.tolerance:
+        if member.barred == (standing.process, " ".join(standing.base)):
+            raise BrokenPromiseError(f"{member.url} is still the process that failed its comparison")
+        held = standing.weights
+        # Another run's weights that were reported to the caller may wait for the base, but not serve an adapter.
+        known = self._foreign.get(member.url) if version.form is None else None
+        if self.main and held is not None and finished(held) not in self._names and held != known:
+            raise _taken(member.url, held)
+
+    async def _compare(
+        self, member: Member, version: Version, proof: Proof, log_probs: Sequence[Mapping[int, float]]
+    ) -> None:
+        """Compares what a server answered with what is known of a version."""
+        found = proof.difference(log_probs)
+        if not found <= proof.tolerance:
             if version.form == "adapter":
                 await member.server.unload_adapter(version.name)
-            what = f"log-probabilities differ by {difference:.1e} nats in the mean (at most {proof.tolerance:g})"
+            what = f"log-probabilities differ by {found:.1e} nats in the mean (at most {proof.tolerance:g})"
             hint = "was it restarted with another base, type or --logprobs-mode?"
             raise BrokenPromiseError(f"{member.url} does not answer like the policy: its {what}", hint=hint)
 
@@ -429,18 +381,23 @@ def _arrived(member: Member, version: Version) -> bool:
     return True
 
 
-async def _bring(version: Version, member: Member) -> None:
-    """Sees that a server finds a version's folder, where that is not shared.
+async def _carry(member: Member, fleet: Fleet | None, order: Order) -> Given:
+    """Has an order told to a server: by its fleet in one call, else from here.
 
     Raises:
-        ServerDownError: It cannot be brought there.
+        ServerDownError: It, or what is on its node, does not answer.
+        PerlError: It cannot do so before something is fixed.
     """
-    if version.bring is None or version.name in (*member.adapters, member.weights):
-        return
+    if fleet is None:
+        return await give(member.server, member.label, order)
+    seconds = _LOAD_SECONDS[order.form or "adapter"]
     try:
-        await asyncio.to_thread(version.bring, member.position)
+        given = await fleet.give(member.position, order.name if order.load else None, partial(give_at, order), seconds)
     except OSError as error:
         raise ServerDownError(str(error)) from None
+    if isinstance(given, Exception):
+        raise given
+    return given
 
 
 def _check_same(before: Standing | None, now: Standing, weights: bool) -> None:
@@ -454,14 +411,9 @@ def _check_same(before: Standing | None, now: Standing, weights: bool) -> None:
     Raises:
         ChangedServerError: Says what is different.
     """
-    if before is None:
-        return
-    if now.process != before.process:
-        raise ChangedServerError("was restarted, or another server answers in its place")
-    if now.base != before.base:
-        raise ChangedServerError(f"serves {' '.join(now.base)}, not {' '.join(before.base)}")
-    if weights and owner_of(now.weights) != before.weights:
-        raise ChangedServerError(f"got weights from someone else ({owner_of(now.weights) or 'those of the base'})")
+    found = None if before is None else difference(before, now, weights)
+    if found is not None:
+        raise ChangedServerError(found)
 
 
 def _several(url: str, replicas: int) -> Mistake:

@@ -115,8 +115,8 @@ class VllmServer:
         """Returns if the server is healthy."""
         self._expect_success(await self._send("GET", "/health", seconds=seconds))
 
-    async def facts(self) -> ServerFacts:
-        """What the server reports of itself.
+    async def facts(self) -> tuple[ServerFacts, Standing]:
+        """What the server reports of itself, and what makes it itself.
 
         Raises:
             PerlError: It is not a vLLM of a known version.
@@ -134,7 +134,9 @@ class VllmServer:
             longest = int(base["max_model_len"])
         except (KeyError, TypeError, ValueError) as error:
             raise ServerDownError(f"lists no model: {base!r}", answered=True) from error
-        return ServerFacts(version, str(base["id"]), longest, frozenset(adapters), loads, takes, on_cpu, replicas)
+        facts = ServerFacts(version, str(base["id"]), longest, frozenset(adapters), loads, takes, on_cpu, replicas)
+        weights = await self.weight_version() if takes else None
+        return facts, _standing(counted, base, adapters, weights)
 
     async def standing(self, takes_weights: bool) -> Standing:
         """What makes the server itself, now.
@@ -142,11 +144,10 @@ class VllmServer:
         Args:
             takes_weights: It has a label for its weights.
         """
-        counted = (await self._metrics()).splitlines()
-        started = [line.rpartition(" ")[2] for line in counted if line.startswith(_STARTED)]
+        counted = await self._metrics()
         base, adapters = await self._models()
         weights = await self.weight_version() if takes_weights else None
-        return Standing(" ".join(started) or None, (str(base["id"]), str(base.get("root"))), adapters, weights)
+        return _standing(counted, base, adapters, weights)
 
     async def _models(self) -> tuple[dict[str, Any], dict[str, str]]:
         """The card of the base, and the folder of each adapter by its name."""
@@ -454,3 +455,9 @@ class VllmServer:
         await asyncio.sleep(DYING_SECONDS)
         await self.health()
         raise RolloutError(f"{self.url} cannot load {what}: {message_of(answer)}")
+
+
+def _standing(counted: str, base: dict[str, Any], adapters: dict[str, str], weights: str | None) -> Standing:
+    """Of what a server counts, the card of its base, the folders of its adapters, and the label of its weights."""
+    started = [line.rpartition(" ")[2] for line in counted.splitlines() if line.startswith(_STARTED)]
+    return Standing(" ".join(started) or None, (str(base["id"]), str(base.get("root"))), adapters, weights)

@@ -15,11 +15,13 @@ from typing import Any, Protocol, TypeVar
 
 from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, raise_all
 from perl.rollouts.vllm.answers import AccessError, ServerDownError
-from perl.rollouts.vllm.held_versions import LateServerError, Member, Versions
+from perl.rollouts.vllm.held_versions import LateServerError, Versions
 from perl.rollouts.vllm.http import VllmServer
+from perl.rollouts.vllm.members import Member
 from perl.rollouts.vllm.quorum import enough
 from perl.rollouts.vllm.shared_health import SharedHealth
 from perl.rollouts.vllm.weight_labels import RENEW_SECONDS
+from perl.run.host import Fleet
 from perl.run.warned import warn
 
 _REVIVE_SECONDS, _LONGEST_REVIVE_SECONDS = 1.0, 10.0
@@ -74,7 +76,7 @@ class Servers:
         health: SharedHealth,
         timeout_seconds: float,
         stall_seconds: float,
-        find: Callable[[int], str] | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         """Connects to nothing yet.
 
@@ -85,10 +87,10 @@ class Servers:
             health: What other processes of this machine know of them.
             timeout_seconds: Without any server, after which the work ends.
             stall_seconds: Without a sign of life, after which a server is lost.
-            find: Where a server is now, by its position; None: it stays where it is.
+            fleet: Says where a server is now; None: it stays where it is.
         """
         self.members = [Member(server, position) for position, server in enumerate(servers)]
-        self._find = find
+        self._fleet = fleet
         self.lost = self.late = 0
         self.begun = False
         self._versions, self._work, self._health = versions, work, health
@@ -245,8 +247,9 @@ class Servers:
         versions, loaded = self._versions, None
         while loaded is None or loaded[0] is not versions.current or loaded[1] is not versions.current.proof:
             loaded = versions.current, versions.current.proof
-            await versions.ensure(member, loaded[0], again=False)
-            if member.behind:
+            if not member.behind:
+                await versions.ensure(member, loaded[0], again=False)
+            if member.behind:  # which it may have become meanwhile
                 await versions.prove(member, again=False)
 
     async def _await(self, member: Member) -> None:
@@ -338,10 +341,10 @@ class Servers:
         Raises:
             ServerDownError: It is nowhere.
         """
-        if self._find is None:
+        if self._fleet is None:
             return
         try:
-            url = await asyncio.to_thread(self._find, member.position)
+            url = await self._fleet.address(member.position)
         except OSError as error:
             raise ServerDownError(str(error)) from None
         await member.server.move(url)

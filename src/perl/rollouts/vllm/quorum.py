@@ -7,6 +7,7 @@ long again as these took, and at least two seconds. Of one or two servers none i
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
@@ -30,16 +31,27 @@ async def enough(tasks: Collection[asyncio.Task[T]], good: Callable[[asyncio.Tas
     """
     clock = asyncio.get_running_loop().time
     began, until = clock(), None
-    pending = {task for task in tasks if not task.done()}
+    pending, succeeded, moved = set(tasks), 0, asyncio.Event()
+
+    def ended(task: asyncio.Task[T]) -> None:
+        nonlocal succeeded
+        pending.discard(task)
+        succeeded += good(task)
+        moved.set()
+
+    for task in tasks:
+        task.add_done_callback(ended)
     while pending:
         left = None if until is None else until - clock()
         if left is not None and left <= 0:
-            return pending
-        await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        pending = {task for task in pending if not task.done()}
-        succeeded = sum(task.done() and good(task) for task in tasks)
+            break
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(moved.wait(), left)
+        moved.clear()
         if succeeded <= len(pending):
             until = None
         elif until is None:
             until = began + max(LEAST_SECONDS, TIMES_AS_LONG * (clock() - began))
-    return set()
+    for task in pending:
+        task.remove_done_callback(ended)
+    return pending

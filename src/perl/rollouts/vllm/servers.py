@@ -23,8 +23,8 @@ from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
 from perl.rollouts.vllm.connections import Connections
 from perl.rollouts.vllm.dispatch import Dispatcher, Place, Rollouts
-from perl.rollouts.vllm.held_versions import Version
 from perl.rollouts.vllm.http import VllmServer
+from perl.rollouts.vllm.members import Version
 from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of
 from perl.rollouts.vllm.written_updates import update_files, write_update
 from perl.run.host import Fleet
@@ -101,7 +101,7 @@ class ServerPool:
                 stall_seconds=stall_seconds,
                 place=place or Place(),
                 connections=connections,
-                find=None if fleet is None else fleet.address,
+                fleet=fleet,
             )
 
         self._dispatcher = self._call(dispatcher())
@@ -226,7 +226,7 @@ class ServerPool:
         """
         version = Version(update.name, update.form, proof=update.proof)
         if self._fleet is not None:
-            version.path, version.bring = self._fleet.path(update.name), partial(self._fleet.bring, update.name)
+            version.path, version.fleet = self._fleet.path(update.name), self._fleet
             if self._main:
                 self._fleet.publish(update.name, update_files(update))
                 version.forget = partial(self._fleet.forget, update.name)

@@ -29,9 +29,14 @@ def owner_of(label: str | None) -> str | None:
 class WeightLabel:
     """The label that this process keeps on one server."""
 
-    def __init__(self, server: VllmServer) -> None:
-        """Keeps none yet."""
-        self._server = server
+    def __init__(self, server: VllmServer, *, renewed: bool = True) -> None:
+        """Keeps none yet.
+
+        Args:
+            server: The server.
+            renewed: False: nobody renews it, so it is written as one whose owner need not be waited for.
+        """
+        self._server, self._renewed = server, renewed
         self._name: str | None = None
         self._count = 0
         self._lock = asyncio.Lock()
@@ -93,7 +98,8 @@ class WeightLabel:
 
     async def _write(self) -> None:
         self._count += 1
-        await self._server.label_weights(f"{self._name}{_RENEWED}{self._count}")
+        count = f"{_RENEWED}{self._count}" if self._renewed else ""
+        await self._server.label_weights(f"{self._name}{count}")
 
 
 def _late(began: float) -> bool:
