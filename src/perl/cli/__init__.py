@@ -8,6 +8,7 @@ COMMANDS = (
     "explain",
     "report",
     "watch",
+    "study",
     "eval",
     "export",
     "card",

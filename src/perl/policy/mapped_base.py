@@ -110,6 +110,7 @@ def load_mapped(section: ModelSection, source: str, device: torch.device, strate
         dtype=_dtype(section),
         attn_implementation=section.attn_implementation,
     )
+    model.name_or_path = model.config.name_or_path = source  # which adapters and scores name as their base
     try:
         model.generation_config = GenerationConfig.from_pretrained(source, revision=section.revision)
     except OSError:  # it has none
@@ -128,7 +129,7 @@ def _same(one: ModelSection, other: ModelSection) -> bool:
 
 def _dtype(section: ModelSection) -> torch.dtype:
     """Of the base's numbers on a CPU."""
-    return torch.float32 if section.dtype == "auto" else getattr(torch, section.dtype)  # type: ignore[no-any-return]
+    return torch.float32 if section.dtype == "auto" else getattr(torch, section.dtype)
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -178,5 +178,3 @@ def _wait_for_folder(folder: Path) -> None:
     if folder.is_dir():
         with contextlib.suppress(Timeout), FileLock(folder / ".lock", timeout=_LOCK_SECONDS):
             pass
-
-

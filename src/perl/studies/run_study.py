@@ -4,15 +4,16 @@ study.yaml -> plan -> cells with the seeds that choose -> a choice for each arm 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from perl.errors import PerlError
 from perl.run.files import write_text
+from perl.run.tables import plain_table
 from perl.studies.carry_out import Conduct, Ended, carry_out
-from perl.studies.cells import Candidate, Cell, cells_of
+from perl.studies.cells import Candidate, Cell, cells_of, titled
 from perl.studies.choose import Chosen, best_half, choose, reward_at, score_of
 from perl.studies.written_plan import Study, load_study, opened
 
@@ -57,6 +58,24 @@ class StudyResult:
     plan: str
     rows: list[Row] = field(default_factory=list)
     chosen: dict[str, Chosen] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """The scores for a person to read: a row for each arm and what was chosen for it."""
+        scored: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if row.stage == SCORES:
+                scored.setdefault(titled(row.settings), []).append(row)
+        means = {title: _mean([row.score for row in rows]) for title, rows in scored.items()}
+        table = [["scored", "mean", "seeds"]]
+        for title in sorted(means, key=lambda title: -(means[title] or 0)):
+            found = [row.score for row in scored[title] if row.score is not None]
+            mean = means[title]
+            table.append([title, f"{mean:.3f}" if mean is not None else "-", f"{len(found)}/{len(scored[title])}"])
+        yield from plain_table(table)
+        for row in self.rows:
+            if row.status not in ("done", "ended early"):
+                yield f"{row.status}: {row.name}: {row.reason}"
+        yield f"results  {self.folder / 'results.json'}"
 
     @property
     def failed(self) -> list[Row]:
@@ -212,6 +231,11 @@ def _row(planned: Study, conduct: Conduct, cell: Cell, stage: str, ended: Mappin
     )
 
 
+def _mean(scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
 def write_results(result: StudyResult) -> None:
     """Writes ``results.json``: a row for each cell, and what was chosen."""
     chosen = {
@@ -223,5 +247,3 @@ def write_results(result: StudyResult) -> None:
     }
     values = {"plan": result.plan, "chosen": chosen, "cells": [vars(row) for row in result.rows]}
     write_text(result.folder / "results.json", json.dumps(values, indent=2, default=str) + "\n")
-
-

@@ -94,7 +94,9 @@ class StudyFile(Section):
             where = "grid" if fixed[0] in known else "overrides"
             raise SettingError(where, f"{fixed[0]} is the study's own: `seeds` has the seeds, --output the folder")
         if self.chosen and not self.seeds.choose:
-            raise SettingError("seeds", f"choose: {self.chosen[0]} is chosen, so some seeds are needed to choose it with")
+            raise SettingError(
+                "seeds", f"choose: {self.chosen[0]} is chosen, so some seeds are needed to choose it with"
+            )
         if self.seeds.choose and not self.chosen:
             raise SettingError("seeds", "choose: nothing is chosen; name a key of the grid in `tune`, or leave it out")
         if self.halving is not None and not self.chosen:

@@ -17,9 +17,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from perl.errors import Mistake, PerlError, RecipeError, RunFolderError, raise_all
+from perl.errors import Mistake, RecipeError, RunFolderError, raise_all
 from perl.recipe import Recipe
-from perl.recipe.layers import Layer, key_path
+from perl.recipe.layers import Layer
 from perl.run.files import write_text
 from perl.run.folder import installed_versions
 from perl.studies.cells import Candidate, as_overrides, candidates
@@ -41,7 +41,7 @@ class Study:
         recipe: As ``perl train`` takes it.
         every: Overrides of every cell.
         candidates: In the grid's order.
-        steps: Optimizer steps of each candidate's training, by its key; None where an epoch decides.
+        recipes: Of each candidate, but for the seed.
     """
 
     name: str
@@ -70,12 +70,6 @@ class Study:
         return {**kept, **whole, "candidates": [one.settings for one in self.candidates]}
 
 
-class StudyFolderError(RunFolderError):
-    """A folder with another study, or with the same one planned otherwise."""
-
-    code = "PRL211"
-
-
 def load_study(source: str | Path | Mapping[str, Any]) -> Study:
     """A study with the recipe of each candidate, checked as `perl train` checks it, without torch.
 
@@ -94,23 +88,24 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
         except RecipeError as error:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
-    for cell in recipes[0:1]:
-        raise_all(RecipeError, list(_baseline_mistakes(file, found, layer)) + _score_mistakes(file, cell, layer))
+    mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
+    raise_all(RecipeError, mistakes)
     name = Path(source).stem if not isinstance(source, Mapping) else "study"
     return Study(name, file, recipe, every, tuple(found), tuple(recipes))
 
 
 def _located(mistake: Mistake, file: StudyFile, layer: Layer) -> Mistake:
     """A mistake of a cell, where the study has the key."""
+    if not mistake.where:
+        return Mistake(mistake.message, layer.where(("recipe",)), mistake.hint)
     place, colon, key = mistake.where.partition("command line: ")
     if not colon or place:
         return mistake
-    blocks = [(str(number), block) for number, block in enumerate(file.grid)]
-    for number, block in blocks:
+    path: tuple[str, ...] = ("overrides", key)
+    for number, block in enumerate(file.grid):
         if key in block:
-            one = ("grid", key) if not layer.values or isinstance(layer.values.get("grid"), Mapping) else ("grid", number, key)
-            return Mistake(mistake.message, layer.where(one), mistake.hint)
-    return Mistake(mistake.message, layer.where(("overrides", *key_path(key))), mistake.hint)
+            path = ("grid", key) if isinstance(layer.values.get("grid"), Mapping) else ("grid", str(number), key)
+    return Mistake(mistake.message, layer.where(path), mistake.hint)
 
 
 def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer) -> Iterator[Mistake]:
@@ -127,7 +122,11 @@ def _score_mistakes(file: StudyFile, recipe: Recipe, layer: Layer) -> list[Mista
         return [Mistake("cells are compared by their evaluation, and eval.enabled is false", layer.where(("recipe",)))]
     if file.score == "best" and recipe.eval.every is None:
         hint = "overrides: {eval.every: 20, eval.tasks: [...]}"
-        return [Mistake("best: no adapter is kept as the best one, since eval.every is not set", layer.where(("score",)), hint)]
+        return [
+            Mistake(
+                "best: no adapter is kept as the best one, since eval.every is not set", layer.where(("score",)), hint
+            )
+        ]
     return []
 
 
@@ -149,16 +148,16 @@ def opened(study: Study, folder: Path, *, new_plan: bool = False) -> Iterator[st
         The plan's hash.
 
     Raises:
-        StudyFolderError: The folder holds another plan or something else, or another process works on it.
+        RunFolderError: The folder holds another plan or something else, or another process works on it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", timeout=0.5)
         lock.acquire()
     except Timeout:
-        raise StudyFolderError("another process works on this study", str(folder), "choose another --output") from None
+        raise RunFolderError("another process works on this study", str(folder), "choose another --output") from None
     except OSError as error:
-        raise StudyFolderError(f"cannot be written: {error.strerror or error}", str(folder)) from None
+        raise RunFolderError(f"cannot be written: {error.strerror or error}", str(folder)) from None
     try:
         yield _claim(study, folder, new_plan=new_plan)
     finally:
@@ -175,12 +174,14 @@ def _claim(study: Study, folder: Path, *, new_plan: bool) -> str:
         if not new_plan and any((folder / "cells").glob("*/run.json")):
             changed = [key for key in plan if plan[key] != before["plan"].get(key)]
             what = f"the study was planned otherwise: {', '.join(changed)} changed"
-            raise StudyFolderError(what, str(path), "--new-plan keeps the old one beside it; or another --output")
+            raise RunFolderError(what, str(path), "--new-plan keeps the old one beside it; or another --output")
         for name in ("plan.json", *_WRITTEN):
             if (folder / name).exists():
                 (folder / name).rename(folder / f"{Path(name).stem}-{before['sha256'][:8]}{Path(name).suffix}")
     elif strangers := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
-        raise StudyFolderError(f"is not empty and holds no study: {', '.join(strangers[:3])}", str(folder), "another --output")
+        raise RunFolderError(
+            f"is not empty and holds no study: {', '.join(strangers[:3])}", str(folder), "another --output"
+        )
     written = {"sha256": digest, "plan": plan, "versions": installed_versions()}
     write_text(path, json.dumps(written, indent=2) + "\n")
     return digest
@@ -190,14 +191,14 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """What was planned in a folder, with its hash.
 
     Raises:
-        PerlError: There is none, or it was changed by hand.
+        RunFolderError: There is none, or it was changed by hand.
     """
     path = folder / "plan.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         sound = isinstance(found, dict) and plan_hash(found["plan"]) == found["sha256"]
     except (OSError, ValueError, KeyError) as error:
-        raise StudyFolderError(f"holds no study: {error}", str(path)) from None
+        raise RunFolderError(f"holds no study: {error}", str(path)) from None
     if not sound:
-        raise PerlError("is not the plan that was written: its hash differs", str(path), "--output ANOTHER")
+        raise RunFolderError("is not the plan that was written: its hash differs", str(path), "--output ANOTHER")
     return dict(found)
