@@ -2,8 +2,8 @@
 
 folder -> RunLog
 
-The folder of a recipe's run has a ``run.json``; the output folder of a script has a ``perl_run.json``, or logs alone. Lines that a kill or
-a running training cut short are left out, and counted.
+The folder of a recipe's run has a ``run.json``; the output folder of a script has a ``perl_run.json``, or logs alone.
+Lines that a kill or a running training cut short are left out, and counted.
 """
 
 import contextlib
