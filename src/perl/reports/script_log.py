@@ -18,6 +18,10 @@ from perl.run.strict_json import parse_mapping
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _STATE = "trainer_state.json"
 _LARGEST_STATE = 100_000_000
+_FACTS = (
+    *("base", "revision", "quantization", "method", "seed", "loss", "ratio_level", "algorithm", "overridden"),
+    *("settings", "rewards", "trainable_parameters", "total_parameters", "seconds", "versions"),
+)
 
 
 def is_script(folder: Path) -> bool:
@@ -39,9 +43,7 @@ def script_facts(folder: Path) -> Mapping[str, Any]:
         raise RunFolderError(f"cannot be read: {error.strerror or error}", str(folder / CARD_FACTS)) from None
     except PerlError as error:
         raise RunFolderError(str(error.mistakes[0]), str(folder)) from None
-    names = ("base", "revision", "quantization", "method", "seed", "loss", "ratio_level", "algorithm", "overridden")
-    names += ("settings", "rewards", "trainable_parameters", "total_parameters", "seconds", "versions")
-    facts = {name: known[name] for name in names if name in known}
+    facts = {name: known[name] for name in _FACTS if name in known}
     return facts | ({"steps": known["step"]} if "step" in known else {})
 
 

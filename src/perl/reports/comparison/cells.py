@@ -153,18 +153,18 @@ def smallest_shown(differences: Sequence[CellDifference], k: int, tests: int) ->
         tests: For how many differences p values are corrected.
 
     Returns:
-        ``seed`` and ``problem``, as far as any is paired so -> by the largest error among them, None where no
-        difference could be shown; and how many pairs that one has.
+        ``seed`` and ``problem``, as far as any is paired so and has an error -> by the largest error among them, None
+        where no difference could be shown; and how many pairs that one has.
     """
     shown: dict[str, tuple[float | None, int]] = {}
     for how in (SEED, PROBLEM):
-        paired = [one for one in differences if one.paired == how]
+        paired = [one for one in differences if one.paired == how and (one.difference.stderr > 0 or how == PROBLEM)]
         if not paired:
             continue
         widest = max(paired, key=lambda one: one.difference.stderr)
         error, pairs = widest.difference.stderr, widest.pairs
         if how == SEED:
-            shown[how] = (smallest_difference(error, pairs, tests) if error > 0 else None, pairs)
+            shown[how] = (smallest_difference(error, pairs, tests), pairs)
         else:
             shown[how] = (smallest_gain(error if error > 0 else guessed_error(pairs, k), pairs, tests), pairs)
     return shown

@@ -36,10 +36,10 @@ def disagreement(run: RunLog, results: Results) -> str | None:
             return f"{_RESULTS} is of another {of} than run.json names"
     for name, facts in _mapping(run.facts.get("eval")).items():
         task = next((task for task in results.tasks if task.name == name), None)
-        said = number(_mapping(facts).get("adapter"))
+        told = number(_mapping(facts).get("adapter"))
         right = None if task is None or task.adapter is None else task.adapter.accuracy
-        if said is not None and right is not None and not math.isclose(said, right, rel_tol=_CLOSE):
-            return f"run.json says {said:g} of {name}, {_RESULTS} {right:g}"
+        if told is not None and right is not None and not math.isclose(told, right, rel_tol=_CLOSE):
+            return f"run.json says {told:g} of {name}, {_RESULTS} {right:g}"
     return _of_recipe(run)
 
 

@@ -183,9 +183,9 @@ def _best(run: RunLog) -> Measured | str:
         return f"best/best.json: {error}"
     metric = str(found["metric"])
     rows = [row for row in run.rows if row.get("step") == found["step"]]
-    error = next((e for row in rows if (e := number(row.get(f"eval/{metric}_stderr"))) is not None), math.nan)
+    stderr = next((e for row in rows if (e := number(row.get(f"eval/{metric}_stderr"))) is not None), math.nan)
     way = {"metric": metric, **_flat({"eval": with_later_keys(run.settings).get("eval")})}
-    return Measured(float(found["value"]), error, 1, tuple(map(str, way.items())), way)
+    return Measured(float(found["value"]), stderr, 1, tuple(map(str, way.items())), way)
 
 
 def _logged(run: RunLog, name: str) -> Measured | str:

@@ -3,10 +3,13 @@
 Comparison -> sentences
 """
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from perl.evaluation.compare import engines_note
 from perl.evaluation.differing_protocols import ways_of
+from perl.evaluation.metrics import SMALL_P
 from perl.evaluation.run_names import settings_text
 from perl.evaluation.table import is_shown
 from perl.reports.comparison.cells import PROBLEM, SEED, CellDifference, smallest_shown
@@ -26,7 +29,7 @@ def notes_of(compared: Comparison) -> list[str]:
     tested = [row for row in compared.rows if row.difference is not None]
     if tested:
         notes += [_differences(compared, tested), *_not_shown(compared, tested), *_power(compared)]
-    notes += [*_single_seeds(compared), *_others(compared)]
+    notes += [*_single_seeds(compared), *_engines(compared), *_others(compared)]
     return notes
 
 
@@ -92,7 +95,9 @@ def _differences(compared: Comparison, tested: Sequence[Row]) -> str:
 def _not_shown(compared: Comparison, tested: Sequence[Row]) -> Iterator[str]:
     if any(map(is_alike, tested)):
         name = " or ".join(plain(row.name) for row in compared.rows if row.reference)
-        yield f"{NOT_DIFFERENT}: not shown to differ from {name}: the interval includes 0, or p is above 0.05."
+        yield f"{NOT_DIFFERENT}: not shown to differ from {name}: the interval includes 0, or p is above {SMALL_P}."
+    if any(row.paired and row.difference is not None and math.isnan(row.difference.low) for row in tested):
+        yield "Where all pairs differ by the same, there is no spread to take an interval from."
 
 
 def _power(compared: Comparison) -> Iterator[str]:
@@ -118,6 +123,13 @@ def _single_seeds(compared: Comparison) -> Iterator[str]:
     if single and len(cells) > 1:
         of = "All settings have" if single == len(cells) else f"{single} of {len(cells)} settings have"
         yield f"{of} one seed: what is said of them is said of these adapters, another seed may give others."
+
+
+def _engines(compared: Comparison) -> list[str]:
+    """A line if not all completions were drawn by the same engine in the same precision."""
+    found = [(row.name, one) for row in compared.rows if (one := compared.measured.get(str(row.folder))) is not None]
+    scored = [(name, one.results) for name, one in found if one.results is not None]
+    return engines_note([results for _, results in scored], [plain(name) for name, _ in scored])
 
 
 def _others(compared: Comparison) -> Iterator[str]:

@@ -169,41 +169,31 @@ class _Members:
 
     def rows(self, group: int, found: CellDifference | None, *, is_reference: bool) -> list[Row]:
         """A row, and below it one for each of several seeds."""
-        compared = {
-            "group": group,
-            "score": self.cell.score,
-            "stderr": _known(self.cell.stderr),
-            "reference": is_reference,
-            **(
-                {}
-                if found is None
-                else {
-                    "difference": found.difference,
-                    "p_value": _known(found.p_value),
-                    "paired": found.paired,
-                    "pairs": found.pairs,
-                }
-            ),
-        }
         single = [_with_score(run, group) for run in self.runs]
-        if len(single) == 1:
-            return [replace(single[0], **compared)]
-        first = single[0]
-        mean = replace(
-            first,
-            name=self.cell.name,
-            kind="seeds",
-            folder=None,
-            seeds=tuple(row.seeds[0] for row in single),
-            settings={key: text for key, text in first.settings.items() if key not in SEEDS},
-            count=len(single),
-            **{
-                name: _mean([getattr(row, name) for row in single])
-                for name in ("reward", "tokens", "training_seconds", "seconds", "trainable_parameters")
-            },
-            **compared,
-        )
-        return [mean, *(replace(row, kind="seed") for row in single)]
+        row = single[0] if len(single) == 1 else _over_seeds(self.cell.name, single)
+        row = replace(row, group=group, score=self.cell.score, stderr=_known(self.cell.stderr), reference=is_reference)
+        if found is not None:
+            own = _known(found.p_value)
+            row = replace(row, difference=found.difference, p_value=own, paired=found.paired, pairs=found.pairs)
+        return [row, *(replace(one, kind="seed") for one in single if len(single) > 1)]
+
+
+def _over_seeds(name: str, single: Sequence[Row]) -> Row:
+    """A row for the mean of several."""
+    return replace(
+        single[0],
+        name=name,
+        kind="seeds",
+        folder=None,
+        seeds=tuple(row.seeds[0] for row in single),
+        settings={key: text for key, text in single[0].settings.items() if key not in SEEDS},
+        count=len(single),
+        reward=_mean([row.reward for row in single]),
+        tokens=_mean([row.tokens for row in single]),
+        training_seconds=_mean([row.training_seconds for row in single]),
+        seconds=_mean([row.seconds for row in single]),
+        trainable_parameters=_mean([row.trainable_parameters for row in single]),
+    )
 
 
 def _with_score(run: _Run, group: int) -> Row:

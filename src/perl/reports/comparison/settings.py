@@ -127,7 +127,7 @@ def _script(run: RunLog) -> dict[str, str]:
     facts, settings = run.facts, run.facts.get("settings")
     found = {key: as_text(facts[name]) for name, key in _KEYS.items() if facts.get(name) is not None}
     for name, value in settings.items() if isinstance(settings, Mapping) else ():
-        found[_SETTINGS.get(name, name)] = _plain(as_text(without_secrets(value)))
+        found[_SETTINGS.get(str(name), str(name))] = _plain(as_text(without_secrets(value)))
     return found | {"train.seed": str(seed_of(run))} if found else {}
 
 

@@ -255,8 +255,13 @@ def _plain_row(row: Row) -> dict[str, Any]:
     if difference is not None:
         known = difference.as_dict()
         facts["difference"] = {**known, "p_value": row.p_value, "p_corrected": known["p_value"]}
+    facts |= {name: _whole(facts[name]) for name in ("tokens", "trainable_parameters")}
     facts |= {"what_differs": row.what_differs, "seeds": list(row.seeds), "settings": dict(row.settings)}
     return facts
+
+
+def _whole(value: float | None) -> float | None:
+    return int(value) if value is not None and value.is_integer() else value
 
 
 def _csv_value(facts: dict[str, Any], name: str) -> Value:
