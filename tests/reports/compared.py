@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy
 
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.results import ProblemResult, Results, TaskResult
-from perl.evaluation.score import score_samples
+from perl.evaluation.results import Results
 from perl.recipe import load_recipe
-from tests.evaluations import results, samples, task_result
+from tests.evaluations import results, task_result
 from tests.reports.written import metrics_of, write_rows
 
 BASE = ["1000", "0000", "1100", "0101"] * 10
@@ -81,6 +80,3 @@ class _Still:
 
     def random(self) -> float:
         return 0.5
-
-
-__all__ = ["ProblemResult", "TaskResult", "evaluation", "marks", "samples", "score_samples", "write_finished"]
