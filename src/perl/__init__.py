@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perl.evaluation.evaluate import evaluate as evaluate
     from perl.hub.push.publish import push as push
     from perl.recipe import Recipe as Recipe
+    from perl.reports.comparison.table import compare as compare
     from perl.reports.page import report as report
     from perl.reports.plan_table import plan as plan
     from perl.run.folder import Run as Run
@@ -35,6 +36,7 @@ _HOMES = {
     "Recipe": "perl.recipe",
     "Run": "perl.run.folder",
     "callbacks": "perl.callbacks",
+    "compare": "perl.reports.comparison.table",
     "evaluate": "perl.evaluation.evaluate",
     "new_recipe": "perl.training.draft",
     "plan": "perl.reports.plan_table",
@@ -50,6 +52,7 @@ __all__ = [
     "Recipe",
     "Run",
     "callbacks",
+    "compare",
     "evaluate",
     "new_recipe",
     "plan",

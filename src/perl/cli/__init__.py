@@ -7,6 +7,7 @@ COMMANDS = (
     "doctor",
     "explain",
     "report",
+    "compare",
     "watch",
     "study",
     "eval",
