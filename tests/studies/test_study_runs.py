@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from perl.policy.mapped_base import MappedBase, mapped, write_mapped_base
 from perl.policy.model import base_fingerprint, base_identity, load_base
 from perl.recipe.sections import ModelSection
 from perl.run.folder import Run, sha256_of
-from perl.studies.carry_out import usage_rows
+from perl.studies.carry_out import Conduct, carry_out, usage_rows
+from perl.studies.cells import Candidate, cells_of
 from perl.studies.choose import score_of
 
 STUDY = """\
@@ -55,7 +58,7 @@ def working(folder):
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if str(folder / "out" / "logs") in os.readlink(place / "fd" / "2"):
+            if str(folder) in os.readlink(place / "fd" / "2"):
                 found.append(int(place.name))
     return found
 
@@ -105,9 +108,9 @@ def test_a_cell_is_bit_by_bit_the_run_of_its_command(killed_study):
     """The one that has most against it: shared base, forked process, killed, paused beside others, gone on with."""
     found = json.loads((killed_study / "out" / "results.json").read_text())["cells"]
     cell = next(one for one in found if one["stage"] == "choose" and one["status"] == "done")
-    words = cell["command"].split()
-    assert words[:2] == ["perl", "train"]
-    alone = command(killed_study, *words[1:-1], "alone")
+    words = shlex.split(cell["command"])
+    assert words[:3] == ["OMP_NUM_THREADS=1", "perl", "train"]
+    alone = command(killed_study, *words[2:], "-o", "alone")
     assert alone.wait() == 0
     here, there = killed_study / "alone", killed_study / "out" / "cells" / cell["name"]
     for name in ("adapter_model.safetensors", "adapter_config.json"):
@@ -124,6 +127,27 @@ def test_the_command_of_a_study_that_is_done_trains_nothing(killed_study):
     again = command(killed_study, "study", "mine.yaml", "-o", "out")
     assert again.wait() == 0
     assert (killed_study / "out" / "usage.jsonl").read_text() == before
+
+
+def test_a_cell_that_is_killed_is_listed_with_its_reason_and_takes_no_other(tmp_path):
+    small = ("train.max_steps=3", "train.prompts_per_step=4", "eval.limit=8", "eval.k=1")
+    cells = cells_of([Candidate({"peft.method": name}) for name in ("lora", "ia3")], [0])
+    conduct = Conduct(tmp_path, "quickstart", small, at_once=2)
+    ended = {}
+    thread = threading.Thread(target=lambda: ended.update(carry_out(conduct, cells)))
+    thread.start()
+    log = conduct.log_of(cells[0])
+    end = time.monotonic() + 1200.0
+    while not (victims := [pid for pid in working(tmp_path) if os.readlink(f"/proc/{pid}/fd/2") == str(log)]):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(min(victims), signal.SIGKILL)
+    thread.join()
+    assert ended[cells[1].name].status == "done"
+    assert ended[cells[0].name].status == "failed"
+    assert ended[cells[0].name].reason == "its process was ended by SIGKILL, perhaps for want of memory"
+    assert carry_out(conduct, cells)[cells[0].name].status == "done"  # what failed is tried again
+    assert [row["code"] for row in usage_rows(tmp_path) if row["name"] == cells[0].name] == [-9, 0]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])

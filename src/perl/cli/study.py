@@ -22,7 +22,7 @@ A study:
 
 @click.command("study", epilog=_EXAMPLE, short_help="Compare methods, rates, rewards...: choose on some seeds, score on others.")
 @click.argument("study", metavar="STUDY.yaml", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder [default: studies/NAME].")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder [default: runs/studies/NAME].")
 @click.option("--new-plan", is_flag=True, help="The study was changed: keep the old plan, with its results, beside it.")
 @click.option("--dry-run", is_flag=True, help="Print cells, memory and time; load no weights.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")

@@ -73,8 +73,8 @@ class Conduct:
         return ["train", self.recipe, *self.every, *cell.overrides]
 
     def command(self, cell: Cell) -> str:
-        """That trains a cell alone, for a person to paste."""
-        return shlex.join(["perl", *self.arguments(cell), "-o", str(self.run_of(cell))])
+        """That trains a cell alone, for a person to paste, with as many threads."""
+        return f"OMP_NUM_THREADS={self.threads} " + shlex.join(["perl", *self.arguments(cell)])
 
     def run_of(self, cell: Cell) -> Path:
         """A cell's run folder."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from perl.run.progress import duration
 from perl.run.tables import plain_table
 from perl.studies.cells import Candidate
-from perl.studies.run_study import baseline_of
 from perl.studies.written_plan import Study
 from perl.training.cost_time import Range
 from perl.training.hardware import GIB
@@ -43,14 +42,14 @@ def arm_costs(planned: Study) -> list[ArmCost]:
     Raises:
         PerlError: A cell cannot run.
     """
-    seeds, base = planned.file.seeds, baseline_of(planned)
+    seeds, base = planned.file.seeds, planned.baseline
     found = []
     for arm in planned.arms:
         first: Candidate = arm[0]
         plan = prepare(planned.recipe_of(first), engine_here=False)
         ((_, column),) = forecast_of(plan).strategies.items()
         title, tuned = first.title, bool(planned.file.chosen)
-        finalists = (2 if base is not None and title != base and len(arm) > 1 else 1) if tuned else len(arm)
+        finalists = (2 if base is not None and title != base else 1) if tuned else len(arm)
         found.append(
             ArmCost(
                 title,

@@ -3,84 +3,17 @@
 study.yaml -> plan -> cells with the seeds that choose -> a choice for each arm -> cells with the seeds that score
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from perl.errors import PerlError
-from perl.run.files import write_text
-from perl.run.tables import plain_table
 from perl.studies.carry_out import Conduct, Ended, carry_out
-from perl.studies.cells import Candidate, Cell, cells_of, titled
+from perl.studies.cells import Candidate, Cell, cells_of
 from perl.studies.choose import Chosen, best_half, choose, reward_at, score_of
+from perl.studies.report import write_report
+from perl.studies.results import CHOOSES, SCORES, Row, StudyResult, write_results
 from perl.studies.written_plan import Study, load_study, opened
-
-CHOOSES, SCORES = "choose", "score"
-"""What a cell's seed is for."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A cell and what became of it.
-
-    Attributes:
-        stage: :data:`CHOOSES` or :data:`SCORES`.
-        score: See ``score`` of the study; None: it has none.
-        reason: Why, in one line.
-        command: That trains it alone.
-    """
-
-    name: str
-    arm: str
-    settings: Mapping[str, Any]
-    seed: int
-    stage: str
-    status: str
-    score: float | None
-    reason: str
-    command: str
-
-
-@dataclass
-class StudyResult:
-    """What a study found, as far as it is done.
-
-    Attributes:
-        folder: Where.
-        plan: The plan's hash.
-        rows: A row for each cell.
-        chosen: Title of each arm -> its candidate.
-    """
-
-    folder: Path
-    plan: str
-    rows: list[Row] = field(default_factory=list)
-    chosen: dict[str, Chosen] = field(default_factory=dict)
-
-    def lines(self) -> Iterator[str]:
-        """The scores for a person to read: a row for each arm and what was chosen for it."""
-        scored: dict[str, list[Row]] = {}
-        for row in self.rows:
-            if row.stage == SCORES:
-                scored.setdefault(titled(row.settings), []).append(row)
-        means = {title: _mean([row.score for row in rows]) for title, rows in scored.items()}
-        table = [["scored", "mean", "seeds"]]
-        for title in sorted(means, key=lambda title: -(means[title] or 0)):
-            found = [row.score for row in scored[title] if row.score is not None]
-            mean = means[title]
-            table.append([title, f"{mean:.3f}" if mean is not None else "-", f"{len(found)}/{len(scored[title])}"])
-        yield from plain_table(table)
-        for row in self.rows:
-            if row.status not in ("done", "ended early"):
-                yield f"{row.status}: {row.name}: {row.reason}"
-        yield f"results  {self.folder / 'results.json'}"
-
-    @property
-    def failed(self) -> list[Row]:
-        """The cells that failed."""
-        return [row for row in self.rows if row.status == "failed"]
 
 
 def study(
@@ -90,7 +23,7 @@ def study(
 
     Args:
         source: A study file, or its content.
-        output_dir: Its folder; None: ``studies/NAME``.
+        output_dir: Its folder; None: ``runs/studies/NAME``.
         new_plan: Keep another plan, with its results, beside this one.
 
     Returns:
@@ -101,7 +34,7 @@ def study(
         InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
     """
     planned = load_study(source)
-    folder = Path(output_dir) if output_dir is not None else Path("studies") / planned.name
+    folder = Path(output_dir) if output_dir is not None else Path("runs") / "studies" / planned.name
     with opened(planned, folder, new_plan=new_plan) as digest:
         return _carried_out(planned, folder, digest)
 
@@ -122,6 +55,7 @@ def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
         *(_row(planned, conduct, cell, SCORES, ended) for cell in cells_of(finalists, seeds.score)),
     ]
     write_results(result)
+    write_report(planned, result)
     return result
 
 
@@ -137,25 +71,17 @@ def conduct_of(planned: Study, folder: Path) -> Conduct:
 def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate]:
     """What is scored: each arm as it was chosen, and as it is with what was chosen for the baseline.
 
-    The second is how studies compare that use one rate for all; beside the first it shows what that hides.
+    The second, whether or not it was tried for that arm, is how studies compare that use one rate for all; beside the
+    first it shows what that hides.
     """
-    base = baseline_of(planned)
+    base = planned.baseline
     of_baseline = chosen[base].candidate if base is not None else None
     found = {one.candidate.key: one.candidate for one in chosen.values() if one.candidate is not None}
     if of_baseline is not None:
         for arm in planned.arms:
-            for one in arm:
-                if dict(one.chosen) == dict(of_baseline.chosen):
-                    found.setdefault(one.key, one)
+            one = Candidate(arm[0].arm, of_baseline.chosen)
+            found.setdefault(one.key, one)
     return list(found.values())
-
-
-def baseline_of(planned: Study) -> str | None:
-    """Title of the arm that the others are held against; None: the best one."""
-    wanted = planned.file.baseline.items()
-    if not wanted:
-        return None
-    return next(one.title for one in planned.candidates if wanted <= dict(one.arm).items())
 
 
 def _choosing(planned: Study, conduct: Conduct) -> dict[str, Ended]:
@@ -229,21 +155,3 @@ def _row(planned: Study, conduct: Conduct, cell: Cell, stage: str, ended: Mappin
         reason,
         conduct.command(cell),
     )
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known else None
-
-
-def write_results(result: StudyResult) -> None:
-    """Writes ``results.json``: a row for each cell, and what was chosen."""
-    chosen = {
-        title: {
-            "settings": one.candidate.settings if one.candidate is not None else None,
-            "within two standard errors": [good.settings for good in one.good],
-        }
-        for title, one in result.chosen.items()
-    }
-    values = {"plan": result.plan, "chosen": chosen, "cells": [vars(row) for row in result.rows]}
-    write_text(result.folder / "results.json", json.dumps(values, indent=2, default=str) + "\n")

@@ -63,6 +63,14 @@ class Study:
             found.setdefault(one.title, []).append(one)
         return list(found.values())
 
+    @property
+    def baseline(self) -> str | None:
+        """Title of the arm that the study holds the others against; None: it names none."""
+        wanted = self.file.baseline.items()
+        if not wanted:
+            return None
+        return next(one.title for one in self.candidates if wanted <= dict(one.arm).items())
+
     def plan(self) -> dict[str, Any]:
         """What decides the results, as JSON values."""
         kept = {key: value for key, value in self.file.model_dump().items() if key not in _HOW}
