@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perl.run.folder import Run as Run
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
+    from perl.studies.run_study import study as study
     from perl.training.draft import new_recipe as new_recipe
     from perl.training.stages import train as train
 
@@ -43,6 +44,7 @@ _HOMES = {
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",
     "rewards": "perl.rewards",
+    "study": "perl.studies.run_study",
     "train": "perl.training.stages",
 }
 
@@ -59,6 +61,7 @@ __all__ = [
     "push",
     "report",
     "rewards",
+    "study",
     "train",
 ]
 
