@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from perl.reports.page import report as report
     from perl.reports.plan_table import plan as plan
     from perl.run.folder import Run as Run
+    from perl.studies.run_study import study as study
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
-    from perl.studies.run_study import study as study
     from perl.training.draft import new_recipe as new_recipe
     from perl.training.stages import train as train
 

@@ -5,8 +5,10 @@ import math
 
 import pytest
 
-from perl.studies.cells import Candidate
+from perl.studies.cells import Candidate, cells_of
 from perl.studies.choose import best_half, choose, reward_at, score_of
+from perl.studies.run_study import conduct_of
+from perl.studies.written_plan import load_study
 
 RATES = [Candidate({"peft.method": "lora"}, {"train.learning_rate": rate}) for rate in (1e-4, 1e-3, 1e-2, 1e-1)]
 SEEDS = (0, 1, 2)
@@ -48,3 +50,21 @@ def test_scores_and_rewards_are_those_of_the_run(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert score_of(tmp_path) == pytest.approx(0.5)
     assert score_of(tmp_path, "best") is None
+
+
+def test_cells_that_change_servers_have_them_to_themselves(tmp_path):
+    grid = {"peft.method": ["lora", "dora", "ia3", "vera"]}
+    served = {"rollout.backend": "vllm-server", "rollout.servers": ["http://127.0.0.1:1"]}
+    study = load_study(
+        {"recipe": "quickstart", "overrides": served, "grid": grid, "seeds": {"score": [1]}, "at_once": 3}
+    )
+    conduct = conduct_of(study, tmp_path)
+    lora, dora, ia3, vera = cells_of(study.candidates, [1])
+    assert conduct.alone == {"dora", "ia3"}
+    assert [conduct.may_begin(one, [lora]) for one in (lora, dora, ia3, vera)] == [True, False, False, True]
+    assert [conduct.may_begin(one, [dora]) for one in (lora, ia3)] == [False, False]
+    assert not conduct.may_begin(lora, [vera, lora, vera])
+    assert conduct.may_begin(dora, [])
+    assert (
+        conduct_of(load_study({"recipe": "quickstart", "grid": grid, "seeds": {"score": [1]}}), tmp_path).alone == set()
+    )

@@ -7,7 +7,6 @@ import click
 from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, EXIT_FAILED
 
-
 _EXAMPLE = """\b
 A study:
   recipe: quickstart
@@ -20,7 +19,9 @@ A study:
 """
 
 
-@click.command("study", epilog=_EXAMPLE, short_help="Compare methods, rates, rewards...: choose on some seeds, score on others.")
+@click.command(
+    "study", epilog=_EXAMPLE, short_help="Compare methods, rates, rewards...: choose on some seeds, score on others."
+)
 @click.argument("study", metavar="STUDY.yaml", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder [default: runs/studies/NAME].")
 @click.option("--new-plan", is_flag=True, help="The study was changed: keep the old plan, with its results, beside it.")

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +29,11 @@ from perl.run.signals import handled
 from perl.studies.cells import Cell
 from perl.studies.nursery import Job
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.studies.nursery import main; main()"
+# The program `perl`, which forks for each command instead of being started anew.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.studies.nursery import main; "
+    "from perl.cli.commands import run; main(run)"
+)
 _BASE = ".base"
 
 
@@ -58,6 +62,8 @@ class Conduct:
         threads: Of each.
         budget: Core-seconds after which no cell is begun; None: no limit.
         model: The base that all cells have and map; None: each loads its own.
+        alone: Titles of arms whose cells change the weights of the servers that all share, so that no other cell may
+            use these meanwhile.
     """
 
     folder: Path
@@ -67,6 +73,12 @@ class Conduct:
     threads: int = 1
     budget: float | None = None
     model: ModelSection | None = None
+    alone: frozenset[str] = frozenset()
+
+    def may_begin(self, cell: Cell, running: Collection[Cell]) -> bool:
+        """Whether a cell can train beside those that do."""
+        together = not any(one.candidate.title in self.alone for one in (cell, *running))
+        return not running or (len(running) < self.at_once and together)
 
     def arguments(self, cell: Cell) -> list[str]:
         """Of the command that trains a cell, without its folder."""
@@ -153,7 +165,7 @@ def _work_off(
     """Begins cells as others end, until none waits."""
     running: dict[str, tuple[Cell, float]] = {}
     while running or waiting:
-        while waiting and len(running) < conduct.at_once and not stopping():
+        while waiting and not stopping() and conduct.may_begin(waiting[0], [one for one, _ in running.values()]):
             if conduct.budget is not None and used(conduct) >= conduct.budget:
                 ended |= {cell.name: Ended("not begun", "the budget was used up") for cell in waiting}
                 waiting.clear()

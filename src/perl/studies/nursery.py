@@ -49,19 +49,26 @@ class Job:
     model: Any = None
 
 
-def main() -> None:
-    """Serves jobs until stdin ends."""
+Command = Callable[[list[str], str], int]
+"""Runs a command line: its arguments, the program's name -> the exit code."""
+
+
+def main(command: Command) -> None:
+    """Serves jobs until stdin ends.
+
+    Args:
+        command: That of the program.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study says when it is over
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else is printed
-    import perl.cli.train
     import perl.trainer.trainer
     import perl.training.stages  # noqa: F401
 
-    _serve(lambda line: reports.write(json.dumps(line) + "\n"))
+    _serve(command, lambda line: reports.write(json.dumps(line) + "\n"))
 
 
-def _serve(report: Callable[[dict[str, Any]], object]) -> None:
+def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None:
     running: dict[int, str] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -90,7 +97,7 @@ def _serve(report: Callable[[dict[str, Any]], object]) -> None:
                     _stop(running)
                 else:
                     job = Job(**given)
-                    running[_fork(job)] = job.name
+                    running[_fork(job, command)] = job.name
 
 
 def _stop(running: dict[int, str]) -> None:
@@ -115,13 +122,13 @@ def _reap(running: dict[int, str], report: Callable[[dict[str, Any]], object]) -
             report({"name": name, "code": code, "cpu": round(cpu, 3), "peak": usage.ru_maxrss * 1024})
 
 
-def _fork(job: Job) -> int:
+def _fork(job: Job, command: Command) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        code = _work(job)
+        code = _work(job, command)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -129,7 +136,7 @@ def _fork(job: Job) -> int:
         os._exit(code)  # without what the parent would do at its end
 
 
-def _work(job: Job) -> int:
+def _work(job: Job, command: Command) -> int:
     """Trains a cell as the command line does, in a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -141,7 +148,6 @@ def _work(job: Job) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     _wait_for_folder(Path(job.output))
-    from perl.cli.commands import run
     from perl.policy.mapped_base import MappedBase, mapped
     from perl.recipe.sections import ModelSection
     from perl.run.host import hosted_by
@@ -154,7 +160,7 @@ def _work(job: Job) -> int:
         opened.enter_context(mapped(base))
         if job.until is not None:
             opened.enter_context(hosted_by(PausedAfter(job.until)))
-        return run(list(job.arguments), "perl")
+        return command(list(job.arguments), "perl")
 
 
 def _write_base(base: "MappedBase") -> int:

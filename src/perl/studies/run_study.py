@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import PerlError
+from perl.methods.registry import METHODS
+from perl.recipe import Recipe
 from perl.studies.carry_out import Conduct, Ended, carry_out
 from perl.studies.cells import Candidate, Cell, cells_of
 from perl.studies.choose import Chosen, best_half, choose, reward_at, score_of
@@ -65,7 +67,16 @@ def conduct_of(planned: Study, folder: Path) -> Conduct:
     sections = {recipe.model for recipe in recipes}
     on_cpu = all(recipe.engine.device in ("auto", "cpu") for recipe in recipes)
     shared = recipes[0].model if len(sections) == 1 and on_cpu and recipes[0].model.quantization is None else None
-    return Conduct(folder, planned.recipe, planned.every, file.at_once, file.threads, file.budget, shared)
+    alone = [one.title for one, recipe in zip(planned.candidates, recipes, strict=True) if _changes_servers(recipe)]
+    how = file.at_once, file.threads, file.budget
+    return Conduct(folder, planned.recipe, planned.every, *how, model=shared, alone=frozenset(alone))
+
+
+def _changes_servers(recipe: Recipe) -> bool:
+    """Whether a cell puts weights into servers, under which adapters of other cells would be computed wrongly."""
+    method = METHODS.get(recipe.peft.method) if recipe.peft.type is None else None
+    is_lora = method is not None and method.delta in ("lora", "low_rank") and recipe.rollout.sync != "merged"
+    return recipe.rollout.capabilities.needs_servers and not is_lora
 
 
 def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate]:
