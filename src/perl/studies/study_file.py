@@ -58,7 +58,9 @@ class StudyFile(Section):
         min_length=1, description="section.key -> values; of a list of such mappings, the cells of all."
     )
     seeds: Seeds = Field(description="Values of train.seed: {choose: [...], score: [...]}.")
-    tune: list[str] = Field([], description=f"Keys of the grid that are chosen [default: {TUNED}, if it is there].")
+    tune: list[str] | None = Field(
+        None, description=f"Keys of the grid that are chosen; [] none; None: {TUNED}, if it varies."
+    )
     baseline: dict[str, Any] = Field({}, description="Which of the compared the others are held against.")
     score: Literal["final", "best"] = Field("final", description="Of the last adapter, or of the best of `eval.best`.")
     budget: float | None = Field(None, gt=0, allow_inf_nan=False, description="Core-seconds; then no cell is begun.")
@@ -83,7 +85,7 @@ class StudyFile(Section):
     def _check_keys(self) -> "StudyFile":
         known = {key for block in self.grid for key in block}
         for name in ("tune", "baseline"):
-            unknown = sorted(set(getattr(self, name)) - known)
+            unknown = sorted(set(getattr(self, name) or ()) - known)
             if unknown:
                 raise SettingError(name, f"{unknown[0]} does not vary: it is no key of the grid")
         both = sorted(known & set(self.overrides))
@@ -107,7 +109,7 @@ class StudyFile(Section):
     def chosen(self) -> tuple[str, ...]:
         """The keys that are chosen."""
         usual = TUNED if any(TUNED in block and len(block[TUNED]) > 1 for block in self.grid) else None
-        return tuple(self.tune) or ((usual,) if usual else ())
+        return tuple(self.tune) if self.tune is not None else ((usual,) if usual else ())
 
 
 def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer]:
