@@ -152,7 +152,7 @@ def main() -> None:
         rows = run_all(load_study(file), file, Path(name), asked.at_once)
     head = ["", "s", "processor s", "peak MiB"]
     cells = [[n, f"{r['seconds']:.0f}", f"{r['cpu']:.0f}", f"{r['peak'] / 2**20:,.0f}"] for n, r in rows.items()]
-    print("\n".join(plain_table([head, *cells])))  # noqa: T201
+    print("\n".join(plain_table([head, *cells])))
     found = {"asked": vars(asked), "ways": rows, "equal_adapters": asked.cells, "versions": installed_versions()}
     _RESULTS.write_text(json.dumps(found, indent=2) + "\n")
 
