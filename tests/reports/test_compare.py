@@ -134,7 +134,7 @@ def test_files_that_contradict_each_other_have_no_score(tmp_path):
     reasons = {row.name: row.reason for row in perl.compare(tmp_path).rows}
     assert reasons["good"] == ""
     assert "accuracy" in reasons["figure"]
-    assert reasons["another"] == "eval/results.json is of another adapter than run.json names"
+    assert reasons["another"] == "results.json is of another adapter than run.json names"
     assert reasons["facts"].startswith("run.json says 0.9 of sums")
     assert reasons["seed"] == "run.json says seed 7, recipe.yaml 0"
 
@@ -142,6 +142,9 @@ def test_files_that_contradict_each_other_have_no_score(tmp_path):
 def test_runs_without_a_score_say_why_and_keep_their_reward(tmp_path):
     write_finished(tmp_path / "done", marks(0.5, 1))
     write_finished(tmp_path / "plain", None, rate=1e-3)
+    write_finished(tmp_path / "later", marks(0.4, 2), rate=2e-3)
+    (tmp_path / "later" / "evals").mkdir()
+    (tmp_path / "later" / "eval").rename(tmp_path / "later" / "evals" / "perl")  # as perl eval leaves them
     write_finished(tmp_path / "fails", None, rate=1e-3, status="failed", error="ModelError: too little memory")
     write_run(tmp_path / "runs-now", steps=3, planned=12, status="running")
     (tmp_path / "new").mkdir()
@@ -153,7 +156,8 @@ def test_runs_without_a_score_say_why_and_keep_their_reward(tmp_path):
     assert rows["runs-now"].reason == "running, step 3 of 12"
     assert rows["new"].reason.startswith("running, step 0")
     assert rows["fails"].reward == pytest.approx(0.835)
-    assert all(row.score is None for name, row in rows.items() if name != "done")
+    assert rows["later"].score == pytest.approx(shares(marks(0.4, 2)).mean())
+    assert all(row.score is None for name, row in rows.items() if name not in ("done", "later"))
 
 
 def test_without_scores_the_last_rewards_are_compared_and_only_seeds_pair_them(tmp_path):

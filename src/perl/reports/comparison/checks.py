@@ -13,7 +13,7 @@ from perl.evaluation.results import Results
 from perl.reports.run_log import RunLog, number
 
 _CLOSE = 1e-9
-_RESULTS = "eval/results.json"
+_RESULTS = "results.json"
 
 
 def disagreement(run: RunLog, results: Results) -> str | None:
@@ -29,11 +29,9 @@ def disagreement(run: RunLog, results: Results) -> str | None:
     found = recount(results).mistakes
     if found:
         return f"{found[0].where or _RESULTS}: {found[0].message}"
-    fingerprint = _mapping(run.facts.get("fingerprint"))
-    for of in ("base", "adapter"):
-        said, known = results.subject.get(f"{of}_sha256"), fingerprint.get(of)
-        if said is not None and known is not None and said != known:
-            return f"{_RESULTS} is of another {of} than run.json names"
+    other = of_another(run, results)
+    if other is not None:
+        return f"{_RESULTS} is of another {other} than run.json names"
     for name, facts in _mapping(run.facts.get("eval")).items():
         task = next((task for task in results.tasks if task.name == name), None)
         told = number(_mapping(facts).get("adapter"))
@@ -41,6 +39,16 @@ def disagreement(run: RunLog, results: Results) -> str | None:
         if told is not None and right is not None and not math.isclose(told, right, rel_tol=_CLOSE):
             return f"run.json says {told:g} of {name}, {_RESULTS} {right:g}"
     return _of_recipe(run)
+
+
+def of_another(run: RunLog, results: Results) -> str | None:
+    """``base`` or ``adapter`` if results are of another one than the run names; None: not as far as it says."""
+    fingerprint = _mapping(run.facts.get("fingerprint"))
+    for of in ("base", "adapter"):
+        said, known = results.subject.get(f"{of}_sha256"), fingerprint.get(of)
+        if said is not None and known is not None and said != known:
+            return of
+    return None
 
 
 def _of_recipe(run: RunLog) -> str | None:

@@ -115,7 +115,8 @@ def choose_measure(runs: Sequence[RunLog], asked: str | None = None) -> Measure:
 
 def measured(run: RunLog, measure: Measure) -> Measured | str:
     """What a run has of a measure, or the reason why it has none."""
-    if run.status != "done":
+    unknown = run.is_script and run.planned is None  # nothing says how many steps a script was to do
+    if run.status != "done" and not unknown:
         return str(run.facts.get("error") or run.state) if run.status == "failed" else run.state
     if measure.kind == "task":
         return _final(run, measure)

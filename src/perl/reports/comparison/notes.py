@@ -121,7 +121,8 @@ def _single_seeds(compared: Comparison) -> Iterator[str]:
     cells = [cell for cells, _ in compared.groups for cell in cells]
     single = sum(len(cell.runs) == 1 for cell in cells)
     if single and len(cells) > 1:
-        of = "All settings have" if single == len(cells) else f"{single} of {len(cells)} settings have"
+        some = f"{single} of {len(cells)} settings {'has' if single == 1 else 'have'}"
+        of = "All settings have" if single == len(cells) else some
         yield f"{of} one seed: what is said of them is said of these adapters, another seed may give others."
 
 

@@ -14,7 +14,7 @@ from perl.evaluation.bases import numbered
 from perl.evaluation.metrics import Difference
 from perl.reports.comparison.cells import Cell, CellDifference, SeedRun, best_of, compare_cells, family_size
 from perl.reports.comparison.measure import REWARD, Measure, Measured, choose_measure, last_mean, measured
-from perl.reports.comparison.settings import SEEDS, differing_of, seed_of, settings_of, what_differs
+from perl.reports.comparison.settings import SEEDS, differing_of, identity_of, seed_of, settings_of, what_differs
 from perl.reports.page_data import names_of
 from perl.reports.run_log import RunLog, number
 
@@ -125,7 +125,7 @@ def compare_runs(runs: Sequence[RunLog], *, to: str | None = None, score: str | 
     known = [
         _Run(
             _row(run, name, settings),
-            tuple(sorted((key, text) for key, text in column.items() if key not in SEEDS)),
+            identity_of(column),
             measured(run, measure),
         )
         for run, name, settings, column in zip(runs, names, differing, columns, strict=True)

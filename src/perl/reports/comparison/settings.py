@@ -22,7 +22,7 @@ from perl.methods.settings import resolved_settings
 from perl.recipe.sections import PeftSection
 from perl.recipe.train_fields import train_fields
 from perl.reports.run_log import RunLog
-from perl.run.differing import DASH, as_text, flat
+from perl.run.differing import DASH, NOTHING, as_text, flat
 from perl.run.folder import with_later_keys
 
 SEEDS = ("train.seed", "train.data_seed")
@@ -90,6 +90,11 @@ def differing_of(runs: Sequence[RunLog], columns: Sequence[Mapping[str, str]]) -
     ]
 
 
+def identity_of(column: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What two runs have in common that differ in nothing but their seeds; a setting at nothing is none."""
+    return tuple(sorted((key, text) for key, text in column.items() if key not in SEEDS and text not in NOTHING))
+
+
 def what_differs(settings: Mapping[str, str], *, seed: bool = True) -> str:
     """``dora lr 1e-3 seed 1``: settings by short names.
 
@@ -146,4 +151,4 @@ def _counts(key: str) -> bool:
 
 def _plain(text: str) -> str:
     """A list without brackets and quotes, as scripts write one."""
-    return text[1:-1].replace("'", "") if text.startswith("[") and text.endswith("]") else text
+    return text[1:-1].replace("'", "") if text.startswith("[") and text.endswith("]") and text != "[]" else text

@@ -3,17 +3,21 @@
 folders -> ComparedRuns: perl.compare
 """
 
+import contextlib
 import html
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perl.errors import RunFolderError
+from perl.errors import PerlError, RunFolderError
 from perl.evaluation.metrics import Difference
+from perl.evaluation.results import RESULTS, read_results
 from perl.evaluation.table import difference_cell, p_cell
+from perl.reports.comparison.checks import of_another
 from perl.reports.comparison.found_runs import find_runs
 from perl.reports.comparison.measure import Measure
 from perl.reports.comparison.notes import NOT_DIFFERENT, group_titles, is_alike, notes_of
@@ -129,7 +133,7 @@ def compare(
     return ComparedRuns(compared, (*notes_of(compared), *left_out, *unreadable))
 
 
-def _read(folders: Sequence[Any]) -> tuple[list[RunLog], list[str]]:
+def _read(folders: Sequence[Path]) -> tuple[list[RunLog], list[str]]:
     """Runs that can be read, and a line for each that cannot; of a single one its error."""
     logs: list[RunLog] = []
     errors: list[RunFolderError] = []
@@ -143,9 +147,17 @@ def _read(folders: Sequence[Any]) -> tuple[list[RunLog], list[str]]:
     return logs, [f"Left out: {error.mistakes[0]}." for error in errors]
 
 
-def _read_run(folder: Any) -> RunLog:  # noqa: ANN401 (a path)
-    """A run of which perhaps no step is logged yet."""
-    return read_run(folder, begun=False)
+def _read_run(folder: Path) -> RunLog:
+    """A run, begun or not; one that was not scored at its end with the scores of ``perl eval``."""
+    log = read_run(folder, begun=False)
+    if (folder / "eval" / RESULTS).exists():
+        return log
+    for file in sorted((folder / "evals").glob(f"*/{RESULTS}")):
+        with contextlib.suppress(PerlError):
+            results = read_results(file)
+            if of_another(log, results) is None:
+                return replace(log, results=results)
+    return log
 
 
 def _lines(compared: Comparison) -> list[str]:
