@@ -23,8 +23,8 @@ import yaml
 
 from perl.run.folder import installed_versions, sha256_of
 from perl.run.tables import plain_table
-from perl.studies.cells import cells_of
-from perl.studies.written_plan import Study, load_study
+from perl.training.studies.cells import cells_of
+from perl.training.studies.written_plan import Study, load_study
 
 _RESULTS = Path(__file__).parent / "results" / "study_sharing.json"
 _LOOK_SECONDS = 0.25

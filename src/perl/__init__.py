@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from perl.reports.page import report as report
     from perl.reports.plan_table import plan as plan
     from perl.run.folder import Run as Run
-    from perl.studies.run_study import study as study
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
     from perl.training.draft import new_recipe as new_recipe
     from perl.training.stages import train as train
+    from perl.training.studies.run_study import study as study
 
 __version__ = "0.2.0"
 
@@ -44,7 +44,7 @@ _HOMES = {
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",
     "rewards": "perl.rewards",
-    "study": "perl.studies.run_study",
+    "study": "perl.training.studies.run_study",
     "train": "perl.training.stages",
 }
 

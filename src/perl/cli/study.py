@@ -30,15 +30,15 @@ A study:
 def command(study: Path, output: Path | None, *, new_plan: bool, dry_run: bool, quiet: bool) -> int:
     """Carry out STUDY.yaml, or go on with it where it was stopped; every cell is an ordinary run."""
     set_up_output(quiet=quiet)
-    from perl.studies.written_plan import load_study
+    from perl.training.studies.written_plan import load_study
 
     planned = load_study(study)
     if dry_run:
-        from perl.studies.cost import cost_lines
+        from perl.training.studies.cost import cost_lines
 
         say("\n".join(cost_lines(planned)))
         return EXIT_DONE
-    from perl.studies.run_study import study as carry_out
+    from perl.training.studies.run_study import study as carry_out
 
     result = carry_out(study, output, new_plan=new_plan)
     if not quiet:

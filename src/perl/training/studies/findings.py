@@ -14,9 +14,9 @@ from perl.errors import RunFolderError
 from perl.evaluation.metrics import Difference, corrected
 from perl.evaluation.seeds import SeedMean, mean_over_seeds, paired_by_seed, smallest_difference
 from perl.run.folder import Run
-from perl.studies.cells import Candidate, titled
-from perl.studies.results import CHOOSES, SCORES, Row, StudyResult
-from perl.studies.written_plan import Study
+from perl.training.studies.cells import Candidate, titled
+from perl.training.studies.results import CHOOSES, SCORES, Row, StudyResult
+from perl.training.studies.written_plan import Study
 
 
 @dataclass(frozen=True)

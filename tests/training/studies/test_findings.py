@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from perl.studies.cells import cells_of
-from perl.studies.choose import choose
-from perl.studies.findings import findings
-from perl.studies.report import write_report
-from perl.studies.results import CHOOSES, SCORES, Row, StudyResult
-from perl.studies.written_plan import load_study
+from perl.training.studies.cells import cells_of
+from perl.training.studies.choose import choose
+from perl.training.studies.findings import findings
+from perl.training.studies.report import write_report
+from perl.training.studies.results import CHOOSES, SCORES, Row, StudyResult
+from perl.training.studies.written_plan import load_study
 
 METHODS, RATES = ("lora", "dora", "ia3"), (1e-4, 1e-3, 1e-2)
 CHOOSE, SCORE = (0, 1), (5, 6, 7, 8)

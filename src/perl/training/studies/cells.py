@@ -20,7 +20,7 @@ from perl.errors import Mistake, RecipeError, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe.layers import Layer
 from perl.recipe.plain_yaml import PlainDumper
-from perl.studies.study_file import StudyFile
+from perl.training.studies.study_file import StudyFile
 
 METHOD = "peft.method"
 _OF_A_METHOD = ("peft.rank", "peft.alpha", "peft.dropout", "peft.target_modules")

@@ -10,12 +10,12 @@ from typing import Any
 from perl.errors import PerlError
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
-from perl.studies.carry_out import Conduct, Ended, carry_out
-from perl.studies.cells import Candidate, Cell, cells_of
-from perl.studies.choose import Chosen, best_half, choose, reward_at, score_of
-from perl.studies.report import write_report
-from perl.studies.results import CHOOSES, SCORES, Row, StudyResult, write_results
-from perl.studies.written_plan import Study, load_study, opened
+from perl.training.studies.carry_out import Conduct, Ended, carry_out
+from perl.training.studies.cells import Candidate, Cell, cells_of
+from perl.training.studies.choose import Chosen, best_half, choose, reward_at, score_of
+from perl.training.studies.report import write_report
+from perl.training.studies.results import CHOOSES, SCORES, Row, StudyResult, write_results
+from perl.training.studies.written_plan import Study, load_study, opened
 
 
 def study(

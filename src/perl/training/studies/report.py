@@ -18,12 +18,12 @@ from perl.run.folder import Run
 from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table
 from perl.run.warned import warn
-from perl.studies.carry_out import usage_rows
-from perl.studies.cells import titled
-from perl.studies.findings import Arm, Findings, Scored, findings
-from perl.studies.pictures import draw_pictures
-from perl.studies.results import SCORES, StudyResult
-from perl.studies.written_plan import Study
+from perl.training.studies.carry_out import usage_rows
+from perl.training.studies.cells import titled
+from perl.training.studies.findings import Arm, Findings, Scored, findings
+from perl.training.studies.pictures import draw_pictures
+from perl.training.studies.results import SCORES, StudyResult
+from perl.training.studies.written_plan import Study
 
 _DASH = "-"
 _SMALLEST_SPREAD = 1e-3

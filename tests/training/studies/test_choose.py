@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from perl.studies.cells import Candidate, cells_of
-from perl.studies.choose import best_half, choose, reward_at, score_of
-from perl.studies.run_study import conduct_of
-from perl.studies.written_plan import load_study
+from perl.training.studies.cells import Candidate, cells_of
+from perl.training.studies.choose import best_half, choose, reward_at, score_of
+from perl.training.studies.run_study import conduct_of
+from perl.training.studies.written_plan import load_study
 
 RATES = [Candidate({"peft.method": "lora"}, {"train.learning_rate": rate}) for rate in (1e-4, 1e-3, 1e-2, 1e-1)]
 SEEDS = (0, 1, 2)

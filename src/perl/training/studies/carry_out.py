@@ -26,12 +26,12 @@ from perl.run.folder import Run
 from perl.run.logs import log_rows
 from perl.run.progress import progress
 from perl.run.signals import handled
-from perl.studies.cells import Cell
-from perl.studies.nursery import Job
+from perl.training.studies.cells import Cell
+from perl.training.studies.nursery import Job
 
 # The program `perl`, which forks for each command instead of being started anew.
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.studies.nursery import main; "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.training.studies.nursery import main; "
     "from perl.cli.commands import run; main(run)"
 )
 _BASE = ".base"

@@ -22,9 +22,9 @@ from perl.recipe import Recipe
 from perl.recipe.layers import Layer
 from perl.run.files import write_text
 from perl.run.folder import installed_versions
-from perl.studies.cells import Candidate, as_overrides, candidates
-from perl.studies.study_file import StudyFile, read_study
 from perl.training.checked_recipe import checked_recipe
+from perl.training.studies.cells import Candidate, as_overrides, candidates
+from perl.training.studies.study_file import StudyFile, read_study
 
 # How many cells train at once, with how many threads and how long, decides no result.
 _HOW = ("at_once", "threads", "budget")

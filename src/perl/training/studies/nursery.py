@@ -151,7 +151,7 @@ def _work(job: Job, command: Command) -> int:
     from perl.policy.mapped_base import MappedBase, mapped
     from perl.recipe.sections import ModelSection
     from perl.run.host import hosted_by
-    from perl.studies.pause import PausedAfter
+    from perl.training.studies.pause import PausedAfter
 
     base = MappedBase(Path(job.base), ModelSection(**job.model)) if job.base else None
     if base is not None and not job.arguments:

@@ -13,7 +13,7 @@ from perl.errors import PerlError
 from perl.run.facts import read_best
 from perl.run.folder import Run
 from perl.run.logs import log_rows
-from perl.studies.cells import Candidate
+from perl.training.studies.cells import Candidate
 
 # Steps whose mean reward says how far a cell is that was not scored yet.
 _LAST_STEPS = 10

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perl.evaluation.pictures import new_figure, save_figure
-from perl.studies.findings import Arm, Findings
-from perl.studies.written_plan import Study
+from perl.training.studies.findings import Arm, Findings
+from perl.training.studies.written_plan import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

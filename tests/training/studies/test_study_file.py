@@ -3,8 +3,8 @@
 import pytest
 
 from perl.errors import RecipeError, RunFolderError
-from perl.studies.cells import candidates, cells_of
-from perl.studies.written_plan import load_study, opened
+from perl.training.studies.cells import candidates, cells_of
+from perl.training.studies.written_plan import load_study, opened
 
 FILE = """\
 recipe: quickstart

@@ -11,8 +11,8 @@ from typing import Any
 
 from perl.run.files import write_text
 from perl.run.tables import plain_table
-from perl.studies.cells import titled
-from perl.studies.choose import Chosen
+from perl.training.studies.cells import titled
+from perl.training.studies.choose import Chosen
 
 CHOOSES, SCORES = "choose", "score"
 """What a cell's seed is for."""

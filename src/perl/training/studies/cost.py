@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from perl.run.progress import duration
 from perl.run.tables import plain_table
-from perl.studies.cells import Candidate
-from perl.studies.written_plan import Study
 from perl.training.cost_time import Range
 from perl.training.hardware import GIB
 from perl.training.question import forecast_of
 from perl.training.stages import prepare
+from perl.training.studies.cells import Candidate
+from perl.training.studies.written_plan import Study
 
 
 @dataclass(frozen=True)
