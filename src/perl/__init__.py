@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perl.evaluation.evaluate import evaluate as evaluate
     from perl.hub.push.publish import push as push
     from perl.recipe import Recipe as Recipe
+    from perl.reports.comparison.table import compare as compare
     from perl.reports.page import report as report
     from perl.reports.plan_table import plan as plan
     from perl.run.folder import Run as Run
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
     from perl.training.draft import new_recipe as new_recipe
     from perl.training.stages import train as train
+    from perl.training.studies.run_study import study as study
 
 __version__ = "0.2.0"
 
@@ -35,12 +37,14 @@ _HOMES = {
     "Recipe": "perl.recipe",
     "Run": "perl.run.folder",
     "callbacks": "perl.callbacks",
+    "compare": "perl.reports.comparison.table",
     "evaluate": "perl.evaluation.evaluate",
     "new_recipe": "perl.training.draft",
     "plan": "perl.reports.plan_table",
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",
     "rewards": "perl.rewards",
+    "study": "perl.training.studies.run_study",
     "train": "perl.training.stages",
 }
 
@@ -50,12 +54,14 @@ __all__ = [
     "Recipe",
     "Run",
     "callbacks",
+    "compare",
     "evaluate",
     "new_recipe",
     "plan",
     "push",
     "report",
     "rewards",
+    "study",
     "train",
 ]
 

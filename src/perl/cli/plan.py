@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from perl.cli.checked import checked_recipe, with_options
+from perl.cli.options import with_options
 from perl.cli.output import say, set_up_output
 from perl.recipe.sections import STRATEGIES
 
@@ -47,6 +47,8 @@ def command(
     """
     set_up_output(quiet=True)
     overrides = with_options(overrides, processes, strategy)
+    from perl.training.checked_recipe import checked_recipe
+
     checked_recipe(recipe, overrides)
     from perl.training.hardware import hardware_named
 

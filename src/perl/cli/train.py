@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perl.cli.checked import checked_recipe, with_options
+from perl.cli.options import with_options
 from perl.cli.output import ARGUMENTS, say, set_up_output
 from perl.errors import EXIT_DONE, PerlError, raise_all
 from perl.recipe.recipe import is_first_process, launched, world_size
@@ -50,6 +50,8 @@ def command(
     set_up_output(quiet=quiet)
     overrides = with_options(overrides, processes, strategy)
     if world_size() == 1:  # of several processes each would say the same
+        from perl.training.checked_recipe import checked_recipe
+
         checked = checked_recipe(recipe, overrides)
         several = (checked.engine.processes or 1) > 1 and not checked.engine.on_ray  # which starts them itself
         if not launched() and several and not dry_run:

@@ -143,7 +143,7 @@ def compare(
         ways = ways_of(results, {task for _, task in conflicts})
         rows = [row.called_with(ways[row.numbers[0]]) for row in rows]
     first, compared = _compared(rows, against, searched=searched)
-    notes = (*conflicts.values(), *_drawn_otherwise(results, names, titles), *_engines(results, names))
+    notes = (*conflicts.values(), *_drawn_otherwise(results, names, titles), *engines_note(results, names))
     notes = (*notes, *_left_out(results, names, titles))
     judges = {task.name: task.scorer for one in results for task in one.tasks if task.scorer != MATH}
     judges = {name: judges[name] for name in titles if name in judges}
@@ -278,7 +278,7 @@ def _drawn_otherwise(results: Sequence[Results], names: Sequence[str], tasks: Ma
     return list(lines)
 
 
-def _engines(results: Sequence[Results], names: Sequence[str]) -> list[str]:
+def engines_note(results: Sequence[Results], names: Sequence[str]) -> list[str]:
     """A line if not all completions were drawn by the same engine in the same precision."""
     used = [" ".join(str(found.engine.get(key, "?")) for key in ("backend", "dtype")) for found in results]
     each = ", ".join(f"{name} {engine}" for name, engine in zip(names, used, strict=True))

@@ -116,4 +116,9 @@ def _settings(recipe: Path) -> dict[str, str]:
         settings = flat(yaml.safe_load(recipe.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
-    return {name: text for name, text in settings.items() if not _NOT_SETTINGS.fullmatch(name)}
+    return {name: text for name, text in settings.items() if is_setting(name)}
+
+
+def is_setting(name: str) -> bool:
+    """Whether a key of a recipe, ``train.seed``, says how a run is trained, and not where or what becomes of it."""
+    return _NOT_SETTINGS.fullmatch(name) is None

@@ -181,11 +181,11 @@ def mean_g_pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
     return 2 / k * math.fsum(_mean_chance_of_right(right, k, at_least=i) for i in above_half)
 
 
-def paired_difference(base: Sequence[Sequence[bool]], adapter: Sequence[Sequence[bool]]) -> Difference:
+def paired_difference(base: Sequence[Sequence[float]], adapter: Sequence[Sequence[float]]) -> Difference:
     """How much better the adapter is than the base, problem by problem.
 
     Args:
-        base: One row a problem.
+        base: One row a problem: rights and wrongs, or scores from 0 to 1.
         adapter: One row a problem, the same problems in the same order; k may differ from the base's.
 
     Returns:
@@ -205,7 +205,7 @@ def paired_difference(base: Sequence[Sequence[bool]], adapter: Sequence[Sequence
     return Difference(mean, stderr, low, high, _sign_flip_p_value(differences))
 
 
-def corrected(differences: Sequence[Difference | None]) -> list[Difference | None]:
+def corrected(differences: Sequence[Difference | None], family: int = 0) -> list[Difference | None]:
     """Differences that are looked at together, with p values that say so: Holm's correction for their number.
 
     Of m differences of which none is real, one with a p value of at most 0.05 is then found in at most 5 of 100 cases,
@@ -213,6 +213,9 @@ def corrected(differences: Sequence[Difference | None]) -> list[Difference | Non
 
     Args:
         differences: None, and those without a p value, stay as they are and are not counted.
+        family: From how many differences these were chosen by what they are, where those are more: of each with the
+            best of n it is n (n - 1) / 2, since any two could have been the best and another one. It takes the place
+            of m, which is never too small: among all of the family the i-th of these has at least the rank i.
 
     Returns:
         In the same order; the i-th smallest p value is multiplied by m + 1 - i, is at least the one before it, and at
@@ -223,9 +226,9 @@ def corrected(differences: Sequence[Difference | None]) -> list[Difference | Non
     """
     found = list(differences)
     tested = [(one.p_value, i) for i, one in enumerate(found) if one is not None and not math.isnan(one.p_value)]
-    largest = 0.0
+    largest, tests = 0.0, max(len(tested), family)
     for step, (p_value, i) in enumerate(sorted(tested)):
-        largest = max(largest, min(1.0, (len(tested) - step) * p_value))
+        largest = max(largest, min(1.0, (tests - step) * p_value))
         one = found[i]
         found[i] = None if one is None else replace(one, p_value=largest)
     return found

@@ -50,7 +50,7 @@ def names_of(found: Sequence[FoundResults], results: Sequence[Results]) -> list[
     subjects = [str(one.subject["name"]) for one in results]
     places = _places([one.folder for one in found])
     own = subjects if len(set(subjects)) == len(subjects) else places
-    by_settings = [_text({key: one[key] for key in keys if key in one}) for one in settings]
+    by_settings = [settings_text({key: one[key] for key in keys if key in one}) for one in settings]
     names = [
         f"{text} best" if text and "best" in one.within.parts else text
         for text, one in zip(by_settings, found, strict=True)
@@ -81,8 +81,8 @@ def _telling(settings: Sequence[Mapping[str, str]]) -> list[str]:
     return chosen
 
 
-def _text(settings: Mapping[str, str]) -> str:
-    """``lora rank 8 lr 1e-3``."""
+def settings_text(settings: Mapping[str, str]) -> str:
+    """``lora rank 8 lr 1e-3``: settings by short names, as a run is called."""
     last = Counter(key.rpartition(".")[2] for key in settings)
     words = []
     for key, value in settings.items():

@@ -26,6 +26,7 @@ from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.packed import is_packed, parts_of
 from perl.policy.hub_lookup import look_up
+from perl.policy.mapped_base import load_mapped
 from perl.policy.quantised import (
     half_precision,
     mark_as,
@@ -92,6 +93,10 @@ def load_base(
         MissingExtraError: It is to be quantised, and the package that does it is not installed.
     """
     check_quantisation(section, device)
+    with _explained(section):
+        held = load_mapped(section, resolve_model(section.name), device, strategy) if spread is None else None
+    if held is not None:
+        return held.eval()
     with _explained(section):
         model = AutoModelForCausalLM.from_pretrained(
             resolve_model(section.name),

@@ -150,6 +150,21 @@ def _extended_by_mapping(source: Mapping[str, Any]) -> Layer:
 
 
 def _read_file(path: Path) -> Layer:
+    layer = read_yaml(path, Mistake("a recipe is a mapping of sections", hint="see `perl recipes quickstart`"))
+    move_to_the_top(layer.values, layer.origins)
+    return layer
+
+
+def read_yaml(path: Path, no_mapping: Mistake) -> Layer:
+    """A file of plain YAML, as it is.
+
+    Args:
+        path: The file.
+        no_mapping: What is said of one that is no mapping.
+
+    Raises:
+        RecipeError: It cannot be read, or is not plain YAML.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -160,9 +175,8 @@ def _read_file(path: Path) -> Layer:
         loader = PlainLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
-            raise RecipeError("a recipe is a mapping of sections", file, "see `perl recipes quickstart`")
+            raise RecipeError(no_mapping.message, file, no_mapping.hint)
         layer.values = _construct(loader, root, (), layer.origins, file)
-        move_to_the_top(layer.values, layer.origins)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"not plain YAML: {error.problem}", f"{file}:{line}") from None
@@ -210,6 +224,15 @@ def _expand_shorthand(values: dict[str, Any], key: str, path: KeyPath) -> None:
 
 
 def _layer_of_mapping(source: Mapping[str, Any]) -> Layer:
+    layer = layer_of_mapping(source)
+    layer.values.pop("extends", None)
+    move_to_the_top(layer.values, {})
+    return layer
+
+
+def layer_of_mapping(source: Mapping[str, Any]) -> Layer:
+    """The values of a mapping, copied, written nowhere."""
+
     def copied(values: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
         copy: dict[str, Any] = {}
         for key, value in values.items():
@@ -217,10 +240,7 @@ def _layer_of_mapping(source: Mapping[str, Any]) -> Layer:
             _expand_shorthand(copy, key, path)
         return copy
 
-    values = copied(source, ())
-    values.pop("extends", None)
-    move_to_the_top(values, {})
-    return Layer(values)
+    return Layer(copied(source, ()))
 
 
 def _layer_of_overrides(overrides: Sequence[str]) -> Layer:

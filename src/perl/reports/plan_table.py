@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perl.recipe import Recipe
+from perl.run.tables import html_table
 from perl.training.forecast import Forecast
 from perl.training.forecast_text import (
     forecast_lines,
@@ -47,7 +48,7 @@ class ShownPlan:
 
     def _repr_html_(self) -> str:
         """What is planned as text, and a table for memory, work and time each."""
-        texts = [_text(run_lines(self.forecast)), *map(_table, forecast_tables(self.forecast))]
+        texts = [_text(run_lines(self.forecast)), *map(html_table, forecast_tables(self.forecast))]
         return "".join([*texts, _text(serving_lines(self.forecast))])
 
 
@@ -87,15 +88,3 @@ def plan(
 def _text(lines: Iterable[str]) -> str:
     found = html.escape("\n".join(lines))
     return f'<pre style="white-space: pre-wrap">{found}</pre>' if found else ""
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """The headings first; all but the first column are numbers."""
-    cells = (
-        "".join(
-            f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
-            for cell, side in zip(row, ["left", *["right"] * len(row)], strict=False)
-        )
-        for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)
-    )
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"

@@ -2,14 +2,13 @@
 
 folder -> RunLog
 
-The folder of a recipe's run has a ``run.json``; the output folder of a script may have logs alone. Lines that a kill or
-a running training cut short are left out, and counted.
+The folder of a recipe's run has a ``run.json``; the output folder of a script has a ``perl_run.json``, or logs alone.
+Lines that a kill or a running training cut short are left out, and counted.
 """
 
 import contextlib
 import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from perl.errors import PerlError, RunFolderError
+from perl.reports.script_log import checkpoint_rows, checkpoints_of, is_script, script_facts
+from perl.run.facts import CARD_FACTS
 from perl.run.folder import LOCK, Run
 from perl.run.folder_check import is_held
 from perl.run.logs import log_rows
@@ -27,7 +28,6 @@ from perl.run.logs import log_rows
 if TYPE_CHECKING:
     from perl.evaluation.results import Results
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # A training that has logged nothing for so many of its steps, and for so many seconds, may have been killed.
 _SILENT_STEPS, _SILENT_SECONDS = 20, 120.0
 # One whose folder nobody holds any more has been, once nothing was logged for so long: a disk that is shared between
@@ -41,8 +41,8 @@ class RunLog:
 
     Attributes:
         path: The folder.
-        facts: Of ``run.json``; empty for a script's folder.
-        rows: Of ``metrics.jsonl``, in order.
+        facts: Of ``run.json``, or of a script's ``perl_run.json``; empty where there is neither.
+        rows: Of ``metrics.jsonl``, in order; of a script without one those of its newest checkpoint.
         alarms: Of ``alarms.jsonl``.
         recipe: The text of ``recipe.yaml``; None where there is none.
         results: Of ``eval/results.json``; None where there is none, or where it cannot be read.
@@ -69,7 +69,13 @@ class RunLog:
     @property
     def step(self) -> int:
         """The last that was logged."""
-        return max((int(row["step"]) for row in self.rows if "step" in row), default=0)
+        logged = max((int(row["step"]) for row in self.rows if "step" in row), default=0)
+        return max(logged, int(self.facts.get("steps", 0))) if self.is_script else logged
+
+    @property
+    def is_script(self) -> bool:
+        """Whether a script's trainer wrote it, and no recipe's run."""
+        return "status" not in self.facts
 
     @cached_property
     def status(self) -> str:
@@ -130,8 +136,12 @@ def read_run(path: str | Path, *, begun: bool = True, scored: bool = True) -> Ru
         raise RunFolderError("is a file, not a folder" if folder.exists() else "no such folder", str(path))
     metrics = folder / "metrics.jsonl"
     facts = _facts(folder, metrics)
-    has_rows = begun or (metrics.is_file() and metrics.stat().st_size > 0)
-    rows, modified, notes = _metrics(metrics) if has_rows else ([], time.time(), [])
+    if is_script(folder) and not metrics.exists():
+        rows, notes = [row for row in checkpoint_rows(folder) if number(row.get("step")) is not None], list[str]()
+        modified = (folder / CARD_FACTS).stat().st_mtime
+    else:
+        has_rows = begun or (metrics.is_file() and metrics.stat().st_size > 0)
+        rows, modified, notes = _metrics(metrics) if has_rows else ([], time.time(), [])
     alarms, left_out = _rows_of(folder / "alarms.jsonl")
     notes += [f"alarms.jsonl: {_lines(left_out)} left out"] if left_out else []
     recipe, results = _recipe(folder, notes), _results(folder, notes) if scored else None
@@ -169,6 +179,8 @@ def number(value: Any) -> float | None:  # noqa: ANN401 (JSON)
 def _facts(folder: Path, metrics: Path) -> Mapping[str, Any]:
     if (folder / "run.json").exists():
         return Run.read(folder).facts
+    if is_script(folder):
+        return script_facts(folder)
     if not metrics.exists():
         raise RunFolderError("holds no run: it has neither run.json nor metrics.jsonl", str(folder))
     return {}
@@ -242,9 +254,7 @@ def _planned(log: RunLog) -> int | None:
     train = train if isinstance(train, dict) else {}
     if isinstance(most := train.get("max_steps"), int) and most > 0:
         return most
-    found = [*(log.path / "checkpoints").glob("checkpoint-*"), *log.path.glob("checkpoint-*")]
-    numbered = [(int(match[1]), folder) for folder in found if (match := _CHECKPOINT.fullmatch(folder.name))]
-    for _, folder in sorted(numbered, reverse=True):
+    for folder in checkpoints_of(log.path):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return int(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["max_steps"]) or None
     epochs, epoch = (

@@ -8,7 +8,8 @@ from typing import Any
 
 DASH = "-"
 """What a run has that has not the key."""
-_NOTHING = {DASH, "none", "{}", "[]"}
+NOTHING = {DASH, "none", "{}", "[]"}
+"""Texts of a setting that stand for none."""
 
 
 def flat(value: Any) -> dict[str, str]:  # noqa: ANN401 (YAML)
@@ -38,7 +39,7 @@ def differing(columns: Sequence[Mapping[str, str]], *, all_rows: bool = False) -
     found = {}
     for key in dict.fromkeys(key for column in columns for key in column):
         values = {column.get(key, DASH) for column in columns if column}
-        if all_rows or (len(values) > 1 and not values <= _NOTHING):
+        if all_rows or (len(values) > 1 and not values <= NOTHING):
             found[key] = [column.get(key, DASH) for column in columns]
     return found
 

@@ -15,6 +15,8 @@ from perl.run.strict_json import parse_mapping
 BEST = "best.json"
 RECIPE, RUN_FACTS = "recipe.yaml", "run.json"
 """Files by which a folder is known as a run's."""
+CARD_FACTS = "perl_run.json"
+"""Beside a card: facts of the training of the adapter there. A script's output folder has it, and no ``run.json``."""
 
 
 def is_run(folder: Path) -> bool:

@@ -295,7 +295,7 @@ def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> 
     Another number of processes than the run was started with cuts the same step into other micro-batches. Then the
     numbers that say how are not compared, but what they come to: prompts a step.
     """
-    saved = _with_later_keys(saved)
+    saved = with_later_keys(saved)
     train, known = saved.get("train"), run.facts.get("started_with")
     if not isinstance(known, Mapping):  # an older run, which has been on as many processes as it was started with
         known = {"processes": run.facts.get("hardware", {}).get("count", recipe.batch.world_size)}
@@ -312,7 +312,7 @@ def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> 
     return found
 
 
-def _with_later_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+def with_later_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
     """A saved recipe with the settings that its version did not know yet, which it had by default."""
     found = dict(saved)
     for name, section in SECTIONS.items():

@@ -1,4 +1,4 @@
-"""Columns as text: for a terminal, in Markdown, as CSV.
+"""Columns as text: for a terminal, in Markdown, in HTML, as CSV.
 
 headings and cells -> lines
 
@@ -6,6 +6,7 @@ What others wrote (names, notes, methods) is made harmless for the place it is s
 """
 
 import csv
+import html
 import io
 import re
 from collections.abc import Sequence
@@ -48,6 +49,24 @@ def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None =
     rule = ["---:" if r else "---" for r in _sides(right, len(rows[0]))]
     lines = [rows[0], rule, *rows[1:]]
     return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def html_table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> str:
+    """A table in HTML, whose cells may hold anything.
+
+    Args:
+        rows: Cells, the headings first.
+        right: As of :func:`plain_table`.
+    """
+    sides = ["right" if r else "left" for r in _sides(right, max(map(len, rows)))]
+    cells = (
+        "".join(
+            f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
+            for cell, side in zip(row, sides, strict=False)
+        )
+        for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)
+    )
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def csv_text(headings: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:

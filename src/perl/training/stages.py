@@ -17,7 +17,6 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from perl.algorithms.named import named_facts
-from perl.algorithms.registry import loss_mistakes
 from perl.data import render_prompts
 from perl.errors import (
     BrokenPromiseError,
@@ -33,10 +32,7 @@ from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
 from perl.launch.agreement import check_joined
 from perl.launch.together import Together, comes_true, said_once, see_files, together
-from perl.methods.on_quantised import quantization_mistakes
-from perl.methods.on_shards import strategy_mistakes
 from perl.methods.registry import METHODS
-from perl.methods.settings import method_mistakes
 from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
 from perl.policy.guards import check_saved_adapter, check_saved_model
 from perl.policy.model import (
@@ -52,10 +48,10 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import WEIGHTS
 from perl.policy.sharding import check_strategy
 from perl.policy.teacher import teacher_settings
-from perl.recipe import Recipe, load_recipe
+from perl.recipe import Recipe
 from perl.recipe.recipe import is_first_process, launched
 from perl.recipe.sections import PeftSection
-from perl.rewards import Reward, reward_mistakes
+from perl.rewards import Reward
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
 from perl.run.devices import processor_name
@@ -77,6 +73,7 @@ from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
 from perl.training.callbacks.run_record import RunRecord
 from perl.training.callbacks.tracked import TrackedTables, track_scores
+from perl.training.checked_recipe import checked_recipe
 from perl.training.forecast_text import forecast_lines
 from perl.training.on_ray import train_on_ray
 from perl.training.plan import Plan, make_plan
@@ -202,9 +199,7 @@ def read_recipe(
     Raises:
         RecipeError: With every mistake found.
     """
-    of_methods = (method_mistakes, quantization_mistakes, strategy_mistakes)
-    checks = (loss_mistakes, *of_methods, reward_mistakes, publishing_mistakes)
-    recipe = load_recipe(source, overrides, checks=checks)
+    recipe = checked_recipe(source, overrides, (publishing_mistakes,))
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
     if output_dir is None:

@@ -21,10 +21,11 @@ from perl.hub.gate.gate import largest
 from perl.policy.hub_lookup import HUB_ERRORS
 from perl.policy.model import public_name
 from perl.recipe import Recipe
+from perl.run.facts import CARD_FACTS
 from perl.run.folder import Run, installed_versions
 from perl.sandbox import is_sandbox
 
-RUN_FACTS = "perl_run.json"
+RUN_FACTS = CARD_FACTS
 """What the file is called."""
 _LARGEST = largest(RUN_FACTS) or 0
 LICENCE_SECONDS = 5.0

@@ -1,0 +1,33 @@
+"""A recipe with what can be said against it before anything slow is imported.
+
+RECIPE, SECTION.KEY=VALUE -> Recipe
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perl.algorithms.registry import loss_mistakes
+from perl.methods.on_quantised import quantization_mistakes
+from perl.methods.on_shards import strategy_mistakes
+from perl.methods.settings import method_mistakes
+from perl.recipe import Recipe, load_recipe
+from perl.recipe.recipe import SectionCheck
+from perl.rewards import reward_mistakes
+
+
+def checked_recipe(
+    recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str], further: Sequence[SectionCheck] = ()
+) -> Recipe:
+    """The recipe, checked without torch.
+
+    Args:
+        recipe: A file, the name of a packaged one, a mapping, or a recipe.
+        overrides: ``section.key=value``.
+        further: Checks beside those that need nothing slow.
+
+    Raises:
+        RecipeError: With every mistake found.
+    """
+    checks = (loss_mistakes, method_mistakes, quantization_mistakes, strategy_mistakes, reward_mistakes, *further)
+    return load_recipe(recipe, overrides, checks)

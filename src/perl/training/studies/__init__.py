@@ -1,0 +1,1 @@
+"""study file -> cells, each an ordinary run -> choices, scores, a report."""

@@ -1,0 +1,326 @@
+"""Carries out cells, some at a time, each an ordinary run in a process of its own.
+
+cells -> DIR/cells/NAME, a run folder each -> how each ended
+
+Kill this process, or one of a cell, and nothing is lost but the steps in hand: the same call goes on. What a cell used
+is kept in ``DIR/usage.jsonl``, which outlives a kill too.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from perl.errors import InterruptedRunError, PerlError, RunFolderError
+from perl.recipe.sections import ModelSection
+from perl.run.folder import Run
+from perl.run.logs import log_rows
+from perl.run.progress import progress
+from perl.run.signals import handled
+from perl.training.studies.cells import Cell
+from perl.training.studies.nursery import Job
+
+# The program `perl`, which forks for each command instead of being started anew.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.training.studies.nursery import main; "
+    "from perl.cli.commands import run; main(run)"
+)
+_BASE = ".base"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a cell ended.
+
+    Attributes:
+        status: ``done``, ``paused`` (for halving), ``failed``, ``interrupted`` or ``not begun``.
+        reason: Of a failure, in one line.
+    """
+
+    status: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """How cells are carried out, which decides no result.
+
+    Attributes:
+        folder: Of the study.
+        recipe: As ``perl train`` takes it.
+        every: Overrides of every cell.
+        at_once: Cells at the same time.
+        threads: Of each.
+        budget: Core-seconds after which no cell is begun; None: no limit.
+        model: The base that all cells have and map; None: each loads its own.
+        alone: Titles of arms whose cells change the weights of the servers that all share, so that no other cell may
+            use these meanwhile.
+    """
+
+    folder: Path
+    recipe: str
+    every: tuple[str, ...] = ()
+    at_once: int = 1
+    threads: int = 1
+    budget: float | None = None
+    model: ModelSection | None = None
+    alone: frozenset[str] = frozenset()
+
+    def may_begin(self, cell: Cell, running: Collection[Cell]) -> bool:
+        """Whether a cell can train beside those that do."""
+        together = not any(one.candidate.title in self.alone for one in (cell, *running))
+        return not running or (len(running) < self.at_once and together)
+
+    def arguments(self, cell: Cell) -> list[str]:
+        """Of the command that trains a cell, without its folder."""
+        return ["train", self.recipe, *self.every, *cell.overrides]
+
+    def command(self, cell: Cell) -> str:
+        """That trains a cell alone, for a person to paste, with as many threads."""
+        return f"OMP_NUM_THREADS={self.threads} " + shlex.join(["perl", *self.arguments(cell)])
+
+    def run_of(self, cell: Cell) -> Path:
+        """A cell's run folder."""
+        return self.folder / "cells" / cell.name
+
+    def log_of(self, cell: Cell) -> Path:
+        """What a cell's process printed."""
+        return self.folder / "logs" / f"{cell.name}.log"
+
+    @property
+    def usage(self) -> Path:
+        """A row for each process of a cell that ended."""
+        return self.folder / "usage.jsonl"
+
+
+def carry_out(conduct: Conduct, cells: Sequence[Cell], until: Mapping[str, int] | None = None) -> dict[str, Ended]:
+    """Trains cells to their end, or to a step.
+
+    Args:
+        conduct: How.
+        cells: Those that are done already are left as they are.
+        until: Name -> step after which a cell pauses; those that are beyond it are left too. None: all go to the end.
+
+    Returns:
+        How each ended, by name.
+
+    Raises:
+        InterruptedRunError: Ctrl-C or SIGTERM; the cells in hand have checkpoints, and the same call goes on.
+    """
+    until = until or {}
+    ended = {cell.name: Ended(status) for cell in cells if (status := _before(conduct, cell, until.get(cell.name)))}
+    waiting = [cell for cell in cells if cell.name not in ended]
+    if not waiting:
+        return ended
+    (conduct.folder / "cells").mkdir(exist_ok=True)
+    (conduct.folder / "logs").mkdir(exist_ok=True)
+    with _started(conduct) as nursery, _stoppable(nursery) as stopping:
+        if conduct.model is not None:
+            nursery.begin(_base_job(conduct, conduct.model))
+            nursery.next()  # where it fails, each cell loads the base, and says why that fails
+        with progress(len(cells), "cells", len(ended), "cells") as shown:
+            _work_off(conduct, waiting, until, nursery, ended, shown.update, stopping)
+    if stopping():
+        done = sum(one.status == "done" for one in ended.values())
+        what = f"stopped; {done} of {len(cells)} cells are done"
+        raise InterruptedRunError(what, str(conduct.folder), "the same command goes on")
+    return ended
+
+
+def _before(conduct: Conduct, cell: Cell, until: int | None) -> str:
+    """What a cell is already, as far as nothing is left to do; empty: something is."""
+    try:
+        run = Run.read(conduct.run_of(cell))
+    except RunFolderError:
+        return ""
+    if run.status == "done":
+        return "done"
+    return "paused" if until is not None and run.status == "interrupted" and last_step(run) >= until else ""
+
+
+def last_step(run: Run) -> int:
+    """The last step that a run has logged."""
+    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
+    return int(rows[-1]["step"]) if rows else 0
+
+
+def _work_off(
+    conduct: Conduct,
+    waiting: list[Cell],
+    until: Mapping[str, int],
+    nursery: "Nursery",
+    ended: dict[str, Ended],
+    one_more: Callable[[], None],
+    stopping: Callable[[], bool],
+) -> None:
+    """Begins cells as others end, until none waits."""
+    running: dict[str, tuple[Cell, float]] = {}
+    while running or waiting:
+        while waiting and not stopping() and conduct.may_begin(waiting[0], [one for one, _ in running.values()]):
+            if conduct.budget is not None and used(conduct) >= conduct.budget:
+                ended |= {cell.name: Ended("not begun", "the budget was used up") for cell in waiting}
+                waiting.clear()
+                break
+            cell = waiting.pop(0)
+            running[cell.name] = cell, time.monotonic()
+            nursery.begin(_job(conduct, cell, until.get(cell.name)))
+        if stopping():
+            waiting.clear()
+        if not running:
+            break
+        try:
+            report = nursery.next()
+        except PerlError:
+            if stopping():
+                break  # a second signal has ended all at once
+            raise
+        cell, began = running.pop(report["name"])
+        row = {**report, "wall": round(time.monotonic() - began, 3)}
+        with conduct.usage.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        ended[cell.name] = _outcome(conduct, cell, report["code"], until.get(cell.name), stopped=stopping())
+        one_more()
+
+
+def _job(conduct: Conduct, cell: Cell, until: int | None) -> Job:
+    base = conduct.folder / _BASE
+    shared = conduct.model is not None and (base / "tensors.json").is_file()
+    return Job(
+        name=cell.name,
+        arguments=(*conduct.arguments(cell), "-o", str(conduct.run_of(cell))),
+        log=str(conduct.log_of(cell)),
+        output=str(conduct.run_of(cell)),
+        until=until,
+        base=str(base) if shared else "",
+        model=conduct.model.model_dump() if shared and conduct.model is not None else None,
+    )
+
+
+def _base_job(conduct: Conduct, model: ModelSection) -> Job:
+    """Writes the base where cells map it."""
+    base = conduct.folder / _BASE
+    return Job("base", (), str(conduct.folder / "logs" / "base.log"), str(base), None, str(base), model.model_dump())
+
+
+def _outcome(conduct: Conduct, cell: Cell, code: int, until: int | None, *, stopped: bool) -> Ended:
+    if code == 0:
+        return Ended("done")
+    if code == 130 and (until is not None or stopped):
+        return Ended("interrupted" if stopped else "paused")
+    if code < 0:
+        why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
+        return Ended("failed", f"its process was ended by {signal.Signals(-code).name}{why}")
+    return Ended("failed", last_error(conduct.log_of(cell)) or f"exit code {code}")
+
+
+def last_error(log: Path) -> str:
+    """The last line of a log that tells of an error, else the last one; of an absent log nothing."""
+    try:
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1].removeprefix("error: ").strip()
+
+
+def used(conduct: Conduct) -> float:
+    """Core-seconds of all processes of cells that have ended."""
+    return sum(float(row["cpu"]) for row in usage_rows(conduct.folder))
+
+
+def usage_rows(folder: Path) -> list[dict[str, Any]]:
+    """What each process of a cell used: name, code, cpu (core-seconds), wall (seconds), peak (bytes)."""
+    path = folder / "usage.jsonl"
+    return log_rows(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+class Nursery:
+    """The process that forks one for each cell: see ``nursery.py``."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        """Takes the process, which says that it is ready once it has imported."""
+        self.process = process
+
+    def begin(self, job: Job) -> None:
+        """Begins a cell."""
+        self._write(asdict(job))
+
+    def stop(self) -> None:
+        """Asks all cells to stop after their step."""
+        self._write({"stop": True})
+
+    def next(self) -> dict[str, Any]:
+        """The next cell that ends.
+
+        Raises:
+            PerlError: The process is gone.
+        """
+        while True:
+            line = self._pipe(self.process.stdout).readline()
+            if not line:
+                what = f"the process that starts cells has ended with exit code {self.process.wait()}"
+                raise PerlError(what, "perl study", "the same command goes on")
+            report: dict[str, Any] = json.loads(line)
+            if "name" in report:
+                return report
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        try:
+            pipe = self._pipe(self.process.stdin)
+            pipe.write(json.dumps(line).encode() + b"\n")
+            pipe.flush()
+        except BrokenPipeError:
+            return  # which the next look at it finds
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None  # noqa: S101 (it was asked for)
+        return pipe
+
+
+@contextmanager
+def _started(conduct: Conduct) -> Iterator[Nursery]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(conduct.threads)}
+    errors = (conduct.folder / "logs" / "starts.log").open("ab")
+    command = [sys.executable, "-c", _START, json.dumps(sys.path)]
+    process = subprocess.Popen(  # noqa: S603 (a fixed command)
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=environment,
+        start_new_session=True,
+    )
+    errors.close()
+    try:
+        yield Nursery(process)
+    finally:
+        assert process.stdin is not None  # noqa: S101 (it was asked for)
+        process.stdin.close()
+        process.wait()
+        shutil.rmtree(conduct.folder / _BASE, ignore_errors=True)
+
+
+@contextmanager
+def _stoppable(nursery: Nursery) -> Iterator[Callable[[], bool]]:
+    """Inside, a first signal stops all cells after their step, a second one at once; whether one came."""
+    asked: list[int] = []
+
+    def on_signal(number: int, _frame: object) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            nursery.stop()
+        else:
+            os.killpg(nursery.process.pid, signal.SIGKILL)
+
+    with handled((signal.SIGINT, signal.SIGTERM), on_signal):
+        yield lambda: bool(asked)

@@ -1,0 +1,101 @@
+"""What a cell scored, and which candidate of each arm is the best on the seeds that choose.
+
+run folders -> scores -> the chosen candidate of each arm
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from perl.errors import PerlError
+from perl.run.facts import read_best
+from perl.run.folder import Run
+from perl.run.logs import log_rows
+from perl.training.studies.cells import Candidate
+
+# Steps whose mean reward says how far a cell is that was not scored yet.
+_LAST_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate of an arm that is scored.
+
+    Attributes:
+        candidate: The best on the seeds that choose, the first of equals; None: none was trained to the end.
+        scores: Mean score of each candidate over those seeds, by its key; NaN where none was.
+        good: Values of the chosen settings whose mean is within two standard errors of the best.
+    """
+
+    candidate: Candidate | None
+    scores: Mapping[str, float]
+    good: tuple[Candidate, ...] = ()
+
+
+def score_of(folder: Path, of: Literal["final", "best"] = "final") -> float | None:
+    """A run's score: the mean over its tasks of avg@k of the adapter, or of the best one; None: it has none yet."""
+    try:
+        run = Run.read(folder)
+        if of == "best":
+            return float(read_best(folder / "best")["value"])
+    except (PerlError, OSError, ValueError):
+        return None
+    tasks = run.facts.get("eval") or {}
+    if run.status != "done" or not tasks:
+        return None
+    return sum(float(task["adapter"]) for task in tasks.values()) / len(tasks)
+
+
+def reward_at(folder: Path, step: int) -> float | None:
+    """Mean reward of the last steps up to one, by which a cell that pauses there is judged; None: it has none."""
+    try:
+        rows = log_rows((folder / "metrics.jsonl").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    rewards = [float(row["reward"]) for row in rows if row.get("reward") is not None and int(row["step"]) <= step]
+    last = rewards[-_LAST_STEPS:]
+    return sum(last) / len(last) if last else None
+
+
+def choose(arm: Sequence[Candidate], scores: Mapping[tuple[str, int], float], seeds: Sequence[int]) -> Chosen:
+    """The best candidate of an arm.
+
+    Only candidates that have a score on every seed are compared, so that none wins for want of a bad one.
+
+    Args:
+        arm: Its candidates.
+        scores: By candidate's key and seed; those that failed are absent.
+        seeds: That choose.
+    """
+    each = {one.key: [scores[one.key, seed] for seed in seeds if (one.key, seed) in scores] for one in arm}
+    means = {key: sum(found) / len(found) if len(found) == len(seeds) else math.nan for key, found in each.items()}
+    whole = [one for one in arm if not math.isnan(means[one.key])]
+    if not whole:
+        return Chosen(None, means)
+    best = max(whole, key=lambda one: means[one.key])
+    width = 2 * _standard_error(each[best.key])
+    return Chosen(best, means, tuple(one for one in whole if means[one.key] >= means[best.key] - width))
+
+
+def best_half(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: float) -> list[Candidate]:
+    """The candidates of an arm that go on after a rung: so large a share, rounded up, of those that are left.
+
+    Args:
+        arm: Those that are left.
+        rewards: Mean reward over the seeds, by key; those without one are ended.
+        keep: Share.
+    """
+    known = [one for one in arm if one.key in rewards]
+    count = min(len(known), math.ceil(keep * len(arm)))
+    best = sorted(known, key=lambda one: -rewards[one.key])[:count]
+    return [one for one in arm if one in best]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Of a mean; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))

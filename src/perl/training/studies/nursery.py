@@ -1,0 +1,186 @@
+"""A process that has imported everything, and forks one process for each cell; it runs apart from the study itself.
+
+jobs as JSON lines on stdin -> `perl train`, a process each -> ends as JSON lines on stdout
+
+Importing takes longer than a short cell trains. A fork of a process that has imported, and done nothing else, starts
+as a fresh one would: no thread of torch, no model, no GPU. When the study ends or is killed, stdin ends, and every
+cell is asked to stop after its step, with a checkpoint.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perl.policy.mapped_base import MappedBase
+
+_LOCK_SECONDS = 120.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a forked process is to do.
+
+    Attributes:
+        name: Of the cell.
+        arguments: As the command line has them, ``("train", ...)``; none: write the base that the others map.
+        log: File for what it prints.
+        output: The run folder.
+        until: Step after which it is to stop, for the time being; None: it goes on to its end.
+        base: Folder with the base to map; empty: it loads its own.
+        model: The recipe's section ``model`` that the base is of.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    log: str
+    output: str
+    until: int | None = None
+    base: str = ""
+    model: Any = None
+
+
+Command = Callable[[list[str], str], int]
+"""Runs a command line: its arguments, the program's name -> the exit code."""
+
+
+def main(command: Command) -> None:
+    """Serves jobs until stdin ends.
+
+    Args:
+        command: That of the program.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study says when it is over
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed
+    import perl.trainer.trainer
+    import perl.training.stages  # noqa: F401
+
+    _serve(command, lambda line: reports.write(json.dumps(line) + "\n"))
+
+
+def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None:
+    running: dict[int, str] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    waiting = selectors.DefaultSelector()
+    waiting.register(0, selectors.EVENT_READ)
+    waiting.register(woken, selectors.EVENT_READ)
+    report({"ready": True})
+    rest, open_ = b"", True
+    while open_ or running:
+        for key, _ in waiting.select():
+            if key.fd == woken:
+                os.read(woken, 4096)
+                _reap(running, report)
+                continue
+            read = os.read(0, 1 << 16)
+            *lines, rest = (rest + read).split(b"\n")
+            if not read:
+                open_ = False
+                waiting.unregister(0)
+                _stop(running)
+            for line in lines:
+                given = json.loads(line)
+                if "stop" in given:
+                    _stop(running)
+                else:
+                    job = Job(**given)
+                    running[_fork(job, command)] = job.name
+
+
+def _stop(running: dict[int, str]) -> None:
+    """Asks every cell to stop after its step."""
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _reap(running: dict[int, str], report: Callable[[dict[str, Any]], object]) -> None:
+    while running:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        name = running.pop(pid, None)
+        if name is not None:
+            cpu = usage.ru_utime + usage.ru_stime
+            code = os.waitstatus_to_exitcode(status)
+            report({"name": name, "code": code, "cpu": round(cpu, 3), "peak": usage.ru_maxrss * 1024})
+
+
+def _fork(job: Job, command: Command) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        code = _work(job, command)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # without what the parent would do at its end
+
+
+def _work(job: Job, command: Command) -> int:
+    """Trains a cell as the command line does, in a process that was just forked."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number in (1, 2):
+        os.dup2(log, number)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    _wait_for_folder(Path(job.output))
+    from perl.policy.mapped_base import MappedBase, mapped
+    from perl.recipe.sections import ModelSection
+    from perl.run.host import hosted_by
+    from perl.training.studies.pause import PausedAfter
+
+    base = MappedBase(Path(job.base), ModelSection(**job.model)) if job.base else None
+    if base is not None and not job.arguments:
+        return _write_base(base)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(mapped(base))
+        if job.until is not None:
+            opened.enter_context(hosted_by(PausedAfter(job.until)))
+        return command(list(job.arguments), "perl")
+
+
+def _write_base(base: "MappedBase") -> int:
+    """Writes a base once, for all cells to map."""
+    import torch
+
+    from perl.policy.mapped_base import write_mapped_base
+    from perl.policy.model import load_base
+    from perl.run.devices import accelerator
+
+    if accelerator() is not None:
+        return 0  # each cell has a copy there
+    write_mapped_base(load_base(base.section, torch.device("cpu")), base.folder)
+    return 0
+
+
+def _wait_for_folder(folder: Path) -> None:
+    """A study that was killed may have left a process here that still writes its checkpoint."""
+    from filelock import FileLock, Timeout
+
+    if folder.is_dir():
+        with contextlib.suppress(Timeout), FileLock(folder / ".lock", timeout=_LOCK_SECONDS):
+            pass

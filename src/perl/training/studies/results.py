@@ -1,0 +1,98 @@
+"""How each cell of a study ended, and what was chosen.
+
+cells -> DIR/results.json, a table for a terminal
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perl.run.files import write_text
+from perl.run.tables import plain_table
+from perl.training.studies.cells import titled
+from perl.training.studies.choose import Chosen
+
+CHOOSES, SCORES = "choose", "score"
+"""What a cell's seed is for."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell and what became of it.
+
+    Attributes:
+        stage: :data:`CHOOSES` or :data:`SCORES`.
+        score: See ``score`` of the study; None: it has none.
+        reason: Why, in one line.
+        command: That trains it alone.
+    """
+
+    name: str
+    arm: str
+    settings: Mapping[str, Any]
+    seed: int
+    stage: str
+    status: str
+    score: float | None
+    reason: str
+    command: str
+
+
+@dataclass
+class StudyResult:
+    """What a study found, as far as it is done.
+
+    Attributes:
+        folder: Where.
+        plan: The plan's hash.
+        rows: A row for each cell.
+        chosen: Title of each arm -> its candidate.
+    """
+
+    folder: Path
+    plan: str
+    rows: list[Row] = field(default_factory=list)
+    chosen: dict[str, Chosen] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """The scores for a person to read: a row for each arm and what was chosen for it."""
+        scored: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if row.stage == SCORES:
+                scored.setdefault(titled(row.settings), []).append(row)
+        means = {title: _mean([row.score for row in rows]) for title, rows in scored.items()}
+        table = [["scored", "mean", "seeds"]]
+        for title in sorted(means, key=lambda title: -(means[title] or 0)):
+            found = [row.score for row in scored[title] if row.score is not None]
+            mean = means[title]
+            table.append([title, f"{mean:.3f}" if mean is not None else "-", f"{len(found)}/{len(scored[title])}"])
+        yield from plain_table(table)
+        for row in self.rows:
+            if row.status not in ("done", "ended early"):
+                yield f"{row.status}: {row.name}: {row.reason}"
+        yield f"results  {self.folder / 'results.json'}"
+
+    @property
+    def failed(self) -> list[Row]:
+        """The cells that failed."""
+        return [row for row in self.rows if row.status == "failed"]
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
+def write_results(result: StudyResult) -> None:
+    """Writes ``results.json``: a row for each cell, and what was chosen."""
+    chosen = {
+        title: {
+            "settings": one.candidate.settings if one.candidate is not None else None,
+            "within two standard errors": [good.settings for good in one.good],
+        }
+        for title, one in result.chosen.items()
+    }
+    values = {"plan": result.plan, "chosen": chosen, "cells": [vars(row) for row in result.rows]}
+    write_text(result.folder / "results.json", json.dumps(values, indent=2, default=str) + "\n")

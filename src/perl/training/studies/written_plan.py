@@ -1,0 +1,212 @@
+"""The plan of a study, written before there are results, and the folder that holds both.
+
+StudyFile, candidates -> DIR/plan.json -> the same plan, or a refusal
+
+DIR holds ``plan.json``, ``cells/`` with a run folder each, ``logs/`` with what each printed, ``results.json``, and the
+report. A plan that differs from the one in the folder is refused, since results would be picked from more than was
+planned; ``--new-plan`` puts the old one, with its results, beside the new one.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from perl.errors import Mistake, RecipeError, RunFolderError, raise_all
+from perl.recipe import Recipe
+from perl.recipe.layers import Layer
+from perl.run.files import write_text
+from perl.run.folder import installed_versions
+from perl.training.checked_recipe import checked_recipe
+from perl.training.studies.cells import Candidate, as_overrides, candidates
+from perl.training.studies.study_file import StudyFile, read_study
+
+# How many cells train at once, with how many threads and how long, decides no result.
+_HOW = ("at_once", "threads", "budget")
+_WRITTEN = ("report.md", "results.json")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that can be carried out.
+
+    Attributes:
+        name: The file's, for the report and the folder.
+        file: What is written in it.
+        recipe: As ``perl train`` takes it.
+        every: Overrides of every cell.
+        candidates: In the grid's order.
+        recipes: Of each candidate, but for the seed.
+    """
+
+    name: str
+    file: StudyFile
+    recipe: str
+    every: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    recipes: tuple[Recipe, ...]
+
+    def recipe_of(self, candidate: Candidate) -> Recipe:
+        """The whole recipe of a candidate's cells, but for the seed."""
+        return self.recipes[[one.key for one in self.candidates].index(candidate.key)]
+
+    @property
+    def arms(self) -> list[list[Candidate]]:
+        """The candidates of each arm, in the grid's order."""
+        found: dict[str, list[Candidate]] = {}
+        for one in self.candidates:
+            found.setdefault(one.title, []).append(one)
+        return list(found.values())
+
+    @property
+    def baseline(self) -> str | None:
+        """Title of the arm that the study holds the others against; None: it names none."""
+        wanted = self.file.baseline.items()
+        if not wanted:
+            return None
+        return next(one.title for one in self.candidates if wanted <= dict(one.arm).items())
+
+    def plan(self) -> dict[str, Any]:
+        """What decides the results, as JSON values."""
+        kept = {key: value for key, value in self.file.model_dump().items() if key not in _HOW}
+        whole = {"tune": list(self.file.chosen), "recipe": self.recipe_of(self.candidates[0]).as_dict()}
+        return {**kept, **whole, "candidates": [one.settings for one in self.candidates]}
+
+
+def load_study(source: str | Path | Mapping[str, Any]) -> Study:
+    """A study with the recipe of each candidate, checked as `perl train` checks it, without torch.
+
+    Raises:
+        RecipeError: With every mistake of the study and of its cells, where it is written.
+    """
+    file, layer = read_study(source)
+    beside = Path(source).parent if not isinstance(source, Mapping) else Path()
+    recipe = str(beside / file.recipe) if (beside / file.recipe).is_file() else file.recipe
+    every = tuple(as_overrides(file.overrides))
+    found = candidates(file, layer)
+    recipes, mistakes = [], []
+    for one in found:
+        try:
+            recipes.append(checked_recipe(recipe, (*every, *as_overrides(one.settings))))
+        except RecipeError as error:
+            mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
+    raise_all(RecipeError, list(dict.fromkeys(mistakes)))
+    mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
+    raise_all(RecipeError, mistakes)
+    name = Path(source).stem if not isinstance(source, Mapping) else "study"
+    return Study(name, file, recipe, every, tuple(found), tuple(recipes))
+
+
+def _located(mistake: Mistake, file: StudyFile, layer: Layer) -> Mistake:
+    """A mistake of a cell, where the study has the key."""
+    if not mistake.where:
+        return Mistake(mistake.message, layer.where(("recipe",)), mistake.hint)
+    place, colon, key = mistake.where.partition("command line: ")
+    if not colon or place:
+        return mistake
+    path: tuple[str, ...] = ("overrides", key)
+    for number, block in enumerate(file.grid):
+        if key in block:
+            path = ("grid", key) if isinstance(layer.values.get("grid"), Mapping) else ("grid", str(number), key)
+    return Mistake(mistake.message, layer.where(path), mistake.hint)
+
+
+def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer) -> Iterator[Mistake]:
+    if not file.baseline:
+        return
+    arms = {one.title for one in found if file.baseline.items() <= dict(one.arm).items()}
+    if len(arms) != 1:
+        what = "none of the compared" if not arms else f"{len(arms)} of the compared: {'; '.join(sorted(arms)[:3])}"
+        yield Mistake(f"is {what}", layer.where(("baseline",)), "name the settings of one of them")
+
+
+def _score_mistakes(file: StudyFile, recipe: Recipe, layer: Layer) -> list[Mistake]:
+    if not recipe.eval.enabled:
+        return [Mistake("cells are compared by their evaluation, and eval.enabled is false", layer.where(("recipe",)))]
+    if file.score == "best" and recipe.eval.every is None:
+        hint = "overrides: {eval.every: 20, eval.tasks: [...]}"
+        return [
+            Mistake(
+                "best: no adapter is kept as the best one, since eval.every is not set", layer.where(("score",)), hint
+            )
+        ]
+    return []
+
+
+def plan_hash(plan: Mapping[str, Any]) -> str:
+    """SHA-256 of a plan as canonical JSON."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@contextmanager
+def opened(study: Study, folder: Path, *, new_plan: bool = False) -> Iterator[str]:
+    """The folder of a study, held by this process, with its plan written in it.
+
+    Args:
+        study: What is to be done.
+        folder: Where.
+        new_plan: Put another plan, with its results, beside this one.
+
+    Yields:
+        The plan's hash.
+
+    Raises:
+        RunFolderError: The folder holds another plan or something else, or another process works on it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0.5)
+        lock.acquire()
+    except Timeout:
+        raise RunFolderError("another process works on this study", str(folder), "choose another --output") from None
+    except OSError as error:
+        raise RunFolderError(f"cannot be written: {error.strerror or error}", str(folder)) from None
+    try:
+        yield _claim(study, folder, new_plan=new_plan)
+    finally:
+        lock.release()
+
+
+def _claim(study: Study, folder: Path, *, new_plan: bool) -> str:
+    plan = json.loads(json.dumps(study.plan(), default=str))
+    digest, path = plan_hash(plan), folder / "plan.json"
+    if path.exists():
+        before = read_plan(folder)
+        if before["sha256"] == digest:
+            return digest
+        if not new_plan and any((folder / "cells").glob("*/run.json")):
+            changed = [key for key in plan if plan[key] != before["plan"].get(key)]
+            what = f"the study was planned otherwise: {', '.join(changed)} changed"
+            raise RunFolderError(what, str(path), "--new-plan keeps the old one beside it; or another --output")
+        for name in ("plan.json", *_WRITTEN):
+            if (folder / name).exists():
+                (folder / name).rename(folder / f"{Path(name).stem}-{before['sha256'][:8]}{Path(name).suffix}")
+    elif strangers := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
+        raise RunFolderError(
+            f"is not empty and holds no study: {', '.join(strangers[:3])}", str(folder), "another --output"
+        )
+    written = {"sha256": digest, "plan": plan, "versions": installed_versions()}
+    write_text(path, json.dumps(written, indent=2) + "\n")
+    return digest
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What was planned in a folder, with its hash.
+
+    Raises:
+        RunFolderError: There is none, or it was changed by hand.
+    """
+    path = folder / "plan.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        sound = isinstance(found, dict) and plan_hash(found["plan"]) == found["sha256"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunFolderError(f"holds no study: {error}", str(path)) from None
+    if not sound:
+        raise RunFolderError("is not the plan that was written: its hash differs", str(path), "--output ANOTHER")
+    return dict(found)

@@ -1,0 +1,70 @@
+"""Which candidate of an arm is chosen, by numbers that are computed by hand."""
+
+import json
+import math
+
+import pytest
+
+from perl.training.studies.cells import Candidate, cells_of
+from perl.training.studies.choose import best_half, choose, reward_at, score_of
+from perl.training.studies.run_study import conduct_of
+from perl.training.studies.written_plan import load_study
+
+RATES = [Candidate({"peft.method": "lora"}, {"train.learning_rate": rate}) for rate in (1e-4, 1e-3, 1e-2, 1e-1)]
+SEEDS = (0, 1, 2)
+
+
+def scores(*rows):
+    found = zip(RATES, rows, strict=True)
+    return {(one.key, seed): s for one, row in found for seed, s in zip(SEEDS, row, strict=True) if s is not None}
+
+
+def test_the_best_mean_is_chosen_and_the_good_interval_is_two_standard_errors_wide():
+    found = choose(RATES, scores((0.2, 0.2, 0.2), (0.5, 0.6, 0.7), (0.48, 0.49, 0.5), (0.1, 0.1, 0.9)), SEEDS)
+    assert found.candidate is RATES[1]
+    assert [found.scores[one.key] for one in RATES] == pytest.approx([0.2, 0.6, 0.49, 1.1 / 3])
+    # the standard error of 0.5, 0.6, 0.7 is 0.1 / sqrt(3) = 0.0577: what is above 0.6 - 0.1155 is as good
+    assert found.good == (RATES[1], RATES[2])
+
+
+def test_a_candidate_that_failed_with_a_seed_is_not_chosen():
+    found = choose(RATES, scores((0.2, 0.2, 0.2), (0.9, 0.9, None), (0.3, 0.3, 0.3), (None, None, None)), SEEDS)
+    assert found.candidate is RATES[2]
+    assert math.isnan(found.scores[RATES[1].key])
+    assert choose(RATES, {}, SEEDS).candidate is None
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0.5, [0, 3]), (0.25, [3]), (0.01, [3]), (0.6, [0, 2, 3])])
+def test_the_better_share_of_an_arm_goes_on(keep, left):
+    rewards = {RATES[0].key: 0.4, RATES[2].key: 0.1, RATES[3].key: 0.7}
+    assert best_half(RATES, rewards, keep) == [RATES[index] for index in left]
+
+
+def test_scores_and_rewards_are_those_of_the_run(tmp_path):
+    rows = [{"step": step, "reward": step / 100} for step in range(1, 31)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert reward_at(tmp_path, 20) == pytest.approx(0.155)  # the mean of steps 11 to 20
+    assert reward_at(tmp_path, 3) == pytest.approx(0.02)
+    assert score_of(tmp_path) is None
+    facts = {"status": "done", "eval": {"a": {"adapter": 0.25, "base": 0.0}, "b": {"adapter": 0.75, "base": 0.0}}}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert score_of(tmp_path) == pytest.approx(0.5)
+    assert score_of(tmp_path, "best") is None
+
+
+def test_cells_that_change_servers_have_them_to_themselves(tmp_path):
+    grid = {"peft.method": ["lora", "dora", "ia3", "vera"]}
+    served = {"rollout.backend": "vllm-server", "rollout.servers": ["http://127.0.0.1:1"]}
+    study = load_study(
+        {"recipe": "quickstart", "overrides": served, "grid": grid, "seeds": {"score": [1]}, "at_once": 3}
+    )
+    conduct = conduct_of(study, tmp_path)
+    lora, dora, ia3, vera = cells_of(study.candidates, [1])
+    assert conduct.alone == {"dora", "ia3"}
+    assert [conduct.may_begin(one, [lora]) for one in (lora, dora, ia3, vera)] == [True, False, False, True]
+    assert [conduct.may_begin(one, [dora]) for one in (lora, ia3)] == [False, False]
+    assert not conduct.may_begin(lora, [vera, lora, vera])
+    assert conduct.may_begin(dora, [])
+    assert (
+        conduct_of(load_study({"recipe": "quickstart", "grid": grid, "seeds": {"score": [1]}}), tmp_path).alone == set()
+    )

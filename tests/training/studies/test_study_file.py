@@ -1,0 +1,108 @@
+"""Studies as they are written: which cells they have, and what is refused in one line before anything runs."""
+
+import pytest
+
+from perl.errors import RecipeError, RunFolderError
+from perl.training.studies.cells import candidates, cells_of
+from perl.training.studies.written_plan import load_study, opened
+
+FILE = """\
+recipe: quickstart
+overrides: {train.max_steps: 2}
+grid:
+  peft.method: [lora, ia3]
+  peft.rank: [4, 8]
+  train.learning_rate: [1e-3, 1e-2]
+seeds: {choose: [0, 1], score: [5, 6, 7]}
+baseline: {peft.method: ia3}
+"""
+
+
+def written(tmp_path, text=FILE):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_setting_that_a_method_does_not_have_makes_no_cells(tmp_path):
+    study = load_study(written(tmp_path))
+    assert [one.title for one in study.candidates] == ["lora, rank 4"] * 2 + ["lora, rank 8"] * 2 + ["ia3"] * 2
+    assert [recipe.peft.rank for recipe in study.recipes[:4]] == [4, 4, 8, 8]
+    rates = [recipe.train["learning_rate"] for recipe in study.recipes]
+    assert rates == pytest.approx([1e-3, 1e-2] * 3)
+    cells = cells_of(study.candidates, study.file.seeds.score)
+    assert len({cell.name for cell in cells}) == len(cells) == 18
+    assert cells[0].name == "lora_rank-4_learning_rate-0.001_seed-5"
+    assert cells[0].overrides == ("peft.method=lora", "peft.rank=4", "train.learning_rate=0.001", "train.seed=5")
+
+
+def test_a_list_of_grids_has_the_cells_of_all(tmp_path):
+    text = FILE.replace(
+        "  peft.method: [lora, ia3]\n  peft.rank: [4, 8]\n", "  - peft.method: [lora]\n    peft.rank: [1]\n"
+    )
+    text = text.replace(
+        "  train.learning_rate: [1e-3, 1e-2]\n", "  - peft.method: [ia3]\n    train.learning_rate: [1e-2, 1]\n"
+    )
+    found = load_study(written(tmp_path, text)).candidates
+    assert [one.settings for one in found] == [
+        {"peft.method": "lora", "peft.rank": 1},
+        {"peft.method": "ia3", "train.learning_rate": pytest.approx(1e-2)},
+        {"peft.method": "ia3", "train.learning_rate": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("peft.rank: [4", "peft.rnak: [4", "mine.yaml:5: grid.peft.rnak: unknown key (did you mean rank?)"),
+        ("ia3]\n  peft", "ia4]\n  peft", "mine.yaml:4: grid.peft.method: no method 'ia4' (did you mean ia3?)"),
+        ("max_steps: 2", "max_stpes: 2", "mine.yaml:2: overrides.train.max_stpes: unknown key"),
+        ("[4, 8]", "[]", "mine.yaml:3: grid: peft.rank has no value"),
+        ("[4, 8]", "[4, 4]", "mine.yaml:3: grid: two cells are equal: lora, rank 4, learning rate 0.001"),
+        ("[5, 6, 7]", "[5, 1]", "mine.yaml:7: seeds.score: [1] choose too"),
+        ("[5, 6, 7]", "[]", "mine.yaml:7: seeds.score: "),
+        ("choose: [0, 1], ", "", "mine.yaml:7: seeds: choose: train.learning_rate is chosen"),
+        ("{peft.method: ia3}", "{peft.method: dora}", "mine.yaml:8: baseline: is none of the compared"),
+        ("{peft.method: ia3}", "{peft.method: lora}", "mine.yaml:8: baseline: is 2 of the compared"),
+        ("recipe: quickstart", "recipe: quikstart", "mine.yaml:1: recipe: no recipe named 'quikstart' (did you mean"),
+        ("baseline", "basline", "mine.yaml:8: basline: unknown key (did you mean baseline?)"),
+        ("recipe: quickstart", "recipe: quickstart\nscore: best", "mine.yaml:2: score: best: no adapter is kept"),
+        ("train.max_steps: 2", "train.seed: 2", "mine.yaml:2: overrides"),
+        ("max_steps: 2", "max_steps: 2, eval.enabled: false", "mine.yaml:1: recipe: cells are compared by"),
+    ],
+)
+def test_mistakes_are_one_line_with_file_and_key(tmp_path, monkeypatch, before, after, line):
+    monkeypatch.chdir(tmp_path)
+    assert before in FILE
+    written(tmp_path, FILE.replace(before, after, 1))
+    with pytest.raises(RecipeError) as raised:
+        load_study("mine.yaml")
+    assert any(str(mistake).startswith(line) for mistake in raised.value.mistakes), str(raised.value)
+
+
+def test_another_plan_over_results_is_refused_and_kept_beside_if_asked(tmp_path):
+    study, folder = load_study(written(tmp_path)), tmp_path / "out"
+    with opened(study, folder) as first:
+        pass
+    quicker = load_study(written(tmp_path, FILE + "at_once: 4\nthreads: 2\nbudget: 60\n"))
+    with opened(quicker, folder) as same:  # how it is carried out is no part of the plan
+        assert same == first
+    (folder / "cells" / "one").mkdir(parents=True)
+    (folder / "cells" / "one" / "run.json").write_text("{}")
+    other = load_study(written(tmp_path, FILE.replace("[0, 1]", "[0, 2]")))
+    with pytest.raises(RunFolderError, match="the study was planned otherwise: seeds changed"), opened(other, folder):
+        pass
+    with opened(other, folder, new_plan=True) as second:
+        assert second != first
+    assert (folder / f"plan-{first[:8]}.json").exists()
+    changed = (folder / "plan.json").read_text().replace('"choose": [', '"choose": [9,', 1)
+    (folder / "plan.json").write_text(changed)
+    with pytest.raises(RunFolderError, match="its hash differs"), opened(other, folder):
+        pass
+
+
+def test_grids_of_a_mapping_are_read_too():
+    found = candidates(
+        load_study({"recipe": "quickstart", "grid": {"train.beta": [0, 0.1]}, "seeds": {"score": [1]}}).file
+    )
+    assert [one.settings["train.beta"] for one in found] == pytest.approx([0, 0.1])
