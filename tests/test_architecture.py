@@ -130,7 +130,7 @@ def test_imports_go_one_way():
 def test_the_public_names():
     import perl
 
-    functions = ["callbacks", "evaluate", "new_recipe", "plan", "push", "report", "rewards", "train"]
+    functions = ["callbacks", "evaluate", "new_recipe", "plan", "push", "report", "rewards", "spectrum", "train"]
     assert sorted(perl.__all__) == ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", *functions]
     assert set(perl.__all__) <= set(dir(perl))
     assert all(getattr(perl, name) is not None for name in perl.__all__)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perl.recipe import Recipe as Recipe
     from perl.reports.page import report as report
     from perl.reports.plan_table import plan as plan
+    from perl.reports.spectra import spectrum as spectrum
     from perl.run.folder import Run as Run
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
@@ -41,6 +42,7 @@ _HOMES = {
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",
     "rewards": "perl.rewards",
+    "spectrum": "perl.reports.spectra",
     "train": "perl.training.stages",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "push",
     "report",
     "rewards",
+    "spectrum",
     "train",
 ]
 

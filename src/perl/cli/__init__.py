@@ -9,6 +9,7 @@ COMMANDS = (
     "report",
     "watch",
     "eval",
+    "spectrum",
     "export",
     "card",
     "push",

@@ -43,7 +43,9 @@ class Checkpoint:
     def key(self, parameter: str) -> str | None:
         """The name of a model's parameter in the files; None: they have none."""
         of_it = [parameter, self.tied.get(parameter, parameter)]
-        forms = [form for name in of_it for form in (name, name.removeprefix(f"{self.prefix}."), f"{self.prefix}.{name}")]
+        forms = [
+            form for name in of_it for form in (name, name.removeprefix(f"{self.prefix}."), f"{self.prefix}.{name}")
+        ]
         return next((form for form in forms if form in self.files), None)
 
     def tensor(self, parameter: str) -> torch.Tensor:

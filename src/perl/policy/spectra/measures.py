@@ -164,6 +164,68 @@ def measure(name: str, weight: torch.Tensor, update: Update, principal: float = 
     )
 
 
+@dataclass(frozen=True)
+class PrincipalSpace:
+    """The principal directions of W0 on its shorter side, from which those of the other side follow.
+
+    Attributes:
+        vectors: (n, k) float32.
+        values: (k,) their singular values.
+    """
+
+    vectors: torch.Tensor
+    values: torch.Tensor
+
+
+@torch.no_grad()
+def principal_space(weight: torch.Tensor, principal: float = 0.1) -> PrincipalSpace:
+    """The first directions of a matrix.
+
+    Args:
+        weight: W0, (out, in).
+        principal: As of :func:`measure`.
+    """
+    M = weight if weight.shape[0] <= weight.shape[1] else weight.T
+    squares, vectors = _descending(gram(M, M))
+    k = directions_of(len(squares), principal)
+    return PrincipalSpace(vectors[:, :k].float(), squares[:k].clamp(min=0).sqrt().float())
+
+
+@torch.no_grad()
+def principal_energy(weight: torch.Tensor, update: Update, space: PrincipalSpace) -> Sides:
+    """||.||_F^2 of an update in the principal directions of W0, without decomposing W0 again.
+
+    Args:
+        weight: W0, (out, in).
+        update: Delta W, of any norm.
+        space: As :func:`principal_space` gave it for this weight.
+    """
+    wide = weight.shape[0] <= weight.shape[1]
+    M, D = (weight, update) if wide else (weight.T, transposed(update))
+    short, scale = space.vectors.double(), space.values.double().clamp(min=1e-300)
+    long = gram(M.T, short.T) / scale
+    if isinstance(D, LowRank):
+        P, S, Q = singular_triples(D)
+        found = [float(((S[:, None] * (side.T @ axes)) ** 2).sum()) for side, axes in ((P, short), (Q, long))]
+    else:
+        found = [float(gram(D.T, short.T).square().sum()), float(gram(D, long.T).square().sum())]
+    return Sides(*found) if wide else Sides(*reversed(found))
+
+
+@torch.no_grad()
+def norms_of(update: Update) -> tuple[float, float]:
+    """||Delta W||_F^2 and ||Delta W||_2^2."""
+    if isinstance(update, LowRank):
+        _, S, _ = singular_triples(update)
+        return float(S.square().sum()), float(S[0].square())
+    if update.dim() == 1:
+        squares = update.double().square()
+        return float(squares.sum()), float(squares.max())
+    D = update if update.shape[0] <= update.shape[1] else update.T
+    product = gram(D, D)
+    return float(product.trace()), float(torch.linalg.eigvalsh(product)[-1])
+
+
 def directions_of(n: int, principal: float) -> int:
     """How many of n singular directions count as principal."""
     return max(1, min(n, round(principal * n)))
@@ -198,7 +260,7 @@ def transposed(update: Update) -> Update:
 
 
 def gram(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """one other^T in float64, some columns at a time; both (n, m) of any type."""
+    """Product one other^T in float64, some columns at a time; both (n, m) of any type."""
     total = torch.zeros(one.shape[0], other.shape[0], dtype=torch.float64, device=one.device)
     step = max(1, _BLOCK // max(one.shape[0], other.shape[0]))
     for begin in range(0, one.shape[1], step):

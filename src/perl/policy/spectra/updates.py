@@ -101,7 +101,9 @@ def updates_of_adapter(saved: SavedAdapter, model: PreTrainedModel, checkpoint: 
     parts, shared, left_out = _by_module(saved, modules)
     names = tuple(name for name in modules if name in parts)
     if not names:
-        raise ModelError(f"{saved.name} changes no weight of a module of its base", hint="another base? name it: --base")
+        raise ModelError(
+            f"{saved.name} changes no weight of a module of its base", hint="another base? name it: --base"
+        )
     tuned = [name for name in names if not _is_whole(parts[name])]
     largest = _largest(modules[name] for name in tuned)
     files = _Adapter(saved, checkpoint, modules, parts, shared, tuned, largest)
@@ -117,7 +119,9 @@ def updates_of_model(trained: Checkpoint, base: Checkpoint, model: PreTrainedMod
         model: The architecture, without weights.
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    names = [name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) < 3]
+    names = [
+        name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) < 3
+    ]
     whole = {f"{name}.weight" for name in names}
     left_out = tuple(f"{name} (no matrix)" for name in shapes if name not in whole and not name.endswith(".bias"))
 
@@ -166,7 +170,9 @@ class _Adapter:
         part = self.parts[name]
         if _is_whole(part):
             (key,) = (key for key, rest in part.items() if rest == "weight")
-            return _difference(name, self.checkpoint.tensor(f"{name}.weight"), self._tensors([key])[key], self.saved.name)
+            return _difference(
+                name, self.checkpoint.tensor(f"{name}.weight"), self._tensors([key])[key], self.saved.name
+            )
         tensors = {key: t for key, t in self._tensors([*part, *self.shared]).items() if part.get(key) != "weight"}
         tensors = self._for_one(name, tensors)
         config = self._config_for(name)
@@ -268,7 +274,11 @@ def _by_module(
         base = saved.config.base_model_name_or_path or "another one"
         raise ModelError(f"{saved.name} does not fit this base, it was made for {base}: {foreign[0]} is only there")
     biases = [name for name, part in parts.items() if set(part.values()) == {"bias"}]
-    return {name: p for name, p in parts.items() if name not in biases}, tuple(shared), sorted(set(left_out) | set(biases))
+    return (
+        {name: p for name, p in parts.items() if name not in biases},
+        tuple(shared),
+        sorted(set(left_out) | set(biases)),
+    )
 
 
 def _is_whole(part: Mapping[str, str]) -> bool:
