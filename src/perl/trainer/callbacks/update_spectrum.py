@@ -45,9 +45,9 @@ class _Part:
 class UpdateSpectrum(RunCallback):
     """Logs every so many steps what the update looks like, pooled over the adapted layers.
 
-    ``spectrum/stable_rank`` (mean of ||dW||_F^2 / ||dW||_2^2), ``spectrum/unchanged`` (share of weights that are the same
-    bfloat16 number as in the base), ``spectrum/off_principal_out`` and ``spectrum/off_principal_in`` (share of ||dW||_F^2
-    outside the base's first singular directions, of outputs and of inputs).
+    ``spectrum/stable_rank`` (mean of ||dW||_F^2 / ||dW||_2^2), ``spectrum/unchanged`` (share of weights that are the
+    same bfloat16 number as in the base), ``spectrum/off_principal_out`` and ``spectrum/off_principal_in`` (share of
+    ||dW||_F^2 outside the base's first singular directions, of outputs and of inputs).
 
     Example:
         ``PeftGRPOTrainer(..., callbacks=[UpdateSpectrum(every=50)])``; with another trainer put it before what writes
