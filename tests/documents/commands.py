@@ -25,7 +25,8 @@ _NEEDS = (
 )
 _QUICK = re.compile(
     r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)(?!.*--rollouts)"
-    r"|zoo (list|rank|show)|spectrum zoo:|rollout command|plan (?!.*--measure)|eval --list-tasks|train \S+ (.* )?--dry-run)"
+    r"|zoo (list|rank|show)|spectrum zoo:|rollout command|plan (?!.*--measure)|eval --list-tasks"
+    r"|train \S+ (.* )?--dry-run)"
 )
 # What they print depends on a policy that was trained or asked.
 _LEARNED = re.compile(

@@ -232,6 +232,7 @@ def trained(model, folder, **config):
     return policy
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")  # so the base's lie beside them
 @pytest.mark.parametrize("tied", [False, True])
 def test_shards_embeddings_and_modules_that_were_trained_whole_are_read(tied):
     base = tiny("tiny", tied)

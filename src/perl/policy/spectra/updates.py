@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from perl.errors import ModelError
 from perl.methods.delta import LowRank, adapted_layers, closed_form, update_of
+from perl.methods.names import name_in_base
 from perl.methods.packed import base_weight
 from perl.methods.registry import REFUSED_TYPES
 from perl.policy.attach import check_start_is_known, continue_on_part
@@ -33,7 +34,7 @@ from perl.policy.spectra.measures import Update
 
 _PREFIX = "base_model.model."
 # Where PEFT keeps trained rows of embeddings.
-_ROWS = ("token_adapter", "trainable_tokens")
+_ROWS = "trainable_tokens"
 # A vector for each group of modules, which is numbered.
 _NUMBERED = re.compile(r"(base_model\.\w+)\.(\d+)")
 # What a part has no use for: which modules are meant is known by name.
@@ -260,7 +261,7 @@ def _by_module(
         if not key.startswith(_PREFIX):
             shared.append(key)
             continue
-        path = key.removeprefix(_PREFIX).split(".")
+        path = name_in_base(key).split(".")
         name = next((".".join(path[:i]) for i in range(len(path), 0, -1) if ".".join(path[:i]) in modules), "")
         rest = ".".join(path[len(name.split(".")) :]) if name else key
         weight = getattr(modules[name], "weight", None) if name else None
