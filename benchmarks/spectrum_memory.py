@@ -81,15 +81,16 @@ def make_adapter(folder: Path, base: Path) -> None:
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
-def measure(folder: Path, layers: int) -> None:
+def measure(folder: Path, layers: int, kind: str) -> None:
     """Prints one line of JSON."""
     import perl
 
-    started = time.monotonic()
-    pattern = rf"layers\.({'|'.join(map(str, range(layers)))})\."
+    started, computed = time.monotonic(), time.process_time()
+    pattern = rf"layers\.({'|'.join(map(str, range(layers)))})\..*{kind}"
     found = perl.spectrum(folder / "adapter", modules=pattern, device="cpu")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     line = {"layers": layers, "modules": len(found.modules), "seconds": time.monotonic() - started, "peak_gib": peak}
+    line["cpu_seconds"] = time.process_time() - computed
     line |= {"stable_rank": found.pooled.stable_rank, "unchanged": found.pooled.unchanged}
     print(json.dumps(line))
 
@@ -99,16 +100,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--kind", default="", help="Regular expression of the modules; empty: all seven of a layer.")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure:
-        measure(asked.folder, asked.measure)
+        measure(asked.folder, asked.measure, asked.kind)
         return
     if not asked.folder.exists():
         make_base(asked.folder / "base", max(asked.layers))
         make_adapter(asked.folder / "adapter", asked.folder / "base")
     for layers in asked.layers:
-        command = [sys.executable, __file__, str(asked.folder), "--measure", str(layers)]
+        command = [sys.executable, __file__, str(asked.folder), "--kind", asked.kind, "--measure", str(layers)]
         subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})  # noqa: S603
 
 

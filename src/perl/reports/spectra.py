@@ -5,13 +5,11 @@ adapter or run, base -> SpectrumReport -> spectrum.json, pictures
 No model is loaded: one module at a time is read, measured and forgotten (``policy/spectra/``).
 """
 
-import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -24,73 +22,24 @@ from perl.policy.model import load_empty_base, public_name
 from perl.policy.spectra.against import Agreement, compare_updates
 from perl.policy.spectra.checkpoint import Checkpoint, checkpoint_fingerprint, open_checkpoint
 from perl.policy.spectra.measures import Spectrum, Update, measure
-from perl.policy.spectra.pooled import Pooled, kind_of, layer_of, pool, pooled_by
+from perl.policy.spectra.pooled import kind_of
 from perl.policy.spectra.updates import ModuleUpdate, Updates, updates_of_adapter, updates_of_model
 from perl.recipe.sections import ModelSection
+from perl.reports.spectra_found import FoundSpectra
+from perl.reports.spectra_pictures import draw_spectra
+from perl.reports.spectra_text import spectrum_lines
 from perl.run.devices import accelerator
 from perl.run.files import write_text
 from perl.run.progress import progress
 from perl.run.warned import warn
 
 FILE = "spectrum.json"
-By = Literal["kind", "layer", "module"]
 # Modules that an error lists.
 _SHOWN = 6
 
 
-@dataclass(frozen=True)
-class SpectrumReport:
-    """What was found.
-
-    Attributes:
-        adapter: What was read, by the name that results call it.
-        method: As in ``peft.method``, as far as the files tell.
-        base: The base's public name.
-        principal: Share of the singular directions that count as principal.
-        modules: A spectrum each, in the model's order.
-        left_out: What was trained and is not in them, in words.
-        against: What it is compared with; None: nothing.
-        agreements: Of each module that both changed.
-        only_in_one: Modules that one of the two changed alone.
-    """
-
-    adapter: str
-    method: str
-    base: str
-    principal: float
-    modules: tuple[Spectrum, ...]
-    left_out: tuple[str, ...] = ()
-    against: str | None = None
-    agreements: tuple[Agreement, ...] = ()
-    only_in_one: tuple[str, ...] = ()
-
-    @property
-    def pooled(self) -> Pooled:
-        """All matrices together; the norms' vectors only where there is nothing else."""
-        return pool("all", self._matrices)
-
-    def rows(self, by: By = "kind") -> list[Pooled]:
-        """A line for each kind of module, each layer, or each module."""
-        keys: dict[str, Callable[[str], object]] = {"kind": kind_of, "layer": layer_of, "module": str}
-        return pooled_by(self.modules if by != "layer" else self._matrices, keys[by])
-
-    def to_dict(self) -> dict[str, Any]:
-        """All numbers, as plain values for JSON."""
-        found = {
-            **{"version": 1, "adapter": self.adapter, "method": self.method, "base": self.base},
-            **{"principal": self.principal, "left_out": list(self.left_out)},
-            "pooled": dataclasses.asdict(self.pooled),
-            "kinds": [dataclasses.asdict(row) for row in self.rows("kind")],
-            "layers": [dataclasses.asdict(row) for row in self.rows("layer")],
-            "modules": [dataclasses.asdict(one) for one in self.modules],
-        }
-        if self.against is not None:
-            found["against"] = {
-                "adapter": self.against,
-                "only_in_one": list(self.only_in_one),
-                "modules": [dataclasses.asdict(one) for one in self.agreements],
-            }
-        return found
+class SpectrumReport(FoundSpectra):
+    """What was found, with its files and its table."""
 
     def save(self, folder: str | Path) -> list[Path]:
         """Writes ``spectrum.json`` and the pictures into a folder, which is made if it is absent.
@@ -99,8 +48,6 @@ class SpectrumReport:
             PerlError: It cannot be written.
             MissingExtraError: matplotlib is not installed; the numbers are written then.
         """
-        from perl.reports.spectra_pictures import draw_spectra
-
         place = Path(folder)
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -111,13 +58,7 @@ class SpectrumReport:
 
     def __str__(self) -> str:
         """The table by kind of module."""
-        from perl.reports.spectra_text import spectrum_lines
-
         return "\n".join(spectrum_lines(self))
-
-    @property
-    def _matrices(self) -> list[Spectrum]:
-        return [one for one in self.modules if len(one.shape) > 1] or list(self.modules)
 
 
 def spectrum(

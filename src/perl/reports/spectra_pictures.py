@@ -1,6 +1,6 @@
 """Pictures of a spectrum: where each layer's energy is along the base's directions, and every module as a cell.
 
-SpectrumReport -> energy.png, modules.png, against.png
+FoundSpectra -> energy.png, modules.png, against.png
 """
 
 import math
@@ -13,12 +13,12 @@ from perl.evaluation.pictures import new_figure, save_figure
 from perl.policy.spectra.against import Agreement
 from perl.policy.spectra.measures import BINS, Spectrum
 from perl.policy.spectra.pooled import kind_of, layer_of
+from perl.reports.spectra_found import FoundSpectra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from perl.reports.spectra import SpectrumReport
 
 _INK, _GREY, _BASE = "#333333", "#8a929a", "#c8641e"
 # Cells that still have room for their numbers.
@@ -44,7 +44,7 @@ class Panel:
     limits: tuple[float, float] | None = None
 
 
-def draw_spectra(report: "SpectrumReport", folder: Path) -> list[Path]:
+def draw_spectra(report: FoundSpectra, folder: Path) -> list[Path]:
     """Draws what there is to draw.
 
     Args:
@@ -69,7 +69,7 @@ def draw_spectra(report: "SpectrumReport", folder: Path) -> list[Path]:
     return made
 
 
-def _draw_energy(report: "SpectrumReport", file: Path, title: str) -> Path:
+def _draw_energy(report: FoundSpectra, file: Path, title: str) -> Path:
     figure = new_figure(11.0, 4.4, "drawing a spectrum")
     figure.suptitle(title, color=_INK, fontsize=12, parse_math=False)
     layers = [row for row in report.rows("layer") if row.left_bins]
@@ -120,7 +120,7 @@ def _of_depth(share: float) -> str:
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(light, dark, strict=True))
 
 
-def _spectrum_panels(report: "SpectrumReport") -> list[Panel]:
+def _spectrum_panels(report: FoundSpectra) -> list[Panel]:
     modules = report.modules
     share = f"first {100 * report.principal:g} %"
 

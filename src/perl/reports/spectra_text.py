@@ -1,18 +1,15 @@
 """A spectrum as a table for a terminal.
 
-SpectrumReport -> lines
+FoundSpectra -> lines
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from perl.policy.spectra.against import Agreement
 from perl.policy.spectra.measures import Sides
 from perl.policy.spectra.pooled import Pooled, kind_of, layer_of
+from perl.reports.spectra_found import By, FoundSpectra
 from perl.run.tables import percent, plain, plain_table
-
-if TYPE_CHECKING:
-    from perl.reports.spectra import By, SpectrumReport
 
 _COLUMNS = (
     *("", "modules", "size", "stable rank", "unchanged", "energy out", "in", "chance", "base"),
@@ -21,7 +18,7 @@ _COLUMNS = (
 _AGAINST = ("", "modules", "cosine", "directions", "overlap out", "chance", "overlap in", "chance", "nearest", "mean")
 
 
-def spectrum_lines(report: "SpectrumReport", by: "By" = "kind") -> list[str]:
+def spectrum_lines(report: FoundSpectra, by: By = "kind") -> list[str]:
     """The lines: what it is of, a row for each group and one for all, and the comparison where there is one.
 
     Args:
@@ -66,7 +63,7 @@ def _sides(sides: Sides | None) -> tuple[str, str]:
     return ("-", "-") if sides is None else (percent(sides.left), percent(sides.right))
 
 
-def _against_lines(report: "SpectrumReport", by: "By") -> list[str]:
+def _against_lines(report: FoundSpectra, by: By) -> list[str]:
     keys: dict[str, Callable[[str], object]] = {"kind": kind_of, "layer": layer_of, "module": str}
     groups: dict[str, list[Agreement]] = {}
     for one in report.agreements:

@@ -20,6 +20,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from perl.errors import ModelError
 from perl.methods.delta import LowRank, adapted_layers, closed_form, update_of
@@ -127,7 +128,7 @@ def updates_of_model(trained: Checkpoint, base: Checkpoint, model: PreTrainedMod
     left_out = tuple(f"{name} (no matrix)" for name in shapes if name not in whole and not name.endswith(".bias"))
 
     def read(name: str) -> ModuleUpdate:
-        before, after = (one.tensor(f"{name}.weight") for one in (base, trained))
+        before, after = (_upright(model.get_submodule(name), one.tensor(f"{name}.weight")) for one in (base, trained))
         return _difference(name, before, after, trained.name)
 
     return Updates(tuple(names), left_out, read)
@@ -285,6 +286,11 @@ def _by_module(
 def _is_whole(part: Mapping[str, str]) -> bool:
     """Whether a module was trained itself, beside an adapter on others."""
     return set(part.values()) <= {"weight", "bias"}
+
+
+def _upright(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """A weight as (out, in), whichever way its module keeps it."""
+    return weight.T if isinstance(module, Conv1D) else weight
 
 
 def _largest(modules: Iterable[nn.Module]) -> tuple[int, int]:
