@@ -39,6 +39,7 @@ from perl.sandbox import BASE_FOLDER
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
     pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`"),
+    pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied"),
 ]
 SHAPES = [(12, 40), (40, 12), (24, 24)]
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
