@@ -131,7 +131,7 @@ def test_the_public_names():
     import perl
 
     functions = ["callbacks", "compare", "evaluate", "new_recipe", "plan", "push", "report", "rewards"]
-    functions += ["study", "train"]
+    functions += ["spectrum", "study", "train"]
     assert sorted(perl.__all__) == ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", *functions]
     assert set(perl.__all__) <= set(dir(perl))
     assert all(getattr(perl, name) is not None for name in perl.__all__)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perl.reports.comparison.table import compare as compare
     from perl.reports.page import report as report
     from perl.reports.plan_table import plan as plan
+    from perl.reports.spectra import spectrum as spectrum
     from perl.run.folder import Run as Run
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
@@ -44,6 +45,7 @@ _HOMES = {
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",
     "rewards": "perl.rewards",
+    "spectrum": "perl.reports.spectra",
     "study": "perl.training.studies.run_study",
     "train": "perl.training.stages",
 }
@@ -61,6 +63,7 @@ __all__ = [
     "push",
     "report",
     "rewards",
+    "spectrum",
     "study",
     "train",
 ]

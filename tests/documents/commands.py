@@ -25,11 +25,12 @@ _NEEDS = (
 )
 _QUICK = re.compile(
     r"^perl (recipes|methods( [a-z_]+)?|algorithms( \w+)?|explain \w+|reward (try|check)(?!.*--rollouts)"
-    r"|zoo (list|rank|show)|rollout command|plan (?!.*--measure)|eval --list-tasks|(train|study) \S+ (.* )?--dry-run)"
+    r"|zoo (list|rank|show)|spectrum zoo:|rollout command|plan (?!.*--measure)|eval --list-tasks"
+    r"|(train|study) \S+ (.* )?--dry-run)"
 )
 # What they print depends on a policy that was trained or asked.
 _LEARNED = re.compile(
-    r"^perl (train|eval|watch|report|compare|push|export|zoo verify|card|plan|doctor|reward check .*--rollouts)"
+    r"^perl (train|eval|watch|report|compare|push|export|spectrum runs|zoo verify|card|plan|doctor|reward check .*--rollouts)"
 )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from perl.trainer.callbacks.diagnosis import FlatRewards as FlatRewards
     from perl.trainer.callbacks.learning_curves import LearningCurves as LearningCurves
     from perl.trainer.callbacks.samples_log import SamplesLog as SamplesLog
+    from perl.trainer.callbacks.update_spectrum import UpdateSpectrum as UpdateSpectrum
     from perl.training.callbacks.benchmark_scores import BenchmarkScores as BenchmarkScores
     from perl.training.callbacks.graceful_stop import GracefulStop as GracefulStop
     from perl.training.callbacks.hub_checkpoints import HubCheckpoints as HubCheckpoints
@@ -28,6 +29,7 @@ _HOMES = {
     "LiveProgress": "perl.training.callbacks.live_progress",
     "SamplesLog": "perl.trainer.callbacks.samples_log",
     "TrackedTables": "perl.training.callbacks.tracked",
+    "UpdateSpectrum": "perl.trainer.callbacks.update_spectrum",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "LiveProgress",
     "SamplesLog",
     "TrackedTables",
+    "UpdateSpectrum",
 ]
 
 

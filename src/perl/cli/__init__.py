@@ -11,6 +11,7 @@ COMMANDS = (
     "watch",
     "study",
     "eval",
+    "spectrum",
     "export",
     "card",
     "push",

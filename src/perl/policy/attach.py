@@ -116,6 +116,48 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     check_patterns(saved.config, [name for name, _ in model.named_modules()], "peft.adapter")
     if model.device.type != "meta":
         _check_base(model, saved)
+    check_start_is_known(saved)
+    check_config(model, saved.config)
+    with whole_targets(model, saved.config):
+        policy = _with_fresh_adapter(model, saved)
+    keep_type(policy)
+    check_whole_adapter(policy)
+    own_names = _check_fits(policy, saved)
+    _check_numbers(policy, saved)
+    if model.device.type != "meta":
+        _put_tensors(policy, saved, _tensors_of(saved, policy, own_names))
+        policy.start = saved.start or own_method(saved).name
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    return policy
+
+
+def continue_on_part(
+    part: nn.Module, saved: SavedAdapter, tensors: Mapping[str, torch.Tensor], unsaved: str = ""
+) -> PeftModel:
+    """A few modules of a base with what a saved adapter has of them, as :func:`continue_adapter` has it of all.
+
+    Args:
+        part: Modules with their weights, under the names that they have in the base.
+        saved: The adapter, its config and shapes reduced to what it has of these modules.
+        tensors: Those of its file, by PEFT's names.
+        unsaved: A module of which the file has nothing.
+
+    Raises:
+        ModelError: They do not fit these modules.
+    """
+    policy = _with_fresh_adapter(part, saved)
+    _check_fits(policy, saved, unsaved)
+    _put_tensors(policy, saved, tensors)
+    return policy.eval()
+
+
+def check_start_is_known(saved: SavedAdapter) -> None:
+    """Refuses an adapter whose start cannot be computed again.
+
+    Raises:
+        ModelError: It began from a random decomposition.
+    """
     if "_niter_" in str(getattr(saved.config, "init_lora_weights", "")):
         raise ModelError(
             f"{saved.name} started from a random decomposition ({saved.config.init_lora_weights}) that cannot be made "
@@ -123,30 +165,28 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
             "peft.adapter",
             "save it with PEFT's path_initial_model_for_weight_conversion where it was trained",
         )
-    check_config(model, saved.config)
+
+
+def _with_fresh_adapter(model: nn.Module, saved: SavedAdapter) -> PeftModel:
+    """The model with an adapter of a saved one's config, whose numbers are still to come."""
     config = without_anchor(saved.config) if saved.start else copy.deepcopy(saved.config)
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
     _quiet_sparse_tensors(config)
     without_extension(config)
-    with _explained(model, "peft.adapter"), whole_targets(model, config):
-        policy = get_peft_model(model, _without_weight_init(config))
-    keep_type(policy)
-    check_whole_adapter(policy)
-    own_names = _check_fits(policy, saved)
-    _check_numbers(policy, saved)
-    if model.device.type != "meta":
-        tensors = _tensors_of(saved, policy, own_names)
-        if saved.start:
-            tensors = lift_anchor(policy, tensors)
-        elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
-            getattr(starts, method_of(saved.config).starts)(policy, {})
-        set_peft_model_state_dict(policy, tensors, low_cpu_mem_usage=False)
-        # PEFT makes factors anew as it loads a pattern of ranks, in the base's type, in which small steps are lost.
-        policy.base_model._cast_adapter_dtype(policy.active_adapter, autocast_adapter_dtype=True)
-        policy.start = saved.start or own_method(saved).name
-    freeze_parts(policy, adaptation.method.frozen)
-    check_trainable(policy)
-    return policy
+    with _explained(model, "peft.adapter"):
+        return get_peft_model(model, _without_weight_init(config))
+
+
+def _put_tensors(policy: PeftModel, saved: SavedAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The numbers of a saved adapter, with what it began from."""
+    own = dict(tensors)
+    if saved.start:
+        own = lift_anchor(policy, own)
+    elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
+        getattr(starts, method_of(saved.config).starts)(policy, {})
+    set_peft_model_state_dict(policy, own, low_cpu_mem_usage=False)
+    # PEFT makes factors anew as it loads a pattern of ranks, in the base's type, in which small steps are lost.
+    policy.base_model._cast_adapter_dtype(policy.active_adapter, autocast_adapter_dtype=True)
 
 
 def own_method(saved: SavedAdapter) -> Method:
@@ -295,10 +335,12 @@ def _check_base(model: PreTrainedModel, saved: SavedAdapter) -> None:
     )
 
 
-def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
+def _check_fits(policy: PeftModel, saved: SavedAdapter, unsaved: str = "") -> Set[str]:
     """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
     with without_harmless_warnings():
         tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    if unsaved:
+        tensors = {name: t for name, t in tensors.items() if not name.startswith(f"base_model.model.{unsaved}.")}
     expected = {name: _shape_in_file(name, t, anchored=bool(saved.start)) for name, t in tensors.items()}
     wrong = [
         f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"

@@ -173,7 +173,7 @@ def source_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> st
     if not was_quantised(base_of(model)):
         return base_fingerprint(model, dtype)
     source = _source(model)
-    return None if source is None else _digest(source, dtype)
+    return None if source is None else digest_tensors(source, dtype)
 
 
 def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
@@ -186,7 +186,7 @@ def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
         model: The base, with or without an adapter.
         dtype: Type that floating numbers are rounded to first; None: as they were loaded.
     """
-    return _digest(_as_loaded(model), dtype)
+    return digest_tensors(_as_loaded(model), dtype)
 
 
 def answering_fingerprint(model: nn.Module) -> str:
@@ -232,8 +232,13 @@ def is_the_base(model: nn.Module, fingerprint: str, dtype: str | None = None) ->
     return any(source_fingerprint(model, other) == fingerprint for other in others if present != {other})
 
 
-def _digest(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None) -> str:
-    """SHA-256 over tensors in the order in which they come, floating ones rounded to a type first."""
+def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None) -> str:
+    """SHA-256 over tensors in the order in which they come, floating ones rounded to a type first.
+
+    Args:
+        tensors: By name, in the order of their names where it is to be a base's fingerprint.
+        dtype: That type; None: each keeps its own.
+    """
     digest = hashlib.sha256()
     for name, tensor in tensors:
         if dtype is not None and tensor.is_floating_point() and not is_packed(tensor):

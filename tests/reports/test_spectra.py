@@ -1,0 +1,163 @@
+"""`perl spectrum`: its table, its files, its pictures, and the line for what it cannot read."""
+
+import json
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import perl
+from perl.cli.main import run_commands
+from perl.sandbox import BASE_FOLDER
+from tests.saved_adapters import save_adapter
+
+LORA, PISSA = "zoo:sandbox-lora", "zoo:sandbox-pissa"
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs `perl spectrum` in this process: exit code, what it printed, what it complained of."""
+
+    def run(*arguments):
+        code = run_commands(["spectrum", *map(str, arguments)], "perl")
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_the_table_the_json_and_the_pictures_say_the_same(command):
+    code, out, err = command(LORA, "--against", PISSA, "-o", "out", "--by", "layer", "--modules", r"layers\.(1|3)\.")
+    assert (code, err) == (0, "")
+    heading, columns, *rows = out.splitlines()
+    assert heading.startswith("zoo:sandbox-lora (lora) on sandbox:base: 14 modules, 393,216 weights; ")
+    assert re.split(r"  +", columns.strip())[:4] == ["modules", "size", "stable rank", "unchanged"]
+    found = json.loads(Path("out/spectrum.json").read_text())
+    assert [row["name"] for row in found["layers"]] == ["1", "3"]
+    for row, shown in zip([*found["layers"], found["pooled"]], rows, strict=False):
+        cells = shown.split()
+        assert cells[0] == row["name"]
+        assert float(cells[3]) == pytest.approx(row["stable_rank"], abs=0.006)
+        assert float(cells[4]) == pytest.approx(100 * row["unchanged"], abs=0.06)
+        assert [float(c) for c in cells[5:7]] == pytest.approx(
+            [100 * row["energy"][side] for side in ("left", "right")], abs=0.06
+        )
+    agreements = found["against"]["modules"]
+    mean = sum(one["cosine"] for one in agreements) / len(agreements)
+    (line,) = [line for line in rows if line.startswith("all") and "+" in line.split()[2]]
+    assert float(line.split()[2]) == pytest.approx(mean, abs=6e-4)
+    sizes = {path.name: struct.unpack(">II", path.read_bytes()[16:24]) for path in Path("out").glob("*.png")}
+    assert sizes.keys() == {"energy.png", "modules.png", "against.png"}
+    assert all(min(size) > 300 for size in sizes.values())
+
+
+def test_what_pissa_and_milora_plus_start_on_is_seen_in_their_updates(command):
+    found = {name: perl.spectrum(f"zoo:sandbox-{name}").pooled for name in ("pissa", "milora-plus", "rlpo")}
+    assert found["pissa"].energy.right > 0.5 > found["pissa"].chance
+    assert found["milora-plus"].energy.right < 0.05  # it starts on the last right singular vectors
+    assert found["rlpo"].energy.right > 0.9
+    assert found["rlpo"].right_bins[0] > 0.9
+    assert found["milora-plus"].right_bins[-1] > 0.4 > 0.05 > found["milora-plus"].right_bins[0]
+    code, out, _ = command("zoo:sandbox-rlpo", "--json")
+    assert code == 0
+    assert json.loads(out)["pooled"]["energy"]["right"] == pytest.approx(found["rlpo"].energy.right)
+
+
+def test_a_run_is_read_and_one_of_the_model_itself_is_the_difference_of_two_models():
+    save_adapter("adapter", size=0.02)
+    Path("run").mkdir()
+    shutil.move("adapter", "run/adapter")
+    Path("run/recipe.yaml").write_text(perl.Recipe.load("quickstart").to_yaml())
+    Path("run/run.json").write_text(json.dumps({"method": "lora", "status": "done"}))
+    lora = perl.spectrum("run")
+    assert (lora.adapter, lora.method, len(lora.modules)) == ("run", "lora", 28)
+    # The same policy as a whole model has the same update.
+    from perl.policy.export import export
+
+    export("run/adapter", "merged", "merged")
+    shutil.copytree("run", "full", ignore=shutil.ignore_patterns("adapter"))
+    shutil.move("merged", "full/model")
+    Path("full/run.json").write_text(json.dumps({"method": "full", "status": "done"}))
+    full = perl.spectrum("full", against="run", modules="q_proj$")
+    assert full.method == "full"
+    assert [one.cosine for one in full.agreements] == pytest.approx([1.0] * 4, abs=1e-5)
+    assert full.pooled.energy.left == pytest.approx(
+        perl.spectrum("run", modules="q_proj$").pooled.energy.left, rel=1e-3
+    )
+
+
+def other_base() -> None:
+    shutil.copytree(BASE_FOLDER, "other")
+    tensors = load_file("other/model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
+    save_file(tensors, "other/model.safetensors", {"format": "pt"})
+
+
+def narrow_base() -> None:
+    shutil.copytree(BASE_FOLDER, "narrow")
+    config = json.loads(Path("narrow/config.json").read_text())
+    Path("narrow/config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+
+
+def packed_base() -> None:
+    shutil.copytree(BASE_FOLDER, "packed")
+    tensors = load_file("packed/model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
+    save_file(tensors, "packed/model.safetensors", {"format": "pt"})
+    plain_adapter()
+
+
+def plain_adapter() -> None:
+    """Of plain PEFT: its header says nothing of the base."""
+    model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER)
+    get_peft_model(model, LoraConfig(target_modules=["up_proj"], task_type="CAUSAL_LM")).save_pretrained("plain")
+
+
+def prompts() -> None:
+    model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER)
+    config = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    get_peft_model(model, config).save_pretrained("prompts")
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "said"),
+    [
+        (None, ["absent"], "absent: no such folder"),
+        (lambda: Path("empty").mkdir(), ["empty"], "adapter_config.json is absent"),
+        (prompts, ["prompts"], "PROMPT_TUNING, which has no update of a weight matrix"),
+        (other_base, [LORA, "--base", "other"], "was trained on other weights of sandbox:base"),
+        (narrow_base, [LORA, "--base", "narrow"], r"does not fit this base.*160 there, 96 here|does not fit this base"),
+        (packed_base, ["plain", "--base", "packed"], "is published in quantised form: .*I8"),
+        (None, [LORA, "--base", "nowhere"], "nowhere"),
+        (None, [LORA, "--modules", "("], r"--modules: '\(' is not a regular expression"),
+        (None, [LORA, "--modules", "q_prog"], "--modules: 'q_prog' fits no changed module .there are: down_proj"),
+        (None, [LORA, "--principal", "1.5"], "--principal: must be above 0 and below 1, not 1.5"),
+        (None, [LORA, "--against", "zoo:sandbox-ln-tuning"], "change no module in common"),
+        (lambda: Path("file").touch(), [LORA, "-o", "file"], "file: cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(make, arguments, said, command):
+    if make is not None:
+        make()
+    code, _, err = command(*arguments)
+    assert code == 2
+    (line,) = err.strip().splitlines()
+    assert re.search(said, line), line
+    assert re.search(r" \[PRL2\d\d\]$", line)
+
+
+def test_of_a_quantised_base_the_ordinary_one_is_taken_and_that_is_said(command):
+    save_adapter("adapter")
+    tensors = load_file("adapter/adapter_model.safetensors")
+    save_file(tensors, "adapter/adapter_model.safetensors", {"format": "pt", "base_quantization": "nf4"})
+    code, out, err = command("adapter", "--modules", "up_proj")
+    assert code == 0
+    assert "trained on a base quantised to nf4; its update is measured against the ordinary base [PRL302]" in err
+    before = perl.spectrum("adapter", modules="up_proj").pooled.stable_rank
+    assert float(out.splitlines()[2].split()[3]) == pytest.approx(before, abs=0.006)
