@@ -30,7 +30,8 @@ _QUICK = re.compile(
 )
 # What they print depends on a policy that was trained or asked.
 _LEARNED = re.compile(
-    r"^perl (train|eval|watch|report|compare|push|export|spectrum runs|zoo verify|card|plan|doctor|reward check .*--rollouts)"
+    r"^perl (train|eval|watch|report|compare|push|export|spectrum runs|zoo verify|card|plan|doctor"
+    r"|reward check .*--rollouts)"
 )
 
 
