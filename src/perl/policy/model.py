@@ -93,13 +93,12 @@ def load_base(
         MissingExtraError: It is to be quantised, and the package that does it is not installed.
     """
     check_quantisation(section, device)
+    source = resolve_model(section.name)
     with _explained(section):
-        held = load_mapped(section, resolve_model(section.name), device, strategy) if spread is None else None
-    if held is not None:
-        return held.eval()
-    with _explained(section):
+        if spread is None and (held := load_mapped(section, source, device, strategy)) is not None:
+            return held.eval()
         model = AutoModelForCausalLM.from_pretrained(
-            resolve_model(section.name),
+            source,
             revision=section.revision,
             attn_implementation=section.attn_implementation,
             use_safetensors=True,
