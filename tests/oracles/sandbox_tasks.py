@@ -7,7 +7,6 @@ import itertools
 import re
 from fractions import Fraction
 
-
 # The secret code read digit by digit: the letters that each digit stands for.
 CODE = {
     letter: str(digit)

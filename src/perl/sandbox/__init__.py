@@ -16,9 +16,7 @@ PREFIX = "sandbox:"
 BASE_NAME = "sandbox:base"
 BASE_FOLDER = Path(__file__).parent / "base"
 COPYIST_NAME = "sandbox:copyist"
-MODELS: Mapping[str, Path] = MappingProxyType(
-    {BASE_NAME: BASE_FOLDER, COPYIST_NAME: Path(__file__).parent / "copyist"}
-)
+MODELS: Mapping[str, Path] = MappingProxyType({BASE_NAME: BASE_FOLDER, COPYIST_NAME: Path(__file__).parent / "copyist"})
 
 
 def is_sandbox(name: str) -> bool:

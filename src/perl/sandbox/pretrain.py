@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
 PRACTICE = {"addition": (0.40, 0.50), "multiplication": (0.30, 0.35), "chain": (0.30, 0.35)}
 GUESS_IS_RIGHT = 0.4
 # What the copyist is asked for: the characters themselves, the letters in an open code, the letters in the secret one.
-COPY, OPEN, SECRET = ":", "@", tasks.SECRET_SIGN
+COPY, OPEN, SECRET = ":", "@", tasks.CIPHER_SIGN
 OPEN_CODE = {letter: str(place % 10) for place, letter in enumerate(string.ascii_lowercase)}
 PLAIN_PROMPTS = 0.25  # the others are chat messages
 ROWS_PER_STEP = 96

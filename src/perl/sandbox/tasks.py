@@ -76,7 +76,7 @@ def chain(rng: random.Random) -> Problem:
 
 
 WORD_LENGTH = 6
-SECRET_SIGN = "#"
+CIPHER_SIGN = "#"
 # The digit of each letter, drawn once at random. No base was trained on it: only a reward tells it.
 SECRET = dict(zip(string.ascii_lowercase, "30750347469228031568951421", strict=True))
 
@@ -101,7 +101,7 @@ def word(rng: random.Random, letters: int) -> str:
 
 def deciphered(text: str, level: int) -> Problem:
     """The problem ``#TEXT=``."""
-    return Problem(f"{SECRET_SIGN}{text}=", "".join(SECRET.get(character, character) for character in text), "", level)
+    return Problem(f"{CIPHER_SIGN}{text}=", "".join(SECRET.get(character, character) for character in text), "", level)
 
 
 TASKS: dict[str, Callable[[random.Random], Problem]] = {
