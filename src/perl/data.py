@@ -19,7 +19,8 @@ from perl.errors import DataError, Mistake, did_you_mean, raise_all
 from perl.policy.hub_lookup import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run.files import sha256_of
-from perl.sandbox import Problem, is_sandbox, load_problems
+from perl.sandbox import is_sandbox, load_problems
+from perl.sandbox.tasks import Problem
 from perl.types import Prompt
 
 if TYPE_CHECKING:

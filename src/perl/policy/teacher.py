@@ -52,7 +52,7 @@ def find_teacher(name: str, base: str | None, tokenizer: Any) -> SavedAdapter:  
         ModelError: It is absent or malformed, or was made for another base or tokenizer, or acts on a row as a whole.
     """
     try:
-        saved = find_adapter(name, model_name(base))
+        saved = find_adapter(name, None if base is None else model_name(base))
     except PerlError as error:
         raise error.moved(lambda _: WHERE) from error
     if saved.config.is_prompt_learning:
