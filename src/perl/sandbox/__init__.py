@@ -1,4 +1,4 @@
-"""Everything without a Hub: ``sandbox:base``, a tiny model that sometimes reasons, and tasks that it can learn.
+"""Everything without a Hub: tiny models, one that sometimes reasons and one that only copies, and tasks to learn.
 
 ``sandbox:NAME`` -> model folder, problems
 
