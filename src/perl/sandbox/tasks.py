@@ -25,7 +25,7 @@ HELDOUT_COUNT = 500
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem, its answer, and the derivation of it.
+    """A problem, its answer, the derivation of it, and how hard it is where a task has levels, 1 the easiest.
 
     Example:
         ``Problem("37+58=", "95", "7+8+0=15 3+5+1=9")``: column by column from the right, carry last.
