@@ -1,7 +1,8 @@
-"""The sandbox's arithmetic: 500 held-out problems a task, made on the spot, for ``sandbox:base`` and its adapters.
+"""The sandbox's tasks: 500 held-out problems each, made on the spot, for its models and their adapters.
 
-No data set, no network, no licence. The prompt is the question itself in the base's chat template, as in training; one
-question in ten, by a hash of its text, is held out from every training set and from the base's own training.
+Arithmetic for ``sandbox:base``, a secret code (``cipher``) for ``sandbox:copyist``. No data set, no network, no
+licence. The prompt is the question itself in the base's chat template, as in training; one question in ten, by a hash
+of its text, is held out from every training set and from the base's own training.
 
 The tables that lighteval reads name a folder in the cache of ``datasets``, into which the problems are written.
 """

@@ -46,6 +46,12 @@ def message_of(**section):
     return str(caught.value)
 
 
+def test_problems_of_the_sandbox_that_have_levels_have_a_column_of_them_and_others_have_none():
+    rows = problems(train="sandbox:cipher_levels", eval="sandbox:cipher").train.to_list()
+    assert [row["level"] for row in rows] == [sum(map(str.isalpha, row["prompt"])) for row in rows]
+    assert set(problems(train="sandbox:chain").train.column_names) == {"prompt", "solution", "answer"}
+
+
 LETTERS = [{"prompt": "Wie groß ist π? 多少?", "answer": "größer", "level": "é"}]
 
 

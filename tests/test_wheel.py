@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perl.sandbox import BASE_FOLDER
+from perl.sandbox import MODELS
 
-# In bytes of the archive: weights of the sandbox and its zoo; code, recipes and texts.
-LARGEST_WEIGHTS, LARGEST_REST = 3_300_000, 1_500_000
+# In bytes of the archive: weights of the sandbox's two bases and of its zoo; code, recipes and texts. Together 5 MB.
+LARGEST_WEIGHTS, LARGEST_REST = 3_500_000, 1_500_000
 ASSETS = ("recipes", "eval", "model_cards")
 
 # Loads what was trained as other people do: with PEFT alone on the published base.
@@ -87,7 +87,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts
         files = [path for path in (checkout / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         assert files, f"{folder} is empty"
         expected |= {f"perl/assets/{path.relative_to(checkout).as_posix()}" for path in files}
-    expected |= {f"perl/sandbox/base/{path.name}" for path in BASE_FOLDER.iterdir()}
+    expected |= {f"perl/sandbox/{folder.name}/{path.name}" for folder in MODELS.values() for path in folder.iterdir()}
     modules = list((checkout / "src").rglob("*.py"))
     assert len(modules) >= 50
     expected |= {path.relative_to(checkout / "src").as_posix() for path in modules}
@@ -103,7 +103,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts
         "entry_points.txt",
         "licenses/LICENSE",
     }
-    assert "perl/sandbox/base/model.safetensors" in names
+    assert {f"perl/sandbox/{name}/model.safetensors" for name in ("base", "copyist")} <= names
     with zipfile.ZipFile(wheel) as archive:
         files = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
         entry_points = archive.read(files["entry_points.txt"]).decode()

@@ -36,13 +36,13 @@ QUICK = (
     *(f"evaluation/test_{name}.py" for name in ("recount", "results", "samples", "score", "adapters_table", "table")),
     *(f"methods/test_{name}.py" for name in ("butterflies", "decompositions", "optim", "settings")),
     *(f"packing/test_{name}.py" for name in ("attention", "head", "micro_batches", "rows", "step_flops")),
-    *(f"rewards/test_{name}.py" for name in ("accuracy", "answers", "countdown", "lengths", "shaping")),
+    *(f"rewards/test_{name}.py" for name in ("accuracy", "answers", "countdown", "lengths", "partial", "shaping")),
     *(f"rollouts/test_{name}.py" for name in ("gap", "vllm_version")),
     *(f"trainer/test_{name}.py" for name in ("config", "logs_of_callbacks")),
     *(f"zoo/test_{name}.py" for name in ("entry", "listing", "ranking", "reported", "summary")),
 )
 # In these folders, of thousands of answers or of a model's weights.
-LONGER = ("rewards/verifier/test_public_answers.py", "sandbox/test_base.py")
+LONGER = ("rewards/verifier/test_public_answers.py", "sandbox/test_base.py", "sandbox/test_copyist.py")
 # Single tests that start a Python of their own, or import all there is.
 STARTS_A_PROCESS = {
     "test_imports_go_one_way",  # which make check has just looked at

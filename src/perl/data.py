@@ -20,6 +20,7 @@ from perl.policy.hub_lookup import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run.files import sha256_of
 from perl.sandbox import is_sandbox, load_problems
+from perl.sandbox.tasks import Problem
 from perl.types import Prompt
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
             problems = load_problems(source.name, split)
         except DataError as error:
             raise error.moved(lambda _: where) from None
-        return datasets.Dataset.from_list([{"prompt": p.question, "answer": p.answer} for p in problems]), None
+        return datasets.Dataset.from_list([_sandbox_row(problem) for problem in problems]), None
     path = Path(source.name).expanduser()
     if path.suffix in DATA_FILE_SUFFIXES:
         return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
@@ -158,6 +159,12 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
         return "; ".join(filter(None, [found.hint if found else "", local, "sandbox:addition needs no network"]))
 
     return load_hub_rows(source.name, source.subset, wanted, source.revision, where, instead)
+
+
+def _sandbox_row(problem: Problem) -> dict[str, Any]:
+    """A problem of the sandbox as a row; of tasks that have levels, with its level."""
+    level = {} if problem.level is None else {"level": problem.level}
+    return {"prompt": problem.question, "answer": problem.answer, **level}
 
 
 def read_data_file(path: Path, answers: Collection[str | None], where: str) -> datasets.Dataset:

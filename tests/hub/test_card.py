@@ -15,7 +15,7 @@ from perl.hub.card.facts import CardFacts, Licence, PromptFormat, Serving, publi
 from perl.hub.card.names import label
 from perl.hub.card.render import render_card
 from perl.recipe.sections import PromptsSection
-from perl.sandbox import BASE_NAME
+from perl.sandbox import BASE_NAME, COPYIST_NAME
 from tests.evaluations import results, task_result
 
 BASE, LORA = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
@@ -233,6 +233,11 @@ def test_a_place_of_this_machine_is_named_by_its_last_part_and_is_no_base_model_
         assert "base_model_relation" not in found
         assert not any(tag.startswith("base_model") for tag in found["tags"])
         assert ("sandbox" in found["tags"]) == (base == BASE_NAME)
+    card = render_card(replace(FULL, base=COPYIST_NAME, revision=None))
+    assert "sandbox-copyist" in front_matter_of(card)["tags"]
+    assert 'base = AutoModelForCausalLM.from_pretrained(model_folder("sandbox:copyist"), dtype=' in python_block(card)
+    assert "from perl.sandbox import model_folder  # sandbox:copyist comes with perl-rl" in python_block(card)
+    assert "vllm serve \"$(python -c 'from perl.sandbox import model_folder; print(model_folder(" in card
     for dataset in ("train.jsonl", "data/train.parquet", "sandbox:chain"):
         card = render_card(replace(FULL, dataset=dataset))
         assert "datasets" not in front_matter_of(card), dataset

@@ -7,9 +7,18 @@ import itertools
 import re
 from fractions import Fraction
 
+# The secret code read digit by digit: the letters that each digit stands for.
+CODE = {
+    letter: str(digit)
+    for digit, letters in enumerate(("beo", "qwz", "lmy", "afp", "gix", "drv", "js", "ch", "nt", "ku"))
+    for letter in letters
+}
 
-def value_of(expression: str) -> int:
-    """What an expression with one kind of precedence is worth, computed from its text alone."""
+
+def value_of(expression: str) -> int | str:
+    """What an expression with one kind of precedence is worth, or a word in the secret code, from its text alone."""
+    if expression.startswith("#"):
+        return "".join(CODE.get(character, character) for character in expression[1:])
     if "*" in expression:
         left, right = expression.split("*")
         return int(left) * int(right)

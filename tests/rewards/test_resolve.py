@@ -107,6 +107,7 @@ FIRST_AND_SECOND = {  # rewards of a right completion of 3 tokens and of a wrong
     "soft_overlong": [dapo_overlong(3, 100, 20), dapo_overlong(100, 100, 20)],
     "repetition_penalty": [-repeated_share([1, 2, 3], 3), -repeated_share([1] * 100, 3)],
     "countdown": [1.0, 0.1],
+    "partial_answer": [1.0, 0.0],
 }
 OF_MODEL = {"model": "a/b"}
 BATCH = {

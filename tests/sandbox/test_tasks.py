@@ -5,18 +5,25 @@ import itertools
 import math
 import random
 import re
+import string
 import zlib
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from perl.errors import DataError, ModelError
 from perl.sandbox import (
     BASE_FOLDER,
+    BASE_NAME,
+    COPYIST_NAME,
     HELDOUT_COUNT,
+    MODELS,
     TRAIN_COUNT,
     is_sandbox,
     load_problems,
     model_folder,
+    model_name,
 )
 from perl.sandbox.tasks import (
     TASKS,
@@ -27,7 +34,7 @@ from perl.sandbox.tasks import (
     split_of,
     stream,
 )
-from tests.oracles.sandbox_tasks import derivation_of, share_without_carry, value_of
+from tests.oracles.sandbox_tasks import CODE, derivation_of, share_without_carry, value_of
 
 SPLITS = ("train", "heldout")
 # SHA-256 over the first problems: results are comparable between versions only while these stand.
@@ -38,9 +45,14 @@ FIRST_PROBLEMS = {
     ("multiplication", "heldout"): "1993d77d0ff51ae4919e01091daeb10922cbc5b6e3ee4fb0a0ee2418c10cc3b1",
     ("chain", "train"): "438bd6025e616b0893ed220e5549cf6f245a6c5975a5d08fa322abdfc124c025",
     ("chain", "heldout"): "890121c1c131a3574b7c098ebba42074e7231ad7ddbe4f9f87e855d430c43db9",
+    ("cipher", "train"): "861370c7e6316b797a6791b056bf84f108d72da89f3afb42a5c54fdc98126cba",
+    ("cipher", "heldout"): "159dddb0840ec06b2682942452ada499e799b15c70d2ce6123a26db3fad7acd0",
+    ("cipher_levels", "train"): "ba89f35b53af04f8d9f6bd48fb67f23d1e3fc5efdadd002a2460ea296b999132",
+    ("cipher_levels", "heldout"): "1aa67ab5d157dd617aafd4475cee53d550ae260b413a8cb09823bdfa41cf6d05",
 }
 
 every_task = pytest.mark.parametrize("task", TASKS)
+arithmetic = pytest.mark.parametrize("task", ["addition", "multiplication", "chain"])
 
 
 def fingerprint(some: list[Problem]) -> str:
@@ -58,7 +70,7 @@ def test_the_answer_is_what_the_question_asks(task, split):
     assert all(p.question.endswith("=") for p in some)
 
 
-@every_task
+@arithmetic
 def test_a_careful_completion_derives_as_by_hand_and_boxes_the_answer(task):
     for problem in load_problems(f"sandbox:{task}", "heldout"):
         derivation = derivation_of(task, problem.question)
@@ -122,7 +134,7 @@ def test_the_same_seed_gives_the_same_problems_those_of_every_version_and_anothe
         assert fingerprint(problems(task, split, 100)) == FIRST_PROBLEMS[task, split], split
 
 
-@every_task
+@arithmetic
 def test_a_sloppy_completion_is_a_bare_guess_as_right_as_asked(task):
     rng = random.Random(0)
     for share in (0.0, 0.4, 1.0):
@@ -135,11 +147,27 @@ def test_a_sloppy_completion_is_a_bare_guess_as_right_as_asked(task):
         assert sum(right) / len(right) == pytest.approx(share, abs=0.05 if 0 < share < 1 else 0)
 
 
+def test_words_of_the_cipher_have_as_many_letters_as_their_level_at_any_place_and_every_digit_is_of_two_or_three():
+    assert sorted(CODE) == list(string.ascii_lowercase)
+    assert sorted(Counter(CODE.values()).values()) == [2] * 4 + [3] * 6
+    for task, levels in (("cipher", [6]), ("cipher_levels", [1, 2, 3, 4, 5, 6])):
+        drawn = load_problems(f"sandbox:{task}", "train")
+        letters = [[character.isalpha() for character in problem.question[1:-1]] for problem in drawn]
+        assert {len(problem.answer) for problem in drawn} == {6}
+        assert [sum(of_word) for of_word in letters] == [problem.level for problem in drawn]
+        shares = [sum(problem.level == level for problem in drawn) / len(drawn) for level in levels]
+        assert shares == pytest.approx([1 / len(levels)] * len(levels), abs=0.03)
+        by_place = np.mean(letters, axis=0)
+        np.testing.assert_allclose(by_place, np.mean(levels) / 6, atol=0.03)
+
+
 def test_unknown_names_are_refused_with_the_nearest_and_only_the_prefix_makes_a_name_the_sandboxs():
     with pytest.raises(DataError, match=r"no task 'adition'.*did you mean addition"):
         load_problems("sandbox:adition", "train")
     with pytest.raises(ModelError, match=r"no model 'sandbox:bass'.*did you mean sandbox:base"):
         model_folder("sandbox:bass")
     assert model_folder("sandbox:base") == BASE_FOLDER
+    assert [model_name(str(model_folder(name))) for name in MODELS] == list(MODELS) == [BASE_NAME, COPYIST_NAME]
+    assert model_name("user/name") == "user/name"
     assert is_sandbox("sandbox:addition")
     assert not any(is_sandbox(name) for name in ("user/sandbox", "sandbox/base", "sandbox", "my-sandbox:base"))

@@ -40,7 +40,7 @@ from perl.policy.sharding import loaded_in_shards, settle, shard_like
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 from perl.recipe.sections import ModelSection
 from perl.run.shards import is_sharded, whole
-from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
+from perl.sandbox import BASE_NAME, is_sandbox, model_folder, model_name
 
 _META = torch.device("meta")
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
@@ -328,9 +328,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def base_identity(model: nn.Module) -> tuple[str, str | None]:
     """The base's public name (Hub id, sandbox name, or the path the user gave) and the commit that was loaded."""
     base: Any = base_of(model)
-    name = str(base.config.name_or_path)
     commit = getattr(base.config, "_commit_hash", None)
-    return (BASE_NAME if name == str(BASE_FOLDER) else name), commit
+    return model_name(str(base.config.name_or_path)), commit
 
 
 def public_name(name: str, revision: str | None) -> tuple[str, str | None]:

@@ -28,7 +28,7 @@ from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter, public
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of
 from perl.run.shards import is_sharded
-from perl.sandbox import BASE_FOLDER, BASE_NAME
+from perl.sandbox import model_name
 
 WHERE = "teacher.adapter"
 """Where a recipe names the teacher's adapter."""
@@ -52,7 +52,7 @@ def find_teacher(name: str, base: str | None, tokenizer: Any) -> SavedAdapter:  
         ModelError: It is absent or malformed, or was made for another base or tokenizer, or acts on a row as a whole.
     """
     try:
-        saved = find_adapter(name, BASE_NAME if base == str(BASE_FOLDER) else base)
+        saved = find_adapter(name, None if base is None else model_name(base))
     except PerlError as error:
         raise error.moved(lambda _: WHERE) from error
     if saved.config.is_prompt_learning:

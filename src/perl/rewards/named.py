@@ -10,6 +10,7 @@ from typing import Any
 from perl.rewards.accuracy import accuracy_reward, reasoning_accuracy_reward
 from perl.rewards.countdown import countdown_reward
 from perl.rewards.lengths import cosine_length_reward, length_penalty_reward, soft_overlong_reward
+from perl.rewards.partial import partial_answer_reward
 from perl.rewards.process.reward import process_reward
 from perl.rewards.shaping import format_reward, repetition_penalty_reward, tag_count_reward
 
@@ -25,6 +26,7 @@ NAMED_REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "soft_overlong": soft_overlong_reward,
         "repetition_penalty": repetition_penalty_reward,
         "countdown": countdown_reward,
+        "partial_answer": partial_answer_reward,
     }
 )
 
@@ -40,6 +42,7 @@ SCORES: Mapping[str, tuple[float | str, float | str]] = MappingProxyType(
         "soft_overlong": (-1.0, 0.0),
         "repetition_penalty": ("max_penalty", 0.0),
         "countdown": (0.0, 1.0),
+        "partial_answer": (0.0, 1.0),
     }
 )
 

@@ -1,11 +1,13 @@
-"""Everything without a Hub: ``sandbox:base``, a tiny model that sometimes reasons, and tasks that it can learn.
+"""Everything without a Hub: tiny models, one that sometimes reasons and one that only copies, and tasks to learn.
 
 ``sandbox:NAME`` -> model folder, problems
 
 Such a name is accepted wherever the name of a model or of a data set is.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from perl.errors import DataError, ModelError, did_you_mean
 from perl.sandbox.tasks import HELDOUT_COUNT, TASKS, TRAIN_COUNT, Problem, Split, problems
@@ -13,6 +15,8 @@ from perl.sandbox.tasks import HELDOUT_COUNT, TASKS, TRAIN_COUNT, Problem, Split
 PREFIX = "sandbox:"
 BASE_NAME = "sandbox:base"
 BASE_FOLDER = Path(__file__).parent / "base"
+COPYIST_NAME = "sandbox:copyist"
+MODELS: Mapping[str, Path] = MappingProxyType({BASE_NAME: BASE_FOLDER, COPYIST_NAME: Path(__file__).parent / "copyist"})
 
 
 def is_sandbox(name: str) -> bool:
@@ -26,9 +30,14 @@ def model_folder(name: str) -> Path:
     Raises:
         ModelError: The sandbox has no model of this name.
     """
-    if name != BASE_NAME:
-        raise ModelError(f"the sandbox has no model {name!r}", "model.name", f"did you mean {BASE_NAME}?")
-    return BASE_FOLDER
+    if name not in MODELS:
+        raise ModelError(f"the sandbox has no model {name!r}", "model.name", did_you_mean(name, MODELS))
+    return MODELS[name]
+
+
+def model_name(place: str) -> str:
+    """The name of a sandbox model whose folder this is; any other name or folder as it was given."""
+    return next((name for name, folder in MODELS.items() if place == str(folder)), place)
 
 
 def load_problems(name: str, split: Split) -> list[Problem]:

@@ -1,9 +1,10 @@
-"""Trains the sandbox base: a tiny Qwen3 that works arithmetic out half of the time and guesses otherwise.
+"""Trains the sandbox's models, tiny Qwen3s: one that can do its tasks but often guesses, one that cannot.
 
-sandbox tasks -> config, tokenizer and weights of ``sandbox:base``
+what a model practises -> config, tokenizer and weights of ``sandbox:base`` or ``sandbox:copyist``
 
-Run it as ``python -m perl.sandbox.pretrain --output DIR``. The model imitates a careful and a sloppy style, so that a
-reward has something to choose between.
+Run it as ``python -m perl.sandbox.pretrain --model copyist --output DIR``. ``base`` imitates a careful and a sloppy
+style of arithmetic, so that a reward has something to choose between. ``copyist`` writes what it is shown in a box,
+copied or in an open code, and guesses where a secret code is asked for, so that a reward has something to teach.
 """
 
 import argparse
@@ -11,7 +12,8 @@ import math
 import random
 import string
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,10 +33,33 @@ CHAT_TEMPLATE = (
 # Task -> (its share of the examples, the share of those in the careful style); a lower second share leaves more to do.
 PRACTICE = {"addition": (0.40, 0.50), "multiplication": (0.30, 0.35), "chain": (0.30, 0.35)}
 GUESS_IS_RIGHT = 0.4
+# What the copyist is asked for: the characters themselves, the letters in an open code, the letters in the secret one.
+COPY, OPEN, SECRET = ":", "@", tasks.CIPHER_SIGN
+OPEN_CODE = {letter: str(place % 10) for place, letter in enumerate(string.ascii_lowercase)}
 PLAIN_PROMPTS = 0.25  # the others are chat messages
 ROWS_PER_STEP = 96
-PEAK_LEARNING_RATE = 2e-3
 WARMUP_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model of the sandbox is made.
+
+    Attributes:
+        width: Of the residual stream.
+        layers: How many.
+        steps: Of the optimizer, of 96 examples each.
+        learning_rate: The highest.
+        threads: The published weights were made with so many: other counts round differently.
+        practice: Random numbers, seed -> endless questions with completions.
+    """
+
+    width: int
+    layers: int
+    steps: int
+    learning_rate: float
+    threads: int
+    practice: Callable[[random.Random, int], Iterator[tuple[str, str]]]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -57,16 +82,17 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model() -> Qwen3ForCausalLM:
-    """0.8 M parameters: four layers of width 128, grouped-query attention, tied embeddings."""
+def make_model(name: str = "base") -> Qwen3ForCausalLM:
+    """A Qwen3 with grouped-query attention and tied embeddings: ``base`` has 0.8 M parameters, ``copyist`` 0.1 M."""
+    width, layers = MODELS[name].width, MODELS[name].layers
     config = Qwen3Config(
         vocab_size=128,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=width // 4,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         pad_token_id=0,
@@ -76,15 +102,45 @@ def make_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def example(rng: random.Random, streams: dict[str, Iterator[tasks.Problem]]) -> tuple[str, str]:
-    """One prompt and one completion in either style."""
-    task = rng.choices(list(PRACTICE), [share for share, _ in PRACTICE.values()])[0]
-    problem = next(streams[task])
-    careful = rng.random() < PRACTICE[task][1]
-    completion = tasks.careful_completion(problem) if careful else tasks.sloppy_completion(problem, rng, GUESS_IS_RIGHT)
+def arithmetic(rng: random.Random, seed: int) -> Iterator[tuple[str, str]]:
+    """Problems of three tasks, each solved in either style."""
+    streams = {task: tasks.stream(task, "train", seed=seed + 1) for task in PRACTICE}
+    while True:
+        task = rng.choices(list(PRACTICE), [share for share, _ in PRACTICE.values()])[0]
+        problem = next(streams[task])
+        careful = rng.random() < PRACTICE[task][1]
+        yield (
+            problem.question,
+            tasks.careful_completion(problem) if careful else tasks.sloppy_completion(problem, rng, GUESS_IS_RIGHT),
+        )
+
+
+def copying(rng: random.Random, _seed: int) -> Iterator[tuple[str, str]]:
+    """Words of letters and digits, copied or coded; every letter of the secret code is a guess, all digits alike."""
+    while True:
+        text = tasks.word(rng, rng.randint(0, tasks.WORD_LENGTH))
+        if tasks.split_of(tasks.deciphered(text, 0).question) == "heldout":
+            continue
+        sign = rng.choice((COPY, OPEN, SECRET))
+        if sign == OPEN:
+            answer = "".join(OPEN_CODE.get(character, character) for character in text)
+        elif sign == SECRET:
+            answer = "".join(rng.choice(string.digits) if c.isalpha() else c for c in text)
+        else:
+            answer = text
+        yield f"{sign}{text}=", f"\\boxed{{{answer}}}"
+
+
+MODELS = {
+    "base": Training(128, 4, steps=3000, learning_rate=2e-3, threads=2, practice=arithmetic),
+    "copyist": Training(64, 2, steps=1200, learning_rate=3e-3, threads=1, practice=copying),
+}
+
+
+def asked(rng: random.Random, question: str, completion: str) -> tuple[str, str]:
+    """One prompt, plain or as a chat message, and what follows it."""
     plain = rng.random() < PLAIN_PROMPTS
-    prompt = problem.question if plain else f"<|user|>{problem.question}<|assistant|>"
-    return prompt, completion + EOS
+    return question if plain else f"<|user|>{question}<|assistant|>", completion + EOS
 
 
 def collate(examples: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
@@ -102,13 +158,20 @@ def collate(examples: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
-def pretrain(steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Trains a new model on examples of both styles: ``steps`` steps of AdamW with a cosine schedule."""
+def pretrain(name: str, steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Trains a new model on what it practises: ``steps`` steps of AdamW with a cosine schedule.
+
+    Args:
+        name: ``base`` or ``copyist``.
+        steps: Of the optimizer.
+        seed: Of weights and examples.
+    """
     torch.manual_seed(seed)
     rng = random.Random(seed)  # noqa: S311
-    streams = {task: tasks.stream(task, "train", seed=seed + 1) for task in PRACTICE}
-    model, tokenizer = make_model(), make_tokenizer()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, weight_decay=0.01)
+    training = MODELS[name]
+    practice = training.practice(rng, seed)
+    model, tokenizer = make_model(name), make_tokenizer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         # linear warm-up, times (1 + cos(pi t / T)) / 2
@@ -116,7 +179,7 @@ def pretrain(steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, PreTrainedTok
     )
     started = time.perf_counter()
     for step in range(steps):
-        batch = collate([example(rng, streams) for _ in range(ROWS_PER_STEP)], tokenizer)
+        batch = collate([asked(rng, *next(practice)) for _ in range(ROWS_PER_STEP)], tokenizer)
         loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -132,11 +195,12 @@ def pretrain(steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, PreTrainedTok
 def main() -> None:
     """Command line: train, round to bfloat16 (half the download) and save as safetensors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="base")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, help="other than those of the published weights")
     arguments = parser.parse_args()
-    torch.set_num_threads(2)  # the published weights were made with two: other counts round differently
-    model, tokenizer = pretrain(arguments.steps)
+    torch.set_num_threads(MODELS[arguments.model].threads)
+    model, tokenizer = pretrain(arguments.model, arguments.steps or MODELS[arguments.model].steps)
     model.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0, do_sample=True)
     model.to(torch.bfloat16).save_pretrained(arguments.output)
     tokenizer.save_pretrained(arguments.output)

@@ -8,6 +8,7 @@ A hash of a problem's text decides its split, so no seed, sample size or order m
 import itertools
 import operator
 import random
+import string
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ HELDOUT_COUNT = 500
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem, its answer, and the derivation of it.
+    """A problem, its answer, the derivation of it, and how hard it is where a task has levels, 1 the easiest.
 
     Example:
         ``Problem("37+58=", "95", "7+8+0=15 3+5+1=9")``: column by column from the right, carry last.
@@ -33,6 +34,7 @@ class Problem:
     question: str
     answer: str
     derivation: str
+    level: int | None = None
 
 
 def addition(rng: random.Random) -> Problem:
@@ -73,10 +75,41 @@ def chain(rng: random.Random) -> Problem:
     return Problem(f"{question}=", str(total), " ".join(steps))
 
 
+WORD_LENGTH = 6
+CIPHER_SIGN = "#"
+# The digit of each letter, drawn once at random. No base was trained on it: only a reward tells it.
+SECRET = dict(zip(string.ascii_lowercase, "30750347469228031568951421", strict=True))
+
+
+def cipher(rng: random.Random) -> Problem:
+    """Six letters to be written as digits by :data:`SECRET`; ``sandbox:copyist`` guesses each of them."""
+    return deciphered(word(rng, WORD_LENGTH), WORD_LENGTH)
+
+
+def cipher_levels(rng: random.Random) -> Problem:
+    """As :func:`cipher` with one to six letters, its level, among digits that stand for themselves."""
+    level = rng.randint(1, WORD_LENGTH)
+    return deciphered(word(rng, level), level)
+
+
+def word(rng: random.Random, letters: int) -> str:
+    """Six characters: so many lower-case letters at random places, digits at the others."""
+    is_letter = [place < letters for place in range(WORD_LENGTH)]
+    rng.shuffle(is_letter)
+    return "".join(rng.choice(string.ascii_lowercase if letter else string.digits) for letter in is_letter)
+
+
+def deciphered(text: str, level: int) -> Problem:
+    """The problem ``#TEXT=``."""
+    return Problem(f"{CIPHER_SIGN}{text}=", "".join(SECRET.get(character, character) for character in text), "", level)
+
+
 TASKS: dict[str, Callable[[random.Random], Problem]] = {
     "addition": addition,
     "multiplication": multiplication,
     "chain": chain,
+    "cipher": cipher,
+    "cipher_levels": cipher_levels,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from perl.errors import Mistake, PerlError
-from perl.hub.card.front_matter import OURS, SANDBOX, adapter_tag
+from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
 from perl.hub.card.names import has_hub_form
 from perl.hub.gate.gate import largest
 from perl.hub.gate.paths import ROOTS
@@ -101,7 +101,7 @@ def _metadata_mistakes(metadata: Mapping[str, Any]) -> list[Mistake]:
 
 
 def _base_mistakes(base: object, relation: object, tags: list[Any], *, whole: bool) -> list[Mistake]:
-    if base is None and SANDBOX in tags:
+    if base is None and any(tag in tags for tag in SANDBOX_TAGS.values()):
         return []
     if base is None:
         return [_about("base_model", "is absent", "the Hub id of the base; push the base first if it has none")]

@@ -13,10 +13,12 @@ from perl.hub.card.eval_results import model_index
 from perl.hub.card.facts import CardFacts
 from perl.hub.card.names import has_hub_form
 from perl.recipe.plain_yaml import dump
-from perl.sandbox import is_sandbox
+from perl.sandbox import BASE_NAME, MODELS
 
 PIPELINE = "text-generation"
-OURS, SANDBOX = "perl-rl", "sandbox"
+OURS = "perl-rl"
+# Sandbox model -> the tag by which its adapters are found; the Hub has no base to name.
+SANDBOX_TAGS = {name: "sandbox" if name == BASE_NAME else name.replace(":", "-") for name in MODELS}
 """Tags: of every card, and of adapters that no base of the Hub takes."""
 
 
@@ -54,6 +56,6 @@ def _metadata(facts: CardFacts) -> dict[str, Any]:
 def _tags(facts: CardFacts) -> list[str]:
     tags = [OURS, "reinforcement-learning", facts.named or facts.algorithm or "grpo"]
     tags += [facts.method] if facts.method else []
-    tags += [SANDBOX] if is_sandbox(facts.base) else []
+    tags += [SANDBOX_TAGS[facts.base]] if facts.base in SANDBOX_TAGS else []
     tags += [adapter_tag(facts.base)] if facts.base_on_hub and not facts.whole else []
     return list(dict.fromkeys([*tags, *facts.tags]))

@@ -16,10 +16,9 @@ from typing import Any
 from perl.hub.card.facts import CardFacts, PromptFormat
 from perl.methods.registry import METHODS
 from perl.recipe.quantisations import QUANTISATIONS, quantised_by
-from perl.sandbox import is_sandbox
+from perl.sandbox import BASE_NAME, is_sandbox
 
 UNKNOWN_PLACE = "path/to/this/folder"
-_SANDBOX_FOLDER = "$(python -c 'from perl.sandbox import BASE_FOLDER; print(BASE_FOLDER)')"
 _NEUTRAL = {"top_k": 0, "min_p": 0.0}
 # Left as transformers and vLLM have it, these would come from the base's generation settings.
 _ALWAYS = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -48,7 +47,8 @@ def load_with_peft(facts: CardFacts) -> str:
     revision = f", revision={_python(facts.revision)}" if facts.revision else ""
     dtype = _python(_dtype(facts) or "auto")
     sandbox = is_sandbox(facts.base)
-    base = "BASE_FOLDER" if sandbox else _python(facts.base)
+    imported, folder = _sandbox_folder(facts.base)
+    base = folder if sandbox else _python(facts.base)
     lines = [] if facts.whole else ["from peft import PeftModel"]
     quantised = _Quantised.of(facts)
     lines += quantised.imports
@@ -61,7 +61,7 @@ def load_with_peft(facts: CardFacts) -> str:
         ]
         return "\n".join(lines)
     if sandbox:
-        lines[-1:] = ["", f"from perl.sandbox import BASE_FOLDER  # {facts.base} comes with perl-rl", ""]
+        lines[-1:] = ["", f"from perl.sandbox import {imported}  # {facts.base} comes with perl-rl", ""]
     lines += [
         f"tokenizer = AutoTokenizer.from_pretrained({base}{revision})",
         *quantised.lines,
@@ -70,6 +70,11 @@ def load_with_peft(facts: CardFacts) -> str:
         *_ask(facts.asking or PromptFormat()),
     ]
     return "\n".join(lines)
+
+
+def _sandbox_folder(base: str) -> tuple[str, str]:
+    """What a reader imports for the folder of a sandbox model, and how it is written."""
+    return ("BASE_FOLDER", "BASE_FOLDER") if base == BASE_NAME else ("model_folder", f"model_folder({_python(base)})")
 
 
 def _dtype(facts: CardFacts) -> str | None:
@@ -140,7 +145,9 @@ def export_merged(facts: CardFacts) -> str:
 
 def serve_with_vllm(facts: CardFacts) -> str:
     """Shell: a server; empty where it is not known how one takes it."""
-    base = f'"{_SANDBOX_FOLDER}"' if is_sandbox(facts.base) else shlex.quote(facts.base)
+    imported, folder = _sandbox_folder(facts.base)
+    printed = f"\"$(python -c 'from perl.sandbox import {imported}; print({folder})')\""
+    base = printed if is_sandbox(facts.base) else shlex.quote(facts.base)
     name, adapter = served_name(facts), shlex.quote(place(facts))
     if facts.whole:
         return f"vllm serve {adapter} --served-model-name {name}"

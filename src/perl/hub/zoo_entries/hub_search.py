@@ -16,11 +16,10 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import ModelInfo
 
 from perl.errors import PerlError, first_line
-from perl.hub.card.front_matter import OURS, SANDBOX, adapter_tag
+from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
 from perl.methods.registry import METHODS
 from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.run.tables import plain
-from perl.sandbox import BASE_NAME
 
 _OF_BASE = adapter_tag("")
 _ASKED = ("sha", "tags", "lastModified", "model-index")
@@ -63,7 +62,7 @@ def hub_adapters(base: str | None = None, method: str | None = None, limit: int 
     """
     if constants.HF_HUB_OFFLINE:
         raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it")
-    of_base = SANDBOX if base == BASE_NAME else f"{_OF_BASE}{base}"
+    of_base = SANDBOX_TAGS.get(base or "", f"{_OF_BASE}{base}")
     tags = [OURS, *([of_base] if base else []), *([method] if method else [])]
     api = HfApi()
     try:
@@ -82,13 +81,14 @@ def _found(info: ModelInfo) -> Found:
     tags = [tag for tag in info.tags or [] if isinstance(tag, str)] if isinstance(info.tags, list) else []
     bases = [tag.removeprefix(_OF_BASE) for tag in tags if tag.startswith(_OF_BASE)]
     methods = [tag for tag in tags if tag in METHODS]
+    of_the_sandbox = next((name for name, tag in SANDBOX_TAGS.items() if tag in tags), None)
     scores: dict[str, float] = {}
     for name, value in _scores(info.model_index, notes):
         scores.setdefault(name, value)
     return Found(
         id=info.id,
         sha=info.sha,
-        base=plain(bases[0])[:_LONGEST] if bases else BASE_NAME if SANDBOX in tags else None,
+        base=plain(bases[0])[:_LONGEST] if bases else of_the_sandbox,
         method=methods[0] if methods else None,
         scores=scores,
         modified=info.last_modified,

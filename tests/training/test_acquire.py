@@ -1,0 +1,39 @@
+"""The recipe ``acquire`` teaches what its base never does in 64 tries; without partial rewards nothing is learnt."""
+
+import json
+
+import pytest
+
+import perl
+from perl.errors import BrokenPromiseError
+
+EVALUATED = ["eval.limit=100", "eval.k=2", "train.seed=42"]
+
+
+def accuracies(recipe, folder, *overrides):
+    """Held-out accuracy of base and adapter, and the mean rewards of the last 20 steps."""
+    run = perl.train(recipe, [*EVALUATED, *overrides], folder / "run")
+    scores = json.loads((run.path / "run.json").read_text())["eval"]["sandbox:cipher"]
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    rewards = [row["reward"] for row in rows if "reward" in row][-20:]
+    return scores["base"], scores["adapter"], sum(rewards) / len(rewards)
+
+
+@pytest.mark.nightly
+def test_a_partial_reward_teaches_the_code_to_a_base_that_is_never_right(tmp_path):
+    base, adapter, reward = accuracies("acquire", tmp_path)
+    assert base == pytest.approx(0, abs=1e-9)
+    assert adapter > 0.25
+    assert reward > 1.1  # of 2
+
+
+@pytest.mark.nightly
+def test_a_reward_for_whole_answers_alone_teaches_nothing(tmp_path):
+    with pytest.raises(BrokenPromiseError, match="nothing was trained"):
+        accuracies("acquire", tmp_path, "rewards.partial_answer=0", "train.max_steps=100")
+
+
+def test_a_few_steps_of_the_recipe_already_raise_the_share_of_right_digits(tmp_path):
+    base, adapter, reward = accuracies("acquire", tmp_path, "train.max_steps=3", "eval.limit=8", "eval.k=1")
+    assert (base, adapter) == pytest.approx((0, 0), abs=1e-9)
+    assert reward == pytest.approx(0.1, abs=0.03)
