@@ -53,6 +53,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "my_rewards.py": lambda: _REWARDS,
     "my_tasks.py": lambda: _TASKS,
     "my.yaml": lambda: "extends: quickstart\n",
+    "quick.yaml": lambda: (Path(__file__).resolve().parents[2] / "studies" / "quick.yaml").read_text(encoding="utf-8"),
 }
 
 

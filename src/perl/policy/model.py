@@ -141,9 +141,8 @@ def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreT
         problem = missing_extra("flash-attn", "flash", f"attn_implementation {section.attn_implementation}")
         raise ModelError(problem.message, "model.attn_implementation", problem.hint)
     check_quantisation(section)
-    config = _config(section)
     with _explained(section), device:
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(_config(section), trust_remote_code=False)
 
 
 def trainable_parameters(model: nn.Module) -> int:

@@ -2,7 +2,8 @@
 
 folder -> entries; name -> entry and the folder of its files
 
-A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``.
+A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``. An installed package
+has its entries in one file, ``entries.jsonl``.
 """
 
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from perl.errors import PerlError, did_you_mean
 from perl.recipe.assets import zoo_folder
-from perl.zoo.entry import Entry, read_entry
+from perl.zoo.entry import Entry, parse_entry, read_entry
 
 PREFIX = "zoo:"
 """With which a name of the zoo begins where an adapter is named."""
@@ -57,7 +58,12 @@ def open_zoo(folder: str | Path | None = None) -> Zoo:
         PerlError: There is no zoo, or one of its entries is malformed.
     """
     path = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
-    if not (path / "entries").is_dir():
+    packed = path / "entries.jsonl"
+    if packed.is_file():
+        lines = packed.read_text(encoding="utf-8").splitlines()
+        found = [parse_entry(line, f"{packed}:{number}") for number, line in enumerate(lines, 1)]
+    elif (path / "entries").is_dir():
+        found = [read_entry(file) for file in sorted((path / "entries").glob("*.json"))]
+    else:
         raise PerlError("is not a zoo: it has no folder entries/", str(path), "`perl zoo add --zoo DIR` begins one")
-    found = [read_entry(file) for file in sorted((path / "entries").glob("*.json"))]
     return Zoo(path, {entry.name: entry for entry in found})

@@ -180,13 +180,27 @@ def read_entry(path: Path) -> Entry:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise ValueError(f"it has {path.stat().st_size:,} bytes, an entry at most {_LARGEST_FILE:,}")
-        entry = Entry.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise PerlError(f"is not an entry of a zoo: {where}: {first['msg']}".replace(": :", ":"), str(path)) from None
+        entry = parse_entry(path.read_text(encoding="utf-8"), str(path))
     except (OSError, ValueError) as error:
         raise PerlError(f"is not an entry of a zoo: {error}", str(path)) from None
     if entry.name != path.stem:
         raise PerlError(f"holds the entry {entry.name!r}", str(path), f"name the file {entry.name}.json")
     return entry
+
+
+def parse_entry(text: str, where: str) -> Entry:
+    """An entry from its JSON.
+
+    Args:
+        text: The JSON.
+        where: Its place, for the error.
+
+    Raises:
+        PerlError: It is malformed.
+    """
+    try:
+        return Entry.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise PerlError(f"is not an entry of a zoo: {key}: {first['msg']}".replace(": :", ":"), where) from None
