@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -312,7 +313,13 @@ def _started(conduct: Conduct) -> Iterator[Nursery]:
 
 @contextmanager
 def _stoppable(nursery: Nursery) -> Iterator[Callable[[], bool]]:
-    """Inside, a first signal stops all cells after their step, a second one at once; whether one came."""
+    """Inside, a first signal stops all cells after their step, a second one at once; whether one came.
+
+    Only the main thread hears signals; in another one none comes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     asked: list[int] = []
 
     def on_signal(number: int, _frame: object) -> None:
