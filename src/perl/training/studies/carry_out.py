@@ -306,8 +306,10 @@ def _started(conduct: Conduct) -> Iterator[Nursery]:
         yield Nursery(process)
     finally:
         assert process.stdin is not None  # noqa: S101 (it was asked for)
-        process.stdin.close()
+        assert process.stdout is not None  # noqa: S101 (so was it)
+        process.stdin.close()  # by which it knows
         process.wait()
+        process.stdout.close()
         shutil.rmtree(conduct.folder / _BASE, ignore_errors=True)
 
 

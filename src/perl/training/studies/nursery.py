@@ -65,7 +65,11 @@ def main(command: Command) -> None:
     import perl.trainer.trainer
     import perl.training.stages  # noqa: F401
 
-    _serve(command, lambda line: reports.write(json.dumps(line) + "\n"))
+    def report(line: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the study was killed; its cells still end in order
+            reports.write(json.dumps(line) + "\n")
+
+    _serve(command, report)
 
 
 def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None:
