@@ -88,6 +88,8 @@ def _panel(panel: "Axes", arm: Arm, key: str) -> None:
 def _by_parameters(found: Findings, picture: Path) -> Path:
     """Each arm as it was chosen: score with its standard error against trainable parameters."""
     figure = new_figure(6.4, 4.2, "the pictures of a study")
+    from matplotlib.ticker import NullFormatter
+
     panel = figure.subplots()
     for arm in found.sorted():
         if arm.parameters is None or arm.best is None or arm.best.mean is None:
@@ -99,6 +101,8 @@ def _by_parameters(found: Findings, picture: Path) -> Path:
             arm.title, (arm.parameters, mean.mean), (4, 3), textcoords="offset points", fontsize=7, color=_INK
         )
     panel.set_xscale("log")
+    panel.xaxis.set_minor_formatter(NullFormatter())  # within one power of ten they would lie over each other
+    panel.margins(x=0.15)
     panel.set_xlabel("trainable parameters", color=_INK)
     panel.set_ylabel("score on the seeds that score (± standard error)", color=_INK)
     panel.grid(alpha=0.25)

@@ -167,7 +167,10 @@ def _tried(planned: Study, found: Findings) -> Iterator[str]:
             )
     yield from markdown_table([["arm", "setting", "mean", "each seed", ""], *rows], [False, False, True, False, False])
     yield ""
-    yield "As good: within two standard errors of the arm's best. One standing alone is a narrow choice."
+    if len(planned.file.seeds.choose) > 1:
+        yield "As good: within two standard errors of the arm's best. One standing alone is a narrow choice."
+    else:
+        yield "With one seed that chooses there is no telling which settings are as good as the best."
 
 
 def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator[str]:
