@@ -59,7 +59,7 @@ def test_cells_that_change_servers_have_them_to_themselves(tmp_path):
         {"recipe": "quickstart", "overrides": served, "grid": grid, "seeds": {"score": [1]}, "at_once": 3}
     )
     conduct = conduct_of(study, tmp_path)
-    lora, dora, ia3, vera = cells_of(study.candidates, [1])
+    lora, dora, ia3, vera = cells_of(study.candidates, [1], "score")
     assert conduct.alone == {"dora", "ia3"}
     assert [conduct.may_begin(one, [lora]) for one in (lora, dora, ia3, vera)] == [True, False, False, True]
     assert [conduct.may_begin(one, [dora]) for one in (lora, ia3)] == [False, False]

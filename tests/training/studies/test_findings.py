@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from perl.training.studies.cells import cells_of
+from perl.training.studies.cells import CHOOSES, SCORES, cells_of
 from perl.training.studies.choose import choose
 from perl.training.studies.findings import findings
 from perl.training.studies.report import write_report
-from perl.training.studies.results import CHOOSES, SCORES, Row, StudyResult
+from perl.training.studies.results import Row, StudyResult
 from perl.training.studies.written_plan import load_study
 
 METHODS, RATES = ("lora", "dora", "ia3"), (1e-4, 1e-3, 1e-2)
@@ -46,7 +46,7 @@ def result(tmp_path):
     by_rate = {name: [c for c in study.candidates if c.arm["peft.method"] == name] for name in METHODS}
     for name in METHODS:
         for candidate, scores in zip(by_rate[name], TRIED[name], strict=True):
-            for cell, score in zip(cells_of([candidate], CHOOSE), scores, strict=True):
+            for cell, score in zip(cells_of([candidate], CHOOSE, CHOOSES), scores, strict=True):
                 row(cell, CHOOSES, score)
     known = {
         (c.key, s): x
@@ -63,7 +63,7 @@ def result(tmp_path):
         ("ia3", 1, AT_BEST["ia3"]),
         ("dora", 1, DORA_AT_LORAS),
     ]:
-        for cell, score in zip(cells_of([by_rate[name][place]], SCORE), scores, strict=True):
+        for cell, score in zip(cells_of([by_rate[name][place]], SCORE, SCORES), scores, strict=True):
             row(cell, SCORES, score)
     return study, found
 
@@ -118,3 +118,22 @@ def test_what_was_chosen_at_the_edge_and_what_failed_is_said(result, tmp_path):
     values = json.loads((tmp_path / "report.json").read_text())
     assert values["findings"]["arms"][1]["best"]["mean"]["mean"] == pytest.approx(np.mean(AT_BEST["dora"]))
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"score_by_setting.png"}
+
+
+def test_without_a_baseline_the_best_of_the_scores_is_corrected_for_all_pairs(tmp_path):
+    grid = {"peft.method": [*METHODS]}
+    study = load_study({"recipe": "quickstart", "grid": grid, "seeds": {"score": [*SCORE]}})
+    rows = [
+        Row(
+            cell.name, cell.candidate.title, cell.candidate.settings, cell.seed, SCORES, "done", score, "", "perl train"
+        )
+        for candidate, name in zip(study.candidates, METHODS, strict=True)
+        for cell, score in zip(cells_of([candidate], SCORE, SCORES), AT_BEST[name], strict=True)
+    ]
+    found = findings(study, StudyResult(tmp_path, "0" * 64, rows))
+    assert (found.reference, found.named_by, found.tests) == ("dora", "score", 3)
+    paired = np.subtract(AT_BEST["lora"], AT_BEST["dora"])
+    p = 2 * _upper_tail(abs(paired.mean() / (paired.std(ddof=1) / 2)))
+    lora = next(arm for arm in found.arms if arm.title == "lora")
+    assert lora.best.difference.p_value == pytest.approx(min(1.0, 2 * p), rel=1e-3)  # the second of three
+    assert "chosen by its own scores" in write_report(study, StudyResult(tmp_path, "0" * 64, rows)).read_text()

@@ -3,7 +3,7 @@
 import pytest
 
 from perl.errors import RecipeError, RunFolderError
-from perl.training.studies.cells import candidates, cells_of
+from perl.training.studies.cells import at_baseline, candidates, cells_of
 from perl.training.studies.written_plan import load_study, opened
 
 FILE = """\
@@ -30,7 +30,7 @@ def test_a_setting_that_a_method_does_not_have_makes_no_cells(tmp_path):
     assert [recipe.peft.rank for recipe in study.recipes[:4]] == [4, 4, 8, 8]
     rates = [recipe.train["learning_rate"] for recipe in study.recipes]
     assert rates == pytest.approx([1e-3, 1e-2] * 3)
-    cells = cells_of(study.candidates, study.file.seeds.score)
+    cells = cells_of(study.candidates, study.file.seeds.score, "score")
     assert len({cell.name for cell in cells}) == len(cells) == 18
     assert cells[0].name == "lora_rank-4_learning_rate-0.001_seed-5"
     assert cells[0].overrides == ("peft.method=lora", "peft.rank=4", "train.learning_rate=0.001", "train.seed=5")
@@ -68,6 +68,12 @@ def test_a_list_of_grids_has_the_cells_of_all(tmp_path):
         ("baseline", "basline", "mine.yaml:8: basline: unknown key (did you mean baseline?)"),
         ("recipe: quickstart", "recipe: quickstart\nscore: best", "mine.yaml:2: score: best: no adapter is kept"),
         ("train.max_steps: 2", "train.seed: 2", "mine.yaml:2: overrides"),
+        ("train.max_steps: 2", "train: {seed: 2}", "mine.yaml:2: overrides"),
+        (
+            "{train.max_steps: 2}",
+            "{train.max_steps: 2, engine.processes: 2}\nhalving: {}",
+            "mine.yaml:3: halving: pauses",
+        ),
         ("max_steps: 2", "max_steps: 2, eval.enabled: false", "mine.yaml:1: recipe: cells are compared by"),
     ],
 )
@@ -84,17 +90,20 @@ def test_another_plan_over_results_is_refused_and_kept_beside_if_asked(tmp_path)
     study, folder = load_study(written(tmp_path)), tmp_path / "out"
     with opened(study, folder) as first:
         pass
-    quicker = load_study(written(tmp_path, FILE + "at_once: 4\nthreads: 2\nbudget: 60\n"))
+    quicker = load_study(written(tmp_path, FILE + "at_once: 4\nbudget: 60\n"))
     with opened(quicker, folder) as same:  # how it is carried out is no part of the plan
         assert same == first
-    (folder / "cells" / "one").mkdir(parents=True)
-    (folder / "cells" / "one" / "run.json").write_text("{}")
+    (folder / "cells" / "choose" / "one").mkdir(parents=True)
+    (folder / "cells" / "choose" / "one" / "run.json").write_text("{}")
     other = load_study(written(tmp_path, FILE.replace("[0, 1]", "[0, 2]")))
     with pytest.raises(RunFolderError, match="the study was planned otherwise: seeds changed"), opened(other, folder):
         pass
     with opened(other, folder, new_plan=True) as second:
         assert second != first
-    assert (folder / f"plan-{first[:8]}.json").exists()
+    earlier = folder / f"earlier-{first[:8]}-1"
+    assert (earlier / "plan.json").exists()
+    assert (earlier / "cells" / "choose" / "one" / "run.json").exists()  # nothing of it counts as the new plan's
+    assert not (folder / "cells").exists()
     changed = (folder / "plan.json").read_text().replace('"choose": [', '"choose": [9,', 1)
     (folder / "plan.json").write_text(changed)
     with pytest.raises(RunFolderError, match="its hash differs"), opened(other, folder):
@@ -106,3 +115,42 @@ def test_grids_of_a_mapping_are_read_too():
         load_study({"recipe": "quickstart", "grid": {"train.beta": [0, 0.1]}, "seeds": {"score": [1]}}).file
     )
     assert [one.settings["train.beta"] for one in found] == pytest.approx([0, 0.1])
+
+
+def test_the_baselines_settings_are_left_out_where_a_method_has_none_and_refused_where_they_cannot_be(tmp_path):
+    study = load_study(written(tmp_path, FILE.replace("baseline", "tune: [peft.rank, train.learning_rate]\nbaseline")))
+    lora, ia3 = (arm[0] for arm in study.arms)
+    one = at_baseline(ia3, {"peft.rank": 8, "train.learning_rate": 0.01}, study.file.overrides)
+    assert one.settings == {"peft.method": "ia3", "train.learning_rate": pytest.approx(0.01)}
+    assert at_baseline(lora, {"peft.rank": 8}, {}).settings == {"peft.method": "lora", "peft.rank": 8}
+
+
+def test_names_tell_keys_of_one_last_part_apart_and_arms_do_not_depend_on_the_order_of_keys():
+    grid = [{"rollout.temperature": [0.5]}, {"eval.temperature": [0.5]}]
+    study = load_study({"recipe": "quickstart", "grid": grid, "seeds": {"score": [1]}})
+    assert len({cell.name for cell in cells_of(study.candidates, [1], "score")}) == len(study.arms) == 2
+    blocks = [
+        {"peft.method": ["lora"], "peft.rank": [4], "train.learning_rate": [1e-3]},
+        {"train.learning_rate": [1e-2], "peft.rank": [4], "peft.method": ["lora"]},
+    ]
+    study = load_study(
+        {
+            "recipe": "quickstart",
+            "grid": blocks,
+            "tune": ["train.learning_rate"],
+            "seeds": {"choose": [0], "score": [1]},
+        }
+    )
+    assert [len(arm) for arm in study.arms] == [2]
+
+
+def test_halving_needs_a_number_of_steps(tmp_path):
+    (tmp_path / "epochs.yaml").write_text("train: {num_train_epochs: 1}\n")
+    with pytest.raises(RecipeError, match=r"mine.yaml:\d+: halving: needs a number of steps"):
+        load_study(
+            written(
+                tmp_path,
+                FILE.replace("quickstart", "epochs.yaml").replace("train.max_steps: 2", "train.beta: 0")
+                + "halving: {}\n",
+            )
+        )

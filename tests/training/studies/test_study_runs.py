@@ -18,7 +18,7 @@ from perl.policy.mapped_base import MappedBase, mapped, write_mapped_base
 from perl.policy.model import base_fingerprint, base_identity, load_base
 from perl.recipe.sections import ModelSection
 from perl.run.folder import Run, sha256_of
-from perl.training.studies.carry_out import Conduct, carry_out, usage_rows
+from perl.training.studies.carry_out import Conduct, carry_out, crew, usage_rows
 from perl.training.studies.cells import Candidate, cells_of
 from perl.training.studies.choose import score_of
 
@@ -69,16 +69,10 @@ def killed_study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     (folder / "mine.yaml").write_text(STUDY)
     first = command(folder, "study", "mine.yaml", "-o", "out")
-    until(lambda: len(list(folder.glob("out/cells/*/metrics.jsonl"))) >= 2, first, "two cells train")
+    until(lambda: len(list(folder.glob("out/cells/*/*/metrics.jsonl"))) >= 2, first, "two cells train")
     first.send_signal(signal.SIGKILL)
     first.wait()
-    end = time.monotonic() + 600.0
-    while working(folder):
-        assert time.monotonic() < end, "cells of a killed study go on"
-        time.sleep(0.1)
-    states = [Run.read(path.parent).status for path in folder.glob("out/cells/*/run.json")]
-    assert states
-    assert set(states) <= {"interrupted", "done"}  # with checkpoints: nothing but the steps in hand is lost
+    assert working(folder)  # they still finish their steps, on the base that they map, while the next one begins
     again = command(folder, "study", "mine.yaml", "-o", "out")
     assert again.wait() == 0, (folder / "study.log").read_text()
     return folder
@@ -91,17 +85,17 @@ def test_a_killed_study_goes_on_and_every_cell_has_its_end(killed_study):
     assert sorted(cell["status"] for cell in choosing) == ["done", "done", "ended early", "ended early"]
     assert [cell["status"] for cell in cells if cell["stage"] == "score"] == ["done"] * (len(cells) - 4)
     for cell in cells:
-        folder = killed_study / "out" / "cells" / cell["name"]
+        folder = killed_study / "out" / "cells" / cell["stage"] / cell["name"]
         if cell["status"] == "done":
             assert cell["score"] == pytest.approx(score_of(folder), abs=0)
         else:
             assert Run.read(folder).status == "interrupted"
-            assert 2 <= len((folder / "metrics.jsonl").read_text().splitlines()) <= 3
+            assert len((folder / "metrics.jsonl").read_text().splitlines()) >= 2  # more of one that was killed
     rates = {title: chosen["settings"]["train.learning_rate"] for title, chosen in found["chosen"].items()}
     scored = {(c["arm"], c["settings"]["train.learning_rate"]) for c in cells if c["stage"] == "score"}
     assert scored == {*rates.items(), ("ln_tuning", rates["lora, rank 2"])}
     assert sum(row["cpu"] for row in usage_rows(killed_study / "out")) > 0
-    assert not (killed_study / "out" / ".base").exists()
+    assert not list((killed_study / "out").glob(".base*"))
 
 
 def test_a_cell_is_bit_by_bit_the_run_of_its_command(killed_study):
@@ -112,7 +106,7 @@ def test_a_cell_is_bit_by_bit_the_run_of_its_command(killed_study):
     assert words[:3] == ["OMP_NUM_THREADS=1", "perl", "train"]
     alone = command(killed_study, *words[2:], "-o", "alone")
     assert alone.wait() == 0
-    here, there = killed_study / "alone", killed_study / "out" / "cells" / cell["name"]
+    here, there = killed_study / "alone", killed_study / "out" / "cells" / cell["stage"] / cell["name"]
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert sha256_of(here / "adapter" / name) == sha256_of(there / "adapter" / name)
     (mine, its) = ([json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (here, there))
@@ -131,10 +125,15 @@ def test_the_command_of_a_study_that_is_done_trains_nothing(killed_study):
 
 def test_a_cell_that_is_killed_is_listed_with_its_reason_and_takes_no_other(tmp_path):
     small = ("train.max_steps=3", "train.prompts_per_step=4", "eval.limit=8", "eval.k=1")
-    cells = cells_of([Candidate({"peft.method": name}) for name in ("lora", "ia3")], [0])
+    cells = cells_of([Candidate({"peft.method": name}) for name in ("lora", "ia3")], [0], "score")
     conduct = Conduct(tmp_path, "quickstart", small, at_once=2)
     ended = {}
-    thread = threading.Thread(target=lambda: ended.update(carry_out(conduct, cells)))
+
+    def work():
+        with crew(conduct) as hire:
+            ended.update(carry_out(conduct, hire, cells))
+
+    thread = threading.Thread(target=work)
     thread.start()
     log = conduct.log_of(cells[0])
     end = time.monotonic() + 1200.0
@@ -146,7 +145,8 @@ def test_a_cell_that_is_killed_is_listed_with_its_reason_and_takes_no_other(tmp_
     assert ended[cells[1].name].status == "done"
     assert ended[cells[0].name].status == "failed"
     assert ended[cells[0].name].reason == "its process was ended by SIGKILL, perhaps for want of memory"
-    assert carry_out(conduct, cells)[cells[0].name].status == "done"  # what failed is tried again
+    with crew(conduct) as hire:
+        assert carry_out(conduct, hire, cells)[cells[0].name].status == "done"  # what failed is tried again
     assert [row["code"] for row in usage_rows(tmp_path) if row["name"] == cells[0].name] == [-9, 0]
 
 

@@ -7,7 +7,9 @@ is kept in ``DIR/usage.jsonl``, which outlives a kill too.
 """
 
 import json
+import logging
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -16,12 +18,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from perl.errors import InterruptedRunError, PerlError, RunFolderError
+from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, InterruptedRunError, PerlError, RunFolderError
 from perl.recipe.sections import ModelSection
 from perl.run.folder import Run
 from perl.run.logs import log_rows
@@ -35,7 +37,8 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.training.studies.nursery import main; "
     "from perl.cli.commands import run; main(run)"
 )
-_BASE = ".base"
+_BASE = ".base-"
+_log = logging.getLogger("perl")
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,10 @@ class Conduct:
 
     def run_of(self, cell: Cell) -> Path:
         """A cell's run folder."""
-        return self.folder / "cells" / cell.name
+        return self.folder / "cells" / cell.stage / cell.name
 
     def log_of(self, cell: Cell) -> Path:
-        """What a cell's process printed."""
+        """What a cell's processes printed."""
         return self.folder / "logs" / f"{cell.name}.log"
 
     @property
@@ -103,11 +106,14 @@ class Conduct:
         return self.folder / "usage.jsonl"
 
 
-def carry_out(conduct: Conduct, cells: Sequence[Cell], until: Mapping[str, int] | None = None) -> dict[str, Ended]:
+def carry_out(
+    conduct: Conduct, hire: "Hire", cells: Sequence[Cell], until: Mapping[str, int] | None = None
+) -> dict[str, Ended]:
     """Trains cells to their end, or to a step.
 
     Args:
         conduct: How.
+        hire: As :func:`crew` gives it.
         cells: Those that are done already are left as they are.
         until: Name -> step after which a cell pauses; those that are beyond it are left too. None: all go to the end.
 
@@ -116,20 +122,16 @@ def carry_out(conduct: Conduct, cells: Sequence[Cell], until: Mapping[str, int] 
 
     Raises:
         InterruptedRunError: Ctrl-C or SIGTERM; the cells in hand have checkpoints, and the same call goes on.
+        PerlError: The process that starts cells is gone.
     """
     until = until or {}
     ended = {cell.name: Ended(status) for cell in cells if (status := _before(conduct, cell, until.get(cell.name)))}
     waiting = [cell for cell in cells if cell.name not in ended]
     if not waiting:
         return ended
-    (conduct.folder / "cells").mkdir(exist_ok=True)
-    (conduct.folder / "logs").mkdir(exist_ok=True)
-    with _started(conduct) as nursery, _stoppable(nursery) as stopping:
-        if conduct.model is not None:
-            nursery.begin(_base_job(conduct, conduct.model))
-            nursery.next()  # where it fails, each cell loads the base, and says why that fails
-        with progress(len(cells), "cells", len(ended), "cells") as shown:
-            _work_off(conduct, waiting, until, nursery, ended, shown.update, stopping)
+    nursery = hire()
+    with _stoppable(nursery) as stopping, progress(len(cells), "cells", len(ended), "cells") as shown:
+        _work_off(conduct, waiting, until, nursery, ended, shown.update, stopping)
     if stopping():
         done = sum(one.status == "done" for one in ended.values())
         what = f"stopped; {done} of {len(cells)} cells are done"
@@ -164,16 +166,17 @@ def _work_off(
     stopping: Callable[[], bool],
 ) -> None:
     """Begins cells as others end, until none waits."""
-    running: dict[str, tuple[Cell, float]] = {}
+    running: dict[str, tuple[Cell, float, int]] = {}
     while running or waiting:
-        while waiting and not stopping() and conduct.may_begin(waiting[0], [one for one, _ in running.values()]):
+        while waiting and not stopping() and conduct.may_begin(waiting[0], [one for one, _, _ in running.values()]):
             if conduct.budget is not None and used(conduct) >= conduct.budget:
                 ended |= {cell.name: Ended("not begun", "the budget was used up") for cell in waiting}
                 waiting.clear()
                 break
             cell = waiting.pop(0)
-            running[cell.name] = cell, time.monotonic()
-            nursery.begin(_job(conduct, cell, until.get(cell.name)))
+            log = conduct.log_of(cell)
+            running[cell.name] = cell, time.monotonic(), log.stat().st_size if log.exists() else 0
+            nursery.begin(_job(conduct, cell, until.get(cell.name), nursery.base))
         if stopping():
             waiting.clear()
         if not running:
@@ -184,51 +187,54 @@ def _work_off(
             if stopping():
                 break  # a second signal has ended all at once
             raise
-        cell, began = running.pop(report["name"])
+        cell, began, printed = running.pop(report["name"])
         row = {**report, "wall": round(time.monotonic() - began, 3)}
         with conduct.usage.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        ended[cell.name] = _outcome(conduct, cell, report["code"], until.get(cell.name), stopped=stopping())
+        until_here = until.get(cell.name)
+        ended[cell.name] = _outcome(report["code"], until_here, conduct.log_of(cell), printed, stopped=stopping())
         one_more()
 
 
-def _job(conduct: Conduct, cell: Cell, until: int | None) -> Job:
-    base = conduct.folder / _BASE
-    shared = conduct.model is not None and (base / "tensors.json").is_file()
+def _job(conduct: Conduct, cell: Cell, until: int | None, base: Path | None) -> Job:
     return Job(
         name=cell.name,
         arguments=(*conduct.arguments(cell), "-o", str(conduct.run_of(cell))),
         log=str(conduct.log_of(cell)),
         output=str(conduct.run_of(cell)),
         until=until,
-        base=str(base) if shared else "",
-        model=conduct.model.model_dump() if shared and conduct.model is not None else None,
+        base=str(base) if base is not None else "",
+        model=conduct.model.model_dump() if base is not None and conduct.model is not None else None,
     )
 
 
-def _base_job(conduct: Conduct, model: ModelSection) -> Job:
-    """Writes the base where cells map it."""
-    base = conduct.folder / _BASE
-    return Job("base", (), str(conduct.folder / "logs" / "base.log"), str(base), None, str(base), model.model_dump())
-
-
-def _outcome(conduct: Conduct, cell: Cell, code: int, until: int | None, *, stopped: bool) -> Ended:
-    if code == 0:
+def _outcome(code: int, until: int | None, log: Path, printed: int, *, stopped: bool) -> Ended:
+    if code == EXIT_DONE:
         return Ended("done")
-    if code == 130 and (until is not None or stopped):
+    if stopped and code == -signal.SIGTERM:  # it had not begun to train
+        return Ended("interrupted")
+    if code == EXIT_INTERRUPTED and (until is not None or stopped):
         return Ended("interrupted" if stopped else "paused")
     if code < 0:
         why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
         return Ended("failed", f"its process was ended by {signal.Signals(-code).name}{why}")
-    return Ended("failed", last_error(conduct.log_of(cell)) or f"exit code {code}")
+    return Ended("failed", last_error(log, printed) or f"exit code {code}")
 
 
-def last_error(log: Path) -> str:
-    """The last line of a log that tells of an error, else the last one; of an absent log nothing."""
+def last_error(log: Path, begin: int = 0) -> str:
+    """The last line of a log that tells of an error, else the last one; of an absent log nothing.
+
+    Args:
+        log: The file.
+        begin: Bytes of it that were there before.
+    """
     try:
-        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        with log.open("rb") as file:
+            file.seek(begin)
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
+    lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].removeprefix("error: ").strip()
 
@@ -245,11 +251,21 @@ def usage_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 class Nursery:
-    """The process that forks one for each cell: see ``nursery.py``."""
+    """The process that forks one for each cell: see ``nursery.py``.
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        """Takes the process, which says that it is ready once it has imported."""
-        self.process = process
+    Attributes:
+        base: Folder with the base that its cells map; None: each loads its own.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
+        """Takes the process.
+
+        Args:
+            process: That says it is ready once it has imported.
+            errors: File for what it prints.
+        """
+        self.process, self._errors = process, errors
+        self.base: Path | None = None
 
     def begin(self, job: Job) -> None:
         """Begins a cell."""
@@ -269,7 +285,7 @@ class Nursery:
             line = self._pipe(self.process.stdout).readline()
             if not line:
                 what = f"the process that starts cells has ended with exit code {self.process.wait()}"
-                raise PerlError(what, "perl study", "the same command goes on")
+                raise PerlError(what, str(self._errors), "see there; the same command goes on")
             report: dict[str, Any] = json.loads(line)
             if "name" in report:
                 return report
@@ -288,29 +304,63 @@ class Nursery:
         return pipe
 
 
+Hire = Callable[[], Nursery]
+"""Gives the process that starts cells, which is started when it is first asked for."""
+
+
+@contextmanager
+def crew(conduct: Conduct) -> Iterator[Hire]:
+    """Inside, cells can be carried out; one process starts all of them, and ends with the block."""
+    with ExitStack() as opened:
+        started: list[Nursery] = []
+
+        def hire() -> Nursery:
+            if not started:
+                started.append(opened.enter_context(_started(conduct)))
+            return started[0]
+
+        yield hire
+
+
 @contextmanager
 def _started(conduct: Conduct) -> Iterator[Nursery]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(conduct.threads)}
-    errors = (conduct.folder / "logs" / "starts.log").open("ab")
-    command = [sys.executable, "-c", _START, json.dumps(sys.path)]
-    process = subprocess.Popen(  # noqa: S603 (a fixed command)
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=environment,
-        start_new_session=True,
-    )
-    errors.close()
+    """Starts the process, which holds the base in a file where that can be."""
+    for name in ("cells", "logs"):
+        (conduct.folder / name).mkdir(exist_ok=True)
+    for left in conduct.folder.glob(f"{_BASE}*"):  # of a study that was killed; cells of it that end still map it
+        shutil.rmtree(left, ignore_errors=True)
+    log = conduct.folder / "logs" / "starts.log"
+    with log.open("ab") as errors:
+        process = subprocess.Popen(  # noqa: S603 (a fixed command)
+            [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "OMP_NUM_THREADS": str(conduct.threads)},
+            start_new_session=True,
+        )
+    base = conduct.folder / f"{_BASE}{secrets.token_hex(4)}"
+    nursery = Nursery(process, log)
     try:
-        yield Nursery(process)
+        if conduct.model is not None:
+            nursery.base = _held(nursery, base, conduct.model, log.with_name("base.log"))
+        yield nursery
     finally:
         assert process.stdin is not None  # noqa: S101 (it was asked for)
         assert process.stdout is not None  # noqa: S101 (so was it)
         process.stdin.close()  # by which it knows
         process.wait()
         process.stdout.close()
-        shutil.rmtree(conduct.folder / _BASE, ignore_errors=True)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _held(nursery: Nursery, folder: Path, model: ModelSection, log: Path) -> Path | None:
+    """Has the base written where cells map it; None where they have a copy each, on a GPU or since that failed."""
+    nursery.begin(Job("base", (), str(log), str(folder), None, str(folder), model.model_dump()))
+    code = nursery.next()["code"]
+    if code != EXIT_DONE:
+        _log.warning("the base cannot be shared, each cell loads it: %s", last_error(log) or f"exit code {code}")
+    return folder if code == EXIT_DONE and folder.is_dir() else None
 
 
 @contextmanager
@@ -329,7 +379,8 @@ def _stoppable(nursery: Nursery) -> Iterator[Callable[[], bool]]:
         if len(asked) == 1:
             nursery.stop()
         else:
-            os.killpg(nursery.process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(nursery.process.pid, signal.SIGKILL)
 
     with handled((signal.SIGINT, signal.SIGTERM), on_signal):
         yield lambda: bool(asked)

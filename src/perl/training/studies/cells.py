@@ -55,12 +55,22 @@ class Candidate:
         return titled(self.arm)
 
 
+CHOOSES, SCORES = "choose", "score"
+"""What a cell's seed is for, and the folder that it is in."""
+
+
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study."""
+    """One run of a study.
+
+    Attributes:
+        stage: :data:`CHOOSES` or :data:`SCORES`.
+        name: Of its run folder, and of its log.
+    """
 
     candidate: Candidate
     seed: int
+    stage: str
     name: str
 
     @property
@@ -78,6 +88,7 @@ def candidates(study: StudyFile, layer: Layer | None = None) -> list[Candidate]:
     found: dict[str, Candidate] = {}
     mistakes: list[Mistake] = []
     written: set[str] = set()
+    order = list(dict.fromkeys(key for block in study.grid for key in block))
     for block in study.grid:
         for values in itertools.product(*block.values()):
             asked = dict(zip(block, values, strict=True))
@@ -86,18 +97,30 @@ def candidates(study: StudyFile, layer: Layer | None = None) -> list[Candidate]:
                 where = layer.where(("grid",)) if layer is not None else "grid"
                 mistakes.append(Mistake(f"two cells are equal: {titled(asked)}", where, "write each value once"))
             written.add(same)
-            kept = _without_absent(asked, study.overrides)
-            arm = {key: value for key, value in kept.items() if key not in study.chosen}
-            chosen = {key: value for key, value in kept.items() if key in study.chosen}
+            kept = without_absent(asked, study.overrides)
+            arm = {key: kept[key] for key in order if key in kept and key not in study.chosen}
+            chosen = {key: kept[key] for key in order if key in kept and key in study.chosen}
             one = Candidate(arm, chosen)
             found.setdefault(one.key, one)
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     return list(found.values())
 
 
-def cells_of(some: Sequence[Candidate], seeds: Sequence[int]) -> list[Cell]:
+def cells_of(some: Sequence[Candidate], seeds: Sequence[int], stage: str) -> list[Cell]:
     """A cell for each candidate and seed, seed by seed, so that all candidates have as many when a study is ended."""
-    return [Cell(one, seed, cell_name(one, seed)) for seed in seeds for one in some]
+    return [Cell(one, seed, stage, cell_name(one, seed)) for seed in seeds for one in some]
+
+
+def at_baseline(arm: Candidate, chosen: Mapping[str, Any], overrides: Mapping[str, Any]) -> Candidate:
+    """An arm with what was chosen for the baseline, as far as its method has such settings.
+
+    Args:
+        arm: One of its candidates.
+        chosen: Settings that were chosen for the baseline.
+        overrides: Of every cell.
+    """
+    kept = without_absent({**arm.arm, **chosen}, overrides)
+    return Candidate(arm.arm, {key: value for key, value in chosen.items() if key in kept})
 
 
 def cell_name(candidate: Candidate, seed: int) -> str:
@@ -119,7 +142,7 @@ def titled(settings: Mapping[str, Any]) -> str:
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Settings as ``section.key=value``."""
-    return [f"{key}={_flow(value)}" for key, value in _flat(settings)]
+    return [f"{key}={_flow(value)}" for key, value in flat(settings)]
 
 
 def canonical(value: object) -> str:
@@ -127,14 +150,14 @@ def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _without_absent(asked: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def without_absent(asked: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those of the adapter that the cell's method does not have."""
     method = METHODS.get(str(asked.get(METHOD, overrides.get(METHOD, ""))))
     absent = () if method is None else [key for key in _OF_A_METHOD if key.partition(".")[2] not in method.settings]
     return {key: value for key, value in asked.items() if key not in absent}
 
 
-def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """``train: {max_steps: 4}`` as ``train.max_steps``; what stands under a whole key stays as it is."""
     for key, value in settings.items():
         if "." not in key and isinstance(value, Mapping):
@@ -151,7 +174,8 @@ def _flow(value: object) -> str:
 
 def _slug(key: str, value: object) -> str:
     text = value if isinstance(value, str) else _flow(value)
-    return text if key == METHOD else f"{key.rpartition('.')[2]}-{text}"
+    section, _, last = key.rpartition(".")
+    return text if key == METHOD else f"{last if section in ('peft', 'train') else key}-{text}"
 
 
 def _titled(key: str, value: object) -> str:

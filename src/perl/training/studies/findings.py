@@ -2,8 +2,9 @@
 
 rows of cells -> Findings
 
-Nothing is chosen by the seeds that score: the arm that the others are held against is the study's baseline, else the
-best on the seeds that choose.
+The arm that the others are held against is the study's baseline, else the best on the seeds that choose. Where there is
+neither it is the best of the scores themselves: any two arms could have been the best and another one, and p values are
+corrected for all such pairs.
 """
 
 import math
@@ -14,8 +15,8 @@ from perl.errors import RunFolderError
 from perl.evaluation.metrics import Difference, corrected
 from perl.evaluation.seeds import SeedMean, mean_over_seeds, paired_by_seed, smallest_difference
 from perl.run.folder import Run
-from perl.training.studies.cells import Candidate, titled
-from perl.training.studies.results import CHOOSES, SCORES, Row, StudyResult
+from perl.training.studies.cells import CHOOSES, SCORES, Candidate, at_baseline, titled
+from perl.training.studies.results import Row, StudyResult
 from perl.training.studies.written_plan import Study
 
 
@@ -78,12 +79,14 @@ class Findings:
 
     Attributes:
         reference: Title of the arm that the others are held against; None: no arm has a score.
-        by_choosing: Whether that is the best on the seeds that choose, and no baseline was named.
+        named_by: What made it that: the study's ``baseline``, the seeds that ``choose``, or those that ``score``.
+        tests: Differences among which those of a table were, for Holm's correction.
     """
 
     arms: tuple[Arm, ...]
     reference: str | None
-    by_choosing: bool
+    named_by: str
+    tests: int
 
     def sorted(self) -> list[Arm]:
         """The arms, the best score first."""
@@ -105,7 +108,8 @@ def findings(planned: Study, result: StudyResult) -> Findings:
     for arm in planned.arms:
         chosen = result.chosen.get(arm[0].title)
         best = chosen.candidate if chosen is not None else (arm[0] if len(arm) == 1 else None)
-        same = Candidate(arm[0].arm, common.chosen) if common is not None and planned.file.baseline else None
+        named = common is not None and planned.file.baseline
+        same = at_baseline(arm[0], common.chosen, planned.file.overrides) if named and common is not None else None
         good = chosen.good if chosen is not None else ()
         tried = [Tried(one, scores[CHOOSES].get(one.key, {}), one in good) for one in arm] if chosen else []
         arms.append(
@@ -118,8 +122,10 @@ def findings(planned: Study, result: StudyResult) -> Findings:
                 _at_edge(best, arm) if best is not None and chosen is not None else (),
             )
         )
-    held = _held_against(arms, reference)
-    return Findings(tuple(held), reference, planned.baseline is None and bool(planned.file.chosen))
+    named_by = "baseline" if planned.baseline is not None else CHOOSES if planned.file.chosen else SCORES
+    count = sum(arm.best is not None and arm.best.mean is not None for arm in arms)
+    tests = count * (count - 1) // 2 if named_by == SCORES else max(count - 1, 0)
+    return Findings(tuple(_held_against(arms, reference, tests)), reference, named_by, tests)
 
 
 def _by_candidate(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
@@ -149,25 +155,24 @@ def _scored(candidate: Candidate, scores: Mapping[str, Mapping[int, float]]) -> 
     return Scored(candidate, mean_over_seeds([*found.values()]) if found else None, found)
 
 
-def _held_against(arms: Sequence[Arm], reference: str | None) -> list[Arm]:
+def _held_against(arms: Sequence[Arm], reference: str | None, tests: int) -> list[Arm]:
     """The arms with their differences to one of them, corrected for as many as there are in a table."""
     named = next((arm for arm in arms if arm.title == reference), None)
     if named is None or named.best is None:
         return list(arms)
     base = named.best
-    best = _compared([arm.best if arm is not named else None for arm in arms], base)
-    common = _compared([arm.at_baseline if arm is not named else None for arm in arms], base)
+    best = _compared([arm.best if arm is not named else None for arm in arms], base, tests)
+    common = _compared([arm.at_baseline if arm is not named else None for arm in arms], base, tests)
     return [
         Arm(a.title, a.tried, best[i] or a.best, common[i] or a.at_baseline, a.parameters, a.at_edge)
         for i, a in enumerate(arms)
     ]
 
 
-def _compared(some: Sequence[Scored | None], base: Scored) -> list[Scored | None]:
+def _compared(some: Sequence[Scored | None], base: Scored, tests: int) -> list[Scored | None]:
     differences = [paired_by_seed(base.scores, one.scores) if one is not None else None for one in some]
-    tests = sum(one is not None and not math.isnan(one.p_value) for one in differences)
     found: list[Scored | None] = []
-    for one, difference in zip(some, corrected(differences), strict=True):
+    for one, difference in zip(some, corrected(differences, family=tests), strict=True):
         if one is None:
             found.append(None)
             continue
@@ -182,7 +187,7 @@ def _parameters(result: StudyResult, arm: Sequence[Candidate]) -> int | None:
     for row in result.rows:
         if row.arm == arm[0].title:
             try:
-                facts = Run.read(result.folder / "cells" / row.name).facts
+                facts = Run.read(result.folder / "cells" / row.stage / row.name).facts
             except RunFolderError:
                 continue
             if facts.get("trainable_parameters"):

@@ -14,15 +14,18 @@ import os
 import selectors
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perl.errors import EXIT_INTERRUPTED
+
 if TYPE_CHECKING:
     from perl.policy.mapped_base import MappedBase
 
-_LOCK_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -82,7 +85,7 @@ def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None
     waiting.register(0, selectors.EVENT_READ)
     waiting.register(woken, selectors.EVENT_READ)
     report({"ready": True})
-    rest, open_ = b"", True
+    rest, open_, stopped = b"", True, False
     while open_ or running:
         for key, _ in waiting.select():
             if key.fd == woken:
@@ -97,8 +100,11 @@ def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None
                 _stop(running)
             for line in lines:
                 given = json.loads(line)
+                stopped = stopped or "stop" in given
                 if "stop" in given:
                     _stop(running)
+                elif stopped:  # it was on its way
+                    report({"name": given["name"], "code": EXIT_INTERRUPTED, "cpu": 0.0, "peak": 0})
                 else:
                     job = Job(**given)
                     running[_fork(job, command)] = job.name
@@ -127,12 +133,15 @@ def _reap(running: dict[int, str], report: Callable[[dict[str, Any]], object]) -
 
 
 def _fork(job: Job, command: Command) -> int:
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
     code = 1
     try:
-        code = _work(job, command)
+        code = _work(job, command, parent)
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -140,12 +149,14 @@ def _fork(job: Job, command: Command) -> int:
         os._exit(code)  # without what the parent would do at its end
 
 
-def _work(job: Job, command: Command) -> int:
+def _work(job: Job, command: Command, parent: int) -> int:
     """Trains a cell as the command line does, in a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):  # only Linux has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has gone before that
+        return EXIT_INTERRUPTED
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number in (1, 2):
         os.dup2(log, number)
@@ -185,6 +196,12 @@ def _wait_for_folder(folder: Path) -> None:
     """A study that was killed may have left a process here that still writes its checkpoint."""
     from filelock import FileLock, Timeout
 
-    if folder.is_dir():
-        with contextlib.suppress(Timeout), FileLock(folder / ".lock", timeout=_LOCK_SECONDS):
-            pass
+    told = False
+    while folder.is_dir():
+        try:
+            with FileLock(folder / ".lock", timeout=_LOOK_SECONDS):
+                return
+        except Timeout:
+            if not told:
+                print("waits until another process that trains here has ended", file=sys.stderr)  # noqa: T201 (a log)
+            told = True

@@ -19,10 +19,10 @@ from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table
 from perl.run.warned import warn
 from perl.training.studies.carry_out import usage_rows
-from perl.training.studies.cells import titled
+from perl.training.studies.cells import CHOOSES, SCORES, titled
 from perl.training.studies.findings import Arm, Findings, Scored, findings
 from perl.training.studies.pictures import draw_pictures
-from perl.training.studies.results import SCORES, StudyResult
+from perl.training.studies.results import Row, StudyResult
 from perl.training.studies.written_plan import Study
 
 _DASH = "-"
@@ -57,7 +57,7 @@ def write_report(planned: Study, result: StudyResult) -> Path:
 
 def cost_of(result: StudyResult) -> dict[str, float]:
     """What the cells took: processes, core-seconds, and seconds if one had run after the other."""
-    rows = [row for row in usage_rows(result.folder) if row["name"] != "base"]
+    rows = usage_rows(result.folder)
     return {
         "processes": len(rows),
         "core_seconds": round(sum(float(row["cpu"]) for row in rows), 1),
@@ -96,12 +96,16 @@ def _best(found: Findings) -> Iterator[str]:
         return
     yield from markdown_table([_head(found), *(_row(arm, arm.best, found) for arm in found.sorted())])
     yield ""
-    how = "the best on the seeds that choose" if found.by_choosing else "the study's baseline"
+    how = {
+        "baseline": "the study's baseline",
+        CHOOSES: "the best on the seeds that choose",
+        SCORES: "the best of these very scores",
+    }[found.named_by]
     yield (
         "Scores in percent, mean ± standard error over seeds. "
         f"Differences to {in_markdown(found.reference)} ({how}) are "
-        "paired by seed, with Student's 95 % interval; p is of the paired t test, after Holm for the number of "
-        "differences in the table. The smallest difference is the true one that 80 of 100 such studies would show."
+        f"paired by seed, with Student's 95 % interval; p is of the paired t test, after Holm for {found.tests} "
+        "differences. The smallest difference is the true one that 80 of 100 such studies would show."
     )
 
 
@@ -180,6 +184,12 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     recipe = planned.recipes[0]
     base = in_markdown(recipe.model.name)
     yield f"- One base ({base}), one recipe, the problems of its evaluation, {len(seeds)} seeds."
+    if planned.file.chosen:
+        yield "- The seeds that choose and those that score are asked the same problems: choices may suit these."
+    if planned.file.score == "best":
+        yield "- The best adapter of a run is chosen by the same problems that score it, which flatters all of them."
+    if found.named_by == SCORES and found.reference is not None:
+        yield "- No baseline was named: the arm that the others are held against was chosen by its own scores."
     if len(seeds) < 2:
         yield "- With one seed that scores there is no error over seeds, and no difference can be told from chance."
     if not planned.file.chosen:
@@ -207,10 +217,12 @@ def _coverage(planned: Study, found: Findings) -> str:
         return ""
     means = [one.mean for one in scored if one.mean is not None]
     pair = means[0], means[-1]
-    spread = max(_SMALLEST_SPREAD, sum(one.stderr for one in pair) / 2 * math.sqrt(seeds))
     evaluation = planned.recipes[0].eval
     completions = (evaluation.limit_of_heldout or 256) * evaluation.k
     inside = [min(max(one.mean, 0.01), 0.99) for one in pair]
+    seen = sum(one.stderr**2 for one in pair) / 2 * seeds
+    drawn = sum(mean * (1 - mean) for mean in inside) / 2 / completions  # which the simulation adds itself
+    spread = math.sqrt(max(_SMALLEST_SPREAD**2, seen - drawn))
     share = coverage_by_seed((inside[0], inside[1]), spread, seeds, completions)
     return (
         "- Intervals: of studies made up with the best and the worst arm's scores, this spread over seeds, "
@@ -221,19 +233,22 @@ def _coverage(planned: Study, found: Findings) -> str:
 def _cells(result: StudyResult) -> Iterator[str]:
     yield "## Cells"
     yield ""
-    yield "Each command trains its cell alone, to the same adapter (SHA-256 of its weights)."
+    yield "Each command trains its cell alone: on a CPU without servers to the same adapter (SHA-256 of its weights)."
     yield ""
     rows = []
     for row in result.rows:
         score = f"{100 * row.score:.1f}" if row.score is not None else row.status
         what = "scores" if row.stage == SCORES else "chooses"
-        rows.append([f"`{row.name}`", what, score, f"`{_adapter(result, row.name)[:12]}`", f"`{row.command}`"])
+        rows.append([f"`{row.name}`", what, score, f"`{_adapter(result, row)[:12]}`", f"`{row.command}`"])
     yield from markdown_table([["cell", "", "score", "adapter", "command"], *rows], [False, False, True, False, False])
 
 
-def _adapter(result: StudyResult, name: str) -> str:
+def _adapter(result: StudyResult, row: Row) -> str:
     try:
-        return str(Run.read(result.folder / "cells" / name).facts.get("fingerprint", {}).get("adapter") or _DASH)
+        return str(
+            Run.read(result.folder / "cells" / row.stage / row.name).facts.get("fingerprint", {}).get("adapter")
+            or _DASH
+        )
     except RunFolderError:
         return _DASH
 

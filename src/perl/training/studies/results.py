@@ -7,15 +7,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from perl.errors import RunFolderError
 from perl.run.files import write_text
 from perl.run.tables import plain_table
-from perl.training.studies.cells import titled
+from perl.training.studies.cells import SCORES, titled
 from perl.training.studies.choose import Chosen
 
-CHOOSES, SCORES = "choose", "score"
-"""What a cell's seed is for."""
+if TYPE_CHECKING:
+    from perl.training.studies.carry_out import Ended
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Row:
     """A cell and what became of it.
 
     Attributes:
-        stage: :data:`CHOOSES` or :data:`SCORES`.
+        stage: What its seed is for: ``choose`` or ``score``.
         score: See ``score`` of the study; None: it has none.
         reason: Why, in one line.
         command: That trains it alone.
@@ -83,6 +84,33 @@ class StudyResult:
 def _mean(scores: Sequence[float | None]) -> float | None:
     known = [score for score in scores if score is not None]
     return sum(known) / len(known) if known else None
+
+
+def write_chosen(result: StudyResult, ended: Mapping[str, "Ended"]) -> None:
+    """Writes ``chosen.json``: the candidate of each arm, and how the cells that chose had ended."""
+    chosen = {title: one.candidate.key if one.candidate is not None else None for title, one in result.chosen.items()}
+    values = {"chosen": chosen, "cells": {name: [how.status, how.reason] for name, how in ended.items()}}
+    write_text(result.folder / "chosen.json", json.dumps(values, indent=2) + "\n")
+
+
+def read_chosen(folder: Path) -> dict[str, Any] | None:
+    """What :func:`write_chosen` wrote; None: nothing was chosen yet.
+
+    Raises:
+        RunFolderError: The file was changed by hand.
+    """
+    path = folder / "chosen.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not (isinstance(found["chosen"], dict) and isinstance(found["cells"], dict)):
+            raise ValueError("it has no choices")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"is not what was written: {error}", str(path), "--new-plan, or another --output"
+        ) from None
+    return dict(found)
 
 
 def write_results(result: StudyResult) -> None:

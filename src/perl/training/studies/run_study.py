@@ -4,17 +4,17 @@ study.yaml -> plan -> cells with the seeds that choose -> a choice for each arm 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perl.errors import PerlError
-from perl.methods.registry import METHODS
 from perl.recipe import Recipe
-from perl.training.studies.carry_out import Conduct, Ended, carry_out
-from perl.training.studies.cells import Candidate, Cell, cells_of
+from perl.training.studies.carry_out import Conduct, Ended, Hire, carry_out, crew
+from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, at_baseline, cells_of
 from perl.training.studies.choose import Chosen, best_half, choose, reward_at, score_of
 from perl.training.studies.report import write_report
-from perl.training.studies.results import CHOOSES, SCORES, Row, StudyResult, write_results
+from perl.training.studies.results import Row, StudyResult, read_chosen, write_chosen, write_results
 from perl.training.studies.written_plan import Study, load_study, opened
 
 
@@ -44,21 +44,64 @@ def study(
 def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
     conduct = conduct_of(planned, folder)
     result, ended = StudyResult(folder, digest), dict[str, Ended]()
-    seeds = planned.file.seeds
-    tuned = bool(planned.file.chosen)
-    if tuned:
-        ended |= _choosing(planned, conduct)
-        for arm in planned.arms:
-            result.chosen[arm[0].title] = choose(arm, _scores(planned, conduct, seeds.choose), seeds.choose)
-    finalists = finalists_of(planned, result.chosen) if tuned else list(planned.candidates)
-    ended |= carry_out(conduct, cells_of(finalists, seeds.score))
-    result.rows = [
-        *(_row(planned, conduct, cell, CHOOSES, ended) for cell in cells_of(planned.candidates, seeds.choose) if tuned),
-        *(_row(planned, conduct, cell, SCORES, ended) for cell in cells_of(finalists, seeds.score)),
-    ]
-    write_results(result)
-    write_report(planned, result)
+    seeds, tuned = planned.file.seeds, bool(planned.file.chosen)
+    finalists = [] if tuned else list(planned.candidates)
+    try:
+        with crew(conduct) as hire:
+            if tuned:
+                frozen = read_chosen(folder)
+                ended |= _choosing(planned, conduct, hire) if frozen is None else _as_they_are(frozen)
+                result.chosen = _chosen(planned, conduct, ended, frozen)
+                if frozen is None:
+                    _freeze(result, ended)
+                finalists = finalists_of(planned, result.chosen)
+            ended |= carry_out(conduct, hire, cells_of(finalists, seeds.score, SCORES))
+    finally:  # as far as it is done
+        choosing = cells_of(planned.candidates, seeds.choose, CHOOSES) if tuned else []
+        cells = [*choosing, *cells_of(finalists, seeds.score, SCORES)]
+        result.rows = [_row(planned, conduct, cell, ended) for cell in cells]
+        write_results(result)
+        write_report(planned, result)
     return result
+
+
+def _freeze(result: StudyResult, ended: Mapping[str, Ended]) -> None:
+    """Writes what was chosen before anything is scored, so that no score can change the choice.
+
+    Raises:
+        PerlError: Cells that choose were not begun, for want of budget.
+    """
+    waiting = [name for name, how in ended.items() if how.status in ("not begun", "interrupted")]
+    if waiting:
+        what = f"{len(waiting)} cells that choose were not begun, so nothing is chosen and scored"
+        raise PerlError(what, str(result.folder), "a larger budget, and the same command goes on")
+    write_chosen(result, ended)
+
+
+def _as_they_are(frozen: Mapping[str, Any]) -> dict[str, Ended]:
+    """How the cells that choose had ended when the choice was made; none of them is trained any more."""
+    return {name: Ended(*how) for name, how in frozen["cells"].items()}
+
+
+def _chosen(
+    planned: Study, conduct: Conduct, ended: Mapping[str, Ended], frozen: Mapping[str, Any] | None
+) -> dict[str, Chosen]:
+    """The choice of each arm, by cells that were trained to the end; as it was frozen, if it was."""
+    scores = {}
+    for cell in cells_of(planned.candidates, planned.file.seeds.choose, CHOOSES):
+        how = ended.get(cell.name)
+        score = score_of(conduct.run_of(cell), planned.file.score) if how is not None and how.status == "done" else None
+        if score is not None:
+            scores[cell.candidate.key, cell.seed] = score
+    found = {arm[0].title: choose(arm, scores, planned.file.seeds.choose) for arm in planned.arms}
+    if frozen is None:
+        return found
+    by_key = {one.key: one for one in planned.candidates}
+    keys = frozen["chosen"]
+    return {
+        title: replace(one, candidate=by_key[keys[title]] if keys.get(title) is not None else None)
+        for title, one in found.items()
+    }
 
 
 def conduct_of(planned: Study, folder: Path) -> Conduct:
@@ -74,9 +117,11 @@ def conduct_of(planned: Study, folder: Path) -> Conduct:
 
 def _changes_servers(recipe: Recipe) -> bool:
     """Whether a cell puts weights into servers, under which adapters of other cells would be computed wrongly."""
-    method = METHODS.get(recipe.peft.method) if recipe.peft.type is None else None
-    is_lora = method is not None and method.delta in ("lora", "low_rank") and recipe.rollout.sync != "merged"
-    return recipe.rollout.capabilities.needs_servers and not is_lora
+    if not recipe.rollout.capabilities.needs_servers:
+        return False
+    from perl.training.stages import prepare  # which takes seconds
+
+    return prepare(recipe, engine_here=False).form == "merged"
 
 
 def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate]:
@@ -86,24 +131,24 @@ def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate
     first it shows what that hides.
     """
     base = planned.baseline
-    of_baseline = chosen[base].candidate if base is not None else None
+    of_baseline = chosen[base].candidate if base is not None and base in chosen else None
     found = {one.candidate.key: one.candidate for one in chosen.values() if one.candidate is not None}
     if of_baseline is not None:
         for arm in planned.arms:
-            one = Candidate(arm[0].arm, of_baseline.chosen)
+            one = at_baseline(arm[0], of_baseline.chosen, planned.file.overrides)
             found.setdefault(one.key, one)
     return list(found.values())
 
 
-def _choosing(planned: Study, conduct: Conduct) -> dict[str, Ended]:
+def _choosing(planned: Study, conduct: Conduct, hire: Hire) -> dict[str, Ended]:
     """Trains with the seeds that choose; with halving, only the better candidates of each arm to the end."""
     seeds, halving = planned.file.seeds.choose, planned.file.halving
     left = list(planned.candidates)
     ended: dict[str, Ended] = {}
     for place in halving.at if halving is not None else ():
-        cells = cells_of(left, seeds)
+        cells = cells_of(left, seeds, CHOOSES)
         at = {cell.name: max(1, round(place * steps_of(planned, cell.candidate))) for cell in cells}
-        ended |= carry_out(conduct, cells, at)
+        ended |= carry_out(conduct, hire, cells, at)
         rewards = _rewards(conduct, left, seeds, at)
         arms = [[one for one in arm if one in left] for arm in planned.arms]
         keep = halving.keep if halving is not None else 1.0
@@ -112,19 +157,12 @@ def _choosing(planned: Study, conduct: Conduct) -> dict[str, Ended]:
             if cell.candidate not in kept and ended[cell.name].status in ("paused", "done"):
                 ended[cell.name] = Ended("ended early", f"not among the better {keep:.0%} at {place:.0%} of the steps")
         left = kept
-    return ended | carry_out(conduct, cells_of(left, seeds))
+    return ended | carry_out(conduct, hire, cells_of(left, seeds, CHOOSES))
 
 
 def steps_of(planned: Study, candidate: Candidate) -> int:
-    """Optimizer steps of a cell, for halving.
-
-    Raises:
-        PerlError: The recipe counts epochs.
-    """
-    steps = int(planned.recipe_of(candidate).train.get("max_steps") or -1)
-    if steps <= 0:
-        raise PerlError("halving needs a number of steps", "train.max_steps", "overrides: {train.max_steps: 100}")
-    return steps
+    """Optimizer steps of a cell; of a study with halving its recipe has a number."""
+    return int(planned.recipe_of(candidate).train["max_steps"])
 
 
 def _rewards(
@@ -133,23 +171,14 @@ def _rewards(
     """Mean reward of each candidate at a rung over the seeds; of one that failed with a seed, none."""
     found = {}
     for one in some:
-        each = [reward_at(conduct.run_of(cell), at[cell.name]) for cell in cells_of([one], seeds)]
+        each = [reward_at(conduct.run_of(cell), at[cell.name]) for cell in cells_of([one], seeds, CHOOSES)]
         known = [reward for reward in each if reward is not None]
         if len(known) == len(seeds):
             found[one.key] = sum(known) / len(known)
     return found
 
 
-def _scores(planned: Study, conduct: Conduct, seeds: Sequence[int]) -> dict[tuple[str, int], float]:
-    found = {}
-    for cell in cells_of(planned.candidates, seeds):
-        score = score_of(conduct.run_of(cell), planned.file.score)
-        if score is not None:
-            found[cell.candidate.key, cell.seed] = score
-    return found
-
-
-def _row(planned: Study, conduct: Conduct, cell: Cell, stage: str, ended: Mapping[str, Ended]) -> Row:
+def _row(planned: Study, conduct: Conduct, cell: Cell, ended: Mapping[str, Ended]) -> Row:
     how = ended.get(cell.name, Ended("not begun"))
     score = score_of(conduct.run_of(cell), planned.file.score) if how.status == "done" else None
     reason = how.reason
@@ -160,7 +189,7 @@ def _row(planned: Study, conduct: Conduct, cell: Cell, stage: str, ended: Mappin
         cell.candidate.title,
         cell.candidate.settings,
         cell.seed,
-        stage,
+        cell.stage,
         how.status,
         score,
         reason,

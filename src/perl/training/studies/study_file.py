@@ -88,10 +88,12 @@ class StudyFile(Section):
             unknown = sorted(set(getattr(self, name) or ()) - known)
             if unknown:
                 raise SettingError(name, f"{unknown[0]} does not vary: it is no key of the grid")
-        both = sorted(known & set(self.overrides))
+        fixed_to = {f"{key}.{inner}" for key, one in self.overrides.items() if isinstance(one, dict) for inner in one}
+        fixed_to |= set(self.overrides)
+        both = sorted(known & fixed_to)
         if both:
             raise SettingError("overrides", f"{both[0]} varies too, in the grid")
-        fixed = sorted({"train.seed", "train.output_dir"} & {*known, *self.overrides})
+        fixed = sorted({"train.seed", "train.output_dir"} & {*known, *fixed_to})
         if fixed:
             where = "grid" if fixed[0] in known else "overrides"
             raise SettingError(where, f"{fixed[0]} is the study's own: `seeds` has the seeds, --output the folder")

@@ -2,9 +2,10 @@
 
 StudyFile, candidates -> DIR/plan.json -> the same plan, or a refusal
 
-DIR holds ``plan.json``, ``cells/`` with a run folder each, ``logs/`` with what each printed, ``results.json``, and the
-report. A plan that differs from the one in the folder is refused, since results would be picked from more than was
-planned; ``--new-plan`` puts the old one, with its results, beside the new one.
+DIR holds ``plan.json``, ``cells/choose`` and ``cells/score`` with a run folder each, ``logs/`` with what each printed,
+``chosen.json``, ``results.json``, and the report. A plan that differs from the one in the folder is refused, since
+results would be picked from more than was planned; ``--new-plan`` moves all that is there, cells included, into a
+folder ``earlier-HASH``.
 """
 
 import hashlib
@@ -19,16 +20,17 @@ from filelock import FileLock, Timeout
 
 from perl.errors import Mistake, RecipeError, RunFolderError, raise_all
 from perl.recipe import Recipe
+from perl.recipe.beside import folders_beside
 from perl.recipe.layers import Layer
-from perl.run.files import write_text
+from perl.run.files import sha256_of, write_text
 from perl.run.folder import installed_versions
 from perl.training.checked_recipe import checked_recipe
-from perl.training.studies.cells import Candidate, as_overrides, candidates
+from perl.training.studies.cells import Candidate, as_overrides, at_baseline, candidates, canonical, cell_name, titled
 from perl.training.studies.study_file import StudyFile, read_study
 
-# How many cells train at once, with how many threads and how long, decides no result.
-_HOW = ("at_once", "threads", "budget")
-_WRITTEN = ("report.md", "results.json")
+# How many cells train at once, and for how long, decides no result.
+_HOW = ("at_once", "budget")
+_EARLIER = "earlier-"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Study:
         """The candidates of each arm, in the grid's order."""
         found: dict[str, list[Candidate]] = {}
         for one in self.candidates:
-            found.setdefault(one.title, []).append(one)
+            found.setdefault(canonical(one.arm), []).append(one)
         return list(found.values())
 
     @property
@@ -74,8 +76,13 @@ class Study:
     def plan(self) -> dict[str, Any]:
         """What decides the results, as JSON values."""
         kept = {key: value for key, value in self.file.model_dump().items() if key not in _HOW}
-        whole = {"tune": list(self.file.chosen), "recipe": self.recipe_of(self.candidates[0]).as_dict()}
-        return {**kept, **whole, "candidates": [one.settings for one in self.candidates]}
+        resolved = {"tune": list(self.file.chosen), "first recipe": self.recipes[0].as_dict()}
+        return {
+            **kept,
+            **resolved,
+            "files": _digests(self.recipes),
+            "candidates": [c.settings for c in self.candidates],
+        }
 
 
 def load_study(source: str | Path | Mapping[str, Any]) -> Study:
@@ -97,7 +104,9 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
+    mistakes += [*_halving_mistakes(file, recipes, layer), *_name_mistakes(found, layer)]
     raise_all(RecipeError, mistakes)
+    _check_at_baseline(recipe, every, file, found, layer)
     name = Path(source).stem if not isinstance(source, Mapping) else "study"
     return Study(name, file, recipe, every, tuple(found), tuple(recipes))
 
@@ -136,6 +145,62 @@ def _score_mistakes(file: StudyFile, recipe: Recipe, layer: Layer) -> list[Mista
             )
         ]
     return []
+
+
+def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
+    """Halving needs steps to count, and a process that can be told to pause."""
+    if file.halving is None:
+        return
+    if any(int(recipe.train.get("max_steps") or -1) <= 0 for recipe in recipes):
+        yield Mistake("needs a number of steps", layer.where(("halving",)), "overrides: {train.max_steps: 100}")
+    if any((recipe.engine.processes or 1) > 1 or recipe.engine.on_ray for recipe in recipes):
+        yield Mistake(
+            "pauses cells of one process only", layer.where(("halving",)), "leave it out, or engine.processes"
+        )
+
+
+def _name_mistakes(found: Sequence[Candidate], layer: Layer) -> Iterator[Mistake]:
+    names: dict[str, Candidate] = {}
+    for one in found:
+        other = names.setdefault(cell_name(one, 0), one)
+        if other is not one:
+            what = f"{titled(one.settings)} and {titled(other.settings)} would have one folder"
+            yield Mistake(what, layer.where(("grid",)), "two studies")
+
+
+def _check_at_baseline(
+    recipe: str, every: Sequence[str], file: StudyFile, found: Sequence[Candidate], layer: Layer
+) -> None:
+    """Refuses a study in which an arm cannot be trained with what may be chosen for the baseline.
+
+    Raises:
+        RecipeError: With what is wrong.
+    """
+    possible = [one.chosen for one in found if file.baseline and file.baseline.items() <= dict(one.arm).items()]
+    mistakes, seen = [], {one.key for one in found}
+    for arm in found:
+        for chosen in possible:
+            one = at_baseline(arm, chosen, file.overrides)
+            if one.key in seen:
+                continue
+            seen.add(one.key)
+            try:
+                checked_recipe(recipe, (*every, *as_overrides(one.settings)))
+            except RecipeError as error:
+                what = f"{one.title} cannot be trained with what may be chosen for it: {error.mistakes[0].message}"
+                mistakes.append(Mistake(what, layer.where(("baseline",)), "leave baseline out, or another grid"))
+    raise_all(RecipeError, mistakes)
+
+
+def _digests(recipes: Sequence[Recipe]) -> dict[str, str]:
+    """SHA-256 of the files that recipes name: problems, and modules of rewards beside a recipe or in this folder."""
+    named: set[str] = set()
+    for recipe in recipes:
+        named |= {source.name for source in (recipe.data.train, recipe.data.eval) if source is not None}
+        modules = [f"{name.partition(':')[0].replace('.', '/')}.py" for name in recipe.rewards if ":" in name]
+        folders = [*folders_beside(recipe.written_at), "."]
+        named |= {str(Path(folder) / module) for folder in folders for module in modules}
+    return {Path(name).name: sha256_of(Path(name)) for name in sorted(named) if Path(name).is_file()}
 
 
 def plan_hash(plan: Mapping[str, Any]) -> str:
@@ -179,20 +244,33 @@ def _claim(study: Study, folder: Path, *, new_plan: bool) -> str:
         before = read_plan(folder)
         if before["sha256"] == digest:
             return digest
-        if not new_plan and any((folder / "cells").glob("*/run.json")):
-            changed = [key for key in plan if plan[key] != before["plan"].get(key)]
-            what = f"the study was planned otherwise: {', '.join(changed)} changed"
-            raise RunFolderError(what, str(path), "--new-plan keeps the old one beside it; or another --output")
-        for name in ("plan.json", *_WRITTEN):
-            if (folder / name).exists():
-                (folder / name).rename(folder / f"{Path(name).stem}-{before['sha256'][:8]}{Path(name).suffix}")
-    elif strangers := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
+        if any((folder / "cells").glob("*/*/run.json")):
+            if not new_plan:
+                changed = [key for key in plan if plan[key] != before["plan"].get(key)]
+                what = f"the study was planned otherwise: {', '.join(changed)} changed"
+                raise RunFolderError(what, str(path), "--new-plan keeps the old one beside it; or another --output")
+            _move_away(folder, before["sha256"])
+    elif strangers := _strangers(folder):
         raise RunFolderError(
             f"is not empty and holds no study: {', '.join(strangers[:3])}", str(folder), "another --output"
         )
     written = {"sha256": digest, "plan": plan, "versions": installed_versions()}
     write_text(path, json.dumps(written, indent=2) + "\n")
     return digest
+
+
+def _strangers(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir() if not one.name.startswith((".", _EARLIER)))
+
+
+def _move_away(folder: Path, digest: str) -> None:
+    """Moves a study into a folder of its own; its plan last, so that a kill in between leaves it to be moved."""
+    number = 1
+    while (place := folder / f"{_EARLIER}{digest[:8]}-{number}").joinpath("plan.json").exists():
+        number += 1
+    place.mkdir(exist_ok=True)
+    for name in [*(one for one in _strangers(folder) if one != "plan.json"), "plan.json"]:
+        (folder / name).rename(place / name)
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
