@@ -8,6 +8,7 @@ one file at a time, and a file is there whole or not at all.
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,8 @@ import torch
 from perl.run.joint_work import Processes, patient_group
 
 _PIECE_BYTES = 2**24
+# Of a file that is being carried, beside its place: its name and the process.
+_STAGED = re.compile(r"\..+\.\d+")
 
 
 def gather_files(folder: Path, processes: Processes) -> None:
@@ -121,10 +124,14 @@ def _write(file: IO[bytes] | None, piece: torch.Tensor) -> None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of the files below a folder, by their place in it; none where it is absent."""
+    """Bytes of the files below a folder, by their place in it; none where it is absent.
+
+    What a killed process has left half carried is none of them, nor is a link to nothing.
+    """
     found = {}
     for place, _, names in os.walk(folder):
         for name in names:
             path = Path(place, name)
-            found[str(path.relative_to(folder))] = path.stat().st_size
+            if path.is_file() and not _STAGED.fullmatch(name):
+                found[str(path.relative_to(folder))] = path.stat().st_size
     return found

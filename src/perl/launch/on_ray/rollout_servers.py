@@ -51,6 +51,8 @@ _SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that only this user c
 
 T = TypeVar("T")
 
+# Calls of this group wait for each other, and never keep an actor from being asked where it is, or told to stop.
+_GIVING = "giving"
 PORT = "{port}"
 """Stands for the port, which is chosen on the server's node."""
 
@@ -85,7 +87,6 @@ class RolloutServer:
         self._folder, self._name = Path(folder), f"server-{os.getpid()}"
         place, port = ray.util.get_node_ip_address(), _free_port()
         self._url = f"http://{place}:{port}"
-        self._giving = threading.Lock()
         os.environ[KEY_VARIABLE] = command.key
         self._owned = _started(command, place, port, self._folder, self._name)
 
@@ -103,8 +104,9 @@ class RolloutServer:
         threading.Timer(_SECONDS_TO_TELL, os._exit, (1,)).start()
         raise RuntimeError(f"vLLM ended with exit code {ended.read_text()}: {' '.join(last)[:300]}")
 
+    @ray.method(concurrency_group=_GIVING)
     def give(self, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]]) -> T:
-        """Brings an update to this node and speaks to the server; one call at a time.
+        """Brings an update to this node and speaks to the server; one call at a time, in the order of asking.
 
         Args:
             name: Of the update; None: it needs no files.
@@ -113,10 +115,9 @@ class RolloutServer:
         Raises:
             OSError: Nobody has the update any more.
         """
-        with self._giving:
-            if name is not None and not self._bring(name):
-                raise OSError(f"the update {name} is not kept any more")
-            return asyncio.run(tell(ServerAddress(self._url, KEY_VARIABLE)))
+        if name is not None and not self._bring(name):
+            raise OSError(f"the update {name} is not kept any more")
+        return asyncio.run(tell(ServerAddress(self._url, KEY_VARIABLE)))
 
     def _bring(self, name: str) -> bool:
         """Puts an update into the memory of this node, unless another server here has; False: nobody has it any more.
@@ -218,7 +219,7 @@ def started_servers(count: int, command: ServerCommand, folder: str) -> Iterator
         folder: See :func:`folder_in_memory`.
     """
     # vLLM says itself what it needs of the cores; where it has GPUs it is placed by these.
-    kind: Any = ray.remote(RolloutServer)
+    kind: Any = ray.remote(concurrency_groups={_GIVING: 1})(RolloutServer)
     how = {"num_cpus": 0, "num_gpus": command.gpus, "max_restarts": -1, "max_concurrency": 8}
     actors = [kind.options(name=SERVER.format(index), **how).remote(command, folder) for index in range(count)]
     try:

@@ -216,7 +216,7 @@ class _Adapter:
             if getattr(config, choice, None) is not None:
                 setattr(config, choice, None)
         pattern = getattr(config, "rank_pattern", None)
-        if pattern:  # a finished AdaLoRA's has a list of what is left for each module
+        if pattern:  # one that ended with fewer ranks has a list of what is left for each module
             config.rank_pattern = {
                 key: value for key, value in pattern.items() if not isinstance(value, list) or f".{name}." in f".{key}"
             }

@@ -80,6 +80,7 @@ class Given:
     Attributes:
         standing: What the server was before it was given anything; None: nobody looked.
         loaded: It has the update by this order.
+        unloaded: Adapters that it gave up.
         held: Owner of the weights that were in the way of merged ones.
         taken: They came while the merged ones were loaded.
         log_probs: After each prompt, of the likeliest tokens; None: it was not asked, or has written a token.
@@ -88,6 +89,7 @@ class Given:
 
     standing: Standing | None = None
     loaded: bool = False
+    unloaded: frozenset[str] = frozenset()
     held: str | None = None
     taken: bool = False
     log_probs: Sequence[Mapping[int, float]] | None = None
@@ -139,6 +141,7 @@ async def give(server: VllmServer, label: WeightLabel, order: Order) -> Given:
     for name in order.unload:
         with contextlib.suppress(ServerDownError, PerlError):
             await server.unload_adapter(name)
+            found = replace(found, unloaded=found.unloaded | {name})
     return found if order.question is None else await _asked(server, order, order.question, found)
 
 

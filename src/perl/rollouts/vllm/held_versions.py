@@ -271,7 +271,7 @@ class Versions:
             if not (given.taken or self.main):  # they may be those that come next
                 raise ServerDownError(f"holds the weights {given.held}")
             raise _taken(member.url, given.held)
-        member.adapters -= set(order.unload)
+        member.adapters -= given.unloaded
         if given.loaded and version.form == "adapter":
             member.adapters.add(version.name)
         elif given.loaded:
