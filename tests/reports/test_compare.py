@@ -243,6 +243,15 @@ def test_which_runs_are_meant(study, tmp_path):
         find_runs([tmp_path / "empty"])
 
 
+def test_of_a_study_only_the_cells_that_score_are_compared(tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    for stage, seeds in (("choose", (0, 1)), ("score", (5, 6, 7))):
+        for seed in seeds:
+            write_finished(tmp_path / "cells" / stage / f"lora_seed-{seed}", marks(0.5, seed), seed=seed)
+    assert [folder.name for folder in find_runs([tmp_path])[0]] == ["lora_seed-5", "lora_seed-6", "lora_seed-7"]
+    assert len(find_runs([tmp_path / "cells" / "choose"])[0]) == 2
+
+
 def test_nothing_to_compare_by_is_said_in_one_line(tmp_path, capsys):
     write_finished(tmp_path / "a", None)
     write_finished(tmp_path / "b", None, rate=1e-3, status="failed", error="E: x")

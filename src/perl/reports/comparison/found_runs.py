@@ -86,6 +86,8 @@ def _runs_at(place: Path) -> list[Path]:
         return [place.parent]
     if is_any_run(place):
         return [place]
+    if (place / "plan.json").is_file() and (place / "cells" / "score").is_dir():  # a study; what chose is not compared
+        place = place / "cells" / "score"
     return sorted(_below(place, _DEEPEST), key=lambda folder: naturally(str(folder)))
 
 
