@@ -285,7 +285,7 @@ def expected_gold(task, row, gold):
 
 @needs_lighteval
 def test_every_module_with_tasks_of_ours_is_a_custom_task_module_of_lighteval(beside):
-    assert len(OURS) == 12
+    assert len(OURS) == 14
     for _, name in OURS:
         question = question_of(TASKS[name], ROW_OF_ALL, "")
         repository, revision, query, (gold,) = beside["found"][name]
