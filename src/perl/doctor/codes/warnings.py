@@ -387,6 +387,14 @@ WARNINGS = (
         "Nothing where the run had no checkpoint yet (train.save_steps); else look at the storage.",
     ),
     Code(
+        "PRL346",
+        "a base that a study's cells cannot share",
+        "The process that writes the base once for all cells of a study has failed.",
+        "Each cell loads the base itself: the results are the same, for more memory and time.",
+        "the base cannot be shared, each cell loads it: No space left on device [PRL346]",
+        "Look at logs/base.log of the study; the study's folder must have room for the base.",
+    ),
+    Code(
         "PRL365",
         "completions of a base that are not kept",
         "The cache of bases, $PERL_CACHE or perl-rl in the user's cache, cannot be written, or a file was edited.",

@@ -7,7 +7,6 @@ is kept in ``DIR/usage.jsonl``, which outlives a kill too.
 """
 
 import json
-import logging
 import os
 import secrets
 import shlex
@@ -29,6 +28,7 @@ from perl.run.folder import Run
 from perl.run.logs import log_rows
 from perl.run.progress import progress
 from perl.run.signals import handled
+from perl.run.warned import warn
 from perl.training.studies.cells import Cell
 from perl.training.studies.nursery import Job
 
@@ -38,7 +38,6 @@ _START = (
     "from perl.cli.commands import run; main(run)"
 )
 _BASE = ".base-"
-_log = logging.getLogger("perl")
 
 
 @dataclass(frozen=True)
@@ -359,7 +358,8 @@ def _held(nursery: Nursery, folder: Path, model: ModelSection, log: Path) -> Pat
     nursery.begin(Job("base", (), str(log), str(folder), None, str(folder), model.model_dump()))
     code = nursery.next()["code"]
     if code != EXIT_DONE:
-        _log.warning("the base cannot be shared, each cell loads it: %s", last_error(log) or f"exit code {code}")
+        why = last_error(log) or f"exit code {code}"
+        warn("PRL346", "the base cannot be shared, each cell loads it: %s", why)
     return folder if code == EXIT_DONE and folder.is_dir() else None
 
 
