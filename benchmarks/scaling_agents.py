@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scaling_measured import MOST_REPEATED, REPEATS, SHM, STALL_SECONDS, measure_syncs
+from scaling_measured import MOST_REPEATED, REPEATS, SHM, STALL_SECONDS, measure_syncs, own_ray
 
 from perl.launch.on_ray.desk import Desk
-from perl.launch.on_ray.rollout_servers import DESK, RayFleet, RolloutServer
+from perl.launch.on_ray.rollout_servers import DESK, GIVING, RayFleet, RolloutServer
 from perl.recipe.server_address import ServerAddress
 from perl.rollouts.vllm import liveness
 from perl.rollouts.vllm.servers import ServerPool
@@ -41,7 +40,7 @@ class Agent(RolloutServer):
 
     def __init__(self, folder: str) -> None:
         """Uses a folder that it shares with the others, as on one node."""
-        self._folder, self._giving = Path(folder), threading.Lock()
+        self._folder = Path(folder)
 
     def give_to(self, url: str, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, Any]]) -> Any:  # noqa: ANN401
         """As ``give``, to a server that is named, and to several at a time."""
@@ -98,27 +97,16 @@ def _on_ray(counts: Sequence[int], sizes: Sequence[int]) -> list[dict[str, Any]]
     # All fakes and all actors share this machine's cores, so that a sync takes longer here than a server may be silent
     # for: who looks after such servers would be measured too.
     liveness._WATCH_SECONDS = STALL_SECONDS
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE,
-        logging_level="ERROR",
-        log_to_driver=False,
-    )
-    try:
-        with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
-            desk = ray.remote(Desk).options(name=DESK, num_cpus=0).remote()
-            agents = [ray.remote(Agent).options(num_cpus=0, max_concurrency=8).remote(folder) for _ in range(AGENTS)]
-            rows = []
-            for servers in counts:
-                rows.append(_row(agents, servers, sizes, folder))
-                print(f"measured with {servers} servers and {AGENTS} agents", file=sys.stderr, flush=True)
-            del desk
-            return rows
-    finally:
-        ray.shutdown()
+    with own_ray(_OBJECT_STORE), tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
+        desk = ray.remote(Desk).options(name=DESK, num_cpus=0).remote()
+        kind = ray.remote(concurrency_groups={GIVING: 1})(Agent).options(num_cpus=0, max_concurrency=8)
+        agents = [kind.remote(folder) for _ in range(AGENTS)]
+        rows = []
+        for servers in counts:
+            rows.append(_row(agents, servers, sizes, folder))
+            print(f"measured with {servers} servers and {AGENTS} agents", file=sys.stderr, flush=True)
+        del desk
+        return rows
 
 
 if __name__ == "__main__":

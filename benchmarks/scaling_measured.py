@@ -4,6 +4,7 @@ fake vLLM servers, the project's ServerPool -> seconds, processor seconds, conne
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,30 @@ def measure_agents(counts: Sequence[int], sizes: Sequence[int]) -> list[dict[str
     return found
 
 
+@contextlib.contextmanager
+def own_ray(object_store: int) -> Iterator[None]:
+    """Inside, a Ray cluster of this machine alone.
+
+    Args:
+        object_store: Its bytes.
+    """
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(
+        address="local",  # whatever other cluster this machine has
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=object_store,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def _on_ray(nbytes: int) -> dict[str, Any]:
     """Of a byte: into the store, and from there by an agent of the node into its memory; and of a call of an agent."""
     import ray
@@ -212,36 +237,19 @@ def _on_ray(nbytes: int) -> dict[str, Any]:
         def ready(self) -> bool:
             return True
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(
-        address="local",  # whatever other cluster this machine has
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE,
-        logging_level="ERROR",
-        log_to_driver=False,
-    )
-    try:
-        with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
-            agent = ray.remote(Agent).options(num_cpus=0).remote(folder)
-            ray.get(agent.ready.remote())
-            content = np.ones(nbytes, np.uint8)  # pages of its own, which zeros would not have
-            puts, takes = [], []
-            for _ in range(5):
-                held, put = timed(lambda: ray.put(content))
-                _, taken = timed(lambda held=held: ray.get(agent.take.remote(held)))
-                puts.append(put["seconds"] / nbytes)
-                takes.append(taken["seconds"] / nbytes)
-                del held
-            _, called = timed(lambda: ray.get([agent.ready.remote() for _ in range(_CALLS)]))
-        return {
-            "put": min(puts),
-            "take": min(takes),
-            "call": called["seconds"] / _CALLS,
-            "version": ray.__version__,
-        }
-    finally:
-        ray.shutdown()
+    with own_ray(_OBJECT_STORE), tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
+        agent = ray.remote(Agent).options(num_cpus=0).remote(folder)
+        ray.get(agent.ready.remote())
+        content = np.ones(nbytes, np.uint8)  # pages of its own, which zeros would not have
+        puts, takes = [], []
+        for _ in range(5):
+            held, put = timed(lambda: ray.put(content))
+            _, taken = timed(lambda held=held: ray.get(agent.take.remote(held)))
+            puts.append(put["seconds"] / nbytes)
+            takes.append(taken["seconds"] / nbytes)
+            del held
+        _, called = timed(lambda: ray.get([agent.ready.remote() for _ in range(_CALLS)]))
+        return {"put": min(puts), "take": min(takes), "call": called["seconds"] / _CALLS, "version": ray.__version__}
 
 
 if __name__ == "__main__":

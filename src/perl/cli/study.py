@@ -30,10 +30,10 @@ A study:
 def command(study: Path, output: Path | None, *, new_plan: bool, dry_run: bool, quiet: bool) -> int:
     """Carry out STUDY.yaml, or go on with it where it was stopped; every cell is an ordinary run."""
     set_up_output(quiet=quiet)
-    from perl.training.studies.written_plan import load_study
-
-    planned = load_study(study)
     if dry_run:
+        from perl.training.studies.written_plan import load_study
+
+        planned = load_study(study)  # before what costs seconds to import
         from perl.training.studies.cost import cost_lines
 
         say("\n".join(cost_lines(planned)))

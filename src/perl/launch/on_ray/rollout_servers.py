@@ -51,8 +51,8 @@ _SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that only this user c
 
 T = TypeVar("T")
 
-# Calls of this group wait for each other, and never keep an actor from being asked where it is, or told to stop.
-_GIVING = "giving"
+GIVING = "giving"
+"""Calls of this group wait for each other, and never keep an actor from being asked where it is, or told to stop."""
 PORT = "{port}"
 """Stands for the port, which is chosen on the server's node."""
 
@@ -104,7 +104,7 @@ class RolloutServer:
         threading.Timer(_SECONDS_TO_TELL, os._exit, (1,)).start()
         raise RuntimeError(f"vLLM ended with exit code {ended.read_text()}: {' '.join(last)[:300]}")
 
-    @ray.method(concurrency_group=_GIVING)
+    @ray.method(concurrency_group=GIVING)
     def give(self, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]]) -> T:
         """Brings an update to this node and speaks to the server; one call at a time, in the order of asking.
 
@@ -219,7 +219,7 @@ def started_servers(count: int, command: ServerCommand, folder: str) -> Iterator
         folder: See :func:`folder_in_memory`.
     """
     # vLLM says itself what it needs of the cores; where it has GPUs it is placed by these.
-    kind: Any = ray.remote(concurrency_groups={_GIVING: 1})(RolloutServer)
+    kind: Any = ray.remote(concurrency_groups={GIVING: 1})(RolloutServer)
     how = {"num_cpus": 0, "num_gpus": command.gpus, "max_restarts": -1, "max_concurrency": 8}
     actors = [kind.options(name=SERVER.format(index), **how).remote(command, folder) for index in range(count)]
     try:

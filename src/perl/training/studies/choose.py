@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from perl.errors import PerlError
+from perl.evaluation.metrics import error_of_mean
 from perl.run.facts import read_best
 from perl.run.folder import Run
 from perl.run.logs import log_rows
@@ -75,7 +76,7 @@ def choose(arm: Sequence[Candidate], scores: Mapping[tuple[str, int], float], se
     if not whole:
         return Chosen(None, means)
     best = max(whole, key=lambda one: means[one.key])
-    width = 2 * _standard_error(each[best.key])
+    width = 2 * error_of_mean(each[best.key]) if len(seeds) > 1 else 0.0
     return Chosen(best, means, tuple(one for one in whole if means[one.key] >= means[best.key] - width))
 
 
@@ -91,11 +92,3 @@ def best_half(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: floa
     count = min(len(known), math.ceil(keep * len(arm)))
     best = sorted(known, key=lambda one: -rewards[one.key])[:count]
     return [one for one in arm if one in best]
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    """Of a mean; 0 of a single value."""
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))

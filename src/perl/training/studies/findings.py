@@ -103,13 +103,12 @@ def findings(planned: Study, result: StudyResult) -> Findings:
     scores = {stage: _by_candidate([row for row in result.rows if row.stage == stage]) for stage in (CHOOSES, SCORES)}
     reference = _reference(planned, result)
     of_reference = result.chosen.get(reference or "")
-    common = of_reference.candidate if of_reference is not None else None
+    common = of_reference.candidate if of_reference is not None and planned.baseline is not None else None
     arms = []
     for arm in planned.arms:
         chosen = result.chosen.get(arm[0].title)
         best = chosen.candidate if chosen is not None else (arm[0] if len(arm) == 1 else None)
-        named = common is not None and planned.file.baseline
-        same = at_baseline(arm[0], common.chosen, planned.file.overrides) if named and common is not None else None
+        same = at_baseline(arm[0], common.chosen, planned.file.overrides) if common is not None else None
         good = chosen.good if chosen is not None else ()
         tried = [Tried(one, scores[CHOOSES].get(one.key, {}), one in good) for one in arm] if chosen else []
         arms.append(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import MissingExtraError, RunFolderError
-from perl.evaluation.metrics import Difference
 from perl.evaluation.seeds import coverage_by_seed
+from perl.evaluation.table import difference_cell, p_cell
 from perl.run.files import write_text
 from perl.run.folder import Run
 from perl.run.progress import duration
@@ -140,18 +140,15 @@ def _row(arm: Arm, scored: Scored | None, found: Findings) -> list[str]:
     if arm.title == found.reference:
         return [title, chosen + edge, score, "held against", _DASH, _DASH, parameters]
     smallest = f"{100 * scored.smallest:.1f}" if scored.smallest is not None else _DASH
-    return [title, chosen + edge, score, _difference(scored.difference), _p(scored.difference), smallest, parameters]
-
-
-def _difference(one: Difference | None) -> str:
-    if one is None:
-        return _DASH
-    interval = "" if math.isnan(one.low) else f" [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-    return f"{100 * one.mean:+.1f}{interval}"
-
-
-def _p(one: Difference | None) -> str:
-    return _DASH if one is None or math.isnan(one.p_value) else f"{one.p_value:.3f}"
+    return [
+        title,
+        chosen + edge,
+        score,
+        difference_cell(scored.difference),
+        p_cell(scored.difference),
+        smallest,
+        parameters,
+    ]
 
 
 def _tried(planned: Study, found: Findings) -> Iterator[str]:

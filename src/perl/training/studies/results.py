@@ -4,9 +4,10 @@ cells -> DIR/results.json, a table for a terminal
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from perl.errors import RunFolderError
@@ -59,16 +60,16 @@ class StudyResult:
 
     def lines(self) -> Iterator[str]:
         """The scores for a person to read: a row for each arm and what was chosen for it."""
-        scored: dict[str, list[Row]] = {}
+        asked: dict[str, list[float | None]] = {}
         for row in self.rows:
             if row.stage == SCORES:
-                scored.setdefault(titled(row.settings), []).append(row)
-        means = {title: _mean([row.score for row in rows]) for title, rows in scored.items()}
+                asked.setdefault(titled(row.settings), []).append(row.score)
+        scores = {title: [score for score in found if score is not None] for title, found in asked.items()}
+        means = {title: fmean(found) for title, found in scores.items() if found}
         table = [["scored", "mean", "seeds"]]
-        for title in sorted(means, key=lambda title: -(means[title] or 0)):
-            found = [row.score for row in scored[title] if row.score is not None]
-            mean = means[title]
-            table.append([title, f"{mean:.3f}" if mean is not None else "-", f"{len(found)}/{len(scored[title])}"])
+        for title in sorted(asked, key=lambda title: -means.get(title, 0.0)):
+            mean = f"{means[title]:.3f}" if title in means else "-"
+            table.append([title, mean, f"{len(scores[title])}/{len(asked[title])}"])
         yield from plain_table(table)
         for row in self.rows:
             if row.status not in ("done", "ended early"):
@@ -79,11 +80,6 @@ class StudyResult:
     def failed(self) -> list[Row]:
         """The cells that failed."""
         return [row for row in self.rows if row.status == "failed"]
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known else None
 
 
 def write_chosen(result: StudyResult, ended: Mapping[str, "Ended"]) -> None:

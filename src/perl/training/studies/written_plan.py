@@ -205,7 +205,7 @@ def _digests(recipes: Sequence[Recipe]) -> dict[str, str]:
 
 def plan_hash(plan: Mapping[str, Any]) -> str:
     """SHA-256 of a plan as canonical JSON."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(canonical(plan).encode()).hexdigest()
 
 
 @contextmanager
