@@ -15,7 +15,7 @@ from perl.policy.model import base_fingerprint
 from perl.recipe import load_recipe
 from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER, BASE_NAME, tasks
-from perl.sandbox.pretrain import EOS, collate, example
+from perl.sandbox.pretrain import EOS, arithmetic, asked, collate
 from perl.training.stages import prepare, read_recipe
 from tests.saved_adapters import save_adapter
 
@@ -183,15 +183,15 @@ def obedient_base(tmp_path_factory):
     rng = random.Random(5)
     model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
-    streams = {task: tasks.stream(task, "train", seed=6) for task in ("addition", "multiplication", "chain")}
+    additions, practice = tasks.stream("addition", "train", seed=6), arithmetic(rng, seed=5)
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(steps):
-        asked = [next(streams["addition"]) for _ in range(12)]
+        problems = [next(additions) for _ in range(12)]
         rows = [
             (f"<|system|>{SYSTEM}<|user|>{one.question}<|assistant|>", tasks.careful_completion(one) + EOS)
-            for one in asked
+            for one in problems
         ]
-        rows += [example(rng, streams) for _ in range(12)]
+        rows += [asked(rng, *next(practice)) for _ in range(12)]
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
         model(**collate(rows, tokenizer)).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
