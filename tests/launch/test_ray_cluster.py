@@ -63,7 +63,10 @@ def test_without_gpus_servers_take_none_and_processes_take_cores():
     cluster = Cluster("head:6379", NODES, 0, 4)
     assert gpus_of_server(cluster, StartedServers(count=3)) == 0
     assert gpus_of_server(Cluster("head:6379", NODES, 8, 4), StartedServers(count=3)) == 1
-    check_room(cluster, EngineSection(name="ray", processes=4), StartedServers(count=30))
+    check_room(cluster, EngineSection(name="ray", processes=4), StartedServers(count=4))
+    with pytest.raises(RecipeError, match="30 servers without GPUs, and head:6379 has 4 cores") as caught:
+        check_room(cluster, EngineSection(name="ray", processes=4), StartedServers(count=30))
+    assert (caught.value.mistakes[0].where, caught.value.mistakes[0].hint) == ("rollout.servers.count", "at most 4")
     with pytest.raises(RecipeError, match="5 processes, and head:6379 has 4 cores"):
         check_room(cluster, EngineSection(name="ray", processes=5), None)
 
@@ -135,8 +138,9 @@ def test_a_node_without_the_recipe_or_the_servers_python_is_one_line(nodes, tmp_
     with pytest.raises(RecipeError, match=r"node 10.0.0.1 does not have .*recipe.yaml"):
         check(tmp_path)
     nodes["id-a"] = ({}, lambda paths: [path for path in paths if path.endswith("python")])
-    with pytest.raises(RecipeError, match=r"node 10.0.0.1 does not have /opt/vllm/bin/python"):
+    with pytest.raises(RecipeError, match=r"node 10.0.0.1 does not have /opt/vllm/bin/python") as caught:
         check(tmp_path, python="/opt/vllm/bin/python")
+    assert caught.value.mistakes[0].where == "rollout.servers.python"
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,13 @@ def test_overrides_win_over_the_file_and_reach_into_sources_and_rewards():
         assert values_of(text, overrides) == expected, overrides
 
 
+@pytest.mark.parametrize("overrides", [None, "train.seed=1", 3])
+def test_overrides_of_a_script_that_are_no_list_are_one_line(overrides):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("quickstart", overrides)
+    assert str(caught.value) == f'overrides: {overrides!r} is no list of overrides (["train.max_steps=20"])'
+
+
 def test_every_bad_override_is_said_at_once():
     message = message_of("model: {}\n", ["train.seed=1", "seed", "seed=3", "peft.rank=[1"])
     assert message.splitlines() == [

@@ -244,6 +244,8 @@ def layer_of_mapping(source: Mapping[str, Any]) -> Layer:
 
 
 def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
+    if not isinstance(overrides, list | tuple):  # of a script
+        raise RecipeError(f"{overrides!r} is no list of overrides", "overrides", '["train.max_steps=20"]')
     layer, mistakes = Layer(), []
     for override in overrides:
         key, equals, text = override.partition("=")

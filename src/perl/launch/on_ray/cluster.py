@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RaySystemError
+from ray._common.utils import get_ray_address_file
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.exceptions import AuthenticationError, RayError, RaySystemError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import PerlError, RecipeError, did_you_mean, first_line
@@ -31,7 +33,6 @@ _ADDRESS, _STORAGE = "engine.address", "engine.storage"
 LOCAL = "local"
 _STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 """Those of pyarrow's file systems."""
-_NOTED = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 (Ray's)
 _CONNECT_SECONDS = 5.0
 # For a node to start a Python that imports this package.
 _LOOK_SECONDS = 600.0
@@ -96,6 +97,9 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
     address = of_this_machine() if engine.address in (None, "auto") else engine.address
     if address not in (None, LOCAL):
         _reach(address)
+    if address is not None and address == _noted():
+        # `ray start` wants the token of this user's home, once there is one; Ray sends it to the address `auto` alone.
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     own = None
     with contextlib.ExitStack() as opened:
@@ -110,7 +114,11 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
         try:
             with out_of_reach_of_signals():
                 ray.init(**how)
-        except (ConnectionError, RuntimeError, ValueError, RaySystemError) as error:
+        except (AuthenticationError, ConnectionError, RuntimeError, ValueError, RaySystemError) as error:
+            if _is_locked(error):
+                hint = "export RAY_AUTH_MODE=token, with the token of its head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+                what = "the Ray cluster there wants a token that this process does not have"
+                raise RecipeError(f"{address}: {what}", _ADDRESS, hint) from None
             hint = "`ray start --head` on its first node, `ray start --address HOST:PORT` on the others"
             raise RecipeError(f"{address or 'auto'}: {_NOT_HERE}: {first_line(error)}", _ADDRESS, hint) from None
         yield _seen(None if own is not None else address, own)
@@ -124,11 +132,25 @@ def of_this_machine() -> str | None:
     told = os.environ.get("RAY_ADDRESS", "")
     if told not in ("", "auto") and not told.startswith("http"):  # which is where jobs are submitted
         return told
-    with contextlib.suppress(OSError, RecipeError):
-        noted = _NOTED.read_text().strip()
-        _reach(noted)
-        return noted
+    noted = _noted()
+    with contextlib.suppress(RecipeError):
+        if noted is not None:
+            _reach(noted)
+            return noted
     return None
+
+
+def _noted() -> str | None:
+    """The cluster that ``ray start`` has noted on this machine, whether it answers or not."""
+    try:
+        return Path(get_ray_address_file(None)).read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _is_locked(error: BaseException) -> bool:
+    """Whether a cluster answers, but only those who have its token; Ray says that beneath another error."""
+    return isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error.__cause__)
 
 
 def _handed_on() -> dict[str, str]:
@@ -204,7 +226,8 @@ def check_nodes(
             if different:
                 hint = "install the same versions on every node"
                 raise RecipeError(f"{name} has other versions than this one: {'; '.join(different[:3])}", "", hint)
-            _refuse_blind(theirs["absent"], name, token, storage)
+            python = None if servers is None else servers.python
+            _refuse_blind(theirs["absent"], name, token, storage, python)
             if servers is not None:
                 _refuse_vllm(theirs["vllm"], name, servers.python, check_vllm)
     finally:
@@ -220,11 +243,17 @@ def _check_uri(storage: str) -> None:
         raise RecipeError(f"{storage!r} is no place that Ray can keep files in", _STORAGE, hint)
 
 
-def _refuse_blind(absent: Sequence[str], name: str, token: Path | None, storage: str | None) -> None:
+def _refuse_blind(
+    absent: Sequence[str], name: str, token: Path | None, storage: str | None, python: str | None
+) -> None:
+    """Refuses a node without the common folder, the servers' Python, or another file that the run needs."""
     if token is not None and str(token) in absent:
         where = "train.output_dir" if storage is None else _STORAGE
         hint = "a folder that all nodes share" + (", or engine.storage: s3://..." if storage is None else "")
         raise RecipeError(f"{name} does not see {token.parent} as this one does", where, hint)
+    if python is not None and python in absent:
+        hint = "the path of a Python that has vLLM, the same on every node"
+        raise RecipeError(f"{name} does not have {python}", "rollout.servers.python", hint)
     if absent:
         hint = "a folder that all nodes share, or `ray job submit --working-dir . -- perl train RECIPE`"
         raise RecipeError(f"{name} does not have {absent[0]}", "", hint)

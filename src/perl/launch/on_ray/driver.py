@@ -61,7 +61,7 @@ _KEPT = 2
 
 @dataclass
 class _Signals:
-    """What this process was sent: the first ends the run after a step, the second at once."""
+    """What this process was sent: the first ends the run after a step, one before the processes have started at once."""
 
     count: int = 0
 
@@ -129,18 +129,19 @@ def _watched(
 
     thread = threading.Thread(target=fit, name="perl-ray-train", daemon=True)
     thread.start()
-    told, first_end = 0, 0.0
+    told, starts, first_end = 0, 0, 0.0
     while thread.is_alive():
         thread.join(_LOOK_SECONDS)
         if signals.count > told:
             told = signals.count
-            if told > 1:
-                return InterruptedRunError("interrupted, the step in hand is lost")
+            if told > 1 or not starts:  # nothing is lost of a run whose processes have not started
+                return InterruptedRunError("interrupted" + (", the step in hand is lost" if starts else ""))
             _say("stopping after this step, with a checkpoint (again: stop now and lose the step)")
             desk.stop.remote()
         with contextlib.suppress(RayError):
             news: News = ray.get(desk.news.remote(), timeout=10 * _LOOK_SECONDS)
             show(news)
+            starts = news.starts
             first_end = first_end or (time.monotonic() if news.ends else 0.0)
         if first_end and not patient and time.monotonic() > first_end + _SECONDS_TO_END:
             return None

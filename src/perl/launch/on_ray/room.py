@@ -12,10 +12,11 @@ from perl.recipe.sections import EngineSection
 def check_room(cluster: Cluster, engine: EngineSection, servers: StartedServers | None) -> None:
     """Refuses a run that the cluster cannot hold, if nobody else uses it.
 
-    A process takes one GPU, or one core where there are none, on whichever node; a server takes its GPUs of one node.
+    A process takes one GPU, or one core where there are none, on whichever node; a server takes its GPUs of one node,
+    and without GPUs needs a core, which it shares with others at worst.
 
     Raises:
-        RecipeError: It has fewer GPUs than are asked for, no node for a server, or fewer cores than processes.
+        RecipeError: It has fewer GPUs than are asked for, no node for a server, or fewer cores than processes or servers.
     """
     processes = engine.processes or 1
     each = gpus_of_server(cluster, servers)
@@ -31,6 +32,9 @@ def check_room(cluster: Cluster, engine: EngineSection, servers: StartedServers 
     if not training and processes > cluster.cpus:
         what = f"{processes} processes, and {cluster.address} has {cluster.cpus} cores"
         raise RecipeError(what, "engine.processes", f"at most {cluster.cpus}")
+    if not each and count > max(1, cluster.cpus):
+        what = f"{count} servers without GPUs, and {cluster.address} has {cluster.cpus} cores"
+        raise RecipeError(what, "rollout.servers.count", f"at most {max(1, cluster.cpus)}")
 
 
 def _check_servers(cluster: Cluster, count: int, each: int) -> None:
