@@ -61,7 +61,7 @@ _KEPT = 2
 
 @dataclass
 class _Signals:
-    """What this process was sent: the first ends the run after a step, one before the processes have started at once."""
+    """What this process was sent: the first ends the run after a step, if one has begun, the second at once."""
 
     count: int = 0
 

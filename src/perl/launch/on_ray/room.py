@@ -16,7 +16,8 @@ def check_room(cluster: Cluster, engine: EngineSection, servers: StartedServers 
     and without GPUs needs a core, which it shares with others at worst.
 
     Raises:
-        RecipeError: It has fewer GPUs than are asked for, no node for a server, or fewer cores than processes or servers.
+        RecipeError: It has fewer GPUs than are asked for, no node for a server, or fewer cores than processes or than
+            servers.
     """
     processes = engine.processes or 1
     each = gpus_of_server(cluster, servers)
