@@ -308,13 +308,19 @@ Hire = Callable[[], Nursery]
 
 
 @contextmanager
-def crew(conduct: Conduct) -> Iterator[Hire]:
-    """Inside, cells can be carried out; one process starts all of them, and ends with the block."""
+def crew(conduct: Conduct, check: Callable[[Path], None] = lambda _: None) -> Iterator[Hire]:
+    """Inside, cells can be carried out; one process starts all of them, and ends with the block.
+
+    Args:
+        conduct: How.
+        check: Given the study's folder before that process is started; refuses what cells share and cannot use.
+    """
     with ExitStack() as opened:
         started: list[Nursery] = []
 
         def hire() -> Nursery:
             if not started:
+                check(conduct.folder)
                 started.append(opened.enter_context(_started(conduct)))
             return started[0]
 

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perl.errors import EXIT_INTERRUPTED
+from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, PerlError
 
 if TYPE_CHECKING:
+    import torch
+
     from perl.policy.mapped_base import MappedBase
 
 _LOOK_SECONDS = 1.0
@@ -78,6 +80,7 @@ def main(command: Command) -> None:
 def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None:
     running: dict[int, str] = {}
     woken, wake = os.pipe()
+    alive = os.pipe()  # its end in this process and in all cells: who holds the base sees when the last has gone
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -107,7 +110,7 @@ def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None
                     report({"name": given["name"], "code": EXIT_INTERRUPTED, "cpu": 0.0, "peak": 0})
                 else:
                     job = Job(**given)
-                    running[_fork(job, command)] = job.name
+                    running[_fork(job, command, alive)] = job.name
 
 
 def _stop(running: dict[int, str]) -> None:
@@ -132,13 +135,13 @@ def _reap(running: dict[int, str], report: Callable[[dict[str, Any]], object]) -
             report({"name": name, "code": code, "cpu": round(cpu, 3), "peak": usage.ru_maxrss * 1024})
 
 
-def _fork(job: Job, command: Command) -> int:
+def _fork(job: Job, command: Command, alive: tuple[int, int]) -> int:
     parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
     code = 1
     try:
-        code = _work(job, command, parent)
+        code = _work(job, command, parent, alive)
     except BaseException:
         traceback.print_exc()
         raise
@@ -149,7 +152,7 @@ def _fork(job: Job, command: Command) -> int:
         os._exit(code)  # without what the parent would do at its end
 
 
-def _work(job: Job, command: Command, parent: int) -> int:
+def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> int:
     """Trains a cell as the command line does, in a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -170,7 +173,10 @@ def _work(job: Job, command: Command, parent: int) -> int:
 
     base = MappedBase(Path(job.base), ModelSection(**job.model)) if job.base else None
     if base is not None and not job.arguments:
-        return _write_base(base)
+        from perl.run.devices import accelerator
+
+        os.close(alive[1])  # or its holder would wait for itself
+        return share_base(base, alive[0], on_cpu=accelerator() is None)
     with contextlib.ExitStack() as opened:
         opened.enter_context(mapped(base))
         if job.until is not None:
@@ -178,18 +184,61 @@ def _work(job: Job, command: Command, parent: int) -> int:
         return command(list(job.arguments), "perl")
 
 
-def _write_base(base: "MappedBase") -> int:
-    """Writes a base once, for all cells to map."""
+def share_base(base: "MappedBase", alive: int, *, on_cpu: bool) -> int:
+    """Puts a base once where all cells find it: on a CPU into a file, else into a process that holds it on the GPU.
+
+    Args:
+        base: Where.
+        alive: A pipe whose other end all processes have open that may ask for the base.
+        on_cpu: Cells train there.
+
+    Returns:
+        An exit code, once it can be shared.
+    """
     import torch
 
     from perl.policy.mapped_base import write_mapped_base
     from perl.policy.model import load_base
-    from perl.run.devices import accelerator
 
-    if accelerator() is not None:
-        return 0  # each cell has a copy there
-    write_mapped_base(load_base(base.section, torch.device("cpu")), base.folder)
-    return 0
+    if on_cpu:
+        write_mapped_base(load_base(base.section, torch.device("cpu")), base.folder)
+        return EXIT_DONE
+    return hold_base(base, alive, None)
+
+
+def hold_base(base: "MappedBase", alive: int, device: "torch.device | None") -> int:
+    """Starts the process that holds a base; it ends when the last one who may ask does.
+
+    Args:
+        base: Where its address is left.
+        alive: See :func:`share_base`.
+        device: Where it lies; None: on the accelerator.
+    """
+    heard, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        return EXIT_DONE if os.read(heard, 1) else EXIT_FAILED  # nothing: it ended, and its log says why
+    try:
+        import torch
+
+        from perl.policy.held_base import hold
+        from perl.policy.model import load_base
+
+        place = device or torch.device(
+            str(torch.accelerator.current_accelerator()), torch.accelerator.current_device_index()
+        )
+        hold(lambda there: load_base(base.section, there), place, base.folder, alive, lambda: _say(tell))
+    except PerlError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 (a log)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(0)
+
+
+def _say(pipe: int) -> None:
+    os.write(pipe, b"!")
 
 
 def _wait_for_folder(folder: Path) -> None:

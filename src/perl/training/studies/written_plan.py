@@ -44,6 +44,7 @@ class Study:
         every: Overrides of every cell.
         candidates: In the grid's order.
         recipes: Of each candidate, but for the seed.
+        layer: Where each key is written.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Study:
     every: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     recipes: tuple[Recipe, ...]
+    layer: Layer
 
     def recipe_of(self, candidate: Candidate) -> Recipe:
         """The whole recipe of a candidate's cells, but for the seed."""
@@ -108,7 +110,7 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
     raise_all(RecipeError, mistakes)
     _check_at_baseline(recipe, every, file, found, layer)
     name = Path(source).stem if not isinstance(source, Mapping) else "study"
-    return Study(name, file, recipe, every, tuple(found), tuple(recipes))
+    return Study(name, file, recipe, every, tuple(found), tuple(recipes), layer)
 
 
 def _located(mistake: Mistake, file: StudyFile, layer: Layer) -> Mistake:
