@@ -168,10 +168,7 @@ def in_turn(
         PerlError: It cannot be given this policy.
     """
     if not how.capabilities.takes_updates:
-        for who in _ORDER:
-            if who in wanted:
-                with policies.active(who) as policy:
-                    yield ReadyPolicy(who, TransformersEngine(policy, policies.tokenizer, batch_size))
+        yield from _by_transformers(policies, wanted, batch_size)
         return
     trained = policies.trained if "adapter" in wanted else None
     plan = choose_form(trained, how.sync) if trained is not None else None
@@ -203,6 +200,14 @@ def in_turn(
             yield ReadyPolicy("adapter", engine, proof.compare(engine, trained))
             if served and plan.form == "merged":
                 engine.load(opening.update(on_base, None, "restored"))
+
+
+def _by_transformers(policies: Policies, wanted: Collection[Who], batch_size: int) -> Iterator[ReadyPolicy]:
+    """Each policy in turn, as it is in memory."""
+    for who in _ORDER:
+        if who in wanted:
+            with policies.active(who) as policy:
+                yield ReadyPolicy(who, TransformersEngine(policy, policies.tokenizer, batch_size))
 
 
 def _as_adapters(

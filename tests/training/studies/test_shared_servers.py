@@ -1,4 +1,4 @@
-"""Cells of one real vLLM server: each is its solo run to the parity of servers; a server that is too small is refused."""
+"""Cells of one real vLLM server: each is its solo run to the parity of servers; one that is too small is refused."""
 
 import hashlib
 import json
@@ -88,6 +88,6 @@ def test_cells_of_one_server_are_proven_like_their_solo_runs(both):
             assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 2e-3
         print([row["reward"] for row in rows_of(shared)], [row["reward"] for row in rows_of(alone)])
         mine, other = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (shared, alone))
-        print(max(float((mine[n]-other[n]).abs().max()) for n in mine), max(float(mine[n].abs().max()) for n in mine))
+        print(max(float((mine[n] - other[n]).abs().max()) for n in mine), max(float(mine[n].abs().max()) for n in mine))
     ranks = [json.loads((shared / "adapter" / "adapter_config.json").read_text())["r"] for shared, _ in both]
     assert ranks == [2, 4]

@@ -30,6 +30,7 @@ from perl.run.progress import progress
 from perl.run.signals import handled
 from perl.run.warned import warn
 from perl.training.studies.cells import Cell
+from perl.training.studies.choose import score_of
 from perl.training.studies.nursery import Job
 
 # The program `perl`, which forks for each command instead of being started anew.
@@ -67,6 +68,7 @@ class Conduct:
         model: The base that all cells have and map; None: each loads its own.
         alone: Titles of arms whose cells change the weights of the servers that all share, so that no other cell may
             use these meanwhile.
+        score: Of which adapter; a done cell without that of its last one is scored again.
     """
 
     folder: Path
@@ -77,6 +79,7 @@ class Conduct:
     budget: float | None = None
     model: ModelSection | None = None
     alone: frozenset[str] = frozenset()
+    score: str = "final"
 
     def may_begin(self, cell: Cell, running: Collection[Cell]) -> bool:
         """Whether a cell can train beside those that do."""
@@ -145,7 +148,10 @@ def _before(conduct: Conduct, cell: Cell, until: int | None) -> str:
     except RunFolderError:
         return ""
     if run.status == "done":
-        return "done"
+        if until is not None or conduct.score != "final" or score_of(run.path) is not None:
+            return "done"
+        run.record(status="interrupted")  # its evaluation is lost: what it drew is scored again after its last step
+        return ""
     return "paused" if until is not None and run.status == "interrupted" and last_step(run) >= until else ""
 
 

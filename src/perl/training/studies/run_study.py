@@ -14,8 +14,8 @@ from perl.training.studies.carry_out import Conduct, Ended, Hire, carry_out, cre
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, at_baseline, cells_of
 from perl.training.studies.choose import Chosen, best_half, choose, reward_at, score_of
 from perl.training.studies.report import write_report
-from perl.training.studies.results import Row, StudyResult, read_chosen, write_chosen, write_results
-from perl.training.studies.written_plan import Study, load_study, opened
+from perl.training.studies.results import Row, StudyResult, check_results, read_chosen, write_chosen, write_results
+from perl.training.studies.written_plan import Study, load_study, opened, step_of
 
 if TYPE_CHECKING:
     from perl.training.studies.shared_servers import Served
@@ -45,6 +45,7 @@ def study(
 
 
 def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
+    check_results(folder)
     some = _served(planned)
     conduct = conduct_of(planned, folder, some)
     result, ended = StudyResult(folder, digest), dict[str, Ended]()
@@ -140,7 +141,7 @@ def conduct_of(planned: Study, folder: Path, some: "Sequence[Served] | None" = N
     # Under their weights adapters of other cells would be computed wrongly.
     alone = frozenset(one.candidate.title for one in some if one.rank is None)
     how = file.at_once, file.threads, file.budget
-    return Conduct(folder, planned.recipe, planned.every, *how, model=shared, alone=alone)
+    return Conduct(folder, planned.recipe, planned.every, *how, model=shared, alone=alone, score=file.score)
 
 
 def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate]:
@@ -166,7 +167,7 @@ def _choosing(planned: Study, conduct: Conduct, hire: Hire) -> dict[str, Ended]:
     ended: dict[str, Ended] = {}
     for place in halving.at if halving is not None else ():
         cells = cells_of(left, seeds, CHOOSES)
-        at = {cell.name: max(1, round(place * steps_of(planned, cell.candidate))) for cell in cells}
+        at = {cell.name: step_of(place, steps_of(planned, cell.candidate)) for cell in cells}
         ended |= carry_out(conduct, hire, cells, at)
         rewards = _rewards(conduct, left, seeds, at)
         arms = [[one for one in arm if one in left] for arm in planned.arms]

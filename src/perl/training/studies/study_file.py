@@ -133,7 +133,16 @@ def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer
 
 def _read(path: Path) -> Layer:
     if not path.is_file():
-        near = sorted(one.name for one in path.parent.glob("*.y*ml"))
+        near = sorted(one.name for one in path.parent.glob("*.y*ml") if _is_study(one))
         hint = f"beside it there is {', '.join(near[:3])}" if near else "see `perl study --help`"
         raise RecipeError("no such file", str(path), hint)
     return read_yaml(path, Mistake("a study is a mapping of recipe, grid and seeds", hint="see `perl study --help`"))
+
+
+def _is_study(path: Path) -> bool:
+    """Whether a file has what only a study has, to be named where another one was meant."""
+    try:
+        found = read_yaml(path, Mistake("no study")).values
+    except (RecipeError, OSError):
+        return False
+    return "grid" in found and "seeds" in found

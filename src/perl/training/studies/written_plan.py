@@ -155,10 +155,20 @@ def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) 
         return
     if any(int(recipe.train.get("max_steps") or -1) <= 0 for recipe in recipes):
         yield Mistake("needs a number of steps", layer.where(("halving",)), "overrides: {train.max_steps: 100}")
+    for steps in sorted({int(recipe.train.get("max_steps") or -1) for recipe in recipes}):
+        places = [step_of(share, steps) for share in file.halving.at]
+        if steps > 0 and len({*places, steps}) <= len(places):
+            what = f"at: of {steps} steps {file.halving.at} are the steps {places}, which must grow and end before"
+            yield Mistake(f"{what} {steps}", layer.where(("halving",)), "fewer shares, or more steps")
     if any((recipe.engine.processes or 1) > 1 or recipe.engine.on_ray for recipe in recipes):
         yield Mistake(
             "pauses cells of one process only", layer.where(("halving",)), "leave it out, or engine.processes"
         )
+
+
+def step_of(share: float, steps: int) -> int:
+    """The step after which cells pause at a share of their steps."""
+    return max(1, round(share * steps))
 
 
 def _name_mistakes(found: Sequence[Candidate], layer: Layer) -> Iterator[Mistake]:
