@@ -15,7 +15,7 @@ import selectors
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,8 @@ class Job:
 
     Attributes:
         name: Of the cell.
-        arguments: As the command line has them, ``("train", ...)``; none: write the base that the others map.
+        arguments: As the command line has them, ``("train", ...)``, without the run folder; none: write the base that
+            the others map.
         log: File for what it prints.
         output: The run folder.
         until: Step after which it is to stop, for the time being; None: it goes on to its end.
@@ -156,8 +157,7 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
     """Trains a cell as the command line does, in a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _end_with_parent()
     if os.getppid() != parent:  # it has gone before that
         return EXIT_INTERRUPTED
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -168,8 +168,6 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
     _wait_for_folder(Path(job.output))
     from perl.policy.mapped_base import MappedBase, mapped
     from perl.recipe.sections import ModelSection
-    from perl.run.host import hosted_by
-    from perl.training.studies.pause import PausedAfter
 
     base = MappedBase(Path(job.base), ModelSection(**job.model)) if job.base else None
     if base is not None and not job.arguments:
@@ -177,11 +175,28 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
 
         os.close(alive[1])  # or its holder would wait for itself
         return share_base(base, alive[0], on_cpu=accelerator() is None)
-    with contextlib.ExitStack() as opened:
-        opened.enter_context(mapped(base))
-        if job.until is not None:
-            opened.enter_context(hosted_by(PausedAfter(job.until)))
-        return command(list(job.arguments), "perl")
+    with mapped(base):
+        return _trained(command, job.arguments, job.until, job.output)
+
+
+def alone(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
+    """Trains a cell in a process of its own, as a task on another machine starts it; see :class:`Job`."""
+    _end_with_parent()
+    return _trained(command, arguments, until, output)
+
+
+def _trained(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
+    from perl.run.host import hosted_by
+    from perl.training.studies.pause import PausedAfter
+
+    with contextlib.nullcontext() if until is None else hosted_by(PausedAfter(until)):
+        return command([*arguments, "-o", output], "perl")
+
+
+def _end_with_parent() -> None:
+    """Has this process asked to stop when the one that started it ends."""
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def share_base(base: "MappedBase", alive: int, *, on_cpu: bool) -> int:

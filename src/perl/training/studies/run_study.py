@@ -136,12 +136,22 @@ def conduct_of(planned: Study, folder: Path, some: "Sequence[Served] | None" = N
     some = _served(planned) if some is None else some
     file, recipes = planned.file, planned.recipes
     sections = {recipe.model for recipe in recipes}
-    on_cpu = all(recipe.engine.device in ("auto", "cpu") for recipe in recipes)
-    shared = recipes[0].model if len(sections) == 1 and on_cpu and recipes[0].model.quantization is None else None
+    shared = recipes[0].model if len(sections) == 1 and recipes[0].model.quantization is None else None
     # Under their weights adapters of other cells would be computed wrongly.
     alone = frozenset(one.candidate.title for one in some if one.rank is None)
     how = file.at_once, file.threads, file.budget
-    return Conduct(folder, planned.recipe, planned.every, *how, model=shared, alone=alone, score=file.score)
+    return Conduct(
+        folder,
+        planned.recipe,
+        planned.every,
+        *how,
+        model=shared if file.ray is None else None,
+        alone=alone,
+        score=file.score,
+        ray=file.ray,
+        processes=max(recipe.engine.processes or 1 for recipe in recipes),
+        on_cpu=all(recipe.engine.device == "cpu" for recipe in recipes),
+    )
 
 
 def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate]:

@@ -65,8 +65,11 @@ class StudyFile(Section):
     score: Literal["final", "best"] = Field("final", description="Of the last adapter, or of the best of `eval.best`.")
     budget: float | None = Field(None, gt=0, allow_inf_nan=False, description="Core-seconds; then no cell is begun.")
     halving: Halving | None = Field(None, description="Who is trained to the end: {at: [0.25, 0.5], keep: 0.5}.")
-    at_once: int = Field(1, ge=1, description="Cells that train at the same time on this machine.")
+    at_once: int = Field(1, ge=1, description="Cells that train at the same time.")
     threads: int = Field(1, ge=1, description="CPU threads of each.")
+    ray: str | None = Field(
+        None, min_length=1, description="Ray cluster whose nodes train the cells: HOST:PORT, auto or local; None: none."
+    )
 
     @field_validator("grid", mode="before")
     @classmethod

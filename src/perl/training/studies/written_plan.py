@@ -28,8 +28,8 @@ from perl.training.checked_recipe import checked_recipe
 from perl.training.studies.cells import Candidate, as_overrides, at_baseline, candidates, canonical, cell_name, titled
 from perl.training.studies.study_file import StudyFile, read_study
 
-# How many cells train at once, and for how long, decides no result.
-_HOW = ("at_once", "budget")
+# How many cells train at once, for how long and where decides no result.
+_HOW = ("at_once", "budget", "ray")
 _EARLIER = "earlier-"
 
 
@@ -106,6 +106,7 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
+    mistakes += [*_ray_mistakes(recipes, layer)]
     mistakes += [*_halving_mistakes(file, recipes, layer), *_name_mistakes(found, layer)]
     raise_all(RecipeError, mistakes)
     _check_at_baseline(recipe, every, file, found, layer)
@@ -160,10 +161,17 @@ def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) 
         if steps > 0 and len({*places, steps}) <= len(places):
             what = f"at: of {steps} steps {file.halving.at} are the steps {places}, which must grow and end before"
             yield Mistake(f"{what} {steps}", layer.where(("halving",)), "fewer shares, or more steps")
-    if any((recipe.engine.processes or 1) > 1 or recipe.engine.on_ray for recipe in recipes):
+    if any((recipe.engine.processes or 1) > 1 for recipe in recipes):
         yield Mistake(
             "pauses cells of one process only", layer.where(("halving",)), "leave it out, or engine.processes"
         )
+
+
+def _ray_mistakes(recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
+    """A study sends whole cells to a cluster, whose recipes then need none."""
+    if any(recipe.engine.on_ray for recipe in recipes):
+        what = "engine.name: ray spreads one run over a cluster, and a study has many"
+        yield Mistake(what, layer.where(("recipe",)), "engine.name: local, and in the study ray: auto or HOST:PORT")
 
 
 def step_of(share: float, steps: int) -> int:

@@ -1,0 +1,96 @@
+"""Cells of a study on a Ray cluster of two nodes: bit by bit those of this machine; a lost node takes one of them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import perl
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.nightly
+
+CELL = "perl.training.studies.nursery import alone"
+STUDY = {
+    "recipe": "quickstart",
+    "overrides": {
+        "train.max_steps": 12,
+        "train.prompts_per_step": 4,
+        "train.num_generations": 4,
+        "train.per_device_train_batch_size": 16,
+        "eval.limit": 8,
+        "eval.k": 1,
+    },
+    "grid": [{"peft.method": ["lora"], "peft.rank": [2]}, {"peft.method": ["ia3"]}],
+    "seeds": {"score": [3]},
+    "at_once": 2,
+}
+
+
+@pytest.fixture
+def two_nodes():
+    """A cluster of two nodes of one core each, both on this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    other = cluster.add_node(num_cpus=1)
+    yield cluster, other
+    cluster.shutdown()
+
+
+def command(folder, log):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "perl", "study", "mine.yaml", "-o", "out"]
+    with log.open("w") as printed:
+        return subprocess.Popen(line, cwd=folder, env=environment, stdout=printed, stderr=printed)
+
+
+def cells_below(raylet):
+    """Cells' processes that a node has started."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            above = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+            if CELL in (place / "cmdline").read_text() and raylet in (parent, above):
+                found.append(int(place.name))
+    return found
+
+
+def statuses(folder):
+    return [cell["status"] for cell in json.loads((folder / "out" / "results.json").read_text())["cells"]]
+
+
+def test_a_lost_node_takes_the_cell_in_hand_and_the_same_command_goes_on_to_the_local_bits(two_nodes, tmp_path):
+    cluster, other = two_nodes
+    (tmp_path / "mine.yaml").write_text(json.dumps({**STUDY, "ray": cluster.address}))
+    log = tmp_path / "study.log"
+    first = command(tmp_path, log)
+    raylet = other.all_processes["raylet"][0].process.pid
+    end = time.monotonic() + 1200.0
+    while not cells_below(raylet):
+        assert time.monotonic() < end, log.read_text()
+        assert first.poll() is None, log.read_text()
+        time.sleep(0.1)
+    cluster.remove_node(other, allow_graceful=False)
+    assert first.wait() == 1, log.read_text()
+    assert sorted(statuses(tmp_path)) == ["done", "failed"]
+    assert "lost on the Ray cluster" in log.read_text()
+    cluster.add_node(num_cpus=1)
+    again = command(tmp_path, log)
+    assert again.wait() == 0, log.read_text()
+    assert statuses(tmp_path) == ["done", "done"]
+    for row in perl.study(STUDY, tmp_path / "here").rows:
+        there, here = (
+            load_file(tmp_path / out / "cells" / "score" / row.name / "adapter" / "adapter_model.safetensors")
+            for out in ("out", "here")
+        )
+        assert there.keys() == here.keys()
+        assert max(float((there[name] - here[name]).abs().max()) for name in here) == 0.0
+    assert not list((tmp_path / "out" / "cells").rglob(".incoming-*"))
