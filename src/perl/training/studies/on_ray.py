@@ -81,7 +81,7 @@ class RayCells:
         """
         self.base: Path | None = None
         self._desk, self._cwd, self._threads, self._takes = desk, cwd, threads, takes
-        self._ends: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._ends: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # which a signal may fill
 
     def begin(self, job: Job) -> None:
         """Sends a cell."""
@@ -89,11 +89,14 @@ class RayCells:
 
         from perl.launch.on_ray.cells import RemoteCell, pieces, train_cell
 
+        folder, before = Path(job.output), _beside(job, _BEFORE)
+        if before.exists() and not folder.exists():  # a kill came between the two
+            before.rename(folder)
         files: dict[str, list[Any]] = {}
-        for name, content in pieces(Path(job.output)):
+        for name, content in pieces(folder):
             files.setdefault(name, []).append(ray.put(content))
         program = ("-P", "-c", _PROGRAM, json.dumps([list(job.arguments), job.until]))
-        cell = RemoteCell(Path(job.output).name, program, files, self._threads, self._cwd)
+        cell = RemoteCell(folder.name, program, files, self._threads, self._cwd)
         # Ray would start it again elsewhere, from what it was sent; the study does that, from what is here.
         task = ray.remote(train_cell).options(**self._takes, max_retries=0, num_returns="streaming")
         coming = task.remote(cell, self._desk)
@@ -101,7 +104,9 @@ class RayCells:
 
     def stop(self) -> None:
         """Asks all cells to stop after their step."""
-        self._desk.stop.remote()
+        threading.Thread(
+            target=self._desk.stop.remote, daemon=True
+        ).start()  # amid any call of Ray
 
     def end(self) -> None:
         """Waits for none of them any more."""
@@ -124,8 +129,20 @@ class RayCells:
             report |= _brought(job, coming)
         except Exception as error:  # noqa: BLE001 (whatever ends a cell on a cluster ends this one alone)
             with suppress(OSError), Path(job.log).open("a", encoding="utf-8") as log:
-                log.write(f"error: the cell was lost on the Ray cluster: {first_line(error)}\n")
+                log.write(f"error: the cell was lost on the Ray cluster: {_how_lost(error)}\n")
         self._ends.put(report)
+
+
+def _how_lost(error: Exception) -> str:
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+
+    how: dict[type[Exception], str] = {
+        NodeDiedError: "its node is gone",
+        OutOfMemoryError: "its node had too little memory left",
+        WorkerCrashedError: "what waited for it on its node was killed",
+    }
+    known = next((text for kind, text in how.items() if isinstance(error, kind)), None)
+    return known or f"{type(error).__name__}: {first_line(error)}"
 
 
 def _brought(job: Job, coming: Any) -> dict[str, Any]:  # noqa: ANN401 (a generator of Ray's references)
@@ -134,8 +151,7 @@ def _brought(job: Job, coming: Any) -> dict[str, Any]:  # noqa: ANN401 (a genera
 
     from perl.launch.on_ray.cells import ENDED, PIECE, PRINTED, add_piece
 
-    folder = Path(job.output)
-    incoming, before = (folder.with_name(f"{prefix}{folder.name}") for prefix in (_INCOMING, _BEFORE))
+    folder, incoming, before = Path(job.output), _beside(job, _INCOMING), _beside(job, _BEFORE)
     shutil.rmtree(incoming, ignore_errors=True)
     ended: dict[str, Any] = {}
     for reference in coming:
@@ -154,3 +170,8 @@ def _brought(job: Job, coming: Any) -> dict[str, Any]:  # noqa: ANN401 (a genera
         incoming.rename(folder)
         shutil.rmtree(before, ignore_errors=True)
     return ended
+
+
+def _beside(job: Job, prefix: str) -> Path:
+    folder = Path(job.output)
+    return folder.with_name(f"{prefix}{folder.name}")

@@ -74,7 +74,8 @@ def check_room(planned: Study, some: Sequence[Served], folder: Path) -> list[str
     for one in some:
         if one.rank is not None and one.rollout.addresses:
             groups.setdefault(one.place, []).append(one)
-    mistakes, absent = [], []
+    mistakes: list[Mistake] = []
+    absent: list[str] = []
     for group in groups.values():
         how = group[0].rollout
         largest = max(one.rank for one in group if one.rank is not None)
