@@ -34,10 +34,11 @@ STUDY = {
 
 
 @pytest.fixture
-def two_nodes():
-    """A cluster of two nodes of one core each, both on this machine."""
+def two_nodes(monkeypatch):
+    """A cluster of two nodes of one core each, both on this machine, whose tasks wait for no other program."""
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     other = cluster.add_node(num_cpus=1)
     yield cluster, other

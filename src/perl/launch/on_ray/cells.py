@@ -7,11 +7,9 @@ hands its run folder back. A node that is lost takes what it had in hand, and no
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 
 import ray
 
+from perl.launch.on_ray.own_cluster import own_folder
 from perl.run.folder import LOCK
 
 _PIECE_BYTES = 2**24
@@ -77,8 +76,7 @@ def train_cell(cell: RemoteCell, desk: Any) -> Iterator[tuple[Any, ...]]:  # noq
     Yields:
         What comes back; the last is how the process ended.
     """
-    own = Path(tempfile.mkdtemp(prefix="perl-rl-cell-"))
-    try:
+    with own_folder("perl-rl-cell-") as own:
         folder, printed = own / cell.name, own / "printed"
         for name, parts in cell.files.items():
             for part in parts:
@@ -100,8 +98,6 @@ def train_cell(cell: RemoteCell, desk: Any) -> Iterator[tuple[Any, ...]]:  # noq
         yield from ((PIECE, name, content) for name, content in pieces(folder))
         yield PRINTED, printed.read_bytes()
         yield ENDED, *ended
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
 
 
 def _ended(process: subprocess.Popen[bytes], desk: Any) -> tuple[int, float, int]:  # noqa: ANN401 (a handle of Ray)

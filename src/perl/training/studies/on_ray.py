@@ -104,9 +104,7 @@ class RayCells:
 
     def stop(self) -> None:
         """Asks all cells to stop after their step."""
-        threading.Thread(
-            target=self._desk.stop.remote, daemon=True
-        ).start()  # amid any call of Ray
+        threading.Thread(target=self._desk.stop.remote, daemon=True).start()  # amid any call of Ray
 
     def end(self) -> None:
         """Waits for none of them any more."""
