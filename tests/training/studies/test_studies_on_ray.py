@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 import perl
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.nightly
+
+from perl.launch.on_ray import cells
 
 CELL = "perl.training.studies.nursery import alone"
 STUDY = {
@@ -68,6 +69,24 @@ def statuses(folder):
     return [cell["status"] for cell in json.loads((folder / "out" / "results.json").read_text())["cells"]]
 
 
+def test_a_run_folder_is_carried_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "_PIECE_BYTES", 5)
+    sizes = {"run.json": 12, "adapter/weights": 5, "plots/empty": 0}
+    for number, (name, size) in enumerate(sizes.items()):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_bytes(bytes(range(number, number + size)))
+    (tmp_path / "run" / ".lock").touch()  # whose process is not there
+    carried = list(cells.pieces(tmp_path / "run"))
+    assert [len(content) for name, content in carried if name == "run.json"] == pytest.approx([5, 5, 2])
+    for name, content in carried:
+        cells.add_piece(tmp_path / "there", name, content)
+    files = [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
+    assert len(files) == len(sizes)
+    for path in files:
+        assert path.read_bytes() == (tmp_path / "run" / path.relative_to(tmp_path / "there")).read_bytes()
+
+
+@pytest.mark.nightly
 def test_a_lost_node_takes_the_cell_in_hand_and_the_same_command_goes_on_to_the_local_bits(two_nodes, tmp_path):
     cluster, other = two_nodes
     (tmp_path / "mine.yaml").write_text(json.dumps({**STUDY, "ray": cluster.address}))
@@ -82,8 +101,7 @@ def test_a_lost_node_takes_the_cell_in_hand_and_the_same_command_goes_on_to_the_
     cluster.remove_node(other, allow_graceful=False)
     assert first.wait() == 1, log.read_text()
     assert sorted(statuses(tmp_path)) == ["done", "failed"]
-    assert "lost on the Ray cluster" in log.read_text()
-    cluster.add_node(num_cpus=1)
+    assert "its node is gone" in log.read_text()
     again = command(tmp_path, log)
     assert again.wait() == 0, log.read_text()
     assert statuses(tmp_path) == ["done", "done"]

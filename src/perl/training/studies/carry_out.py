@@ -372,9 +372,11 @@ def crew(conduct: Conduct, check: Callable[[Path], None] = lambda _: None) -> It
 
 @contextmanager
 def _on_ray(conduct: Conduct) -> Iterator[Starter]:
-    from perl.training.studies.on_ray import cells_on_ray  # which imports what trains
+    from perl.training.studies.on_ray import OnRay, cells_on_ray  # which imports what trains
 
-    with cells_on_ray(conduct) as cells:
+    assert conduct.ray is not None  # noqa: S101 (of one that has it)
+    how = OnRay(conduct.ray, conduct.threads, conduct.processes, conduct.on_cpu)
+    with cells_on_ray(how, conduct.recipe, conduct.folder) as cells:
         yield cells
 
 

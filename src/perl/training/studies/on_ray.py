@@ -9,17 +9,15 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perl.errors import EXIT_FAILED, MissingExtraError, PerlError, RecipeError, first_line, raise_all
 from perl.recipe.optional_packages import Package, missing_package
 from perl.recipe.sections import EngineSection
 from perl.training.on_ray import seen_by_nodes
 from perl.training.studies.nursery import Job
-
-if TYPE_CHECKING:
-    from perl.training.studies.carry_out import Conduct
 
 # A cell in a process of its own, which is told its run folder at last.
 _PROGRAM = (
@@ -29,12 +27,31 @@ _PROGRAM = (
 _INCOMING, _BEFORE = ".incoming-", ".before-"
 
 
+@dataclass(frozen=True)
+class OnRay:
+    """What cells of a study need of a cluster.
+
+    Attributes:
+        address: Of the cluster: HOST:PORT, auto or local.
+        threads: CPU threads of a process.
+        processes: Of a cell.
+        on_cpu: No cell trains on a GPU.
+    """
+
+    address: str
+    threads: int = 1
+    processes: int = 1
+    on_cpu: bool = True
+
+
 @contextmanager
-def cells_on_ray(conduct: "Conduct") -> Iterator["RayCells"]:
+def cells_on_ray(how: OnRay, recipe: str, folder: Path) -> Iterator["RayCells"]:
     """Inside, cells train on the cluster that a study names.
 
     Args:
-        conduct: How.
+        how: Where, and what a cell takes.
+        recipe: As ``perl train`` takes it.
+        folder: Of the study.
 
     Raises:
         MissingExtraError: Ray is absent.
@@ -48,19 +65,19 @@ def cells_on_ray(conduct: "Conduct") -> Iterator["RayCells"]:
     from perl.launch.on_ray.desk import Desk
 
     for name in ("cells", "logs"):
-        (conduct.folder / name).mkdir(exist_ok=True)
-    with connected(EngineSection(name="ray", address=conduct.ray)) as cluster:
-        gpus = conduct.processes if cluster.gpus and not conduct.on_cpu else 0
-        cores = conduct.threads * conduct.processes
+        (folder / name).mkdir(exist_ok=True)
+    with connected(EngineSection(name="ray", address=how.address)) as cluster:
+        gpus = how.processes if cluster.gpus and not how.on_cpu else 0
+        cores = how.threads * how.processes
         if not any(of >= gpus and have >= cores for of, have in cluster.sizes.values()):
             what = f"a cell of {cores} threads" + (f" and {gpus} GPUs" if gpus else "")
             raise RecipeError(f"{what} fits on no node of {cluster.address}", "ray", "fewer threads")
         # What cells write is brought home, so that nodes need the recipe alone.
-        cwd, seen = seen_by_nodes(conduct.recipe, conduct.folder.absolute(), "brought home")
+        cwd, seen = seen_by_nodes(recipe, folder.absolute(), "brought home")
         check_nodes(cluster, seen, storage=None, shared=None)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         desk = ray.remote(Desk).options(num_cpus=0, max_concurrency=64, scheduling_strategy=here).remote()
-        yield RayCells(desk, cwd, conduct.threads, {"num_cpus": cores, "num_gpus": gpus})
+        yield RayCells(desk, cwd, how.threads, {"num_cpus": cores, "num_gpus": gpus})
 
 
 class RayCells:
