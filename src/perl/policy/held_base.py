@@ -91,10 +91,9 @@ def _serve(listener: Listener, held: dict[torch.device, tuple[Entries, torch.Ten
             try:
                 if device not in held:
                     held[device] = _in_a_block(load(device), device)
-                answer: object = held[device]
+                asking.send(held[device])
             except Exception as error:  # noqa: BLE001 (a process boundary: who asked is told)
-                answer = f"the base could not be held on {device}: {first_line(error)}"
-            asking.send(answer)
+                asking.send(f"the base could not be held on {device}: {first_line(error)}")
             with contextlib.suppress(EOFError):
                 asking.recv()  # until it has it, and closes
 
