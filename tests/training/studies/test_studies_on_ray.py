@@ -36,13 +36,13 @@ STUDY = {
 
 @pytest.fixture
 def two_nodes(monkeypatch):
-    """A cluster of two nodes of one core each, both on this machine, whose tasks wait for no other program."""
+    """A cluster of two nodes of one core each beside its head, all on this machine; raylets' pids, their nodes."""
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_worker_niceness", "0")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    other = cluster.add_node(num_cpus=1)
-    yield cluster, other
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # or tasks wait for every other program
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    yield cluster, {node.all_processes["raylet"][0].process.pid: node for node in nodes}
     cluster.shutdown()
 
 
@@ -53,15 +53,17 @@ def command(folder, log):
         return subprocess.Popen(line, cwd=folder, env=environment, stdout=printed, stderr=printed)
 
 
-def cells_below(raylet):
-    """Cells' processes that a node has started."""
-    found = []
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def raylets_with_a_cell():
+    """Whose tasks have a cell's process."""
+    found = set()
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            above = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-            if CELL in (place / "cmdline").read_text() and raylet in (parent, above):
-                found.append(int(place.name))
+            if CELL in (place / "cmdline").read_text():
+                found.add(parent(parent(int(place.name))))
     return found
 
 
@@ -88,17 +90,16 @@ def test_a_run_folder_is_carried_in_pieces(tmp_path, monkeypatch):
 
 @pytest.mark.nightly
 def test_a_lost_node_takes_the_cell_in_hand_and_the_same_command_goes_on_to_the_local_bits(two_nodes, tmp_path):
-    cluster, other = two_nodes
+    cluster, nodes = two_nodes
     (tmp_path / "mine.yaml").write_text(json.dumps({**STUDY, "ray": cluster.address}))
     log = tmp_path / "study.log"
     first = command(tmp_path, log)
-    raylet = other.all_processes["raylet"][0].process.pid
     end = time.monotonic() + 1200.0
-    while not cells_below(raylet):
+    while not (victims := raylets_with_a_cell() & nodes.keys()):
         assert time.monotonic() < end, log.read_text()
         assert first.poll() is None, log.read_text()
         time.sleep(0.1)
-    cluster.remove_node(other, allow_graceful=False)
+    cluster.remove_node(nodes[victims.pop()], allow_graceful=False)
     assert first.wait() == 1, log.read_text()
     assert sorted(statuses(tmp_path)) == ["done", "failed"]
     assert "its node is gone" in log.read_text()

@@ -87,7 +87,7 @@ class RayCells:
         base: None: each loads its own.
     """
 
-    def __init__(self, desk: Any, cwd: str | None, threads: int, takes: dict[str, int]) -> None:  # noqa: ANN401 (of Ray)
+    def __init__(self, desk: Any, cwd: str | None, threads: int, takes: dict[str, Any]) -> None:  # noqa: ANN401 (of Ray)
         """Takes what every cell needs.
 
         Args:
@@ -115,7 +115,8 @@ class RayCells:
         program = ("-P", "-c", _PROGRAM, json.dumps([list(job.arguments), job.until]))
         cell = RemoteCell(folder.name, program, files, self._threads, self._cwd)
         # Ray would start it again elsewhere, from what it was sent; the study does that, from what is here.
-        task = ray.remote(train_cell).options(**self._takes, max_retries=0, num_returns="streaming")
+        how = self._takes | {"scheduling_strategy": "SPREAD"}
+        task = ray.remote(train_cell).options(**how, max_retries=0, num_returns="streaming")
         coming = task.remote(cell, self._desk)
         threading.Thread(target=self._bring, args=(job, coming), name=f"perl-{job.name}", daemon=True).start()
 
