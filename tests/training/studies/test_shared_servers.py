@@ -79,6 +79,7 @@ def rows_of(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_cells_of_one_server_are_proven_like_their_solo_runs(both):
     for shared, alone in both:
         for run in (shared, alone):
@@ -91,6 +92,7 @@ def test_cells_of_one_server_are_proven_like_their_solo_runs(both):
             assert [row["sampling/corrected_fraction"] for row in rows] == [0.0] * STEPS
 
 
+@pytest.mark.nightly
 def test_cells_of_one_server_end_with_the_adapters_and_scores_of_their_solo_runs(both):
     """The completions are those of what was asked, so that nothing but the rounding of a server's batch differs."""
     for shared, alone in both:
