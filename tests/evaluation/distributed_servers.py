@@ -58,6 +58,10 @@ class Servers(OneCopy):
     def sleep(self) -> None:
         pass
 
+    def computes_base_alone(self) -> bool:
+        """The base may be asked beside adapters."""
+        return False
+
     def foreign_weights(self) -> list[str]:
         return []
 

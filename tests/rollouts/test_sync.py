@@ -13,7 +13,7 @@ from perl.methods.adalora import set_schedule
 from perl.methods.delta import adapted_layers, low_rank_update
 from perl.methods.registry import METHODS, SERVED_RANKS, served_rank
 from perl.policy.model import base_fingerprint
-from perl.rollouts.sync import adapter_update, choose_form, make_update
+from perl.rollouts.sync import adapter_update, choose_form, make_update, without_effect
 from perl.sandbox import BASE_FOLDER
 from tests.rollouts.served_updates import base, engine_of, fresh, log_prob_difference, perturbed, policy_of, published
 
@@ -43,6 +43,15 @@ def test_an_engine_with_the_update_answers_like_the_policy_and_the_base_is_not_w
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in update.tensors.values())
     assert log_prob_difference(policy, base()) > 0.02
     assert log_prob_difference(engine_of(update, base()), policy) <= 1e-5
+
+
+def test_an_adapter_of_zeros_answers_like_the_base_in_the_shapes_of_the_policys():
+    policy = policy_of("lora")
+    update = make_update(policy, "adapter", "v1")
+    nothing = without_effect(update)
+    assert {n: t.shape for n, t in nothing.tensors.items()} == {n: t.shape for n, t in update.tensors.items()}
+    assert log_prob_difference(engine_of(nothing, base()), base()) == pytest.approx(0.0, abs=0)
+    assert log_prob_difference(engine_of(update, base()), base()) > 0.02  # which stays as it was
 
 
 @pytest.mark.parametrize("method", LOW)

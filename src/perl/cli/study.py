@@ -37,6 +37,10 @@ def command(study: Path, output: Path | None, *, new_plan: bool, dry_run: bool, 
         from perl.training.studies.cost import cost_lines
 
         say("\n".join(cost_lines(planned)))
+        if any(recipe.rollout.addresses for recipe in planned.recipes):
+            from perl.training.studies.shared_servers import room_lines
+
+            say("\n".join(room_lines(planned, output)))
         return EXIT_DONE
     from perl.training.studies.run_study import study as carry_out
 

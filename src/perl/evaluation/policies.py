@@ -23,9 +23,9 @@ from perl.recipe.sections import ModelSection
 from perl.rollouts.asked_by_main import AskedByMain
 from perl.rollouts.engine import Engine, Form, Update
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.open_engine import EngineSettings, holds_other_weights, open_engine
+from perl.rollouts.open_engine import EngineSettings, computes_base_alone, holds_other_weights, open_engine
 from perl.rollouts.parity_check import LENGTH, ParityCheck
-from perl.rollouts.sync import SyncPlan, base_update, choose_form, make_update
+from perl.rollouts.sync import SyncPlan, base_update, choose_form, make_update, without_effect
 from perl.run.joint_work import Processes
 from perl.run.shards import is_sharded
 
@@ -148,7 +148,8 @@ def in_turn(
 ) -> Generator[ReadyPolicy]:
     """Each policy in turn, the base first; an engine outside of this model is proven to answer like it.
 
-    Servers prove that they bind an adapter before the base is asked, which may take hours. After merged weights they
+    Servers prove that they bind an adapter before the base is asked, which may take hours. Those that would compute the
+    base wrongly beside adapters of others are given it as an adapter that changes nothing. After merged weights they
     are given the base's again, if nothing fails before; where it does, whoever opens them next does so.
 
     Args:
@@ -167,10 +168,7 @@ def in_turn(
         PerlError: It cannot be given this policy.
     """
     if not how.capabilities.takes_updates:
-        for who in _ORDER:
-            if who in wanted:
-                with policies.active(who) as policy:
-                    yield ReadyPolicy(who, TransformersEngine(policy, policies.tokenizer, batch_size))
+        yield from _by_transformers(policies, wanted, batch_size)
         return
     trained = policies.trained if "adapter" in wanted else None
     plan = choose_form(trained, how.sync) if trained is not None else None
@@ -184,6 +182,9 @@ def in_turn(
     proven = served and "base" in wanted and plan is not None and plan.form == "adapter"
     if proven and trained is not None:
         with opening.opened() as engine:
+            if computes_base_alone(engine):
+                yield from _as_adapters(policies, trained, engine, proof, opening)
+                return
             with policies.active("base") as policy:
                 proof.compare(engine, policy)
             proof.bind(engine, trained, lambda: opening.update(trained, "adapter", "probe"))
@@ -199,6 +200,27 @@ def in_turn(
             yield ReadyPolicy("adapter", engine, proof.compare(engine, trained))
             if served and plan.form == "merged":
                 engine.load(opening.update(on_base, None, "restored"))
+
+
+def _by_transformers(policies: Policies, wanted: Collection[Who], batch_size: int) -> Iterator[ReadyPolicy]:
+    """Each policy in turn, as it is in memory."""
+    for who in _ORDER:
+        if who in wanted:
+            with policies.active(who) as policy:
+                yield ReadyPolicy(who, TransformersEngine(policy, policies.tokenizer, batch_size))
+
+
+def _as_adapters(
+    policies: Policies, trained: nn.Module, engine: Engine, proof: "_Proof", opening: "_Opening"
+) -> Iterator[ReadyPolicy]:
+    """Base and adapter, the base as an adapter that changes nothing."""
+    proof.bind(engine, trained, lambda: opening.update(trained, "adapter", "probe"))
+    engine.load(without_effect(opening.update(trained, "adapter", "base")))
+    with policies.active("base") as policy:
+        difference = proof.compare(engine, policy)
+    yield ReadyPolicy("base", engine, difference)
+    engine.load(opening.update(trained, "adapter", "adapter"))
+    yield ReadyPolicy("adapter", engine, proof.compare(engine, trained))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""A base in a file that many processes map, so that a machine holds its numbers once.
+"""A base that many processes share: on a CPU in a file that they map, on a GPU in a block that one of them holds.
 
-loaded base -> file -> the same base in another process, its numbers not copied
+loaded base -> file, or holder -> the same base in another process, its numbers not copied
 
 The numbers lie in the file as they lie in memory once the base is loaded: in its type, each tensor at a multiple of 64
 bytes, so that a processor computes with them bit by bit as with its own copy. The pages are private to a process as
-soon as it writes to them, which nothing here does.
+soon as it writes to them, which nothing here does. A base that a process holds is in ``held_base.py``.
 """
 
 import json
@@ -18,7 +18,9 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig, PreTrainedModel
 
 from perl.errors import ModelError
+from perl.policy.held_base import ADDRESS, handed_over, layout, views
 from perl.recipe.sections import ModelSection
+from perl.run.warned import warn
 
 _ALIGNED = 64
 _HEADER = "tensors.json"
@@ -30,7 +32,7 @@ class MappedBase:
     """A base in a folder.
 
     Attributes:
-        folder: Holds its numbers, and what they are.
+        folder: Holds its numbers, and what they are; or the address of who holds them.
         section: Which base it is; a recipe with another one loads its own.
     """
 
@@ -52,19 +54,16 @@ def write_mapped_base(model: PreTrainedModel, folder: Path) -> int:
         Bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries, place = {}, 0
+    tied = getattr(model, "all_tied_weights_keys", {})
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    entries, size = layout(state, _ALIGNED)
     with (folder / _NUMBERS).open("wb") as file:
-        for name, tensor in model.state_dict().items():
-            if name in getattr(model, "all_tied_weights_keys", {}):
-                continue
-            plain = tensor.detach().contiguous()
-            entries[name] = {"dtype": str(plain.dtype).removeprefix("torch."), "shape": [*plain.shape], "at": place}
-            file.write(plain.reshape(-1).view(torch.uint8).numpy())
-            end = place + plain.nbytes
-            place = -(-end // _ALIGNED) * _ALIGNED
-            file.write(bytes(place - end))
+        for name, tensor in state.items():
+            file.seek(entries[name]["at"])
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        file.truncate(size)
     (folder / _HEADER).write_text(json.dumps(entries), encoding="utf-8")
-    return place
+    return size
 
 
 @contextmanager
@@ -81,33 +80,68 @@ def mapped(base: MappedBase | None) -> Iterator[None]:
 
 
 def load_mapped(section: ModelSection, source: str, device: torch.device, strategy: str) -> PreTrainedModel | None:
-    """The base of a section, mapped.
+    """The base of a section, shared with other processes.
 
     Args:
         section: Which base.
         source: What transformers calls it.
-        device: Where it shall lie: only on a CPU are its numbers mapped.
+        device: Where it shall lie: in a file only for a CPU.
         strategy: Of the run; one that cuts the base into parts loads its own.
 
     Returns:
-        None where it is not held in a file.
+        None where it is not shared, or cannot be handed over.
 
     Raises:
         ModelError: The file is not what was written.
     """
-    held = next((one for one in _held if _same(one.section, section)), None)
-    if held is None or device.type != "cpu" or strategy == "fsdp2":
+    held = next((one for one in _held if _same(one.section, section, device)), None)
+    if held is None or strategy == "fsdp2":
         return None
-    config = AutoConfig.from_pretrained(source, revision=section.revision, trust_remote_code=False)
+    if (held.folder / ADDRESS).exists():
+        try:
+            return _filled(section, source, views(*handed_over(held.folder, device)))
+        except ModelError as error:
+            warn("PRL346", "the base cannot be shared, this cell loads it: %s", error.mistakes[0].message)
+            return None
+    if device.type != "cpu":
+        return None
     try:
         tensors = _tensors(held.folder)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"the base of the study cannot be mapped: {error}", str(held.folder)) from None
+    return _around(section, source, tensors)
+
+
+def _filled(section: ModelSection, source: str, tensors: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """A base of tensors of any device; the rest of it, as the tables of its rotary positions, is this process's own."""
+    untouched = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
+    model = _around(section, source, untouched)  # memory that is never written takes none
+    places = {tensor.data_ptr(): name for name, tensor in untouched.items()}
+    device = next(iter(tensors.values())).device
+    for parameter in model.parameters():
+        parameter.data = tensors[places[parameter.data_ptr()]]
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            known = places.get(buffer.data_ptr())
+            setattr(module, name, tensors[known] if known is not None else buffer.to(device))
+    return model
+
+
+def _around(section: ModelSection, source: str, tensors: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """A base of tensors of the CPU.
+
+    Raises:
+        ModelError: Some were copied.
+    """
+    config = AutoConfig.from_pretrained(source, revision=section.revision, trust_remote_code=False)
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in tensors.values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
         None,
         config=config,
         state_dict=tensors,
-        dtype=_dtype(section),
+        dtype=max(sizes, key=lambda dtype: sizes[dtype]),
         attn_implementation=section.attn_implementation,
     )
     model.name_or_path = model.config.name_or_path = source  # which adapters and scores name as their base
@@ -117,19 +151,19 @@ def load_mapped(section: ModelSection, source: str, device: torch.device, strate
         model.generation_config = GenerationConfig.from_model_config(config)
     own = {p.data_ptr() for p in model.parameters()} - {t.data_ptr() for t in tensors.values()}
     if own:
-        raise ModelError(f"{len(own)} tensors of the base were copied, not mapped", str(held.folder))
+        raise ModelError(f"{len(own)} tensors of the base were copied, not shared", source)
     return model
 
 
-def _same(one: ModelSection, other: ModelSection) -> bool:
-    """Whether two sections stand for the same numbers on a CPU, however attention is computed."""
-    keys = [(each.name, each.revision, each.quantization, _dtype(each)) for each in (one, other)]
+def _same(one: ModelSection, other: ModelSection, device: torch.device) -> bool:
+    """Whether two sections stand for the same numbers on a device, however attention is computed."""
+    keys = [(each.name, each.revision, each.quantization, _dtype(each, device)) for each in (one, other)]
     return keys[0] == keys[1]
 
 
-def _dtype(section: ModelSection) -> torch.dtype:
-    """Of the base's numbers on a CPU."""
-    return torch.float32 if section.dtype == "auto" else getattr(torch, section.dtype)
+def _dtype(section: ModelSection, device: torch.device) -> str:
+    """Of the base's numbers there."""
+    return "float32" if section.dtype == "auto" and device.type == "cpu" else section.dtype
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -137,10 +171,4 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     entries = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
     with (folder / _NUMBERS).open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    numbers = torch.frombuffer(pages, dtype=torch.uint8)
-    found = {}
-    for name, entry in entries.items():
-        dtype = getattr(torch, entry["dtype"])
-        count = torch.Size(entry["shape"]).numel() * dtype.itemsize
-        found[name] = numbers[entry["at"] : entry["at"] + count].view(dtype).view(entry["shape"])
-    return found
+    return views(entries, torch.frombuffer(pages, dtype=torch.uint8))

@@ -52,6 +52,10 @@ class AskedByMain:
         """See :meth:`perl.rollouts.vllm.servers.ServerPool.foreign_weights`."""
         return self._asked(lambda engine: engine.foreign_weights())  # type: ignore[attr-defined]  # servers
 
+    def computes_base_alone(self) -> bool:
+        """See :meth:`perl.rollouts.vllm.servers.ServerPool.computes_base_alone`."""
+        return self._asked(lambda engine: engine.computes_base_alone())  # type: ignore[attr-defined]  # servers
+
     def load(self, update: Update) -> None:
         """See :class:`perl.rollouts.engine.Engine`."""
         self._asked(lambda engine: engine.load(update))

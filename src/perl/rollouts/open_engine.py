@@ -123,6 +123,11 @@ def holds_other_weights(engine: Engine) -> bool:
     return isinstance(engine, ServerPool | AskedByMain) and bool(engine.foreign_weights())
 
 
+def computes_base_alone(engine: Engine) -> bool:
+    """Whether servers compute the base wrongly beside requests for adapters, which others may begin to serve."""
+    return isinstance(engine, ServerPool | AskedByMain) and engine.computes_base_alone()
+
+
 # How an engine that takes updates is opened.
 _OPENED: Mapping[Capabilities, Callable[[RolloutSection, SyncPlan | None, nn.Module, EngineSettings], Engine]] = {
     ServerPool.capabilities: _open_servers,

@@ -9,7 +9,7 @@ sent is the engine's part.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -181,6 +181,16 @@ def base_update(policy: nn.Module, name: str) -> Update:
         name: As in :func:`make_update`.
     """
     return Update(name, "merged", _as_the_base(policy, dict(base_parameters(policy))))
+
+
+def without_effect(update: Update) -> Update:
+    """An adapter of the same shapes under which every layer computes what the base does.
+
+    Args:
+        update: As an adapter: A and B of each layer.
+    """
+    tensors = {name: torch.zeros_like(t) if "lora_B" in name else t for name, t in update.tensors.items()}
+    return replace(update, tensors=tensors)
 
 
 def _no_lora(policy: nn.Module) -> str | None:

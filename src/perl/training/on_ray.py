@@ -69,7 +69,7 @@ def train_on_ray(
         with _progress(plan.steps) as line, connected(engine) as cluster:
             line.waits_for = f"looking at {cluster.address}"
             check_room(cluster, engine, servers)
-            cwd, seen = _seen(source, folder, storage)
+            cwd, seen = seen_by_nodes(source, folder, storage)
             beside = _beside(source, seen)
             shared = None if storage else folder
             check_nodes(cluster, seen, storage=storage, shared=shared, servers=servers, check_vllm=check_version)
@@ -138,7 +138,7 @@ def look_at_cluster(recipe: Recipe, source: Source) -> str:
         except RecipeError as error:
             return f"Ray: not reached from here, {error.mistakes[0].message}"
         check_room(cluster, engine, servers)
-        _, seen = _seen(source, recipe.output_dir.absolute(), engine.storage)
+        _, seen = seen_by_nodes(source, recipe.output_dir.absolute(), engine.storage)
         check_nodes(cluster, seen, storage=None, shared=None, servers=servers, check_vllm=check_version)
         nodes = f"{len(cluster.nodes)} nodes" if len(cluster.nodes) > 1 else "one node"
         return f"Ray: {cluster.address} has {nodes}, {cluster.gpus} GPUs and {cluster.cpus} cores; the run fits"
@@ -221,7 +221,7 @@ def _storage(written: str | None) -> str | None:
     return str(Path(written).expanduser().absolute())
 
 
-def _seen(source: Source, folder: Path, storage: str | None) -> tuple[str | None, list[Path]]:
+def seen_by_nodes(source: Source, folder: Path, storage: str | None) -> tuple[str | None, list[Path]]:
     """In which folder each process works, and what each node must have for it.
 
     A job that was submitted with a working directory has a copy of it on each node, where Ray puts the processes.

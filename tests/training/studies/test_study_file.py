@@ -1,10 +1,12 @@
 """Studies as they are written: which cells they have, and what is refused in one line before anything runs."""
 
+import json
+
 import pytest
 
 from perl.errors import RecipeError, RunFolderError
 from perl.training.studies.cells import at_baseline, candidates, cells_of
-from perl.training.studies.written_plan import load_study, opened
+from perl.training.studies.written_plan import load_study, opened, plan_hash, step_of
 
 FILE = """\
 recipe: quickstart
@@ -74,6 +76,12 @@ def test_a_list_of_grids_has_the_cells_of_all(tmp_path):
             "{train.max_steps: 2, engine.processes: 2}\nhalving: {}",
             "mine.yaml:3: halving: pauses",
         ),
+        (
+            "{train.max_steps: 2}",
+            "{train.max_steps: 2}\nhalving: {at: [0.5, 0.6]}",
+            "mine.yaml:3: halving: at: of 2 steps [0.5, 0.6] are the steps [1, 1], which must grow and end before 2",
+        ),
+        ("max_steps: 2}", "max_steps: 2, engine.name: ray}", "mine.yaml:1: recipe: engine.name: ray spreads one run"),
         ("max_steps: 2", "max_steps: 2, eval.enabled: false", "mine.yaml:1: recipe: cells are compared by"),
     ],
 )
@@ -107,6 +115,13 @@ def test_another_plan_over_results_is_refused_and_kept_beside_if_asked(tmp_path)
     changed = (folder / "plan.json").read_text().replace('"choose": [', '"choose": [9,', 1)
     (folder / "plan.json").write_text(changed)
     with pytest.raises(RunFolderError, match="its hash differs"), opened(other, folder):
+        pass
+    forged = json.loads(changed)
+    forged["sha256"] = plan_hash(forged["plan"])  # a whole plan, and not the one of the study's file
+    (folder / "plan.json").write_text(json.dumps(forged))
+    (folder / "cells" / "choose" / "one").mkdir(parents=True)
+    (folder / "cells" / "choose" / "one" / "run.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="planned otherwise: seeds changed"), opened(other, folder):
         pass
 
 
@@ -142,6 +157,17 @@ def test_names_tell_keys_of_one_last_part_apart_and_arms_do_not_depend_on_the_or
         }
     )
     assert [len(arm) for arm in study.arms] == [2]
+
+
+def test_an_absent_study_is_told_of_the_studies_beside_it(tmp_path):
+    written(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("train: {max_steps: 2}\n")
+    with pytest.raises(RecipeError, match=r"no such file \(beside it there is mine.yaml\)$"):
+        load_study(tmp_path / "mien.yaml")
+
+
+def test_the_shares_of_halving_are_steps_from_the_first_on():
+    assert [step_of(share, 10) for share in (0.01, 0.25, 0.5, 0.96)] == pytest.approx([1, 2, 5, 10])
 
 
 def test_halving_needs_a_number_of_steps(tmp_path):

@@ -150,6 +150,25 @@ def test_a_cell_that_is_killed_is_listed_with_its_reason_and_takes_no_other(tmp_
     assert [row["code"] for row in usage_rows(tmp_path) if row["name"] == cells[0].name] == [-9, 0]
 
 
+def test_a_done_cell_that_has_lost_its_score_is_scored_again_and_changed_results_are_seen(killed_study):
+    out = killed_study / "out"
+    results = json.loads((out / "results.json").read_text())
+    cell = next(one for one in results["cells"] if one["stage"] == "score")
+    run = out / "cells" / "score" / cell["name"]
+    facts = json.loads((run / "run.json").read_text())
+    before = sha256_of(run / "adapter" / "adapter_model.safetensors")
+    (run / "run.json").write_text(json.dumps({**facts, "eval": {}}))
+    cell["score"] = 1.0
+    (out / "results.json").write_text(json.dumps(results))
+    again = command(killed_study, "study", "mine.yaml", "-o", "out")
+    assert again.wait() == 0
+    assert "results.json was changed by hand" in (killed_study / "study.log").read_text()
+    assert Run.read(run).facts["eval"] == facts["eval"]
+    scores = {one["name"]: one["score"] for one in json.loads((out / "results.json").read_text())["cells"]}
+    assert scores[cell["name"]] == pytest.approx(score_of(run), abs=0)
+    assert sha256_of(run / "adapter" / "adapter_model.safetensors") == before
+
+
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_a_mapped_base_is_the_base_and_none_of_it_is_copied(tmp_path, dtype):
     section, cpu = ModelSection(dtype=dtype), torch.device("cpu")

@@ -389,10 +389,18 @@ WARNINGS = (
     Code(
         "PRL346",
         "a base that a study's cells cannot share",
-        "The process that writes the base once for all cells of a study has failed.",
+        "The process that writes the base once for a study's cells, or holds it on the GPU, has failed or is gone.",
         "Each cell loads the base itself: the results are the same, for more memory and time.",
         "the base cannot be shared, each cell loads it: No space left on device [PRL346]",
-        "Look at logs/base.log of the study; the study's folder must have room for the base.",
+        "Look at logs/base.log of the study; the study's folder, or the GPU, must have room for the base.",
+    ),
+    Code(
+        "PRL349",
+        "results of a study that were changed by hand",
+        "results.json of a study's folder is not what the study wrote there.",
+        "Scores are read from the cells' run folders, as always, and the file is written anew.",
+        "runs/studies/mine/results.json was changed by hand: it is written anew from the cells' folders [PRL349]",
+        "Nothing; to change a study, change its file and take --new-plan.",
     ),
     Code(
         "PRL365",

@@ -65,6 +65,9 @@ class SavedAdapter:
         return self.folder / WEIGHTS
 
 
+_RUNS = "runs/"
+
+
 def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     """Finds an adapter and reads its config and the header of its weights.
 
@@ -115,6 +118,8 @@ def _folder(name: str) -> tuple[Path, bool]:
             return local / "adapter" if of_a_run else local, True
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise ModelError(f"{name}: no such folder, and not a name on the Hub (user/name)")
+        if name.startswith(_RUNS):  # where runs are written, and nobody's name on the Hub
+            raise ModelError(f"{name}: no such folder", "", "the folder of a run or an adapter; on the Hub: user/name")
         repository, _, revision = name.partition("@")
         return fetch_adapter(repository, revision or None), False
     except PerlError as error:

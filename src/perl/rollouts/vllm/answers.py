@@ -8,6 +8,7 @@ Requests are sent in ``http.py``.
 import json
 import math
 import os
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,3 +186,9 @@ def message_of(answer: httpx2.Response) -> str:
     if message is None and answer.text.lstrip().startswith("<"):
         message = "with a web page, as no vLLM does"
     return " ".join(str(message or answer.text or answer.reason_phrase).split())[:500]
+
+
+def ranks_of_refusal(message: str) -> tuple[int, int] | None:
+    """The rank of an adapter and the largest that the server was started for, where it refuses it for that."""
+    found = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
+    return (int(found[1]), int(found[2])) if found else None

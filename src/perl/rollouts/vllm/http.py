@@ -30,6 +30,7 @@ from perl.rollouts.vllm.answers import (
     json_object,
     key_of,
     message_of,
+    ranks_of_refusal,
     read_answer,
     read_chunk,
     trust_of,
@@ -114,6 +115,12 @@ class VllmServer:
     async def health(self, seconds: float = _SECONDS) -> None:
         """Returns if the server is healthy."""
         self._expect_success(await self._send("GET", "/health", seconds=seconds))
+
+    async def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float = _SECONDS
+    ) -> httpx2.Response:
+        """The answer to any question that may be repeated, whatever it is."""
+        return await self._send(method, path, body, seconds=seconds)
 
     async def facts(self) -> tuple[ServerFacts, Standing]:
         """What the server reports of itself, and what makes it itself.
@@ -306,12 +313,12 @@ class VllmServer:
             raise PerlError(f"{self.url} cannot load adapters", hint=LORA_FLAGS)
         if answer.status_code == 404:
             raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
-        too_large = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
-        if too_large:
-            rank = int(too_large[1])
+        too_large = ranks_of_refusal(message)
+        if too_large is not None:
+            rank, largest = too_large
             allowed = served_rank(rank)
             raise PerlError(
-                f"{self.url} takes adapters up to rank {too_large[2]}, this one has rank {rank}",
+                f"{self.url} takes adapters up to rank {largest}, this one has rank {rank}",
                 hint=f"start it with --max-lora-rank {allowed}" if allowed else "choose a lower rank",
             )
         await self._refused(answer, f"adapter {name}")

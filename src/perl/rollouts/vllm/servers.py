@@ -200,6 +200,11 @@ class ServerPool:
         held = self._call(self._dispatcher.servers.each(self._dispatcher.versions.foreign_weights))
         return sorted(url for url, name in held.items() if name is not None)
 
+    def computes_base_alone(self) -> bool:
+        """Whether a server computes the base wrongly in one batch with requests for adapters: vLLM for CPUs."""
+        members = self._dispatcher.servers.members
+        return any(member.facts is not None and member.facts.on_cpu for member in members)
+
     def expect(self, proof: Proof) -> None:
         """From now on a server that was lost serves only if it answers so with what was loaded last."""
         self._dispatcher.versions.current.proof = proof

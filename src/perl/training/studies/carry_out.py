@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, InterruptedRunError, PerlError, RunFolderError
 from perl.recipe.sections import ModelSection
@@ -30,6 +30,7 @@ from perl.run.progress import progress
 from perl.run.signals import handled
 from perl.run.warned import warn
 from perl.training.studies.cells import Cell
+from perl.training.studies.choose import score_of
 from perl.training.studies.nursery import Job
 
 # The program `perl`, which forks for each command instead of being started anew.
@@ -67,6 +68,10 @@ class Conduct:
         model: The base that all cells have and map; None: each loads its own.
         alone: Titles of arms whose cells change the weights of the servers that all share, so that no other cell may
             use these meanwhile.
+        ray: Address of the Ray cluster on which cells train; None: on this machine.
+        processes: Of a cell, the most that one has.
+        on_cpu: No cell trains on a GPU.
+        score: Of which adapter; a done cell without that of its last one is scored again.
     """
 
     folder: Path
@@ -77,6 +82,10 @@ class Conduct:
     budget: float | None = None
     model: ModelSection | None = None
     alone: frozenset[str] = frozenset()
+    score: str = "final"
+    ray: str | None = None
+    processes: int = 1
+    on_cpu: bool = True
 
     def may_begin(self, cell: Cell, running: Collection[Cell]) -> bool:
         """Whether a cell can train beside those that do."""
@@ -145,7 +154,10 @@ def _before(conduct: Conduct, cell: Cell, until: int | None) -> str:
     except RunFolderError:
         return ""
     if run.status == "done":
-        return "done"
+        if until is not None or conduct.score != "final" or score_of(run.path) is not None:
+            return "done"
+        run.record(status="interrupted")  # its evaluation is lost: what it drew is scored again after its last step
+        return ""
     return "paused" if until is not None and run.status == "interrupted" and last_step(run) >= until else ""
 
 
@@ -159,7 +171,7 @@ def _work_off(
     conduct: Conduct,
     waiting: list[Cell],
     until: Mapping[str, int],
-    nursery: "Nursery",
+    nursery: "Starter",
     ended: dict[str, Ended],
     one_more: Callable[[], None],
     stopping: Callable[[], bool],
@@ -198,7 +210,7 @@ def _work_off(
 def _job(conduct: Conduct, cell: Cell, until: int | None, base: Path | None) -> Job:
     return Job(
         name=cell.name,
-        arguments=(*conduct.arguments(cell), "-o", str(conduct.run_of(cell))),
+        arguments=tuple(conduct.arguments(cell)),
         log=str(conduct.log_of(cell)),
         output=str(conduct.run_of(cell)),
         until=until,
@@ -249,6 +261,32 @@ def usage_rows(folder: Path) -> list[dict[str, Any]]:
     return log_rows(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
+class Starter(Protocol):
+    """What starts cells, each in a process.
+
+    Attributes:
+        base: Folder with the base that they map; None: each loads its own.
+    """
+
+    base: Path | None
+
+    def begin(self, job: Job) -> None:
+        """Begins a cell."""
+        ...
+
+    def stop(self) -> None:
+        """Asks all cells to stop after their step."""
+        ...
+
+    def end(self) -> None:
+        """Ends all of them at once."""
+        ...
+
+    def next(self) -> dict[str, Any]:
+        """The next cell that ends: name, code, cpu (core-seconds), peak (bytes)."""
+        ...
+
+
 class Nursery:
     """The process that forks one for each cell: see ``nursery.py``.
 
@@ -273,6 +311,11 @@ class Nursery:
     def stop(self) -> None:
         """Asks all cells to stop after their step."""
         self._write({"stop": True})
+
+    def end(self) -> None:
+        """Ends all of them at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def next(self) -> dict[str, Any]:
         """The next cell that ends.
@@ -303,22 +346,38 @@ class Nursery:
         return pipe
 
 
-Hire = Callable[[], Nursery]
+Hire = Callable[[], Starter]
 """Gives the process that starts cells, which is started when it is first asked for."""
 
 
 @contextmanager
-def crew(conduct: Conduct) -> Iterator[Hire]:
-    """Inside, cells can be carried out; one process starts all of them, and ends with the block."""
-    with ExitStack() as opened:
-        started: list[Nursery] = []
+def crew(conduct: Conduct, check: Callable[[Path], None] = lambda _: None) -> Iterator[Hire]:
+    """Inside, cells can be carried out; one process starts all of them, and ends with the block.
 
-        def hire() -> Nursery:
+    Args:
+        conduct: How.
+        check: Given the study's folder before that process is started; refuses what cells share and cannot use.
+    """
+    with ExitStack() as opened:
+        started: list[Starter] = []
+
+        def hire() -> Starter:
             if not started:
-                started.append(opened.enter_context(_started(conduct)))
+                check(conduct.folder)
+                started.append(opened.enter_context(_started(conduct) if conduct.ray is None else _on_ray(conduct)))
             return started[0]
 
         yield hire
+
+
+@contextmanager
+def _on_ray(conduct: Conduct) -> Iterator[Starter]:
+    from perl.training.studies.on_ray import OnRay, cells_on_ray  # which imports what trains
+
+    assert conduct.ray is not None  # noqa: S101 (of one that has it)
+    how = OnRay(conduct.ray, conduct.threads, conduct.processes, conduct.on_cpu)
+    with cells_on_ray(how, conduct.recipe, conduct.folder) as cells:
+        yield cells
 
 
 @contextmanager
@@ -364,7 +423,7 @@ def _held(nursery: Nursery, folder: Path, model: ModelSection, log: Path) -> Pat
 
 
 @contextmanager
-def _stoppable(nursery: Nursery) -> Iterator[Callable[[], bool]]:
+def _stoppable(nursery: Starter) -> Iterator[Callable[[], bool]]:
     """Inside, a first signal stops all cells after their step, a second one at once; whether one came.
 
     Only the main thread hears signals; in another one none comes.
@@ -379,8 +438,7 @@ def _stoppable(nursery: Nursery) -> Iterator[Callable[[], bool]]:
         if len(asked) == 1:
             nursery.stop()
         else:
-            with suppress(ProcessLookupError):
-                os.killpg(nursery.process.pid, signal.SIGKILL)
+            nursery.end()
 
     with handled((signal.SIGINT, signal.SIGTERM), on_signal):
         yield lambda: bool(asked)

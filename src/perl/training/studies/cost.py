@@ -78,7 +78,8 @@ def cost_lines(planned: Study) -> Iterator[str]:
     yield f"{upper}{cells} cells, {duration(low)} to {duration(high)} of training one after the other (derived)"
     side = f"{file.at_once} at once, {file.threads} thread{'s' if file.threads > 1 else ''} each"
     together = max(cost.memory for cost in costs) * file.at_once
-    yield f"{side}: up to {together:.2f} GiB, of which the base is held once where cells train on a CPU"
+    shared = ", of which the base is held once where cells share it" if file.ray is None else " over all nodes"
+    yield f"{side}: up to {together:.2f} GiB{shared}"
     if file.budget is not None:
         yield f"after {duration(file.budget)} of core time no cell is begun"
 

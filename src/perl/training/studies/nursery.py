@@ -15,14 +15,16 @@ import selectors
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perl.errors import EXIT_INTERRUPTED
+from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, PerlError
 
 if TYPE_CHECKING:
+    import torch
+
     from perl.policy.mapped_base import MappedBase
 
 _LOOK_SECONDS = 1.0
@@ -35,7 +37,8 @@ class Job:
 
     Attributes:
         name: Of the cell.
-        arguments: As the command line has them, ``("train", ...)``; none: write the base that the others map.
+        arguments: As the command line has them, ``("train", ...)``, without the run folder; none: write the base that
+            the others map.
         log: File for what it prints.
         output: The run folder.
         until: Step after which it is to stop, for the time being; None: it goes on to its end.
@@ -78,6 +81,7 @@ def main(command: Command) -> None:
 def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None:
     running: dict[int, str] = {}
     woken, wake = os.pipe()
+    alive = os.pipe()  # its end in this process and in all cells: who holds the base sees when the last has gone
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -107,7 +111,7 @@ def _serve(command: Command, report: Callable[[dict[str, Any]], object]) -> None
                     report({"name": given["name"], "code": EXIT_INTERRUPTED, "cpu": 0.0, "peak": 0})
                 else:
                     job = Job(**given)
-                    running[_fork(job, command)] = job.name
+                    running[_fork(job, command, alive)] = job.name
 
 
 def _stop(running: dict[int, str]) -> None:
@@ -132,13 +136,13 @@ def _reap(running: dict[int, str], report: Callable[[dict[str, Any]], object]) -
             report({"name": name, "code": code, "cpu": round(cpu, 3), "peak": usage.ru_maxrss * 1024})
 
 
-def _fork(job: Job, command: Command) -> int:
+def _fork(job: Job, command: Command, alive: tuple[int, int]) -> int:
     parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
     code = 1
     try:
-        code = _work(job, command, parent)
+        code = _work(job, command, parent, alive)
     except BaseException:
         traceback.print_exc()
         raise
@@ -149,12 +153,11 @@ def _fork(job: Job, command: Command) -> int:
         os._exit(code)  # without what the parent would do at its end
 
 
-def _work(job: Job, command: Command, parent: int) -> int:
+def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> int:
     """Trains a cell as the command line does, in a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _end_with_parent()
     if os.getppid() != parent:  # it has gone before that
         return EXIT_INTERRUPTED
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -165,31 +168,92 @@ def _work(job: Job, command: Command, parent: int) -> int:
     _wait_for_folder(Path(job.output))
     from perl.policy.mapped_base import MappedBase, mapped
     from perl.recipe.sections import ModelSection
-    from perl.run.host import hosted_by
-    from perl.training.studies.pause import PausedAfter
 
     base = MappedBase(Path(job.base), ModelSection(**job.model)) if job.base else None
     if base is not None and not job.arguments:
-        return _write_base(base)
-    with contextlib.ExitStack() as opened:
-        opened.enter_context(mapped(base))
-        if job.until is not None:
-            opened.enter_context(hosted_by(PausedAfter(job.until)))
-        return command(list(job.arguments), "perl")
+        from perl.run.devices import accelerator
+
+        os.close(alive[1])  # or its holder would wait for itself
+        return share_base(base, alive[0], on_cpu=accelerator() is None)
+    with mapped(base):
+        return _trained(command, job.arguments, job.until, job.output)
 
 
-def _write_base(base: "MappedBase") -> int:
-    """Writes a base once, for all cells to map."""
+def alone(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
+    """Trains a cell in a process of its own, as a task on another machine starts it; see :class:`Job`."""
+    _end_with_parent()
+    return _trained(command, arguments, until, output)
+
+
+def _trained(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
+    from perl.run.host import hosted_by
+    from perl.training.studies.pause import PausedAfter
+
+    with contextlib.nullcontext() if until is None else hosted_by(PausedAfter(until)):
+        return command([*arguments, "-o", output], "perl")
+
+
+def _end_with_parent() -> None:
+    """Has this process asked to stop when the one that started it ends."""
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def share_base(base: "MappedBase", alive: int, *, on_cpu: bool) -> int:
+    """Puts a base once where all cells find it: on a CPU into a file, else into a process that holds it on the GPU.
+
+    Args:
+        base: Where.
+        alive: A pipe whose other end all processes have open that may ask for the base.
+        on_cpu: Cells train there.
+
+    Returns:
+        An exit code, once it can be shared.
+    """
     import torch
 
     from perl.policy.mapped_base import write_mapped_base
     from perl.policy.model import load_base
-    from perl.run.devices import accelerator
 
-    if accelerator() is not None:
-        return 0  # each cell has a copy there
-    write_mapped_base(load_base(base.section, torch.device("cpu")), base.folder)
-    return 0
+    if on_cpu:
+        write_mapped_base(load_base(base.section, torch.device("cpu")), base.folder)
+        return EXIT_DONE
+    return hold_base(base, alive, None)
+
+
+def hold_base(base: "MappedBase", alive: int, device: "torch.device | None") -> int:
+    """Starts the process that holds a base; it ends when the last one who may ask does.
+
+    Args:
+        base: Where its address is left.
+        alive: See :func:`share_base`.
+        device: Where it lies; None: on the accelerator.
+    """
+    heard, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        return EXIT_DONE if os.read(heard, 1) else EXIT_FAILED  # nothing: it ended, and its log says why
+    try:
+        import torch
+
+        from perl.policy.held_base import hold
+        from perl.policy.model import load_base
+
+        place = device or torch.device(
+            str(torch.accelerator.current_accelerator()), torch.accelerator.current_device_index()
+        )
+        hold(lambda there: load_base(base.section, there), place, base.folder, alive, lambda: _say(tell))
+    except PerlError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 (a log)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(0)
+
+
+def _say(pipe: int) -> None:
+    os.write(pipe, b"!")
 
 
 def _wait_for_folder(folder: Path) -> None:

@@ -18,6 +18,7 @@ from perl.run.folder import Run
 from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table
 from perl.run.warned import warn
+from perl.training.hardware import GIB
 from perl.training.studies.carry_out import usage_rows
 from perl.training.studies.cells import CHOOSES, SCORES, titled
 from perl.training.studies.findings import Arm, Findings, Scored, findings
@@ -232,12 +233,19 @@ def _cells(result: StudyResult) -> Iterator[str]:
     yield ""
     yield "Each command trains its cell alone: on a CPU without servers to the same adapter (SHA-256 of its weights)."
     yield ""
+    peaks: dict[str, float] = {}
+    for used in usage_rows(result.folder):
+        peaks[used["name"]] = max(peaks.get(used["name"], 0.0), float(used["peak"]))
     rows = []
     for row in result.rows:
+        peak = f"{peaks[row.name] / GIB:.2f}" if row.name in peaks else _DASH
         score = f"{100 * row.score:.1f}" if row.score is not None else row.status
         what = "scores" if row.stage == SCORES else "chooses"
-        rows.append([f"`{row.name}`", what, score, f"`{_adapter(result, row)[:12]}`", f"`{row.command}`"])
-    yield from markdown_table([["cell", "", "score", "adapter", "command"], *rows], [False, False, True, False, False])
+        rows.append([f"`{row.name}`", what, score, peak, f"`{_adapter(result, row)[:12]}`", f"`{row.command}`"])
+    head = ["cell", "", "score", "peak, GiB", "adapter", "command"]
+    yield from markdown_table([head, *rows], [False, False, True, True, False, False])
+    yield ""
+    yield "Peak: of its process in main memory, what it shares with the other cells included."
 
 
 def _adapter(result: StudyResult, row: Row) -> str:

@@ -3,6 +3,7 @@
 cells -> DIR/results.json, a table for a terminal
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from perl.errors import RunFolderError
 from perl.run.files import write_text
 from perl.run.tables import plain_table
-from perl.training.studies.cells import SCORES, titled
+from perl.run.warned import warn
+from perl.training.studies.cells import SCORES, canonical, titled
 from perl.training.studies.choose import Chosen
 
 if TYPE_CHECKING:
     from perl.training.studies.carry_out import Ended
+
+_RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
@@ -119,4 +123,24 @@ def write_results(result: StudyResult) -> None:
         for title, one in result.chosen.items()
     }
     values = {"plan": result.plan, "chosen": chosen, "cells": [vars(row) for row in result.rows]}
-    write_text(result.folder / "results.json", json.dumps(values, indent=2, default=str) + "\n")
+    values = json.loads(json.dumps(values, default=str))
+    text = json.dumps({**values, "sha256": _hash_of(values)}, indent=2)
+    write_text(result.folder / _RESULTS, text + "\n")
+
+
+def check_results(folder: Path) -> None:
+    """Warns of a ``results.json`` that is not as it was written; what it says is read from the cells anew."""
+    try:
+        found = json.loads((folder / _RESULTS).read_text(encoding="utf-8"))
+        written = found.pop("sha256", None)
+        sound = written is None or written == _hash_of(found)  # None: as earlier versions wrote it
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, AttributeError, TypeError):
+        sound = False
+    if not sound:
+        warn("PRL349", "%s was changed by hand: it is written anew from the cells' folders", folder / _RESULTS)
+
+
+def _hash_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(values).encode()).hexdigest()

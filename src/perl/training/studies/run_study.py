@@ -5,17 +5,20 @@ study.yaml -> plan -> cells with the seeds that choose -> a choice for each arm 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perl.errors import PerlError
-from perl.recipe import Recipe
 from perl.training.studies.carry_out import Conduct, Ended, Hire, carry_out, crew
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, at_baseline, cells_of
 from perl.training.studies.choose import Chosen, best_half, choose, reward_at, score_of
 from perl.training.studies.report import write_report
-from perl.training.studies.results import Row, StudyResult, read_chosen, write_chosen, write_results
-from perl.training.studies.written_plan import Study, load_study, opened
+from perl.training.studies.results import Row, StudyResult, check_results, read_chosen, write_chosen, write_results
+from perl.training.studies.written_plan import Study, load_study, opened, step_of
+
+if TYPE_CHECKING:
+    from perl.training.studies.shared_servers import Served
 
 
 def study(
@@ -42,12 +45,14 @@ def study(
 
 
 def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
-    conduct = conduct_of(planned, folder)
+    check_results(folder)
+    some = _served(planned)
+    conduct = conduct_of(planned, folder, some)
     result, ended = StudyResult(folder, digest), dict[str, Ended]()
     seeds, tuned = planned.file.seeds, bool(planned.file.chosen)
     finalists = [] if tuned else list(planned.candidates)
     try:
-        with crew(conduct) as hire:
+        with crew(conduct, partial(_check_room, planned, some)) as hire:
             if tuned:
                 frozen = read_chosen(folder)
                 ended |= _choosing(planned, conduct, hire) if frozen is None else _as_they_are(frozen)
@@ -63,6 +68,22 @@ def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
         write_results(result)
         write_report(planned, result)
     return result
+
+
+def _served(planned: Study) -> "list[Served]":
+    """What candidates give to servers, which takes seconds to import where there are any."""
+    if not any(recipe.rollout.capabilities.needs_servers for recipe in planned.recipes):
+        return []
+    from perl.training.studies.shared_servers import served
+
+    return served(planned)
+
+
+def _check_room(planned: Study, some: "Sequence[Served]", folder: Path) -> None:
+    if some:
+        from perl.training.studies.shared_servers import check_room
+
+        check_room(planned, some, folder)
 
 
 def _freeze(result: StudyResult, ended: Mapping[str, Ended]) -> None:
@@ -104,24 +125,33 @@ def _chosen(
     }
 
 
-def conduct_of(planned: Study, folder: Path) -> Conduct:
-    """How a study's cells are carried out."""
+def conduct_of(planned: Study, folder: Path, some: "Sequence[Served] | None" = None) -> Conduct:
+    """How a study's cells are carried out.
+
+    Args:
+        planned: The study.
+        folder: Its own.
+        some: What candidates give to servers; None: it is looked at.
+    """
+    some = _served(planned) if some is None else some
     file, recipes = planned.file, planned.recipes
     sections = {recipe.model for recipe in recipes}
-    on_cpu = all(recipe.engine.device in ("auto", "cpu") for recipe in recipes)
-    shared = recipes[0].model if len(sections) == 1 and on_cpu and recipes[0].model.quantization is None else None
-    alone = [one.title for one, recipe in zip(planned.candidates, recipes, strict=True) if _changes_servers(recipe)]
+    shared = recipes[0].model if len(sections) == 1 and recipes[0].model.quantization is None else None
+    # Under their weights adapters of other cells would be computed wrongly.
+    alone = frozenset(one.candidate.title for one in some if one.rank is None)
     how = file.at_once, file.threads, file.budget
-    return Conduct(folder, planned.recipe, planned.every, *how, model=shared, alone=frozenset(alone))
-
-
-def _changes_servers(recipe: Recipe) -> bool:
-    """Whether a cell puts weights into servers, under which adapters of other cells would be computed wrongly."""
-    if not recipe.rollout.capabilities.needs_servers:
-        return False
-    from perl.training.stages import prepare  # which takes seconds
-
-    return prepare(recipe, engine_here=False).form == "merged"
+    return Conduct(
+        folder,
+        planned.recipe,
+        planned.every,
+        *how,
+        model=shared if file.ray is None else None,
+        alone=alone,
+        score=file.score,
+        ray=file.ray,
+        processes=max(recipe.engine.processes or 1 for recipe in recipes),
+        on_cpu=all(recipe.engine.device == "cpu" for recipe in recipes),
+    )
 
 
 def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate]:
@@ -147,7 +177,7 @@ def _choosing(planned: Study, conduct: Conduct, hire: Hire) -> dict[str, Ended]:
     ended: dict[str, Ended] = {}
     for place in halving.at if halving is not None else ():
         cells = cells_of(left, seeds, CHOOSES)
-        at = {cell.name: max(1, round(place * steps_of(planned, cell.candidate))) for cell in cells}
+        at = {cell.name: step_of(place, steps_of(planned, cell.candidate)) for cell in cells}
         ended |= carry_out(conduct, hire, cells, at)
         rewards = _rewards(conduct, left, seeds, at)
         arms = [[one for one in arm if one in left] for arm in planned.arms]

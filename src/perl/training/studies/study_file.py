@@ -65,8 +65,11 @@ class StudyFile(Section):
     score: Literal["final", "best"] = Field("final", description="Of the last adapter, or of the best of `eval.best`.")
     budget: float | None = Field(None, gt=0, allow_inf_nan=False, description="Core-seconds; then no cell is begun.")
     halving: Halving | None = Field(None, description="Who is trained to the end: {at: [0.25, 0.5], keep: 0.5}.")
-    at_once: int = Field(1, ge=1, description="Cells that train at the same time on this machine.")
+    at_once: int = Field(1, ge=1, description="Cells that train at the same time.")
     threads: int = Field(1, ge=1, description="CPU threads of each.")
+    ray: str | None = Field(
+        None, min_length=1, description="Ray cluster whose nodes train the cells: HOST:PORT, auto or local; None: none."
+    )
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -133,7 +136,16 @@ def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer
 
 def _read(path: Path) -> Layer:
     if not path.is_file():
-        near = sorted(one.name for one in path.parent.glob("*.y*ml"))
+        near = sorted(one.name for one in path.parent.glob("*.y*ml") if _is_study(one))
         hint = f"beside it there is {', '.join(near[:3])}" if near else "see `perl study --help`"
         raise RecipeError("no such file", str(path), hint)
     return read_yaml(path, Mistake("a study is a mapping of recipe, grid and seeds", hint="see `perl study --help`"))
+
+
+def _is_study(path: Path) -> bool:
+    """Whether a file has what only a study has, to be named where another one was meant."""
+    try:
+        found = read_yaml(path, Mistake("no study")).values
+    except (RecipeError, OSError):
+        return False
+    return "grid" in found and "seeds" in found

@@ -28,8 +28,8 @@ from perl.training.checked_recipe import checked_recipe
 from perl.training.studies.cells import Candidate, as_overrides, at_baseline, candidates, canonical, cell_name, titled
 from perl.training.studies.study_file import StudyFile, read_study
 
-# How many cells train at once, and for how long, decides no result.
-_HOW = ("at_once", "budget")
+# How many cells train at once, for how long and where decides no result.
+_HOW = ("at_once", "budget", "ray")
 _EARLIER = "earlier-"
 
 
@@ -44,6 +44,7 @@ class Study:
         every: Overrides of every cell.
         candidates: In the grid's order.
         recipes: Of each candidate, but for the seed.
+        layer: Where each key is written.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Study:
     every: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     recipes: tuple[Recipe, ...]
+    layer: Layer
 
     def recipe_of(self, candidate: Candidate) -> Recipe:
         """The whole recipe of a candidate's cells, but for the seed."""
@@ -104,11 +106,12 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
+    mistakes += [*_ray_mistakes(recipes, layer)]
     mistakes += [*_halving_mistakes(file, recipes, layer), *_name_mistakes(found, layer)]
     raise_all(RecipeError, mistakes)
     _check_at_baseline(recipe, every, file, found, layer)
     name = Path(source).stem if not isinstance(source, Mapping) else "study"
-    return Study(name, file, recipe, every, tuple(found), tuple(recipes))
+    return Study(name, file, recipe, every, tuple(found), tuple(recipes), layer)
 
 
 def _located(mistake: Mistake, file: StudyFile, layer: Layer) -> Mistake:
@@ -153,10 +156,27 @@ def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) 
         return
     if any(int(recipe.train.get("max_steps") or -1) <= 0 for recipe in recipes):
         yield Mistake("needs a number of steps", layer.where(("halving",)), "overrides: {train.max_steps: 100}")
-    if any((recipe.engine.processes or 1) > 1 or recipe.engine.on_ray for recipe in recipes):
+    for steps in sorted({int(recipe.train.get("max_steps") or -1) for recipe in recipes}):
+        places = [step_of(share, steps) for share in file.halving.at]
+        if steps > 0 and len({*places, steps}) <= len(places):
+            what = f"at: of {steps} steps {file.halving.at} are the steps {places}, which must grow and end before"
+            yield Mistake(f"{what} {steps}", layer.where(("halving",)), "fewer shares, or more steps")
+    if any((recipe.engine.processes or 1) > 1 for recipe in recipes):
         yield Mistake(
             "pauses cells of one process only", layer.where(("halving",)), "leave it out, or engine.processes"
         )
+
+
+def _ray_mistakes(recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
+    """A study sends whole cells to a cluster, whose recipes then need none."""
+    if any(recipe.engine.on_ray for recipe in recipes):
+        what = "engine.name: ray spreads one run over a cluster, and a study has many"
+        yield Mistake(what, layer.where(("recipe",)), "engine.name: local, and in the study ray: auto or HOST:PORT")
+
+
+def step_of(share: float, steps: int) -> int:
+    """The step after which cells pause at a share of their steps."""
+    return max(1, round(share * steps))
 
 
 def _name_mistakes(found: Sequence[Candidate], layer: Layer) -> Iterator[Mistake]:
