@@ -13,13 +13,12 @@ from typing import Any
 from perl.launch.verl.can_go import plain_alpha
 from perl.launch.verl.handover import Handover
 from perl.launch.verl.hydra import FOLDER
+from perl.launch.verl.job_files import ADAPTER
 from perl.launch.verl.objective import Mapped
 from perl.methods.registry import ALL_LINEAR, LARGEST_RANK
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 
 _MODEL = "actor_rollout_ref.model"
-ADAPTER = "adapter"
-"""The folder of a job that holds the adapter to start from."""
 _MEGATRON: Mapping[str, str] = MappingProxyType(
     {
         "q_proj": "linear_q",

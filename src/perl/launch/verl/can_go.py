@@ -19,9 +19,6 @@ from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, RewardSetting
 from perl.recipe.train_fields import REFUSED as REFUSED_FIELDS
 from perl.recipe.train_fields import train_fields
 
-VERL_VERSION = "0.9.1"
-"""The version whose configuration a job is written for."""
-
 
 @dataclass(frozen=True)
 class Refused:

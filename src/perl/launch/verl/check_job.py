@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, MissingExtraError, Mistake, PerlError, RecipeError, raise_all
-from perl.launch.verl.can_go import VERL_VERSION
 from perl.launch.verl.hydra import FOLDER
-from perl.launch.verl.overrides import EVAL, TRAIN
+from perl.launch.verl.job_files import EVAL, JOB, OVERRIDES, README, RUN, TRAIN, VERL_VERSION
 from perl.methods.registry import LARGEST_RANK
 from perl.run.files import sha256_of
 from perl.run.warned import warn
@@ -30,7 +29,7 @@ _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 _FEWEST_CPUS = 16
 _UNQUOTABLE = "'\"$\\\n"
 # Files that a job may change: nothing checks their sums.
-_FREE = ("README.txt", "run.sh")
+_FREE = (README, RUN)
 
 
 def check_job(folder: Path, further: Sequence[str] = ()) -> list[str]:
@@ -66,7 +65,7 @@ def check_job(folder: Path, further: Sequence[str] = ()) -> list[str]:
 
 def overrides_of(folder: Path, further: Sequence[str] = ()) -> list[str]:
     """The job's overrides with its folder's path in their places, then those that are given besides."""
-    lines = (folder / "overrides.txt").read_text(encoding="utf-8").splitlines()
+    lines = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
     return [line.replace(FOLDER, str(folder)) for line in lines if line.strip()] + list(further)
 
 
@@ -84,7 +83,7 @@ def compose(folder: Path, further: Sequence[str] = ()) -> Any:  # noqa: ANN401 (
         with initialize_config_module(config_module="verl.trainer.config", version_base=None):
             return composed(config_name="ppo_trainer", overrides=overrides_of(folder, further))
     except HydraException as error:
-        raise RecipeError(f"verl cannot read the overrides: {_first(error)}", str(folder / "overrides.txt")) from error
+        raise RecipeError(f"verl cannot read the overrides: {_first(error)}", str(folder / OVERRIDES)) from error
 
 
 def validated(config: Any) -> None:  # noqa: ANN401
@@ -164,7 +163,7 @@ def _of_machine(config: Any) -> Iterator[Mistake]:  # noqa: ANN401
 def _facts(folder: Path) -> dict[str, Any]:
     """``job.json``, with every file as it was written."""
     try:
-        facts: dict[str, Any] = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads((folder / JOB).read_text(encoding="utf-8"))
         files = dict(facts["files"])
     except (OSError, ValueError, KeyError, TypeError):
         raise RecipeError("is no job of perl export-verl: job.json is absent or malformed", str(folder)) from None

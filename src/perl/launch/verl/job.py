@@ -11,17 +11,30 @@ from typing import Any
 
 import perl
 from perl.errors import RunFolderError
-from perl.launch.verl.adapter import ADAPTER, ranks, write_plain
-from perl.launch.verl.can_go import VERL_VERSION
+from perl.launch.verl.adapter import ranks, write_plain
 from perl.launch.verl.handover import Handover
-from perl.launch.verl.overrides import BASE, CHECKPOINTS, EVAL, LOG, REWARDS, TRAIN, Overrides
+from perl.launch.verl.job_files import (
+    ADAPTER,
+    BASE,
+    CHECKPOINTS,
+    EARLIER,
+    EVAL,
+    FORMAT,
+    JOB,
+    LOG,
+    OVERRIDES,
+    README,
+    RECIPE,
+    REWARDS,
+    RUN,
+    TRAIN,
+    VERL_VERSION,
+)
+from perl.launch.verl.overrides import Overrides
 from perl.launch.verl.reward_files import FOLDER_OF_FILES, reward_files
 from perl.launch.verl.rows import write_rows
 from perl.run.files import new_folder, sha256_of
 from perl.sandbox import is_sandbox, model_folder
-
-JOB, OVERRIDES, RUN, README, RECIPE = "job.json", "overrides.txt", "run.sh", "README.txt", "recipe.yaml"
-FORMAT = 1
 
 _REWARDS_PY = '''\
 """The rewards of this job, as verl asks for them. Made by perl export-verl; perl must be installed beside verl."""
@@ -60,8 +73,6 @@ export VERL_FILE_LOGGER_PATH="$folder/{log}"
 mapfile -t overrides < {overrides}
 exec "$python" -m verl.trainer.main_ppo "${{overrides[@]//@FOLDER@/$folder}}" "$@"
 """
-EARLIER = "verl_metrics.earlier.jsonl"
-"""The log of earlier starts of a job that was resumed."""
 
 
 def write_job(job: Handover, made: Overrides, settings: str, folder: Path) -> Path:

@@ -13,15 +13,11 @@ from perl.launch.verl.adapter import adapter
 from perl.launch.verl.can_go import refusals, stated
 from perl.launch.verl.handover import Handover
 from perl.launch.verl.hydra import FOLDER, override
+from perl.launch.verl.job_files import BASE, CHECKPOINTS, EVAL, LOG, REWARDS, TRAIN
 from perl.launch.verl.objective import Mapped, objective
 from perl.launch.verl.schedule import schedule
 from perl.sandbox import is_sandbox
 
-LOG = "verl_metrics.jsonl"
-CHECKPOINTS = "checkpoints"
-TRAIN, EVAL, REWARDS = "train.parquet", "eval.parquet", "rewards.py"
-BASE = "base"
-"""The folder of a job that holds a model of the sandbox."""
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _REF = "actor_rollout_ref.ref"
 _TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")
