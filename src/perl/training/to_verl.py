@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perl.errors import PerlError
+from perl.errors import PerlError, RecipeError, raise_all
+from perl.launch.verl.can_go import refusals
 from perl.launch.verl.handover import Handover
 from perl.launch.verl.job import check_free, submit_line, write_job
 from perl.launch.verl.overrides import Overrides, overrides
@@ -19,12 +20,13 @@ from perl.policy.attach import own_method
 from perl.policy.model import load_base, source_fingerprint
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
+from perl.recipe.layers import read_layers
 from perl.recipe.sections import EngineSection
+from perl.recipe.validation import checked
 from perl.rewards.one_by_one import settings_text
 from perl.training.checked_recipe import checked_recipe
 from perl.training.plan import Plan, make_plan
 
-NAME = "engine.name=verl"
 # A base whose weights take more is not read for its fingerprint.
 _LARGEST_READ = 4_000_000_000
 
@@ -66,7 +68,17 @@ def read_for_verl(source: str | Path | Mapping[str, Any] | Recipe, changes: Sequ
     Raises:
         RecipeError: With every mistake found.
     """
-    return checked_recipe(source, (NAME, *changes))
+    of_engine = [one for one in changes if one.startswith("engine.")]
+    recipe = checked_recipe(source, [one for one in changes if one not in of_engine])
+    if recipe.engine.on_verl:
+        values = {key: item for key, item in recipe.engine.model_dump().items() if item is not None}
+    else:  # what it says of this package's own processes; as many GPUs
+        values = {"name": "verl", **({"gpus": recipe.engine.processes} if recipe.engine.processes else {})}
+    layer = read_layers({"engine": values}, of_engine)[1]
+    try:
+        return replace(recipe, engine=checked(EngineSection, layer.values["engine"]))
+    except RecipeError as error:
+        raise error.moved(lambda where: f"engine.{where}") from None
 
 
 def prepare_export(recipe: Recipe) -> Export:
@@ -80,7 +92,7 @@ def prepare_export(recipe: Recipe) -> Export:
     """
     try:
         check_rewards({name: () for name in recipe.rewards})
-        plan = make_plan(_planned_here(recipe), runs_here=False)
+        plan = _plan(recipe)
         check_rewards({reward.name: reward.needs for reward in plan.rewards})
         job = _handover(recipe, plan)
         return Export(job, overrides(job), plan)
@@ -122,6 +134,15 @@ def _planned_here(recipe: Recipe) -> Recipe:
     """The recipe as this package's own trainer would run it, so that all that it refuses is refused."""
     train = {name: value for name, value in recipe.train.items() if name != "report_to"}
     return replace(recipe, engine=EngineSection(), train=MappingProxyType(train))
+
+
+def _plan(recipe: Recipe) -> Plan:
+    """The plan; where there is none, what cannot go anyway comes first."""
+    try:
+        return make_plan(_planned_here(recipe), runs_here=False)
+    except PerlError:
+        raise_all(RecipeError, refusals(recipe))
+        raise
 
 
 def _handover(recipe: Recipe, plan: Plan) -> Handover:

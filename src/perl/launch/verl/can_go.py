@@ -197,7 +197,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "rollout.prefetch": Refused("verl's asynchronous trainer samples with the adapter as it began (verl#7495)", "0"),
         "rollout.max_staleness": Refused("rollouts of verl's synchronous trainer are never older than a batch"),
         "rollout.in_flight": Refused("verl's synchronous trainer finishes rollouts before a step", "finish"),
-        "eval.max_completion_length": Refused("verl has one length for training and validation"),
         "eval.every": Refused("verl scores no benchmark tasks in between", "train.eval_steps, for held-out problems"),
         "eval.best": Refused("verl keeps no best adapter", "score checkpoints after perl import-verl"),
         **dict.fromkeys(("teacher.adapter", "teacher.hint", "teacher.system_prompt"), _TEACHER),
@@ -274,7 +273,7 @@ _GROUPS: Mapping[str, str] = MappingProxyType(
         "train.cache_implementation train.use_transformers_continuous_batching "
         "train.transformers_continuous_batching_config train.use_transformers_paged train.ds3_gather_for_generation",
         "verl proves no engine before it trains; it logs rollout_probs_diff": "rollout.check_every rollout.tolerance",
-        "perl eval scores tasks, after perl import-verl": "eval.tasks eval.scorer_timeout eval.data",
+        "perl eval scores as the recipe says, after perl import-verl": "eval.max_completion_length eval.tasks eval.scorer_timeout eval.data",
         "verl's validation draws by the seed of its engine, and writes all at once": "eval.seed eval.batch_size "
         "train.per_device_eval_batch_size train.eval_accumulation_steps train.eval_use_gather_object "
         "train.eval_do_concat_batches train.prediction_loss_only train.batch_eval_metrics train.include_for_metrics "

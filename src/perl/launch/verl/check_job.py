@@ -50,14 +50,15 @@ def check_job(folder: Path, further: Sequence[str] = ()) -> list[str]:
         raise RecipeError("a path with quotes, $ or \\ cannot be written as an override", str(folder), "another folder")
     facts = _facts(folder)
     found = _verl()
-    config = compose(folder, further)
+    lines = overrides_of(folder, further)
+    config = composed(lines, str(folder / OVERRIDES))
     raise_all(RecipeError, list(our_rules(config)))
     with _as_mistakes("verl refuses the configuration"):
         validated(config)
     rows = _rows(config, folder)
     score = _rewards(config, folder)
     return [
-        f"verl {found}: {len(overrides_of(folder, further))} overrides compose and are valid",
+        f"verl {found}: {len(lines)} overrides compose and are valid",
         f"rows: {rows['train']} to train on, {rows['eval']} held out; the reward of the first is {score:g} for no answer",
         f"base: {facts['base']}, {facts['method']} of rank {facts['rank']}",
     ]
@@ -69,21 +70,24 @@ def overrides_of(folder: Path, further: Sequence[str] = ()) -> list[str]:
     return [line.replace(FOLDER, str(folder)) for line in lines if line.strip()] + list(further)
 
 
-def compose(folder: Path, further: Sequence[str] = ()) -> Any:  # noqa: ANN401 (OmegaConf's DictConfig)
-    """The configuration that verl's command makes of the overrides.
+def composed(lines: Sequence[str], place: str = "overrides") -> Any:  # noqa: ANN401 (OmegaConf's DictConfig)
+    """The configuration that verl's command makes of overrides.
+
+    Args:
+        lines: The overrides, with paths in their places.
+        place: What their reader knows them by.
 
     Raises:
         RecipeError: An override has no such key, or cannot be read.
     """
-    from hydra import compose as composed
-    from hydra import initialize_config_module
+    from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
 
     try:
         with initialize_config_module(config_module="verl.trainer.config", version_base=None):
-            return composed(config_name="ppo_trainer", overrides=overrides_of(folder, further))
+            return compose(config_name="ppo_trainer", overrides=list(lines))
     except HydraException as error:
-        raise RecipeError(f"verl cannot read the overrides: {_first(error)}", str(folder / OVERRIDES)) from error
+        raise RecipeError(f"verl cannot read the overrides: {_first(error)}", place) from error
 
 
 def validated(config: Any) -> None:  # noqa: ANN401

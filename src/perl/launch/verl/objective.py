@@ -174,7 +174,7 @@ def _divergence(arguments: Any, mapped: Mapped) -> None:  # noqa: ANN401
         }
     if in_loss:
         if arguments.use_bias_correction_kl:
-            what = "true: verl's KL term is not multiplied by the ratio"
+            what = "verl's KL term is not multiplied by the ratio"
             mapped.refuse("train.use_bias_correction_kl", what, "false, as GRPO's paper has it")
         mapped.overrides |= {
             f"{_ACTOR}.kl_loss_coef": arguments.beta,
