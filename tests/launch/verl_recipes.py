@@ -4,9 +4,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from perl.launch.verl.overrides import Overrides, overrides
+from perl.methods.settings import adaptation
 from perl.recipe import Recipe
+from perl.recipe.sections import PeftSection
 from perl.trainer.recipe_arguments import training_arguments
-from perl.training.to_verl import Export, _planned_here, read_for_verl
+from perl.training.to_verl import Export, planned_here, read_for_verl
 
 TRAIN = {"prompts_per_step": 4, "num_generations": 4, "max_steps": 8, "lr_scheduler_type": "constant", "seed": 7}
 ALGORITHMS = {
@@ -43,12 +45,13 @@ def of_algorithm(name: str, strategy: str = "fsdp2", rollout: str = "vllm") -> R
 
 def told(export: Export, of: Recipe) -> Overrides:
     """What verl is told of another recipe with the same data and adapter, without reading them again."""
-    planned = _planned_here(of)
+    planned = planned_here(of)
     arguments = training_arguments(planned, "none")
     if not arguments.learning_rate_asked:
         arguments.learning_rate = export.job.arguments.learning_rate
-    steps = arguments.max_steps
-    return overrides(replace(export.job, recipe=of, arguments=arguments, steps=steps))
+    config = export.job.adapter if of.peft == PeftSection() else adaptation(of.peft).config
+    changed = {"recipe": of, "arguments": arguments, "steps": arguments.max_steps, "adapter": config}
+    return overrides(replace(export.job, **changed))
 
 
 def with_train(of: Recipe, **fields: object) -> Recipe:

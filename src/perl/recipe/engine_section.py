@@ -33,7 +33,7 @@ class EngineSection(Section):
     name: Literal["local", "ray", "verl"] = Field(
         "local",
         description="What starts the processes: local: this machine, or a launcher; ray: a Ray cluster, which starts "
-        "them again after failures; needs [ray]; verl: verl trains, where it is installed (`perl export-verl`).",
+        "them again after failures; needs [ray]; verl: verl, to which `perl export-verl` hands the recipe over.",
     )
     address: str | None = Field(
         None,

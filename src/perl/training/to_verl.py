@@ -130,7 +130,7 @@ def submit(folder: Path) -> str:
     return submit_line(folder.resolve())
 
 
-def _planned_here(recipe: Recipe) -> Recipe:
+def planned_here(recipe: Recipe) -> Recipe:
     """The recipe as this package's own trainer would run it, so that all that it refuses is refused."""
     train = {name: value for name, value in recipe.train.items() if name != "report_to"}
     return replace(recipe, engine=EngineSection(), train=MappingProxyType(train))
@@ -139,7 +139,7 @@ def _planned_here(recipe: Recipe) -> Recipe:
 def _plan(recipe: Recipe) -> Plan:
     """The plan; where there is none, what cannot go anyway comes first."""
     try:
-        return make_plan(_planned_here(recipe), runs_here=False)
+        return make_plan(planned_here(recipe), runs_here=False)
     except PerlError:
         raise_all(RecipeError, refusals(recipe))
         raise
@@ -148,16 +148,13 @@ def _plan(recipe: Recipe) -> Plan:
 def _handover(recipe: Recipe, plan: Plan) -> Handover:
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
-    arguments = plan.arguments
-    arguments.report_to = recipe.train.get("report_to", "none")
-    arguments.run_name, arguments.project = recipe.train.get("run_name"), recipe.train.get("project")
     heldout = plan.problems.heldout if recipe.eval.enabled else None
     most = recipe.eval.limit_of_heldout
     if heldout is not None and most is not None:
         heldout = heldout.select(range(min(most, len(heldout))))
     return Handover(
         recipe=recipe,
-        arguments=arguments,
+        arguments=plan.arguments,
         train=plan.problems.train,
         heldout=heldout,
         tokenizer=plan.tokenizer,

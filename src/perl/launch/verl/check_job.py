@@ -8,6 +8,7 @@ accepts and does otherwise than one would think. Reads verl's modules only insid
 
 import copy
 import importlib
+import importlib.util
 import json
 import sys
 import warnings
@@ -30,6 +31,9 @@ _FEWEST_CPUS = 16
 _UNQUOTABLE = "'\"$\\\n"
 # Files that a job may change: nothing checks their sums.
 _FREE = (README, RUN)
+# Rewards that compare answers, and a pair for which that takes algebra.
+_JUDGED = {"accuracy", "reasoning_accuracy"}
+_GOLD, _ANSWER = "\\frac{x+1}{2}", "\\boxed{\\frac{1+x}{2}}"
 
 
 def check_job(folder: Path, further: Sequence[str] = ()) -> list[str]:
@@ -59,7 +63,7 @@ def check_job(folder: Path, further: Sequence[str] = ()) -> list[str]:
     score = _rewards(config, folder)
     return [
         f"verl {found}: {len(lines)} overrides compose and are valid",
-        f"rows: {rows['train']} to train on, {rows['eval']} held out; the reward of the first is {score:g} for no answer",
+        f"rows: {rows['train']} to train on, {rows['eval']} held out; the rewards answer ({score:g})",
         f"base: {facts['base']}, {facts['method']} of rank {facts['rank']}",
     ]
 
@@ -240,15 +244,20 @@ def reward_function(config: Any) -> Callable[..., Any]:  # noqa: ANN401
 
 
 def _rewards(config: Any, folder: Path) -> float:  # noqa: ANN401
-    """The score of a completion without an answer, which every reward must be able to give."""
+    """What an answer scores that only algebra can judge, so that all that the rewards need is called for once."""
     import pyarrow.parquet  # type: ignore[import-untyped]
+
+    named = json.loads((folder / "rewards.json").read_text(encoding="utf-8"))["rewards"]
+    if _JUDGED & named.keys() and importlib.util.find_spec("math_verify") is None:
+        what = "math-verify is not installed here, with which answers are compared"
+        raise MissingExtraError(what, "rewards", "pip install 'math-verify[antlr4_9_3]==0.9.0'")
 
     row = pyarrow.parquet.read_table(folder / TRAIN).slice(0, 1).to_pylist()[0]
     with _as_mistakes("the rewards do not work here"):
         answer = reward_function(config)(
             data_source=row["data_source"],
-            solution_str="",
-            ground_truth=row["reward_model"]["ground_truth"],
+            solution_str=_ANSWER,
+            ground_truth=_GOLD,
             extra_info=row["extra_info"],
         )
     return float(answer["score"])

@@ -216,7 +216,7 @@ def _machine(job: Handover) -> Mapped:
     if tokens < longest:
         what = f"{tokens} tokens a pass are less than a prompt with its completion, {longest}"
         mapped.refuse("train.train_tokens_per_microbatch", what, f"{longest} or more")
-    offload = bool(engine.offload)
+    offload, told = bool(engine.offload), job.recipe.train
     if job.megatron:
         mapped.overrides |= _on_megatron(job, offload)
     else:
@@ -233,9 +233,9 @@ def _machine(job: Handover) -> Mapped:
     mapped.overrides |= {
         "trainer.nnodes": engine.nodes or 1,
         "trainer.n_gpus_per_node": engine.gpus or 1,
-        "trainer.project_name": _name(arguments.project, "perl"),
-        "trainer.experiment_name": _name(arguments.run_name, job.recipe.name),
-        "trainer.logger": ["console", "file", *_trackers(arguments.report_to, mapped)],
+        "trainer.project_name": _name(told.get("project"), "perl"),
+        "trainer.experiment_name": _name(told.get("run_name"), job.recipe.name),
+        "trainer.logger": ["console", "file", *_trackers(told.get("report_to"), mapped)],
         "trainer.default_local_dir": f"{FOLDER}/{CHECKPOINTS}",
         "trainer.resume_mode": "auto",
         # Workers of a cluster have an environment of their own.
