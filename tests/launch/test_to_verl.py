@@ -281,11 +281,13 @@ def test_rows_are_verls_and_their_prompts_the_recipes(job):
 
 
 def test_a_jobs_rewards_judge_as_ours_do(job):
-    folder, export = job
+    folder, _ = job
     score = scorer(folder)
     rows = pyarrow.parquet.read_table(folder / "train.parquet").slice(0, 12).to_pylist()
     written = ["so it is \\boxed{%s}", "it is %s0", "no idea", "\\boxed{%s.0}"]
-    texts = [(row, form % row["reward_model"]["ground_truth"] if "%" in form else form) for row in rows for form in written]
+    texts = [
+        (row, form % row["reward_model"]["ground_truth"] if "%" in form else form) for row in rows for form in written
+    ]
     theirs = [score(text, row["reward_model"]["ground_truth"], row["extra_info"])["score"] for row, text in texts]
     ours = [float(check(row["reward_model"]["ground_truth"], text).right) for row, text in texts]
     assert theirs == pytest.approx(ours)

@@ -10,9 +10,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
-from perl.errors import PerlError
 from perl.launch.verl.check_job import composed, dataset, our_rules, tokenizer_of, validated
 
 
@@ -27,7 +27,7 @@ def compose(file: str) -> dict:
             actor = config.actor_rollout_ref.actor
             split = config.actor_rollout_ref.rollout.tensor_model_parallel_size
             values = [actor.optim.lr, config.data.train_batch_size, actor.clip_ratio_high, split]
-        except (PerlError, Exception) as error:  # verl raises anything
+        except Exception as error:  # noqa: BLE001 (verl raises anything)
             wrong, values = [f"{type(error).__name__}: {error}"], []
         found[name] = {"wrong": wrong, "values": values}
     return found
@@ -107,8 +107,6 @@ def scores(folder: str) -> dict:
 
     from perl.launch.verl.check_job import overrides_of
 
-    import numpy as np
-
     place = Path(folder)
     config = composed(overrides_of(place))
     tokenizer = tokenizer_of(config)
@@ -142,4 +140,4 @@ def scores(folder: str) -> dict:
 if __name__ == "__main__":
     with redirect_stdout(sys.stderr):
         answer = {"compose": compose, "losses": losses, "scores": scores}[sys.argv[1]](sys.argv[2])
-    print(json.dumps(answer))
+    sys.stdout.write(json.dumps(answer) + "\n")

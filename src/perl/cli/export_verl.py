@@ -35,4 +35,8 @@ def command(*, recipe: str, overrides: tuple[str, ...], output: str | None, dry_
         return
     folder, export = export_verl(recipe, output, overrides)
     if not quiet:
-        say("\n".join([*export.lines(), f"job      {folder}", f"start    bash {folder}/run.sh", f"ray      {submit(folder)}"]))
+        say(
+            "\n".join(
+                [*export.lines(), f"job      {folder}", f"start    bash {folder}/run.sh", f"ray      {submit(folder)}"]
+            )
+        )

@@ -7,6 +7,7 @@ this package's trainer, and verdicts are the same.
 """
 
 import asyncio
+import functools
 import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -91,15 +92,18 @@ def _value(reward: Reward, arguments: Mapping[str, Any]) -> float | None:
     return None if values[0] is None else float(values[0])
 
 
-_loop: asyncio.AbstractEventLoop | None = None
+@functools.cache
+def _started() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="perl-rewards", daemon=True).start()
+    return loop
+
+
 _starting = threading.Lock()
 
 
 def _waited_for(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
     """What a coroutine gives, in one event loop for all threads: a client may be bound to the loop of its first use."""
-    global _loop
     with _starting:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="perl-rewards", daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(work, _loop).result()
+        loop = _started()
+    return asyncio.run_coroutine_threadsafe(work, loop).result()

@@ -59,7 +59,7 @@ def adapter(job: Handover) -> Mapped:
     if mapped.mistakes:
         return mapped
     rank, alpha = ranks(config)
-    targets: Any = config.target_modules  # type: ignore[attr-defined]
+    targets: Any = config.target_modules
     targets = sorted(targets) if isinstance(targets, set | list | tuple) else targets
     merge = bool(job.recipe.engine.merge or job.recipe.rollout.sync == "merged")
     mapped.overrides[f"{_MODEL}.lora.merge"] = merge

@@ -194,7 +194,9 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "rollout.min_p": Refused("verl hands min_p to no engine", "rollout.top_p"),
         "rollout.repetition_penalty": Refused("verl samples with a penalty of 1.0, always", "1.0"),
         "rollout.servers": Refused("verl starts its own engines", "engine.rollout and engine.gpus"),
-        "rollout.prefetch": Refused("verl's asynchronous trainer samples with the adapter as it began (verl#7495)", "0"),
+        "rollout.prefetch": Refused(
+            "verl's asynchronous trainer samples with the adapter as it began (verl#7495)", "0"
+        ),
         "rollout.max_staleness": Refused("rollouts of verl's synchronous trainer are never older than a batch"),
         "rollout.in_flight": Refused("verl's synchronous trainer finishes rollouts before a step", "finish"),
         "eval.every": Refused("verl scores no benchmark tasks in between", "train.eval_steps, for held-out problems"),
@@ -241,9 +243,7 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "train.vllm_structured_outputs_regex": Refused("verl's engines write freely"),
         "train.max_tool_calling_iterations": Refused("tools are verl's own there", "engine.overrides"),
         "train.train_sampling_strategy": Refused("verl shuffles or takes rows as they come", "train.shuffle_dataset"),
-        **dict.fromkeys(
-            ("train.fp16", "train.tf32", "train.bf16_full_eval", "train.fp16_full_eval"), _DTYPE
-        ),
+        **dict.fromkeys(("train.fp16", "train.tf32", "train.bf16_full_eval", "train.fp16_full_eval"), _DTYPE),
         "train.cast_lm_head_to_fp32": _DTYPE,
         **dict.fromkeys(("train.fsdp", "train.fsdp_config", "train.deepspeed", "train.parallelism_config"), _OWN_WAY),
         "train.accelerator_config": _OWN_WAY,
@@ -273,7 +273,8 @@ _GROUPS: Mapping[str, str] = MappingProxyType(
         "train.cache_implementation train.use_transformers_continuous_batching "
         "train.transformers_continuous_batching_config train.use_transformers_paged train.ds3_gather_for_generation",
         "verl proves no engine before it trains; it logs rollout_probs_diff": "rollout.check_every rollout.tolerance",
-        "perl eval scores as the recipe says, after perl import-verl": "eval.max_completion_length eval.tasks eval.scorer_timeout eval.data",
+        "perl eval scores as the recipe says, after perl import-verl": "eval.max_completion_length eval.tasks "
+        "eval.scorer_timeout eval.data",
         "verl's validation draws by the seed of its engine, and writes all at once": "eval.seed eval.batch_size "
         "train.per_device_eval_batch_size train.eval_accumulation_steps train.eval_use_gather_object "
         "train.eval_do_concat_batches train.prediction_loss_only train.batch_eval_metrics train.include_for_metrics "
@@ -360,4 +361,3 @@ def _set_by(recipe: Recipe, key: str) -> str:
 def _shown(value: object) -> str:
     text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else None
     return text or f"{value!r:.40}"
-

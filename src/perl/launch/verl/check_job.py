@@ -84,8 +84,8 @@ def composed(lines: Sequence[str], place: str = "overrides") -> Any:  # noqa: AN
     Raises:
         RecipeError: An override has no such key, or cannot be read.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.errors import HydraException
+    from hydra import compose, initialize_config_module  # type: ignore[import-not-found]
+    from hydra.errors import HydraException  # type: ignore[import-not-found]
 
     try:
         with initialize_config_module(config_module="verl.trainer.config", version_base=None):
@@ -96,7 +96,7 @@ def composed(lines: Sequence[str], place: str = "overrides") -> Any:  # noqa: AN
 
 def validated(config: Any) -> None:  # noqa: ANN401
     """Runs verl's own validation, and makes of the configuration what its workers make of it."""
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf, open_dict  # type: ignore[import-not-found]
     from verl.trainer.ppo.utils import need_critic, need_reference_policy  # type: ignore[import-not-found]
     from verl.utils.config import (  # type: ignore[import-not-found]
         omega_conf_to_dataclass,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import perl
 from perl.errors import RunFolderError
 from perl.launch.verl.adapter import ranks, write_plain
 from perl.launch.verl.handover import Handover
@@ -34,6 +33,7 @@ from perl.launch.verl.overrides import Overrides
 from perl.launch.verl.reward_files import FOLDER_OF_FILES, reward_files
 from perl.launch.verl.rows import write_rows
 from perl.run.files import new_folder, sha256_of
+from perl.run.folder import installed_versions
 from perl.sandbox import is_sandbox, model_folder
 
 _REWARDS_PY = '''\
@@ -151,7 +151,7 @@ def job_facts(job: Handover, files: Mapping[str, str]) -> dict[str, Any]:
     recipe = job.recipe
     return {
         "format": FORMAT,
-        "perl_version": perl.__version__,
+        "perl_version": _version(),
         "verl_version": VERL_VERSION,
         "name": recipe.name,
         "base": recipe.model.name,
@@ -178,6 +178,11 @@ def job_facts(job: Handover, files: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _version() -> str:
+    """Of this package."""
+    return installed_versions()["perl-rl"]
+
+
 def submit_line(folder: Path) -> str:
     """How the job is handed to a Ray cluster, all of whose machines see the folder by the same path."""
     return f"ray job submit --address http://HEAD:8265 -- bash {folder}/{RUN}"
@@ -187,7 +192,7 @@ def readme(job: Handover, made: Overrides) -> str:
     """What a person reads first: how it is started, what differs, what nothing reads there."""
     engine = job.recipe.engine
     lines = [
-        f"{job.recipe.name}: a job for verl {VERL_VERSION}, made by perl {perl.__version__}",
+        f"{job.recipe.name}: a job for verl {VERL_VERSION}, made by perl {_version()}",
         "",
         f"{engine.nodes or 1} x {engine.gpus or 1} GPUs, {engine.strategy}, rollouts by {job.rollout}.",
         "",

@@ -143,7 +143,7 @@ def _overlong(job: Handover, setting: Any, mapped: Mapped) -> None:  # noqa: ANN
 
 
 def _model(job: Handover) -> Mapped:
-    arguments, model, engine = job.arguments, job.recipe.model, job.recipe.engine
+    model, engine = job.recipe.model, job.recipe.engine
     # As the recipe says: what the plan decides is for a machine that is here.
     asked = [job.recipe.train.get(key) for key in ("gradient_checkpointing", "activation_checkpointing")]
     mapped = Mapped(
