@@ -144,6 +144,7 @@ def test_a_job_is_checked_before_a_gpu_is_taken(exported):
     done = beside_verl("-m", "perl.launch.verl.check_job", folder)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "verl 0.9.1" in done.stdout
+    assert "the rewards answer (1.25)" in done.stdout  # by algebra
     for change, words in (
         ("actor_rollout_ref.model.lora_rank=0", "whole model"),
         ("actor_rollout_ref.rollout.load_format=dummy", "safetensors"),

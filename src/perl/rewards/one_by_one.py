@@ -79,7 +79,8 @@ def _arguments(completion: str, gold: str, extra_info: Mapping[str, Any]) -> dic
     row: dict[str, Any] = json.loads(extra_info.get("columns") or "{}")
     plain, prompt = row.pop("plain", False), row.pop("prompt", None)
     written: Any = completion if plain else [{"role": "assistant", "content": completion}]
-    row.setdefault("solution", gold)
+    if gold:
+        row["solution"] = gold
     return {**{name: [value] for name, value in row.items()}, "prompts": [prompt], "completions": [written]}
 
 
