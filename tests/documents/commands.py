@@ -19,6 +19,7 @@ _NEEDS = (
     ),
     (r"rollout check|rollout\.servers=|^perl (train|eval) .*--processes 8\b", "needs GPUs or vLLM servers"),
     (r"^perl plan (node|fsdp2)-\S+ --gpu H100$", OF_PLANS),
+    (r"^bash \S+/run\.sh$", "needs verl and GPUs"),
     (r"aime|math_500|gsm8k|Qwen/|nf4|node-\d|r1-distill|fsdp2|a100|--hub\b", "needs weights or problems of the Hub"),
     (r"acquire|copyist", "takes minutes: tests/training/test_acquire.py does, every night"),
     (r"^trainer/bin/perl", "needs an environment that a line above makes"),

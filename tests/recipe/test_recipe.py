@@ -88,6 +88,7 @@ def test_a_saved_recipe_is_the_same_recipe():
         "prompts",
     }  # which are saved where there is one
     further = {"teacher": {"hint": "h"}, "alarms": {"stop": ["rewards_flat"]}, "prompts": {"memory": True}}
+    further |= {"engine": {"name": "verl"}}  # whose own keys are saved with it alone
     saved |= yaml.safe_load(load_recipe(further).to_yaml())
     settings = {name: set(model.model_fields) for name, model in SECTIONS.items()}
     assert {name: set(saved[name]) for name in SECTIONS} == settings

@@ -13,6 +13,7 @@ COMMANDS = (
     "eval",
     "spectrum",
     "export",
+    "export-verl",
     "card",
     "push",
     "recipes",

@@ -6,17 +6,17 @@ YAML mapping -> Section
 """
 
 import re
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from perl.recipe.engine_section import STRATEGIES as STRATEGIES
+from perl.recipe.engine_section import EngineSection as EngineSection
+from perl.recipe.engine_section import Strategy as Strategy
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.quantisations import Quantization
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.section import Section, SettingError
-
-Strategy = Literal["ddp", "zero2", "fsdp2"]
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 class ModelSection(Section):
@@ -148,65 +148,6 @@ class HubSection(Section):
             if getattr(self, key) and self.repo_id is None:
                 raise SettingError(key, "needs hub.repo_id, as in repo_id: user/name")
         return self
-
-
-class EngineSection(Section):
-    """What the run computes on."""
-
-    name: Literal["local", "ray"] = Field(
-        "local",
-        description="What starts the processes: local: this machine, or a launcher; ray: a Ray cluster, which starts "
-        "them again after failures; needs [ray].",
-    )
-    address: str | None = Field(
-        None,
-        min_length=1,
-        description="Ray cluster, HOST:PORT of its head; None: auto, the one this machine is part "
-        "of, else one of this machine alone; local: the latter.",
-    )
-    restarts: int | None = Field(
-        None, ge=0, le=10_000, description="On Ray: failures after which the processes are started again; None: 3."
-    )
-    storage: str | None = Field(
-        None,
-        min_length=1,
-        description="On Ray: folder or URI (s3://...) that all nodes can read and write, where checkpoints are kept; "
-        "None: the run folder, which all nodes must share.",
-    )
-    device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
-    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; None: as fit the model.")
-    processes: int | None = Field(
-        None,
-        ge=1,
-        le=65_536,
-        description="Processes of the run, one a GPU; None: one, or as a launcher started them.",
-    )
-    strategy: Strategy = Field(
-        "ddp",
-        description="What each process holds of the base: ddp: all of it; zero2: all of it, with a part of the "
-        "optimizer's state (DeepSpeed); fsdp2: a part.",
-    )
-
-    @model_validator(mode="after")
-    def _check_ray(self) -> "EngineSection":
-        for key in ("address", "restarts", "storage"):
-            if self.name != "ray" and getattr(self, key) is not None:
-                raise SettingError(key, f"is a setting of engine.name: ray, not of {self.name}")
-        return self
-
-    @property
-    def on_ray(self) -> bool:
-        """Whether a Ray cluster starts the processes."""
-        return self.name == "ray"
-
-    @field_validator("device", mode="before")
-    @classmethod
-    def _check_device(cls, value: object) -> object:
-        """Says how a GPU is chosen to whom names one."""
-        if isinstance(value, str) and value.partition(":")[0].lower() in ("cuda", "gpu", "xpu", "mps", "rocm"):
-            takes = "auto takes the GPU if there is one, and CUDA_VISIBLE_DEVICES says which"
-            raise ValueError(f"must be one of auto, cpu, not {value!r}: {takes}")
-        return value
 
 
 # Not of LaTeX (\frac{a}{b}) or of a template ({{a}}).

@@ -23,6 +23,7 @@ from perl.errors import (
     InterruptedRunError,
     MissingExtraError,
     PerlError,
+    RecipeError,
     RewardError,
     RunFolderError,
 )
@@ -200,6 +201,9 @@ def read_recipe(
         RecipeError: With every mistake found.
     """
     recipe = checked_recipe(source, overrides, (publishing_mistakes,))
+    if recipe.engine.on_verl:
+        what = "verl: verl trains it, where it is installed, and perl train does not start it"
+        raise recipe.located(RecipeError(what, "engine.name", "perl export-verl RECIPE -o DIR; then perl import-verl"))
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
     if output_dir is None:

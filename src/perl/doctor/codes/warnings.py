@@ -403,6 +403,15 @@ WARNINGS = (
         "Nothing; to change a study, change its file and take --new-plan.",
     ),
     Code(
+        "PRL347",
+        "a job for verl that trains otherwise than it was exported",
+        "run.sh of a job for verl looks at the overrides where verl is: another version of it than the job is for, "
+        "weights in a type that loses small steps, a KL divergence to the base where an adapter is continued.",
+        "The job starts; verl has validated the configuration.",
+        "verl 0.9.2 is here, the job is for 0.9.1: what it refuses is refused now [PRL347]",
+        "Install the version that job.json names, or take the further override back.",
+    ),
+    Code(
         "PRL365",
         "completions of a base that are not kept",
         "The cache of bases, $PERL_CACHE or perl-rl in the user's cache, cannot be written, or a file was edited.",

@@ -1,0 +1,148 @@
+"""The section ``engine`` of a recipe: what the run computes on, and what starts its processes.
+
+YAML mapping -> EngineSection
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from perl.recipe.section import Section, SettingError
+
+Strategy = Literal["ddp", "zero2", "fsdp2", "fsdp", "megatron"]
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero2", "fsdp2")
+"""Those of this package's own trainer."""
+VERL_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp", "megatron")
+"""Those of verl."""
+_OF_RAY = ("address", "restarts", "storage")
+_OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides")
+
+
+class ParallelSection(Section):
+    """Over how many GPUs verl splits one copy of the model while it trains."""
+
+    tensor: int = Field(1, ge=1, description="Each matrix (Megatron).")
+    pipeline: int = Field(1, ge=1, description="The layers (Megatron).")
+    expert: int = Field(1, ge=1, description="The experts (Megatron).")
+    context: int = Field(1, ge=1, description="The tokens of a row (Megatron; with FSDP Ulysses).")
+
+
+class EngineSection(Section):
+    """What the run computes on."""
+
+    name: Literal["local", "ray", "verl"] = Field(
+        "local",
+        description="What starts the processes: local: this machine, or a launcher; ray: a Ray cluster, which starts "
+        "them again after failures; needs [ray]; verl: verl, to which `perl export-verl` hands the recipe over.",
+    )
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="Ray cluster, HOST:PORT of its head; None: auto, the one this machine is part "
+        "of, else one of this machine alone; local: the latter.",
+    )
+    restarts: int | None = Field(
+        None, ge=0, le=10_000, description="On Ray: failures after which the processes are started again; None: 3."
+    )
+    storage: str | None = Field(
+        None,
+        min_length=1,
+        description="On Ray: folder or URI (s3://...) that all nodes can read and write, where checkpoints are kept; "
+        "None: the run folder, which all nodes must share.",
+    )
+    device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; None: as fit the model.")
+    processes: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="Processes of the run, one a GPU; None: one, or as a launcher started them.",
+    )
+    strategy: Strategy = Field(
+        "ddp",
+        description="What each process holds of the base: ddp: all of it; zero2: all of it, with a part of the "
+        "optimizer's state (DeepSpeed); fsdp2: a part. With verl: fsdp2, fsdp or megatron.",
+    )
+    nodes: int | None = Field(None, ge=1, le=65_536, description="With verl: machines; None: 1.")
+    gpus: int | None = Field(None, ge=1, le=1024, description="With verl: GPUs of each machine; None: 1.")
+    rollout: Literal["vllm", "sglang"] | None = Field(
+        None, description="With verl: what writes rollouts; None: vllm. train.vllm_tensor_parallel_size splits it."
+    )
+    parallel: ParallelSection | None = Field(
+        None, description="With verl: GPUs that share a copy of the model in training; None: as its strategy does."
+    )
+    offload: bool | None = Field(
+        None, description="With verl: keep weights and optimizer in the CPUs' memory while rollouts are written."
+    )
+    merge: bool | None = Field(
+        None, description="With verl: give its engine merged weights after each step instead of the adapter."
+    )
+    use_shm: bool | None = Field(None, description="With verl: load the model through shared memory.")
+    overrides: dict[str, Any] | None = Field(
+        None, description="With verl: further Hydra overrides, KEY: VALUE; +KEY where verl's files lack it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_of_verl(cls, value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
+        """With verl a strategy that is not set is fsdp2."""
+        if isinstance(value, dict) and value.get("name") == "verl" and value.get("strategy") is None:
+            return {**value, "strategy": VERL_STRATEGIES[0]}
+        return value
+
+    @model_validator(mode="after")
+    def _check_name(self) -> "EngineSection":
+        for name, keys in (("ray", _OF_RAY), ("verl", _OF_VERL)):
+            for key in keys:
+                if self.name != name and getattr(self, key) is not None:
+                    raise SettingError(key, f"is a setting of engine.name: {name}, not of {self.name}")
+        known = VERL_STRATEGIES if self.on_verl else STRATEGIES
+        if self.strategy not in known:
+            raise SettingError("strategy", f"must be one of {', '.join(known)} with {self.name}, not {self.strategy}")
+        if self.on_verl:
+            self._check_verl()
+        return self
+
+    def _check_verl(self) -> None:
+        where = {"processes": "engine.nodes and engine.gpus", "threads": "leave it out", "device": "leave it out"}
+        for key, instead in where.items():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError(key, f"is not a setting of engine.name: verl ({instead})")
+        split = self.parallel or ParallelSection()
+        if self.strategy != "megatron" and max(split.tensor, split.pipeline, split.expert) > 1:
+            what = f"tensor, pipeline and expert parallelism need engine.strategy: megatron, not {self.strategy}"
+            raise SettingError("parallel", what)
+        one = split.tensor * split.pipeline * split.context
+        if self.gpus_in_all % one:
+            what = f"{one} GPUs share a copy of the model, which {self.gpus_in_all} GPUs are no multiple of"
+            raise SettingError("parallel", what)
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the keys of verl where it does not train."""
+        values: dict[str, Any] = handler(self)
+        return values if self.on_verl else {key: item for key, item in values.items() if key not in _OF_VERL}
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether a Ray cluster starts the processes."""
+        return self.name == "ray"
+
+    @property
+    def on_verl(self) -> bool:
+        """Whether verl trains."""
+        return self.name == "verl"
+
+    @property
+    def gpus_in_all(self) -> int:
+        """Of verl: those of all machines."""
+        return (self.nodes or 1) * (self.gpus or 1)
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _check_device(cls, value: object) -> object:
+        """Says how a GPU is chosen to whom names one."""
+        if isinstance(value, str) and value.partition(":")[0].lower() in ("cuda", "gpu", "xpu", "mps", "rocm"):
+            takes = "auto takes the GPU if there is one, and CUDA_VISIBLE_DEVICES says which"
+            raise ValueError(f"must be one of auto, cpu, not {value!r}: {takes}")
+        return value

@@ -1,0 +1,110 @@
+"""A recipe's rewards for a trainer that asks for one completion at a time, as verl does.
+
+folder with rewards.json -> (completion, gold answer, columns) -> score and parts
+
+It is called from many threads, whose own signal timers would not work: answers are judged in worker processes, as in
+this package's trainer, and verdicts are the same.
+"""
+
+import asyncio
+import functools
+import json
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from perl.errors import RewardError
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import RewardSetting
+from perl.rewards.custom import is_async
+from perl.rewards.resolve import Reward, resolve_rewards
+
+SETTINGS = "rewards.json"
+BY_VERL = "soft_overlong"
+"""A reward that the other trainer adds itself: it knows the length in tokens."""
+Score = dict[str, float]
+
+
+def settings_text(rewards: Mapping[str, RewardSetting], longest: int, own_names: Mapping[str, str]) -> str:
+    """The text of :data:`SETTINGS`.
+
+    Args:
+        rewards: Of the recipe.
+        longest: Tokens of a completion at most.
+        own_names: Name in the data set -> where it is stored, of the columns that custom rewards get by it.
+    """
+    values = {
+        "rewards": {name: setting.model_dump() for name, setting in rewards.items()},
+        "max_completion_length": longest,
+        "own_names": dict(own_names),
+    }
+    return json.dumps(values, indent=2) + "\n"
+
+
+def scorer(folder: Path) -> Callable[[str, str, Mapping[str, Any]], Score]:
+    """The rewards whose settings a folder holds.
+
+    Args:
+        folder: With :data:`SETTINGS`.
+
+    Returns:
+        A function of completion, gold answer and ``extra_info``, whose ``columns`` are the row's as JSON. It gives the
+        weighted sum as ``score``, each reward by its name, and how many could not judge it as ``unjudged``: those count
+        0. It raises RewardError once a custom reward failed more often than its ``max_failures``.
+
+    Raises:
+        RecipeError: A reward is unknown here, or its module cannot be imported.
+    """
+    values = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = {name: RewardSetting.model_validate(setting) for name, setting in values["rewards"].items()}
+    rollout = RolloutSection(max_completion_length=values["max_completion_length"])
+    rewards = [one for one in resolve_rewards(settings, rollout, values["own_names"]) if one.name != BY_VERL]
+
+    def score(completion: str, gold: str, extra_info: Mapping[str, Any]) -> Score:
+        arguments = _arguments(completion, gold, extra_info)
+        found = {reward.function.__name__: _value(reward, arguments) for reward in rewards}
+        weighted = zip(rewards, found.values(), strict=True)
+        return {
+            "score": float(sum(reward.weight * (value or 0.0) for reward, value in weighted)),
+            **{name: value or 0.0 for name, value in found.items()},
+            "unjudged": float(sum(value is None for value in found.values())),
+        }
+
+    return score
+
+
+def _arguments(completion: str, gold: str, extra_info: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a batch of one completion, as TRL hands them to a reward function."""
+    row: dict[str, Any] = json.loads(extra_info.get("columns") or "{}")
+    plain, prompt = row.pop("plain", False), row.pop("prompt", None)
+    written: Any = completion if plain else [{"role": "assistant", "content": completion}]
+    if gold:
+        row["solution"] = gold
+    return {**{name: [value] for name, value in row.items()}, "prompts": [prompt], "completions": [written]}
+
+
+def _value(reward: Reward, arguments: Mapping[str, Any]) -> float | None:
+    answer = reward.function(**arguments)
+    values = _waited_for(answer) if is_async(reward.function) else answer
+    if reward.failures is not None and reward.failures.too_many:
+        what = f"{reward.failures.count} samples failed: {reward.failures.newest}"
+        raise RewardError(what, f"rewards.{reward.name}", "fix it, and go on")
+    return None if values[0] is None else float(values[0])
+
+
+@functools.cache
+def _started() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="perl-rewards", daemon=True).start()
+    return loop
+
+
+_starting = threading.Lock()
+
+
+def _waited_for(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
+    """What a coroutine gives, in one event loop for all threads: a client may be bound to the loop of its first use."""
+    with _starting:
+        loop = _started()
+    return asyncio.run_coroutine_threadsafe(work, loop).result()

@@ -1,0 +1,143 @@
+"""What is asked where verl is installed, and what is answered: JSON on the last line.
+
+python verl_side.py compose FILE_OF_JOBS | losses FILE_OF_LINES | scores FOLDER
+"""
+
+import asyncio
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from perl.launch.verl.check_job import composed, dataset, our_rules, tokenizer_of, validated
+
+
+def compose(file: str) -> dict:
+    """Name -> what is wrong with the overrides of that name, nothing mostly, and some of the values."""
+    found = {}
+    for name, lines in json.loads(Path(file).read_text()).items():
+        try:
+            config = composed(lines)
+            wrong = [str(mistake) for mistake in our_rules(config)]
+            validated(config)
+            actor = config.actor_rollout_ref.actor
+            split = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+            values = [actor.optim.lr, config.data.train_batch_size, actor.clip_ratio_high, split]
+        except Exception as error:  # noqa: BLE001 (verl raises anything)
+            wrong, values = [f"{type(error).__name__}: {error}"], []
+        found[name] = {"wrong": wrong, "values": values}
+    return found
+
+
+def losses(file: str) -> dict:
+    """Name -> difference of verl's loss and gradient from ours, on random log-probs."""
+    from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
+
+    found = {}
+    for name, case in json.loads(Path(file).read_text()).items():
+        from omegaconf import OmegaConf
+
+        config = composed(case["lines"])
+        OmegaConf.resolve(config)
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        data = _batch()
+        settings = LossSettings.of(SimpleNamespace(**case["fields"]))
+        ours_at, theirs_at = (data.policy.clone().requires_grad_() for _ in range(2))
+        inputs = LossInputs(
+            ours_at, data.old, data.advantages[:, None], data.mask, data.reference if settings.beta else None
+        )
+        weights = token_weights(
+            data.mask,
+            settings.loss_type,
+            micro_batches=1.0,
+            window_tokens=data.mask.sum(),
+            max_completion_length=settings.max_completion_length,
+        )
+        ours = (objective(inputs, settings).per_token * weights).sum()
+        actor.global_batch_info.update(dp_size=1, batch_num_tokens=data.mask.sum(), global_batch_size=len(data.mask))
+        actor.global_batch_info["loss_scale_factor"] = actor.loss_scale_factor
+        theirs, _ = get_policy_loss_fn(actor.policy_loss.loss_mode)(
+            old_log_prob=data.old,
+            log_prob=theirs_at,
+            advantages=data.advantages[:, None].expand_as(data.mask),
+            response_mask=data.mask,
+            loss_agg_mode=actor.loss_agg_mode,
+            config=actor,
+        )
+        if actor.use_kl_loss:
+            kl = kl_penalty(theirs_at, data.reference, actor.kl_loss_type)
+            theirs = theirs + actor.kl_loss_coef * agg_loss(
+                kl, data.mask, actor.loss_agg_mode, **actor.global_batch_info
+            )
+        ours.backward()
+        theirs.backward()
+        gradient = (ours_at.grad - theirs_at.grad).abs().max() / ours_at.grad.abs().max()
+        found[name] = {
+            "ours": ours.item(),
+            "theirs": theirs.item(),
+            "gradient": gradient.item(),
+            "size": ours_at.grad.abs().max().item(),
+        }
+    return found
+
+
+def _batch() -> SimpleNamespace:
+    """Log-probs of 12 completions of up to 20 tokens, some of them far off the old policy."""
+    generator = torch.Generator().manual_seed(3)
+    old = -torch.rand(12, 20, generator=generator, dtype=torch.float64) * 3
+    policy = old + 0.3 * torch.randn(12, 20, generator=generator, dtype=torch.float64)
+    reference = old + 0.2 * torch.randn(12, 20, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(5, 21, (12,), generator=generator)
+    mask = (torch.arange(20)[None, :] < lengths[:, None]).double()
+    advantages = torch.randn(12, generator=generator, dtype=torch.float64)
+    return SimpleNamespace(old=old, policy=policy, reference=reference, mask=mask, advantages=advantages)
+
+
+def scores(folder: str) -> dict:
+    """The scores that verl's reward manager gives completions.json, and what its data set reads of the rows."""
+    from verl import DataProto
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    from perl.launch.verl.check_job import overrides_of
+
+    place = Path(folder)
+    config = composed(overrides_of(place))
+    tokenizer = tokenizer_of(config)
+    rows = dataset(config, tokenizer, place / "train.parquet")
+    manager = load_reward_manager(config, tokenizer)
+
+    async def scored(index: int, text: str) -> dict:
+        row = rows[index]
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"] or [tokenizer.eos_token_id]])
+        ones = torch.ones(1, ids.shape[1] + 4, dtype=torch.long)
+        tensors = {"responses": ids, "attention_mask": ones, "prompts": torch.zeros(1, 4, dtype=torch.long)}
+        names = ("data_source", "reward_model", "extra_info")
+        others = {name: np.array([row[name]], dtype=object) for name in names}
+        data = DataProto.from_dict(tensors=tensors, non_tensors=others)
+        answer = await manager.run_single(data)
+        return {"score": float(answer["reward_score"]), "decoded": tokenizer.decode(ids[0], skip_special_tokens=True)}
+
+    async def all_of_them() -> list[dict]:
+        manager.loop = asyncio.get_running_loop()
+        pairs = json.loads((place.parent / "completions.json").read_text())
+        return list(await asyncio.gather(*(scored(index, text) for index, text in pairs)))
+
+    answers = asyncio.run(all_of_them())
+    first = rows[0]
+    prompt = tokenizer.apply_chat_template(
+        first["raw_prompt"], add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    return {"rows": len(rows), "answers": answers, "prompt": list(prompt["input_ids"]), "columns": sorted(first)}
+
+
+if __name__ == "__main__":
+    with redirect_stdout(sys.stderr):
+        answer = {"compose": compose, "losses": losses, "scores": scores}[sys.argv[1]](sys.argv[2])
+    sys.stdout.write(json.dumps(answer) + "\n")
