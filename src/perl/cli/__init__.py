@@ -13,6 +13,7 @@ COMMANDS = (
     "eval",
     "spectrum",
     "export",
+    "import-verl",
     "card",
     "push",
     "recipes",

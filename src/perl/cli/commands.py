@@ -36,7 +36,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"perl.cli.{cmd_name}").command
+        command = importlib.import_module(f"perl.cli.{cmd_name.replace('-', '_')}").command
         return command if isinstance(command, click.Command) else None
 
 

@@ -1,0 +1,1 @@
+"""A run that verl trains: what is sent there, and what comes back."""
