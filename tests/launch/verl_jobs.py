@@ -74,7 +74,9 @@ def a_job(folder: Path, recipe: Recipe | None = None, **changed: object) -> Path
         "format": 1,
         "perl_version": "0.2.0",
         "verl_version": "0.9.1",
-        "base": {"name": "sandbox:base", "fingerprint": base_fingerprint(base), "dtype": "float32"},
+        "base": "sandbox:base",
+        "revision": None,
+        "base_fingerprint": base_fingerprint(base),
         "method": recipe.peft.method,
         "rank": RANK,
         "alpha": ALPHA,
@@ -85,8 +87,11 @@ def a_job(folder: Path, recipe: Recipe | None = None, **changed: object) -> Path
         "rollout": "vllm",
         "algorithm": "grpo",
         "seed": 42,
+        "steps": 2,
+        "steps_per_batch": 1,
         "checkpoints": "checkpoints",
         "log": "verl_metrics.jsonl",
+        "earlier_log": "verl_metrics.earlier.jsonl",
         "files": {"recipe.yaml": hashlib.sha256((folder / "recipe.yaml").read_bytes()).hexdigest()},
     }
     (folder / "job.json").write_text(json.dumps(job | changed, indent=2), encoding="utf-8")

@@ -17,10 +17,10 @@ from peft import PeftModel
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.errors import RunFolderError
 from perl.launch.verl.found_job import FoundJob, find_job, find_step
-from perl.launch.verl.log import rows_of_log, seconds_of
+from perl.launch.verl.log import rows_of_logs, seconds_of
 from perl.launch.verl.trained import Trained, check_present, load_trained
 from perl.methods.registry import METHODS
-from perl.methods.settings import resolved_settings
+from perl.methods.settings import method_of, resolved_settings
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import (
     answering_fingerprint,
@@ -86,13 +86,13 @@ def come_back(job: str | Path, output: str | Path | None = None, step: int | Non
     target = Path(output).expanduser() if output is not None else found.path / _DEFAULT_PLACE
     _check_new(target)
     check_present(found, actor)
-    rows = rows_of_log(found.log, number, _weights(found.recipe))
+    rows = rows_of_logs(found.logs, number, _weights(found.recipe), found.sent.steps_per_batch)
     trained = load_trained(found, actor, load_base(found.recipe.model, torch.device("cpu")))
     with new_folder(target) as staged:
         run = Run(staged)
         facts = {
             "status": "done",
-            "steps": number,
+            "steps": number * found.sent.steps_per_batch,
             **_facts(found, trained),
             **_proven(run, trained.policy),
         }
@@ -147,7 +147,7 @@ def _facts(job: FoundJob, trained: Trained) -> dict[str, Any]:
         "quantization": None,
         "base_dtype": base_dtype(policy),
         "repo_id": recipe.hub.repo_id,
-        "method": recipe.peft.method if recipe.peft.adapter is None else sent.method,
+        "method": _method(recipe, policy),
         "seed": _asked(recipe, "seed"),
         "trainable_parameters": trainable_parameters(policy),
         "total_parameters": total_parameters(policy),
@@ -164,7 +164,7 @@ def _settings(job: FoundJob, trained: Trained) -> dict[str, Any]:
     """The settings that a person reads, by the names that cards know."""
     recipe, sent = job.recipe, job.sent
     where = f"{sent.strategy} on {trained.processes} processes" if trained.processes else sent.strategy
-    asked = {"continues": recipe.peft.adapter} if recipe.peft.adapter is not None else resolved_settings(recipe.peft)
+    asked = resolved_settings(recipe.peft) if recipe.peft.adapter is None else _continued(recipe, trained.policy)
     method = METHODS.get(recipe.peft.method)
     rate = recipe.train.get("learning_rate") or (method.learning_rate if method else None)
     temperature, longest = recipe.rollout.temperature, recipe.rollout.max_completion_length
@@ -177,9 +177,22 @@ def _settings(job: FoundJob, trained: Trained) -> dict[str, Any]:
     }
 
 
+def _continued(recipe: Recipe, policy: PeftModel) -> dict[str, Any]:
+    """The settings of an adapter that was continued, which has them from the one before."""
+    config: Any = policy.peft_config[policy.active_adapter]
+    targets = config.target_modules
+    shown = sorted(targets) if isinstance(targets, set) else targets
+    return {"continues": recipe.peft.adapter, "rank": config.r, "alpha": config.lora_alpha, "target_modules": shown}
+
+
 def _asked(recipe: Recipe, name: str) -> Any:  # noqa: ANN401 (of any argument)
     """What the recipe has for a field of the trainer, else the field's default."""
     return recipe.train.get(name, train_fields()[name].default)
+
+
+def _method(recipe: Recipe, policy: PeftModel) -> str:
+    """That of the recipe, or of the adapter that was continued."""
+    return recipe.peft.method if recipe.peft.adapter is None else method_of(policy.active_peft_config).name
 
 
 def _weights(recipe: Recipe) -> dict[str, float]:

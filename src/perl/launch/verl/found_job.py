@@ -24,25 +24,9 @@ JOB = "job.json"
 FORMAT = 1
 _LATEST = "latest_checkpointed_iteration.txt"
 _STEP = re.compile(r"global_step_(\d{1,9})")
-_ACTOR = "actor"
+_ACTOR, _ADAPTER = "actor", "adapter"
 _AGAIN = "perl export-verl writes a new job; what verl trained of the old one belongs to the old files"
 _MOST_SHOWN = 8
-
-
-class SentBase(BaseModel):
-    """The base that the job was made for.
-
-    Attributes:
-        name: Its public name.
-        fingerprint: SHA-256 of its weights.
-        dtype: Type in which that was taken; None: not known.
-    """
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    name: str
-    fingerprint: str
-    dtype: str | None = None
 
 
 class SentJob(BaseModel):
@@ -52,15 +36,18 @@ class SentJob(BaseModel):
         format: Of this layout.
         perl_version: Version of perl-rl that wrote it.
         verl_version: Version of verl that it was written for.
-        base: Which base.
+        base: Public name of the base.
+        base_fingerprint: SHA-256 of its weights; None: it was not known where the job was made.
         method: As in ``peft.method``.
         rank: Of the LoRA that verl trains.
         alpha: Ours; rsLoRA's scale is alpha / sqrt(rank).
         verl_alpha: As verl has it, whose scale is alpha / rank; None: the adapter that it begins from says.
         strategy: ``fsdp``, ``fsdp2`` or ``megatron``.
         rollout: What writes the rollouts.
+        steps_per_batch: Optimizer steps of one of verl's steps, which are batches of rollouts.
         checkpoints: Folder of verl's checkpoints, in the job's.
         log: File of verl's metrics, in the job's folder.
+        earlier_log: File with the metrics of earlier starts.
         files: Name of a file in the job's folder -> SHA-256.
     """
 
@@ -69,15 +56,18 @@ class SentJob(BaseModel):
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     perl_version: str = ""
     verl_version: Annotated[str, Field(pattern=r"^[\w.+-]{1,40}$")]
-    base: SentBase
+    base: str
+    base_fingerprint: str | None = None
     method: str
     rank: Annotated[int, Field(ge=1)]
     alpha: float | None = None
     verl_alpha: Annotated[float, Field(allow_inf_nan=False)] | None = None
     strategy: Annotated[str, Field(pattern=r"^(fsdp|fsdp2|megatron)$")]
     rollout: str | None = None
+    steps_per_batch: Annotated[int, Field(ge=1)] = 1
     checkpoints: str = "checkpoints"
     log: str = "verl_metrics.jsonl"
+    earlier_log: str | None = None
     files: Mapping[str, str]
 
 
@@ -103,9 +93,18 @@ class FoundJob:
         return inside(self.path / self.sent.checkpoints, self.path)
 
     @property
-    def log(self) -> Path:
-        """The file of verl's metrics."""
-        return inside(self.path / self.sent.log, self.path)
+    def logs(self) -> list[Path]:
+        """The files of verl's metrics, in order; verl begins a new one at each start."""
+        names = [name for name in (self.sent.earlier_log, self.sent.log) if name is not None]
+        return [inside(self.path / name, self.path) for name in names]
+
+    @property
+    def begins_from(self) -> str | None:
+        """The adapter that verl began from, as the job holds it; None: a new one."""
+        if self.recipe.peft.adapter is None:
+            return None
+        held = inside(self.path / _ADAPTER, self.path)
+        return str(held) if held.is_dir() else self.recipe.peft.adapter
 
 
 def find_job(path: str | Path) -> FoundJob:

@@ -8,7 +8,7 @@ has in our runs, so that reports, curves and tables show it; all else keeps its 
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,42 @@ _TOKENS = "perf/total_num_tokens"  # of a step; ours grow from step to step
 _SECONDS = "step_time"
 
 
-def rows_of_log(path: Path, step: int, rewards: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The steps of verl's log up to one; of a step that was logged twice the later row.
+def rows_of_logs(
+    paths: Sequence[Path], step: int, rewards: Mapping[str, float], steps_per_batch: int = 1
+) -> list[dict[str, Any]]:
+    """The steps of verl's logs up to one; of a step that was logged twice the later row.
+
+    A step of verl is a batch of rollouts. Its row is that of the first optimizer step on them, as in our runs.
 
     Args:
-        path: verl's file; no rows where there is none.
-        step: The last that counts.
+        paths: verl's files, in order; no rows where there are none.
+        step: The last that counts, of verl's.
         rewards: Name -> weight; a reward that is alone has its mean from the weighted sum, which is all that verl logs.
+        steps_per_batch: Optimizer steps of one of verl's.
 
     Raises:
         RunFolderError: It cannot be read, or none of its lines is verl's.
     """
+    logged: dict[int, dict[str, float]] = {}
+    for path in paths:
+        for number, data in _rows_of(path):
+            logged[number] = data
+    rows, tokens = [], 0.0
+    for number in sorted(number for number in logged if 0 < number <= step):  # step 0 is verl's validation before
+        data = logged[number]
+        tokens += data.get(_TOKENS, 0.0)
+        first = (number - 1) * steps_per_batch + 1
+        rows.append({"step": first, **_renamed(data, rewards), **({"num_tokens": tokens} if _TOKENS in data else {})})
+    return rows
+
+
+def seconds_of(rows: list[dict[str, Any]]) -> float:
+    """Wall seconds of all steps together, as far as they were logged."""
+    return round(sum(float(row.get(_SECONDS) or 0.0) for row in rows), 3)
+
+
+def _rows_of(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """The lines of a file."""
     try:
         text = read_regular(path).decode("utf-8", errors="replace")
     except FileNotFoundError:
@@ -57,22 +82,10 @@ def rows_of_log(path: Path, step: int, rewards: Mapping[str, float]) -> list[dic
     except OSError as error:
         raise RunFolderError(f"cannot be read: {error}", str(path)) from None
     lines = [line for line in text.split("\n") if line.strip()]
-    logged: dict[int, dict[str, Any]] = {}
-    for number, data in (one for line in lines for one in _logged(line)):
-        logged[number] = {**logged.get(number, {}), **data}
-    if lines and not logged:
+    rows = [row for line in lines for row in _logged(line)]
+    if lines and not rows:
         raise RunFolderError("is malformed: none of its lines is of verl's file logger", str(path))
-    rows, tokens = [], 0.0
-    for number in sorted(number for number in logged if 0 < number <= step):  # step 0 is verl's validation before
-        data = logged[number]
-        tokens += data.get(_TOKENS, 0.0)
-        rows.append({"step": number, **_renamed(data, rewards), **({"num_tokens": tokens} if _TOKENS in data else {})})
     return rows
-
-
-def seconds_of(rows: list[dict[str, Any]]) -> float:
-    """Wall seconds of all steps together, as far as they were logged."""
-    return round(sum(float(row.get(_SECONDS) or 0.0) for row in rows), 3)
 
 
 def _logged(line: str) -> Iterator[tuple[int, dict[str, float]]]:

@@ -110,18 +110,18 @@ def check_base(job: FoundJob, model: PreTrainedModel) -> None:
     Raises:
         ModelError: It has other weights.
     """
-    sent = job.sent.base
-    if not is_the_base(model, sent.fingerprint, sent.dtype):
-        what = f"the job was made for other weights of {sent.name} (SHA-256 {sent.fingerprint[:12]})"
+    sent = job.sent
+    if sent.base_fingerprint is not None and not is_the_base(model, sent.base_fingerprint):
+        what = f"the job was made for other weights of {sent.base} (SHA-256 {sent.base_fingerprint[:12]})"
         raise ModelError(what, "model.name", "load the revision that the job's recipe names")
 
 
 def _as_begun(job: FoundJob, model: PreTrainedModel) -> PeftModel:
     """The policy as the recipe begins it."""
     peft = job.recipe.peft
-    if peft.adapter is None:
+    if job.begins_from is None:
         return attach_adapter(model, adaptation(peft))
-    saved = find_adapter(peft.adapter)
+    saved = find_adapter(job.begins_from)
     return continue_adapter(model, saved, continued_adaptation(peft, saved.config, own_method(saved)))
 
 
