@@ -212,24 +212,24 @@ def _bounds(shape: Sequence[int], placements: Sequence[_Record], mesh: Sequence[
 def _shape_of(mesh: _Record) -> tuple[int, ...]:
     """Processes along each dimension of a mesh, which must be numbered row by row.
 
-    Versions of torch keep it as a tensor of ranks, or as the ranks with the shape and strides of each dimension.
+    Versions of torch keep it as a tensor of ranks, or as the ranks with the sides and strides of each dimension.
     """
     known = vars(mesh)
     if isinstance(ranks := known.get("mesh", known.get("_mesh")), torch.Tensor):
-        shape, strides = tuple(ranks.shape), None
+        shape = tuple(ranks.shape)
     else:
         layout, ranks = vars(known["_layout"]), known["_rank_map"]
-        axes = [vars(axis) for axis in layout["axes"]] if "axes" in layout else [layout]
-        shape = tuple(side for axis in axes for side in _flat(axis["shape"]))
-        strides = [side for axis in axes for side in _flat(axis["stride"])]
-    in_rows = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    several = [place for place, side in enumerate(shape) if side > 1]  # of one process any stride will do
-    if strides is not None and any(strides[place] != in_rows[place] for place in several):
-        raise ValueError("lies on a mesh whose processes are not numbered row by row")
+        axes = [vars(axis) for axis in layout["axes"]] if "axes" in layout else None
+        sides = [axis["shape"] for axis in axes] if axes is not None else _sequence(layout["shape"])
+        strides = [axis["stride"] for axis in axes] if axes is not None else _sequence(layout["stride"])
+        shape = tuple(math.prod(_sequence(side)) for side in sides)  # of a single process a side may be empty
+        for place, stride in enumerate(strides):
+            if shape[place] > 1 and _sequence(stride)[-1] != math.prod(shape[place + 1 :]):
+                raise ValueError("lies on a mesh whose processes are not numbered row by row")
     if ranks.flatten().tolist() != list(range(math.prod(shape))):
         raise ValueError("lies on a mesh of some of the processes")
     return shape
 
 
-def _flat(value: Any) -> list[int]:  # noqa: ANN401 (a number or a sequence of them)
-    return [int(value)] if isinstance(value, int) else [int(one) for one in value]
+def _sequence(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 (a number or a sequence of them)
+    return (value,) if isinstance(value, int) else tuple(value)
