@@ -62,7 +62,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     policy = wrapped(policy_of(base, int(rank), float(alpha), targets), strategy)
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     saver = FSDPCheckpointManager(
         model=policy,
