@@ -310,4 +310,7 @@ def is_unsafe(call: ast.Call, safe_loaders: set[str]) -> bool:
     if name in ("yaml.load", "yaml.load_all"):
         loaders = [dotted(keyword.value) for keyword in call.keywords if keyword.arg == "Loader"]
         return not loaders or loaders[0] not in safe_loaders | {"yaml.SafeLoader", "yaml.CSafeLoader"}
+    if name == "torch.load":  # which then makes tensors and what is allowed by name, and nothing else
+        weights_only = [keyword.value for keyword in call.keywords if keyword.arg == "weights_only"]
+        return not (weights_only and isinstance(weights_only[0], ast.Constant) and weights_only[0].value is True)
     return name in UNSAFE_CALLS

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._weights_only_unpickler import UnpicklingError
+from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
 from torch.serialization import (
     add_safe_globals,
     clear_safe_globals,
@@ -70,7 +70,7 @@ class _Sharded(torch.Tensor):
     """A tensor of which the file has a part, ``_local_tensor``; its shape is that of the whole."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: object, *_: object, **__: object) -> None:
+    def __torch_dispatch__(cls, func: object, *_: object, **__: object) -> None:  # type: ignore[override]
         """It cannot be computed with."""
         raise TypeError(f"{func} of a tensor that is in shards")
 
