@@ -275,8 +275,9 @@ def test_the_search_for_what_is_forbidden_finds_it():
     assert not MACHINE_PATHS.search("https://example.org/work/item")
     assert REMOTE_CODE.search("f(trust_remote" + "_code = True)")
     code = "import pickle\nfrom dill import loads\ntorch.load(x)\nyaml.load(t)\nyaml.load(t, Loader=L)\neval('1')\n"
-    code += "model.eval()"
-    assert unsafe_in(ast.parse(code), safe_loaders={"L"}) == ["pickle", "dill", "torch.load", "yaml.load", "eval"]
+    code += "model.eval()\ntorch.load(x, weights_only=True)\ntorch.load(x, weights_only=False)"
+    expected = ["pickle", "dill", "torch.load", "yaml.load", "eval", "torch.load"]
+    assert unsafe_in(ast.parse(code), safe_loaders={"L"}) == expected
 
 
 def test_nothing_that_the_package_or_an_example_reads_can_run_code():

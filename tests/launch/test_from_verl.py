@@ -179,6 +179,37 @@ def test_shards_of_any_division_are_put_together(tmp_path, processes, shape):
     assert max(stop for ((_, stop),) in others) == 4
 
 
+@pytest.mark.parametrize("form", ["ranks in a tensor", "sides and strides"])
+def test_shards_of_earlier_versions_of_torch_are_read(tmp_path, monkeypatch, form):
+    """Up to torch 2.9 a mesh holds a tensor of ranks, in 2.10 one layout for all of its dimensions."""
+    from torch.distributed import device_mesh
+    from torch.distributed.tensor import DTensor
+
+    class DeviceMesh:
+        """Pickled by the name of torch's."""
+
+    DeviceMesh.__module__, DeviceMesh.__qualname__ = device_mesh.__name__, "DeviceMesh"
+    earlier, save = DeviceMesh(), torch.save
+    ranks = torch.arange(4).view(2, 2)
+    state = {"mesh": ranks} if form == "ranks in a tensor" else {"_layout": DeviceMesh(), "_rank_map": ranks.flatten()}
+    vars(earlier).update(state)
+    vars(state.get("_layout", earlier)).update({} if "mesh" in state else {"shape": (2, 2), "stride": (2, 1)})
+
+    def saved_by_it(held, path):
+        for tensor in held.values():
+            assert isinstance(tensor, DTensor)
+            tensor._spec.__dict__["mesh"] = earlier
+        with monkeypatch.context() as patched:
+            patched.setattr(device_mesh, "DeviceMesh", DeviceMesh)
+            save(held, path)
+
+    monkeypatch.setattr(torch, "save", saved_by_it)
+    whole = {"lora_A": torch.arange(21.0).view(7, 3)}
+    write_shards(tmp_path, whole, 4, (2, 2))
+    found = read_shards(tmp_path, tmp_path, lambda _: True, print)
+    torch.testing.assert_close(found["lora_A"], whole["lora_A"], rtol=0, atol=0)
+
+
 def of_actor(change):
     """A change of the checkpoint's folder."""
     return lambda job: change(actor_of(job, STEP))
