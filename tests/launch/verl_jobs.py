@@ -77,6 +77,7 @@ def a_job(folder: Path, recipe: Recipe | None = None, **changed: object) -> Path
         "base": "sandbox:base",
         "revision": None,
         "base_fingerprint": base_fingerprint(base),
+        "base_dtype": "float32",
         "method": recipe.peft.method,
         "rank": RANK,
         "alpha": ALPHA,

@@ -38,6 +38,7 @@ class SentJob(BaseModel):
         verl_version: Version of verl that it was written for.
         base: Public name of the base.
         base_fingerprint: SHA-256 of its weights; None: it was not known where the job was made.
+        base_dtype: Type in which that was taken; None: any.
         method: As in ``peft.method``.
         rank: Of the LoRA that verl trains.
         alpha: Ours; rsLoRA's scale is alpha / sqrt(rank).
@@ -58,6 +59,7 @@ class SentJob(BaseModel):
     verl_version: Annotated[str, Field(pattern=r"^[\w.+-]{1,40}$")]
     base: str
     base_fingerprint: str | None = None
+    base_dtype: str | None = None
     method: str
     rank: Annotated[int, Field(ge=1)]
     alpha: float | None = None

@@ -111,7 +111,7 @@ def check_base(job: FoundJob, model: PreTrainedModel) -> None:
         ModelError: It has other weights.
     """
     sent = job.sent
-    if sent.base_fingerprint is not None and not is_the_base(model, sent.base_fingerprint):
+    if sent.base_fingerprint is not None and not is_the_base(model, sent.base_fingerprint, sent.base_dtype):
         what = f"the job was made for other weights of {sent.base} (SHA-256 {sent.base_fingerprint[:12]})"
         raise ModelError(what, "model.name", "load the revision that the job's recipe names")
 
