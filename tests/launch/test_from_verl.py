@@ -339,6 +339,22 @@ def test_a_step_is_chosen_and_one_that_is_not_there_is_refused_with_those_that_a
         come_back(job, "later")
 
 
+def test_an_adapter_that_verl_has_continued_comes_back_from_the_jobs_own_copy(returned, tmp_path):
+    """Whatever has become of the adapter that the recipe names."""
+    job = a_job(tmp_path / "job", a_recipe(peft={"adapter": "gone/adapter"}))
+    shutil.copytree(returned.run.adapter, job / "adapter")
+    before = load_file(job / "adapter" / WEIGHTS)
+    named = {name.replace(".weight", ".default.weight"): tensor for name, tensor in before.items()}
+    write_shards(actor_of(job, STEP), named, 2)
+    with pytest.raises(ModelError, match="nothing was trained"):
+        come_back(job, "back")
+    write_shards(actor_of(job, STEP), {name: tensor * 1.25 for name, tensor in named.items()}, 2)
+    done = come_back(job, "back")
+    after = load_file(done.run.adapter / WEIGHTS)
+    assert max((after[name] - 1.25 * tensor).abs().max().item() for name, tensor in before.items()) == 0.0
+    assert done.run.facts["settings"]["continues"] == "gone/adapter"
+
+
 def test_what_megatron_exports_in_pefts_form_comes_back_too(job, trained):
     edit_job(strategy="megatron", verl_alpha=16)(job)
     actor = actor_of(job, STEP)
