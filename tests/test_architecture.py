@@ -275,8 +275,9 @@ def test_the_search_for_what_is_forbidden_finds_it():
     assert not MACHINE_PATHS.search("https://example.org/work/item")
     assert REMOTE_CODE.search("f(trust_remote" + "_code = True)")
     code = "import pickle\nfrom dill import loads\ntorch.load(x)\nyaml.load(t)\nyaml.load(t, Loader=L)\neval('1')\n"
-    code += "model.eval()"
-    assert unsafe_in(ast.parse(code), safe_loaders={"L"}) == ["pickle", "dill", "torch.load", "yaml.load", "eval"]
+    code += "model.eval()\ntorch.load(x, weights_only=True)\ntorch.load(x, weights_only=False)"
+    expected = ["pickle", "dill", "torch.load", "yaml.load", "eval", "torch.load"]
+    assert unsafe_in(ast.parse(code), safe_loaders={"L"}) == expected
 
 
 def test_nothing_that_the_package_or_an_example_reads_can_run_code():
@@ -310,4 +311,7 @@ def is_unsafe(call: ast.Call, safe_loaders: set[str]) -> bool:
     if name in ("yaml.load", "yaml.load_all"):
         loaders = [dotted(keyword.value) for keyword in call.keywords if keyword.arg == "Loader"]
         return not loaders or loaders[0] not in safe_loaders | {"yaml.SafeLoader", "yaml.CSafeLoader"}
+    if name == "torch.load":  # which then makes tensors and what is allowed by name, and nothing else
+        weights_only = [keyword.value for keyword in call.keywords if keyword.arg == "weights_only"]
+        return not (weights_only and isinstance(weights_only[0], ast.Constant) and weights_only[0].value is True)
     return name in UNSAFE_CALLS

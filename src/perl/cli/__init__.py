@@ -14,6 +14,7 @@ COMMANDS = (
     "spectrum",
     "export",
     "export-verl",
+    "import-verl",
     "card",
     "push",
     "recipes",
