@@ -25,6 +25,7 @@ from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.policy.saved.download import CONFIG
 from perl.recipe.sections import ModelSection
 from perl.reports.run_log import read_run
+from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.run.logs import read_log
 from tests.launch.verl_jobs import (
@@ -260,6 +261,12 @@ def edit_job(**changed):
     return apply
 
 
+def name_files(job, *names):
+    """As files that were sent as they are."""
+    known = json.loads((job / "job.json").read_text())["files"]
+    edit_job(files=known | {name: sha256_of(job / name) for name in names})(job)
+
+
 def first_is(value):
     return rewritten(lambda state: state | {next(iter(state)): torch.full_like(next(iter(state.values())), value)})
 
@@ -339,10 +346,38 @@ def test_a_step_is_chosen_and_one_that_is_not_there_is_refused_with_those_that_a
         come_back(job, "later")
 
 
+def test_a_start_that_was_another_comes_back_and_says_so(job, monkeypatch):
+    """run.sh and README.txt may be changed; what verl was told besides is on the card, its values in run.json."""
+    for name in ("run.sh", "README.txt"):
+        (job / name).write_text("as it was sent\n")
+    name_files(job, "run.sh", "README.txt")
+    (job / "README.txt").write_text("mine\n")
+    assert "further" not in str(come_back(job, "as-sent").run.facts["settings"])
+    (job / "run.sh").write_text("module load cuda\n")
+    told = [f"actor_rollout_ref.actor.optim.lr={rate}" for rate in (1e-3, 1e-3, 5e-4)] + ["+a.b={c: 'x](y'}"]
+    (job / "further_overrides.txt").write_text("\n".join(told) + "\n")
+    done = come_back(job, "back")
+    assert done.run.facts["trained_by"]["further_overrides"] == [told[0], *told[2:]]
+    assert [float(one.partition("=")[2]) for one in told[:3]] == pytest.approx([0.001, 0.001, 0.0005])
+    write_card(done.run)
+    card = find_card(str(done.run.path))
+    assert check_card(card.files, card.weights_sha256, card.counted).mistakes == ()
+    line = "fsdp2 on 3 processes, told otherwise: actor_rollout_ref.actor.optim.lr a.b, run.sh changed"
+    assert line in done.run.card.read_text()
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+    with pytest.raises(RunFolderError, match="current folder"):
+        come_back(job, ".")
+
+
 def test_an_adapter_that_verl_has_continued_comes_back_from_the_jobs_own_copy(returned, tmp_path):
     """Whatever has become of the adapter that the recipe names."""
     job = a_job(tmp_path / "job", a_recipe(peft={"adapter": "gone/adapter"}))
     shutil.copytree(returned.run.adapter, job / "adapter")
+    with pytest.raises(RunFolderError, match="was not sent"):
+        come_back(job, "back")
+    sent = [f"adapter/{name}" for name in (CONFIG, WEIGHTS)]
+    name_files(job, *sent)
     before = load_file(job / "adapter" / WEIGHTS)
     named = {name.replace(".weight", ".default.weight"): tensor for name, tensor in before.items()}
     write_shards(actor_of(job, STEP), named, 2)

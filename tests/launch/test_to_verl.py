@@ -1,21 +1,34 @@
 """What of a recipe goes to verl, as what, and what is refused: no verl is needed for it."""
 
 import json
+import logging
 import math
+import os
+import runpy
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import peft
 import pyarrow.parquet
 import pytest
 import torch
+import transformers
+from datasets import Dataset
 
 from perl.errors import PerlError, RecipeError
 from perl.launch.verl.can_go import GOES, MAPPED, REFUSED, STATED, all_keys, method_refusal, plain_alpha, refusals
+from perl.launch.verl.check_job import check_lengths, overrides_of
 from perl.launch.verl.hydra import override
+from perl.launch.verl.reward_files import reward_files
+from perl.launch.verl.rows import write_rows
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.rewards import check
-from perl.rewards.one_by_one import scorer
+from perl.rewards.one_by_one import scorer, settings_text
 from perl.run.files import sha256_of
 from perl.training.stages import read_recipe
 from perl.training.to_verl import export_verl, prepare_export, read_for_verl
@@ -127,6 +140,28 @@ def test_batches_and_steps_are_counted_in_batches_of_rollouts(exported):
     assert values[f"{ACTOR}.optim.lr_warmup_steps"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("waits", "twice", "first"), [(0, 1, 0), (3, 1, 4), (4, 2, 3), (2, 1, 3), (0, 2, 0)])
+def test_the_policy_waits_for_the_critic_as_long_as_here(exported, waits, twice, first):
+    """verl's policy trains where critic_warmup <= the number of the batch, which begins at 1."""
+    told_so = with_train(of_algorithm("ppo"), critic_warmup_steps=waits, num_iterations=twice)
+    value = told(exported, told_so).values["trainer.critic_warmup"]
+    assert value == pytest.approx(first)
+    assert sum(twice for batch in range(1, 9) if batch < value) == pytest.approx(waits)
+    with pytest.raises(RecipeError, match="multiple of 2"):
+        told(exported, with_train(of_algorithm("ppo"), critic_warmup_steps=3, num_iterations=2))
+
+
+@pytest.mark.parametrize(("share", "steps"), [(0.25, 3), (0.05, 1), (0.5, 5), (4, 4)])
+def test_a_share_of_the_steps_is_rounded_up_as_transformers_does(exported, share, steps):
+    train = {"max_steps": 10, "save_strategy": "steps", "save_steps": share, "eval_strategy": "steps"}
+    values = values_of(exported, train={**train, "eval_steps": share})
+    state = transformers.TrainerState(max_steps=10)
+    asked = SimpleNamespace(logging_steps=1, eval_steps=share, save_steps=share)
+    state.compute_steps(asked, 10)
+    assert (state.save_steps, state.eval_steps) == pytest.approx((steps, steps))
+    assert (values["trainer.save_freq"], values["trainer.test_freq"]) == pytest.approx((steps, steps))
+
+
 def test_a_share_of_warmup_and_a_least_rate_are_transformers_numbers(exported):
     train = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
     values = values_of(exported, train={**train, "warmup_steps": 0.25, "learning_rate": 3e-5, "max_steps": 10})
@@ -227,7 +262,25 @@ def test_further_overrides_are_not_of_what_the_recipe_says(exported):
             told(exported, recipe(engine={"name": "verl", "overrides": {key: 1}}))
 
 
-def test_settings_of_verl_are_refused_where_it_does_not_train():
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"{ACTOR}.optim", {"lr": 1e-3}),
+        ("actor_rollout_ref", {"actor": {"clip_ratio": 0.5}}),
+        (f"~{ROLLOUT}", None),
+        ("model_engine", "megatron"),
+        (f"actor@{ACTOR}", "megatron_actor"),
+        ("trainer.v1", {"trainer_mode": "separate_async"}),
+    ],
+)
+def test_a_key_above_what_the_recipe_says_is_refused_too(exported, key, value):
+    found = refused(exported, engine={"name": "verl", "overrides": {key: value}})
+    assert list(found) == ["engine.overrides"]
+    beside = values_of(exported, engine={"name": "verl", "overrides": {f"+{ROLLOUT}.engine_kwargs.vllm.seed": 3}})
+    assert beside[f"+{ROLLOUT}.engine_kwargs.vllm.seed"] == pytest.approx(3)
+
+
+def test_settings_of_verl_are_refused_where_it_does_not_train(caplog):
     for engine, words in (
         ({"gpus": 4}, "engine.name: verl, not of local"),
         ({"strategy": "megatron"}, "ddp, zero2, fsdp2"),
@@ -242,7 +295,11 @@ def test_settings_of_verl_are_refused_where_it_does_not_train():
     sixteen = Recipe.load({"engine": {"name": "verl", "nodes": 2, "gpus": 8}})
     assert sixteen.engine.gpus_in_all == pytest.approx(16)
     assert Recipe.load(sixteen.as_dict()).engine == sixteen.engine
-    assert read_for_verl({"engine": {"processes": 4, "threads": 2}}).engine.gpus == pytest.approx(4)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        here = {"processes": 4, "threads": 2, "strategy": "zero2"}
+        assert read_for_verl({"engine": here}).engine.gpus == pytest.approx(4)
+    assert [record.code for record in caplog.records] == ["PRL347"] * 2
+    assert [word for word in ("engine.threads: 2", "engine.strategy: zero2") if word not in caplog.text] == []
 
 
 def test_perl_train_says_how_such_a_recipe_is_trained():
@@ -280,6 +337,49 @@ def test_rows_are_verls_and_their_prompts_the_recipes(job):
     assert rows[0]["prompt"] == [{key: message[key] for key in ("role", "content")} for message in first["prompt"]]
 
 
+def test_a_column_called_plain_is_the_data_sets(tmp_path):
+    problems = Dataset.from_list([{"prompt": f"{i}+1=", "solution": "2", "plain": 0.5 + i} for i in range(3)])
+    write_rows(problems, tmp_path / "rows.parquet", "mine", "train")
+    extra = [row["extra_info"] for row in pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pylist()]
+    assert [one["plain"] for one in extra] == [True] * 3
+    assert [json.loads(one["columns"])["plain"] for one in extra] == pytest.approx([0.5, 1.5, 2.5])
+
+
+def test_every_row_is_measured_before_verl_cuts_one():
+    class Words:
+        def apply_chat_template(self, prompt, **_):
+            return {"input_ids": prompt[0]["content"].split()}
+
+    prompts = [[{"role": "user", "content": "a " * length}] for length in (3, 5, 9, 7, 2)]
+    data = SimpleNamespace(max_prompt_length=9, apply_chat_template_kwargs={})
+    check_lengths(prompts, Words(), data, Path("train.parquet"))
+    data.max_prompt_length = 6
+    with pytest.raises(RecipeError) as caught:
+        check_lengths(prompts, Words(), data, Path("train.parquet"))
+    numbers = [int(word) for word in str(caught.value).replace("=", " ").replace(":", " ").split() if word.isdigit()]
+    assert numbers == pytest.approx([2, 6, 2])  # how many are longer than what, the first
+    assert "max_prompt_length=9" in str(caught.value)
+
+
+def test_run_sh_hands_verl_what_was_written_wherever_it_lies(job, tmp_path):
+    """With a program in Python's place that writes down how it was called."""
+    folder = Path(shutil.copytree(job[0], tmp_path / "R&D jobs &"))
+    seen, python = tmp_path / "seen", tmp_path / "python"
+    python.write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > "{seen}.$(date +%s%N)"\n')
+    python.chmod(0o755)
+    further = ["trainer.nnodes=2", "+a={b: c d}"]
+    for given in (further, further[:1]):
+        subprocess.run([folder / "run.sh", *given], check=True, env={**os.environ, "PYTHON": str(python)})
+    calls = [file.read_text().splitlines() for file in sorted(tmp_path.glob("seen.*"))]
+    assert calls[0] == ["-m", "perl.launch.verl.check_job", str(folder), *further]
+    assert calls[1] == ["-m", "verl.trainer.main_ppo", *overrides_of(folder, further)]
+    assert [len(one) for one in calls] == pytest.approx(
+        [5, len(job[1].made.values) + 4, 4, len(job[1].made.values) + 3]
+    )
+    kept = (folder / "further_overrides.txt").read_text().splitlines()
+    assert kept == [*further, *further[:1]]
+
+
 def test_a_jobs_rewards_judge_as_ours_do(job):
     folder, _ = job
     score = scorer(folder)
@@ -309,9 +409,50 @@ def test_a_users_reward_goes_along_with_what_it_imports(tmp_path, monkeypatch):
     assert carried == {"carried_reward.py", "carried_words.py"}
     answer = scorer(folder)("yes", "7", {"columns": json.dumps({"solution": "7"})})
     assert answer["score"] == pytest.approx(2.0 * 1.5)
-    assert (answer["polite"], answer["accuracy"], answer["unjudged"]) == pytest.approx((1.5, 0.0, 0.0))
+    parts = [answer[name] for name in ("reward/polite", "reward/accuracy", "unjudged")]
+    assert parts == pytest.approx([1.5, 0.0, 0.0])
+    # In verl's workers the job's own copy counts, whatever has become of the file where they start.
+    for name in ("carried_words", "carried_reward"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError\n")
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(tmp_path)])
+    theirs = runpy.run_path(str(folder / "rewards.py"))["compute_score"]
+    again = theirs("it", "yes", "7", {"columns": json.dumps({"solution": "7"})})
+    assert again == pytest.approx(answer)
     with pytest.raises(RecipeError, match="completion_ids"):
         prepare_export(recipe(rewards={"carried_reward:counts": 1.0}))
+
+
+def test_rewards_may_be_called_as_verls_own_numbers_are(tmp_path, monkeypatch):
+    module = ModuleType("named_as_verls")
+    for name, value in (("score", 0.5), ("unjudged", 3.0), ("reward", 0.25), ("acc", -1.0)):
+        setattr(module, name, lambda completions, value=value, **_: [value for _ in completions])
+        getattr(module, name).__name__ = name
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    weights = {"score": 0.2, "unjudged": 1.0, "reward": 2.0, "acc": 1.0}
+    given = recipe(rewards={f"named_as_verls:{name}": {"weight": weight} for name, weight in weights.items()})
+    (tmp_path / "rewards.json").write_text(settings_text(given.rewards, 32, {}))
+    found = scorer(tmp_path)("text", "", {"plain": True, "columns": json.dumps({"plain": "yes"})})
+    assert found["score"] == pytest.approx(0.1 + 3.0 + 0.5 - 1.0)
+    assert (found["unjudged"], found["reward/score"], found["reward/acc"]) == pytest.approx((0.0, 0.5, -1.0))
+    assert set(found) & {"reward", "acc", "overlong"} == set()
+
+
+def test_what_a_reward_is_of_goes_or_is_installed_or_is_refused(tmp_path, monkeypatch):
+    site = tmp_path / "dist-packages"
+    for place in (tmp_path / "spaced" / "deep", site / "distributed"):
+        place.mkdir(parents=True)
+        (place / "scored.py").write_text("def one(completions, **_):\n    return [1.0 for _ in completions]\n")
+    (tmp_path / "linked.py").symlink_to(site / "distributed" / "scored.py")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(site), *sys.path])
+    kinds = ("spaced.deep.scored", "distributed.scored", "linked", "json")
+    for name in kinds:
+        __import__(name)
+    found = reward_files([f"{name}:one" for name in kinds])
+    assert {path: file.stat().st_size for path, file in found.items()} == pytest.approx({"spaced/deep/scored.py": 65})
+    monkeypatch.setitem(sys.modules, "nowhere", ModuleType("nowhere"))
+    with pytest.raises(RecipeError, match=r"rewards\.nowhere:one.*\.py file"):
+        reward_files(["nowhere:one"])
 
 
 def test_rewards_that_see_a_group_or_tokens_are_refused():
@@ -338,6 +479,8 @@ def test_values_are_quoted_as_hydra_reads_them():
     assert override("a", "off") == "a='off'"
     assert override("a", "it's") == "a='it\\'s'"
     assert override("+a", {"b": "c d"}) == "+a={b:'c d'}"
+    with pytest.raises(RecipeError, match="several lines"):
+        override("a", "one\ntwo")
 
 
 def test_keys_without_meaning_there_are_said(exported):

@@ -1,12 +1,14 @@
 """``perl export-verl``: a recipe handed over to verl, as a folder with all that the job needs."""
 
+import shlex
+
 import click
 
 from perl.cli.output import say, set_up_output
 
 EPILOG = """\b
 Examples:
-  perl export-verl verl/guide-0.5b -o jobs/gsm8k
+  perl export-verl to-verl/0.5b -o jobs/gsm8k
   perl export-verl my_recipe.yaml engine.gpus=8 engine.strategy=megatron -o jobs/mine
   perl export-verl my_recipe.yaml --dry-run
 """
@@ -35,8 +37,5 @@ def command(*, recipe: str, overrides: tuple[str, ...], output: str | None, dry_
         return
     folder, export = export_verl(recipe, output, overrides)
     if not quiet:
-        say(
-            "\n".join(
-                [*export.lines(), f"job      {folder}", f"start    bash {folder}/run.sh", f"ray      {submit(folder)}"]
-            )
-        )
+        start = f"start    bash {shlex.quote(f'{folder}/run.sh')}"
+        say("\n".join([*export.lines(), f"job      {folder}", start, f"ray      {submit(folder)}"]))

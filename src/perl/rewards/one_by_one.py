@@ -9,6 +9,8 @@ this package's trainer, and verdicts are the same.
 import asyncio
 import functools
 import json
+import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -21,6 +23,8 @@ from perl.rewards.custom import is_async
 from perl.rewards.resolve import Reward, resolve_rewards
 
 SETTINGS = "rewards.json"
+PART, UNJUDGED = "reward/", "unjudged"
+"""Before the name of each reward in what is scored: a reward may be called as the other trainer's own numbers are."""
 BY_VERL = "soft_overlong"
 """A reward that the other trainer adds itself: it knows the length in tokens."""
 Score = dict[str, float]
@@ -49,9 +53,10 @@ def scorer(folder: Path) -> Callable[[str, str, Mapping[str, Any]], Score]:
         folder: With :data:`SETTINGS`.
 
     Returns:
-        A function of completion, gold answer and ``extra_info``, whose ``columns`` are the row's as JSON. It gives the
-        weighted sum as ``score``, each reward by its name, and how many could not judge it as ``unjudged``: those count
-        0. It raises RewardError once a custom reward failed more often than its ``max_failures``.
+        A function of completion, gold answer and ``extra_info``, whose ``columns`` are the row's as JSON, and ``plain``
+        whether its prompt is text. It gives the weighted sum as ``score``, each reward as ``reward/NAME``, and how many
+        could not judge it as ``unjudged``: those count 0. It raises RewardError once a custom reward failed more often
+        than its ``max_failures``.
 
     Raises:
         RecipeError: A reward is unknown here, or its module cannot be imported.
@@ -59,6 +64,9 @@ def scorer(folder: Path) -> Callable[[str, str, Mapping[str, Any]], Score]:
     values = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     settings = {name: RewardSetting.model_validate(setting) for name, setting in values["rewards"].items()}
     rollout = RolloutSection(max_completion_length=values["max_completion_length"])
+    here = os.getcwd()
+    if here not in sys.path:  # or it would come in front of the modules that the job carries
+        sys.path.append(here)
     rewards = [one for one in resolve_rewards(settings, rollout, values["own_names"]) if one.name != BY_VERL]
 
     def score(completion: str, gold: str, extra_info: Mapping[str, Any]) -> Score:
@@ -66,9 +74,9 @@ def scorer(folder: Path) -> Callable[[str, str, Mapping[str, Any]], Score]:
         found = {reward.function.__name__: _value(reward, arguments) for reward in rewards}
         weighted = zip(rewards, found.values(), strict=True)
         return {
+            **{PART + name: value or 0.0 for name, value in found.items()},
             "score": float(sum(reward.weight * (value or 0.0) for reward, value in weighted)),
-            **{name: value or 0.0 for name, value in found.items()},
-            "unjudged": float(sum(value is None for value in found.values())),
+            UNJUDGED: float(sum(value is None for value in found.values())),
         }
 
     return score
@@ -77,8 +85,8 @@ def scorer(folder: Path) -> Callable[[str, str, Mapping[str, Any]], Score]:
 def _arguments(completion: str, gold: str, extra_info: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a batch of one completion, as TRL hands them to a reward function."""
     row: dict[str, Any] = json.loads(extra_info.get("columns") or "{}")
-    plain, prompt = row.pop("plain", False), row.pop("prompt", None)
-    written: Any = completion if plain else [{"role": "assistant", "content": completion}]
+    prompt = row.pop("prompt", None)
+    written: Any = completion if extra_info.get("plain") else [{"role": "assistant", "content": completion}]
     if gold:
         row["solution"] = gold
     return {**{name: [value] for name, value in row.items()}, "prompts": [prompt], "completions": [written]}

@@ -10,20 +10,22 @@ from types import MappingProxyType
 from typing import Any
 
 from perl.errors import PerlError, RecipeError, raise_all
-from perl.launch.verl.can_go import refusals
+from perl.launch.verl.can_go import REFUSED, refusals
 from perl.launch.verl.handover import Handover
 from perl.launch.verl.job import check_free, submit_line, write_job
 from perl.launch.verl.overrides import Overrides, overrides
-from perl.launch.verl.reward_files import check_rewards
+from perl.launch.verl.reward_files import check_rewards, reward_files
 from perl.methods.settings import adaptation, continued_adaptation
 from perl.policy.attach import own_method
 from perl.policy.model import load_base, source_fingerprint
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
+from perl.recipe.engine_section import VERL_STRATEGIES
 from perl.recipe.layers import read_layers
 from perl.recipe.sections import EngineSection
 from perl.recipe.validation import checked
 from perl.rewards.one_by_one import settings_text
+from perl.run.warned import warn
 from perl.training.checked_recipe import checked_recipe
 from perl.training.plan import Plan, make_plan
 
@@ -74,11 +76,23 @@ def read_for_verl(source: str | Path | Mapping[str, Any] | Recipe, changes: Sequ
         values = {key: item for key, item in recipe.engine.model_dump().items() if item is not None}
     else:  # what it says of this package's own processes; as many GPUs
         values = {"name": "verl", **({"gpus": recipe.engine.processes} if recipe.engine.processes else {})}
+        _say_what_stays(recipe.engine)
     layer = read_layers({"engine": values}, of_engine)[1]
     try:
         return replace(recipe, engine=checked(EngineSection, layer.values["engine"]))
     except RecipeError as error:
         raise error.moved(lambda where: f"engine.{where}") from None
+
+
+def _say_what_stays(engine: EngineSection) -> None:
+    """A warning for each key that is set for this package's own processes, and has no part in verl's."""
+    for key, field in EngineSection.model_fields.items():
+        value = getattr(engine, key)
+        usual = VERL_STRATEGIES[0] if key == "strategy" else None  # which verl has anyway
+        if key in ("name", "processes") or value in (field.default, usual):
+            continue
+        why = REFUSED[f"engine.{key}"].why if f"engine.{key}" in REFUSED else "verl has strategies of its own"
+        warn("PRL347", "engine.%s: %s is not handed over: %s", key, value, why)
 
 
 def prepare_export(recipe: Recipe) -> Export:
@@ -94,6 +108,7 @@ def prepare_export(recipe: Recipe) -> Export:
         check_rewards({name: () for name in recipe.rewards})
         plan = _plan(recipe)
         check_rewards({reward.name: reward.needs for reward in plan.rewards})
+        reward_files(recipe.rewards)
         job = _handover(recipe, plan)
         return Export(job, overrides(job), plan)
     except PerlError as error:

@@ -406,7 +406,8 @@ WARNINGS = (
         "PRL347",
         "a job for verl that trains otherwise than it was exported",
         "run.sh of a job for verl looks at the overrides where verl is: another version of it than the job is for, "
-        "weights in a type that loses small steps, a KL divergence to the base where an adapter is continued.",
+        "weights in a type that loses small steps, a KL divergence to the base where an adapter is continued. Or "
+        "perl export-verl leaves a key of engine behind, which is of this package's own processes.",
         "The job starts; verl has validated the configuration.",
         "verl 0.9.2 is here, the job is for 0.9.1: what it refuses is refused now [PRL347]",
         "Install the version that job.json names, or take the further override back.",

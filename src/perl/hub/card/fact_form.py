@@ -49,7 +49,9 @@ _OURS = {
     CRITIC_ADAPTER: re.compile(r"\w[\w.+:/@-]*"),
     PENALTY: re.compile(IN_REWARD),
     "optimizer": re.compile(r"\w+"),
-    "trained by": re.compile(r"verl [\w.+-]+, \w+(?: on \d+ processes)?"),
+    "trained by": re.compile(
+        r"verl [\w.+-]+, \w+(?: on \d+ processes)?(?:, told otherwise:(?: [\w.@/-]+)+)?(?:, run\.sh changed)?"
+    ),
     "learning rate": re.compile(r"[\d.e+-]+"),
     "KL coefficient (beta)": re.compile(r"[\d.e+-]+"),
     "completions a prompt": re.compile(r"\d+"),

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, MissingExtraError, Mistake, PerlError, RecipeError, raise_all
 from perl.launch.verl.hydra import FOLDER
-from perl.launch.verl.job_files import EVAL, JOB, OVERRIDES, README, RUN, TRAIN, VERL_VERSION
+from perl.launch.verl.job_files import EVAL, FREE, JOB, OVERRIDES, TRAIN, VERL_VERSION
 from perl.methods.registry import LARGEST_RANK
 from perl.run.files import sha256_of
 from perl.run.warned import warn
@@ -29,8 +29,6 @@ _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 # Fewer CPUs than this and verl's trainer hangs without a message.
 _FEWEST_CPUS = 16
 _UNQUOTABLE = "'\"$\\\n"
-# Files that a job may change: nothing checks their sums.
-_FREE = (README, RUN)
 # Rewards that compare answers, and a pair for which that takes algebra.
 _JUDGED = {"accuracy", "reasoning_accuracy"}
 _GOLD, _ANSWER = "\\frac{x+1}{2}", "\\boxed{\\frac{1+x}{2}}"
@@ -178,9 +176,11 @@ def _facts(folder: Path) -> dict[str, Any]:
     found = []
     for name, digest in files.items():
         path = folder / name
+        if name in FREE:
+            continue
         if not path.is_file():
             found.append(Mistake("is absent", str(path), "export the recipe again"))
-        elif name not in _FREE and sha256_of(path) != digest:
+        elif sha256_of(path) != digest:
             found.append(Mistake("is not what was exported", str(path), "export the recipe again"))
     raise_all(RecipeError, found)
     return facts
@@ -205,17 +205,42 @@ def _rows(config: Any, folder: Path) -> dict[str, int]:  # noqa: ANN401
         counts = {}
         for split, file in (("train", TRAIN), ("eval", EVAL)):
             rows = dataset(config, tokenizer, folder / file)
-            prompt = tokenizer.apply_chat_template(
-                rows[0]["raw_prompt"],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                **dict(config.data.apply_chat_template_kwargs),
-            )
-            if len(prompt["input_ids"]) > config.data.max_prompt_length:
-                raise RecipeError("a prompt is longer than data.max_prompt_length", str(folder / file))
+            prompts = (rows[index]["raw_prompt"] for index in range(len(rows)))
+            check_lengths(prompts, tokenizer, config.data, folder / file)
             counts[split] = len(rows)
         return counts
+
+
+def check_lengths(prompts: Iterable[Any], tokenizer: Any, data: Any, file: Path) -> None:  # noqa: ANN401
+    """Each prompt as verl's workers write it, which cut the beginning off one that is too long.
+
+    Args:
+        prompts: Chat messages of each row.
+        tokenizer: The job's, as it is here: another version may have another template.
+        data: ``data`` of the configuration.
+        file: Which holds the rows.
+
+    Raises:
+        RecipeError: Some are longer than ``data.max_prompt_length``.
+    """
+    longest, too_long, most = 0, [], int(data.max_prompt_length)
+    for row, prompt in enumerate(prompts):
+        written = tokenizer.apply_chat_template(
+            prompt,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            **dict(data.apply_chat_template_kwargs),
+        )
+        length = len(written["input_ids"])
+        longest = max(longest, length)
+        if length > most:
+            too_long.append(row)
+    if too_long:
+        what = f"{len(too_long)} prompts are longer than {most} tokens, the first in row {too_long[0]}: verl cuts them"
+        raise RecipeError(
+            what, str(file), f"data.max_prompt_length={longest}, and as many more tokens in {_ROLLOUT}.max_model_len"
+        )
 
 
 def tokenizer_of(config: Any) -> Any:  # noqa: ANN401

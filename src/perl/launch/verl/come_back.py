@@ -5,6 +5,7 @@ JOB, step -> RUN: recipe.yaml, run.json, adapter/ (proven on its base), metrics.
 Nothing is written unless all of it is right: the folder is made beside its place and then moved there.
 """
 
+import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ TRAINED_BY = "trained by"
 _DEFAULT_PLACE = "run"
 # Rows and tokens on which the adapter that is written is compared with what came back.
 _PROBE = (2, 32)
+_KEY = re.compile(r"[^\w.@/-]")
+_MOST_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def come_back(job: str | Path, output: str | Path | None = None, step: int | Non
 
 
 def _check_new(target: Path) -> None:
+    if target.resolve() == Path.cwd():
+        raise RunFolderError("is the current folder, which no other can replace", str(target), "-o DIR with a new one")
     if target.is_dir() and any(target.iterdir()):
         raise RunFolderError("is not empty", str(target), "choose another with --output")
     if target.exists() and not target.is_dir():
@@ -140,6 +145,8 @@ def _facts(job: FoundJob, trained: Trained) -> dict[str, Any]:
             "rollout": sent.rollout,
             "job_sha256": job.sha256,
             "compared_tensors_of_the_base": trained.compared,
+            "further_overrides": job.further,
+            "start_changed": job.start_changed,
         },
         "versions": {"perl-rl": installed_versions()["perl-rl"], "verl": sent.verl_version},
         "base": base,
@@ -173,8 +180,17 @@ def _settings(job: FoundJob, trained: Trained) -> dict[str, Any]:
         **({"learning rate": f"{rate:g}"} if rate is not None else {}),
         "KL coefficient (beta)": _asked(recipe, "beta"),
         "sampling": f"temperature {temperature:g}, at most {longest} tokens",
-        TRAINED_BY: f"verl {sent.verl_version}, {where}",
+        TRAINED_BY: f"verl {sent.verl_version}, {where}{_otherwise(job)}",
     }
+
+
+def _otherwise(job: FoundJob) -> str:
+    """What a card says of a start that was not the exported one; the values of overrides are in ``run.json``."""
+    keys = dict.fromkeys(_KEY.sub("", line.partition("=")[0].lstrip("+~")) for line in job.further)
+    shown = [key for key in keys if key][:_MOST_SHOWN]
+    more = [f"{len(keys) - len(shown)} more"] if len(keys) > len(shown) else []
+    told = f", told otherwise: {' '.join([*shown, *more])}" if job.further else ""
+    return told + (", run.sh changed" if job.start_changed else "")
 
 
 def _continued(recipe: Recipe, policy: PeftModel) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 JOB -> FoundJob -> the folder of a step's policy
 
-What was sent must still be there as it was: each file that ``job.json`` names has the hash that it names.
+What was sent must still be there as it was: each file that ``job.json`` names has the hash that it names, but for those
+that may be changed.
 """
 
 import re
@@ -14,17 +15,17 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perl.errors import Mistake, RunFolderError, raise_all
+from perl.launch.verl.job_files import ADAPTER, CHECKPOINTS, FORMAT, FREE, FURTHER, JOB, LOG, RUN
 from perl.launch.verl.shards import inside
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 from perl.run.facts import RECIPE
 from perl.run.files import read_regular, sha256_of
 from perl.run.strict_json import parse_mapping
 
-JOB = "job.json"
-FORMAT = 1
 _LATEST = "latest_checkpointed_iteration.txt"
 _STEP = re.compile(r"global_step_(\d{1,9})")
-_ACTOR, _ADAPTER = "actor", "adapter"
+_ACTOR = "actor"
 _AGAIN = "perl export-verl writes a new job; what verl trained of the old one belongs to the old files"
 _MOST_SHOWN = 8
 
@@ -67,8 +68,8 @@ class SentJob(BaseModel):
     strategy: Annotated[str, Field(pattern=r"^(fsdp|fsdp2|megatron)$")]
     rollout: str | None = None
     steps_per_batch: Annotated[int, Field(ge=1)] = 1
-    checkpoints: str = "checkpoints"
-    log: str = "verl_metrics.jsonl"
+    checkpoints: str = CHECKPOINTS
+    log: str = LOG
     earlier_log: str | None = None
     files: Mapping[str, str]
 
@@ -105,8 +106,30 @@ class FoundJob:
         """The adapter that verl began from, as the job holds it; None: a new one."""
         if self.recipe.peft.adapter is None:
             return None
-        held = inside(self.path / _ADAPTER, self.path)
+        held = inside(self.path / ADAPTER, self.path)
         return str(held) if held.is_dir() else self.recipe.peft.adapter
+
+    @property
+    def further(self) -> list[str]:
+        """Overrides that were given to run.sh beside the job's, of all of its starts, each once.
+
+        Raises:
+            RunFolderError: They cannot be read.
+        """
+        file = inside(self.path / FURTHER, self.path)
+        try:
+            lines = read_regular(file).decode("utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RunFolderError(f"cannot be read: {error}", str(file)) from None
+        return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+
+    @property
+    def start_changed(self) -> bool:
+        """Whether run.sh, which may be changed, is another than was exported."""
+        file, sent = inside(self.path / RUN, self.path), self.sent.files.get(RUN)
+        return sent is not None and not (file.is_file() and sha256_of(file) == sent)
 
 
 def find_job(path: str | Path) -> FoundJob:
@@ -174,7 +197,13 @@ def _check_files(folder: Path, sent: SentJob) -> None:
     if RECIPE not in sent.files:
         raise RunFolderError(f"files: {RECIPE} is not among them", str(folder / JOB), _AGAIN)
     found = []
+    begun = [f"{ADAPTER}/{name}" for name in (CONFIG, WEIGHTS)]
+    for name in begun:
+        if (folder / name).is_file() and name not in sent.files:
+            found.append(Mistake(f"was not sent: {JOB} does not name it", str(folder / name), _AGAIN))
     for name, expected in sent.files.items():
+        if name in FREE:
+            continue
         file = inside(folder / name, folder)
         if not file.is_file():
             found.append(Mistake("was sent and is absent", str(file), _AGAIN))

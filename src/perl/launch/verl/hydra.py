@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perl.errors import RecipeError
+
 # What Hydra reads as text without quotes and as nothing else.
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 _WORDS = {"true", "false", "null", "none", "yes", "no", "on", "off", "nan", "inf"}
@@ -20,8 +22,14 @@ def override(key: str, value: Any) -> str:  # noqa: ANN401 (whatever a setting i
     Args:
         key: As verl's files name it; ``+key`` where they do not have it.
         value: Text, number, truth, None, or lists and mappings of these.
+
+    Raises:
+        RecipeError: It is of more than one line, which neither a job's file nor Hydra can hold.
     """
-    return f"{key}={_shown(value)}"
+    line = f"{key}={_shown(value)}"
+    if len(line.splitlines()) > 1:
+        raise RecipeError("a value of several lines cannot go to verl", key.lstrip("+~"), "write it in one line")
+    return line
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401

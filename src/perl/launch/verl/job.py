@@ -4,6 +4,7 @@ Handover -> recipe.yaml, train.parquet, eval.parquet, rewards.py, overrides.txt,
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from perl.launch.verl.job_files import (
     EARLIER,
     EVAL,
     FORMAT,
+    FURTHER,
     JOB,
     LOG,
     OVERRIDES,
@@ -70,6 +72,11 @@ python="${{PYTHON:-python}}"
 if [ -s {log} ]; then cat {log} >> {earlier}; fi
 export VERL_FILE_LOGGER_PATH="$folder/{log}"
 
+# What is told beside the job's overrides is kept: perl import-verl states it.
+for further in "$@"; do printf '%s\n' "$further" >> {further}; done
+
+# Bash 5.2 would put what was found in the place of an & of the folder's path.
+shopt -u patsub_replacement 2> /dev/null || true
 mapfile -t overrides < {overrides}
 exec "$python" -m verl.trainer.main_ppo "${{overrides[@]//@FOLDER@/$folder}}" "$@"
 """
@@ -116,7 +123,7 @@ def _write(job: Handover, made: Overrides, settings: str, folder: Path) -> None:
         REWARDS: _REWARDS_PY,
         "rewards.json": settings,
         OVERRIDES: "\n".join(made.lines) + "\n",
-        RUN: _RUN_SH.format(version=VERL_VERSION, log=LOG, earlier=EARLIER, overrides=OVERRIDES),
+        RUN: _RUN_SH.format(version=VERL_VERSION, log=LOG, earlier=EARLIER, overrides=OVERRIDES, further=FURTHER),
         README: readme(job, made),
     }
     for file, text in texts.items():
@@ -185,7 +192,7 @@ def _version() -> str:
 
 def submit_line(folder: Path) -> str:
     """How the job is handed to a Ray cluster, all of whose machines see the folder by the same path."""
-    return f"ray job submit --address http://HEAD:8265 -- bash {folder}/{RUN}"
+    return f"ray job submit --address http://HEAD:8265 -- bash {shlex.quote(f'{folder}/{RUN}')}"
 
 
 def readme(job: Handover, made: Overrides) -> str:

@@ -6,7 +6,7 @@ The definitions compared are ``perl.algorithms`` and verl 0.9.1's ``core_algos.p
 constant below, it is said; where it is another one, it is refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -213,15 +213,8 @@ def _critic(arguments: Any, mapped: Mapped) -> None:  # noqa: ANN401
         "critic.optim.weight_decay": 0.0,
         "critic.cliprange_value": NEVER if arguments.value_clip is None else arguments.value_clip,
         "critic.loss_agg_mode": "token-mean",
-        "trainer.critic_warmup": arguments.critic_warmup_steps,
     }
     mapped.notes.append(
         "critic: a whole model of the base's size, all of it trained, where ours is a LoRA and a value head on the "
         f"policy's own base (critic_rank {CRITIC['critic_rank']} means nothing there); its rate is {rate:g}"
     )
-
-
-def readers() -> Iterator[str]:
-    """The losses and estimators that go, for the documents."""
-    yield from _LOSSES
-    yield from _ESTIMATORS

@@ -30,6 +30,7 @@ _OURS: Mapping[str, str] = MappingProxyType(
         "trainer.use_v1": "the older trainer is going away",
         "trainer.v1.trainer_mode": "an adapter that is trained asynchronously samples as it began (verl#7495)",
         "critic.model.lora_rank": "a LoRA as critic crashes",
+        "model_engine": "engine.strategy says it",
     }
 )
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -300,14 +301,19 @@ def _further(job: Handover, values: Mapping[str, Any]) -> dict[str, Any]:
     found, mistakes = dict(job.recipe.engine.overrides or {}), []
     known = {key.lstrip("+") for key in values}
     for key in found:
-        plain = key.lstrip("+~")
-        reason = next((why for ours, why in _OURS.items() if plain == ours or plain.startswith(f"{ours}.")), "")
-        if plain in known:
+        plain = key.lstrip("+~").rpartition("@")[2]  # GROUP@KEY chooses a file for all that is below KEY
+        reason = next((why for ours, why in _OURS.items() if _within(plain, ours)), "")
+        if any(_within(plain, one) for one in known):
             mistakes.append(Mistake(f"{key} is made of the recipe", "engine.overrides", "say it in the recipe"))
         elif reason:
             mistakes.append(Mistake(f"{key}: {reason}", "engine.overrides", "leave it out"))
     raise_all(RecipeError, mistakes)
     return found
+
+
+def _within(one: str, other: str) -> bool:
+    """Whether a key is another one, is below it, or has it below itself."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _notes(job: Handover) -> list[str]:

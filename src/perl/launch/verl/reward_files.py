@@ -15,7 +15,13 @@ from types import MappingProxyType
 from perl.errors import Mistake, RecipeError, raise_all
 
 FOLDER_OF_FILES = "reward_files"
-_INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+# Folders of installed packages, whatever Python, user or system they are of.
+_SITES = ("site-packages", "dist-packages")
+_INSTALLED = tuple(
+    folder
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    for folder in (Path(sysconfig.get_path(name)).absolute(), Path(sysconfig.get_path(name)).resolve())
+)
 
 REFUSED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -56,25 +62,53 @@ def reward_files(names: Iterable[str]) -> dict[str, Path]:
 
     Args:
         names: Of a recipe's rewards, whose modules are imported already.
+
+    Raises:
+        RecipeError: A module is neither installed nor a file that can be carried.
     """
     found: dict[str, Path] = {}
+    mistakes = []
     for name in names:
         module, colon, _ = name.partition(":")
-        if colon:
-            _carry(module, found)
+        if not colon:
+            continue
+        _carry(module, found)
+        path = module.replace(".", "/")
+        if not (_is_installed(module) or {f"{path}.py", f"{path}/__init__.py"} & found.keys()):
+            what = f"cannot go to verl: {module} is no file of Python, and is not installed"
+            mistakes.append(Mistake(what, f"rewards.{name}", "put the function into a .py file"))
+    raise_all(RecipeError, mistakes)
     return found
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module is part of Python, of this package, or of one that is installed."""
+    if module.partition(".")[0] in {"perl", *sys.stdlib_module_names}:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and _in_site(Path(file))
+
+
+def _in_site(file: Path) -> bool:
+    """Whether a file is of what is installed: where it is imported from, or where a link leads."""
+    places = (file.absolute(), file.resolve())
+    inside = any(place.is_relative_to(folder) for place in places for folder in _INSTALLED)
+    return inside or any(part in _SITES for place in places for part in place.parts)
 
 
 def _carry(module: str, found: dict[str, Path]) -> None:
     """A module's file, those of the packages that hold it, and those that it imports from beside them."""
     parts = module.split(".")
+    if parts[0] in {"perl", *sys.stdlib_module_names}:
+        return
     for count in range(1, len(parts) + 1):
         loaded = sys.modules.get(".".join(parts[:count]))
-        place = Path(getattr(loaded, "__file__", None) or "/").resolve()
-        if place.suffix != ".py" or any(place.is_relative_to(folder) for folder in _INSTALLED):
+        file = getattr(loaded, "__file__", None)
+        if file is None and hasattr(loaded, "__path__"):
+            continue  # a folder without __init__.py, which has no file of its own
+        if file is None or Path(file).suffix != ".py" or _in_site(Path(file)):
             return
-        if parts[0] == "perl":
-            return
+        place = Path(file).resolve()
         path = "/".join(parts[:count]) + ("/__init__.py" if place.name == "__init__.py" else ".py")
         if path in found:
             continue

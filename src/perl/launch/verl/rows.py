@@ -17,6 +17,9 @@ ABILITY = "perl"
 COLUMNS = "columns"
 """Where ``extra_info`` has the columns of the data set, as JSON: rewards get them, and Parquet needs no common type."""
 
+PLAIN = "plain"
+"""Where ``extra_info`` says whether the prompt is text, beside the columns: a data set may have one of that name."""
+
 
 def write_rows(problems: "Dataset", path: Path, source: str, split: str) -> None:
     """Writes problems for verl.
@@ -44,7 +47,12 @@ def _rows(problems: "Dataset", source: str, split: str) -> Iterator[dict[str, An
             "prompt": messages(row["prompt"]),
             "ability": ABILITY,
             "reward_model": {"style": "rule", "ground_truth": row.get("solution") or ""},
-            "extra_info": {"index": index, "split": split, COLUMNS: _as_json(row, split)},
+            "extra_info": {
+                "index": index,
+                "split": split,
+                PLAIN: isinstance(row["prompt"], str),
+                COLUMNS: _as_json(row, split),
+            },
         }
 
 
@@ -56,9 +64,8 @@ def messages(prompt: Any) -> list[dict[str, str]]:  # noqa: ANN401 (text or mess
 
 
 def _as_json(row: Mapping[str, Any], split: str) -> str:
-    kept = {**row, "plain": isinstance(row["prompt"], str)}
     try:
-        return json.dumps(kept, ensure_ascii=False)
+        return json.dumps(dict(row), ensure_ascii=False)
     except TypeError as error:
         what = f"a column cannot be handed to verl's workers: {error}"
         raise DataError(what, f"data.{split}", "text, numbers, lists and mappings can") from None

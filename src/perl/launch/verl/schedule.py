@@ -29,6 +29,8 @@ def schedule(job: Handover) -> Mapped:
     _optimizer(job, mapped)
     _rate(job, mapped)
     _saving(job, mapped)
+    if job.arguments.advantage_estimator == "gae":
+        _critic_warmup(job, mapped)
     return mapped
 
 
@@ -121,26 +123,42 @@ def _rate(job: Handover, mapped: Mapped) -> None:
     mapped.overrides[f"{_OPTIM}.lr_scheduler_type"] = kind
     if kind == "cosine":
         mapped.overrides |= {f"{_OPTIM}.min_lr_ratio": least, f"{_OPTIM}.num_cycles": 0.5}
-    if job.steps_per_batch > 1 and kind == "cosine":
+    if job.steps_per_batch > 1 and (kind == "cosine" or warm):
         mapped.notes.append("rate: verl moves it once a batch of rollouts, not at each of its optimizer steps")
 
 
 def _warmup(job: Handover) -> int:
     """Optimizer steps of warm-up, as transformers reads them: below 1 a share of all."""
-    given = job.arguments.warmup_steps
+    return _steps_of(job.arguments.warmup_steps, job)
+
+
+def _steps_of(given: float, job: Handover) -> int:
+    """Optimizer steps, as transformers reads a number of them: below 1 a share of all, rounded up."""
     return math.ceil(job.steps * given) if 0 < given < 1 else int(given)
+
+
+def _critic_warmup(job: Handover, mapped: Mapped) -> None:
+    """Batches in which the critic alone trains: verl's policy trains from the step that it names, the first is 1."""
+    waits = int(job.arguments.critic_warmup_steps)
+    if waits % job.steps_per_batch:
+        what = f"{waits} steps of the critic alone are no whole number of batches of rollouts"
+        mapped.refuse("train.critic_warmup_steps", what, f"a multiple of {job.steps_per_batch}")
+    mapped.overrides["trainer.critic_warmup"] = waits // job.steps_per_batch + 1 if waits else 0
+    if waits and job.arguments.lr_scheduler_type != "constant":
+        mapped.notes.append("rate: the policy's begins to move after the critic's warm-up in verl, here with it")
 
 
 def _saving(job: Handover, mapped: Mapped) -> None:
     arguments = job.arguments
     strategy = str(getattr(arguments.save_strategy, "value", arguments.save_strategy))
-    every = int(arguments.save_steps * job.steps) if 0 < arguments.save_steps < 1 else int(arguments.save_steps)
+    every = _steps_of(arguments.save_steps, job)
     if strategy not in ("steps", "no"):
         mapped.refuse("train.save_strategy", f"{strategy}: verl saves by steps", "steps")
     if strategy == "steps" and every % job.steps_per_batch:
         what = f"{every} steps are no whole number of batches of rollouts, {job.steps_per_batch} steps each"
         mapped.refuse("train.save_steps", what, f"a multiple of {job.steps_per_batch}")
-    frequency = max(1, every // job.steps_per_batch) if strategy == "steps" else verl_steps(job)
+    often = strategy == "steps" and every > 0
+    frequency = max(1, every // job.steps_per_batch) if often else verl_steps(job)
     mapped.overrides |= {
         "trainer.save_freq": frequency,  # and at the last step, in any case
         "trainer.max_actor_ckpt_to_keep": arguments.save_total_limit,
@@ -159,7 +177,7 @@ def _testing(job: Handover, mapped: Mapped) -> None:
     if when == "epoch":
         mapped.refuse("train.eval_strategy", "epoch: verl tests by steps", "steps")
     if when == "steps":
-        every = int(arguments.eval_steps or arguments.logging_steps)
+        every = _steps_of(arguments.eval_steps or arguments.logging_steps, job)
         if every % job.steps_per_batch:
             mapped.refuse("train.eval_steps", "no whole number of batches", f"a multiple of {job.steps_per_batch}")
         frequency = max(1, every // job.steps_per_batch)
