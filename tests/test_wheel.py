@@ -13,7 +13,7 @@ import pytest
 from perl.sandbox import MODELS
 
 # In bytes of the archive: weights of the sandbox's two bases and of its zoo; code, recipes and texts. Together 5 MB.
-LARGEST_WEIGHTS, LARGEST_REST = 3_500_000, 1_500_000
+LARGEST_WEIGHTS, LARGEST_REST = 3_400_000, 1_600_000
 ASSETS = ("recipes", "eval", "model_cards")
 
 # Loads what was trained as other people do: with PEFT alone on the published base.
@@ -79,7 +79,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts_and_licence(wheel, checkout):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        weights = sum(one.compress_size for one in archive.infolist() if one.filename.endswith(".safetensors"))
+        of_weights = [one for one in archive.infolist() if one.filename.endswith((".safetensors", ".tar.xz"))]
+        weights = sum(one.compress_size for one in of_weights)
     assert weights <= LARGEST_WEIGHTS
     assert wheel.stat().st_size - weights <= LARGEST_REST
     expected = {"perl/py.typed"}
@@ -90,6 +91,9 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts
     single = {name for name in expected if "/zoo/entries/" in name}
     assert len(single) >= 80
     expected = expected - single | {"perl/assets/model_cards/zoo/entries.jsonl"}
+    in_archives = {name for name in expected if "/zoo/adapters/" in name}
+    assert len(in_archives) >= 2 * 28
+    expected = expected - in_archives | {f"{name.rpartition('/')[0]}.tar.xz" for name in in_archives}
     expected |= {f"perl/sandbox/{folder.name}/{path.name}" for folder in MODELS.values() for path in folder.iterdir()}
     modules = list((checkout / "src").rglob("*.py"))
     assert len(modules) >= 50
@@ -138,6 +142,9 @@ def test_the_unpacked_wheel_trains_far_from_the_checkout(wheel, tmp_path, checko
     planned = must_run([sys.executable, "-m", "perl", "train", "mine.yaml", "--dry-run"], cwd=away, env=environment)
     assert "algorithm: ppo" in planned
     assert "# steps    16 " in planned
+    must_run([sys.executable, "-m", "perl", "zoo", "pull", "sandbox-lora", "pulled"], cwd=away, env=environment)
+    shipped = checkout / "model_cards" / "zoo" / "adapters" / "sandbox-lora" / "adapter_model.safetensors"
+    assert (away / "pulled" / shipped.name).read_bytes() == shipped.read_bytes()
 
 
 @pytest.mark.nightly

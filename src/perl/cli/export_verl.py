@@ -32,8 +32,7 @@ def command(*, recipe: str, overrides: tuple[str, ...], output: str | None, dry_
     from perl.training.to_verl import export_verl, prepare_export, read_for_verl, submit
 
     if dry_run or output is None:
-        export = prepare_export(read_for_verl(recipe, overrides))
-        say("\n".join([*export.made.lines, *(f"# {line}" for line in export.lines())]))
+        say("\n".join(prepare_export(read_for_verl(recipe, overrides)).dry_lines()))
         return
     folder, export = export_verl(recipe, output, overrides)
     if not quiet:

@@ -63,7 +63,13 @@ def command(
     from perl.training.stages import prepare, read_recipe, train
 
     if dry_run:
-        resolved = read_recipe(recipe, overrides, output)
+        resolved = read_recipe(recipe, overrides, output, on_verl=not launched())
+        if resolved.engine.on_verl:
+            from perl.training.on_verl import prepared
+
+            check_folder(resolved)
+            say("\n".join(prepared(resolved).dry_lines()))
+            return EXIT_DONE
         plan = prepare(resolved, engine_here=False)
         if is_first_process():
             check_folder(resolved)

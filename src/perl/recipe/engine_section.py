@@ -15,7 +15,7 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero2", "fsdp2")
 VERL_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp", "megatron")
 """Those of verl."""
 _OF_RAY = ("address", "restarts", "storage")
-_OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides")
+_OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides", "python")
 
 
 class ParallelSection(Section):
@@ -33,7 +33,7 @@ class EngineSection(Section):
     name: Literal["local", "ray", "verl"] = Field(
         "local",
         description="What starts the processes: local: this machine, or a launcher; ray: a Ray cluster, which starts "
-        "them again after failures; needs [ray]; verl: verl, to which `perl export-verl` hands the recipe over.",
+        "them again after failures; needs [ray]; verl: verl, to which `perl export-verl` hands the recipe over too.",
     )
     address: str | None = Field(
         None,
@@ -80,6 +80,11 @@ class EngineSection(Section):
     use_shm: bool | None = Field(None, description="With verl: load the model through shared memory.")
     overrides: dict[str, Any] | None = Field(
         None, description="With verl: further Hydra overrides, KEY: VALUE; +KEY where verl's files lack it."
+    )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="With verl: Python that has verl and this package, for perl train; None: this one.",
     )
 
     @model_validator(mode="before")

@@ -34,6 +34,8 @@ from perl.run.logs import log_rows as log_rows
 from perl.run.logs import read_log as read_log
 
 LOCK = ".lock"
+VERL_JOB = "job"
+"""Folder of a run that verl trains: the job that it was handed, with its checkpoints and its log."""
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 # Settings that say where things are or go, or when a run ends, not what is done: a run may go on with others.
 # Seconds for which a dry run may hold a folder that it looks at.
@@ -54,6 +56,7 @@ _PLACES = (
     "engine.processes",
     "engine.strategy",
     "engine.threads",
+    "engine.python",
 )
 # How a step is cut into micro-batches.
 _CUTS = ("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps")
@@ -259,7 +262,7 @@ def run_of(path: Path, recipe: Recipe) -> Run | None:
     except (OSError, yaml.YAMLError) as error:
         raise RunFolderError(f"its recipe.yaml cannot be read: {error}", str(path)) from None
     run = Run.read(path) if (path / "run.json").exists() else Run(path)
-    different = _differences_of_runs(saved, recipe, run)
+    different = [*_other_trainer(saved, recipe), *_differences_of_runs(saved, recipe, run)]
     if different and not _holds_work(path):
         return None
     if different:
@@ -270,6 +273,15 @@ def run_of(path: Path, recipe: Recipe) -> Run | None:
             hint or "choose another with --output",
         )
     return run
+
+
+def _other_trainer(saved: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """Whether one of the two is verl's: neither goes on from the other's checkpoints."""
+    engine = saved.get("engine")
+    there = engine.get("name") if isinstance(engine, Mapping) else None
+    if "verl" not in (there, recipe.engine.name) or there == recipe.engine.name:
+        return []
+    return [f"engine.name is {there or 'local'} there, {recipe.engine.name} here"]
 
 
 def _hint_at_longer(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> str | None:
@@ -352,6 +364,7 @@ def _holds_work(path: Path) -> bool:
     return (
         run.adapter.exists()
         or any(run.checkpoints.glob("*"))
+        or any((path / VERL_JOB / "checkpoints").glob("*"))
         or (run.metrics.is_file() and run.metrics.stat().st_size > 0)
     )
 

@@ -77,6 +77,7 @@ from perl.training.callbacks.tracked import TrackedTables, track_scores
 from perl.training.checked_recipe import checked_recipe
 from perl.training.forecast_text import forecast_lines
 from perl.training.on_ray import train_on_ray
+from perl.training.on_verl import train_on_verl
 from perl.training.plan import Plan, make_plan
 from perl.training.question import forecast_of
 from perl.training.scores import between_steps, score_base, score_best, score_run
@@ -108,7 +109,9 @@ def train(
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
     if not launched():
-        checked = read_recipe(recipe, overrides, output_dir)
+        checked = read_recipe(recipe, overrides, output_dir, on_verl=True)
+        if checked.engine.on_verl:
+            return _published(checked, train_on_verl(checked, _finish))
         if checked.engine.on_ray:
             plan = prepare(checked)
             with _located(checked):
@@ -149,8 +152,7 @@ def _train(recipe: Recipe, processes: Together) -> Run:
         if not every.main:
             return run
         if goes_on:
-            _draw(run)
-            write_card(run)
+            _finish(run)
         else:
             logger.info("done before: %s", run.path)
     return _published(recipe, run)
@@ -193,17 +195,27 @@ def _carry_out(plan: Plan, run: Run) -> None:
 
 
 def read_recipe(
-    source: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = (), output_dir: str | Path | None = None
+    source: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Sequence[str] = (),
+    output_dir: str | Path | None = None,
+    *,
+    on_verl: bool = False,
 ) -> Recipe:
     """The recipe with everything checked that needs neither data nor model, method and reward names included.
+
+    Args:
+        source: A recipe file, the name of a packaged one, a mapping, or a recipe.
+        overrides: ``section.key=value``.
+        output_dir: The run folder; None: the recipe's.
+        on_verl: Whether it may be one that verl trains, which this package's own trainer cannot.
 
     Raises:
         RecipeError: With every mistake found.
     """
     recipe = checked_recipe(source, overrides, (publishing_mistakes,))
-    if recipe.engine.on_verl:
-        what = "verl: verl trains it, where it is installed, and perl train does not start it"
-        raise recipe.located(RecipeError(what, "engine.name", "perl export-verl RECIPE -o DIR; then perl import-verl"))
+    if recipe.engine.on_verl and not on_verl:
+        what = "verl: verl trains it, in processes that it starts itself; here is this package's own trainer"
+        raise recipe.located(RecipeError(what, "engine.name", "perl train RECIPE, or perl export-verl RECIPE -o DIR"))
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
     if output_dir is None:
@@ -448,6 +460,12 @@ def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
     )
     width = min(len(prompt.token_ids) for prompt in prompts)
     return torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=device)
+
+
+def _finish(run: Run) -> None:
+    """What a person looks at first, of a run that has been trained."""
+    _draw(run)
+    write_card(run)
 
 
 def _draw(run: Run) -> None:

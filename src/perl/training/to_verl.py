@@ -47,6 +47,15 @@ class Export:
     made: Overrides
     plan: Plan
 
+    @property
+    def steps(self) -> int:
+        """Of verl: batches of rollouts."""
+        return int(self.made.values["trainer.total_training_steps"])
+
+    def dry_lines(self) -> list[str]:
+        """All that verl would be told, with :meth:`lines` as remarks."""
+        return [*self.made.lines, *(f"# {line}" for line in self.lines())]
+
     def lines(self) -> list[str]:
         """For a person: who computes what, and what is not as here."""
         engine, facts = self.job.recipe.engine, self.made.values
@@ -133,8 +142,20 @@ def export_verl(
     """
     folder = Path(output)
     check_free(folder)
-    recipe = read_for_verl(source, changes)
-    export = prepare_export(recipe)
+    return write_export(prepare_export(read_for_verl(source, changes)), folder)
+
+
+def write_export(export: Export, folder: Path) -> tuple[Path, Export]:
+    """Writes what was prepared; the base is read for its fingerprint.
+
+    Args:
+        export: What :func:`prepare_export` has made.
+        folder: To make.
+
+    Raises:
+        RunFolderError: It exists, or cannot be written.
+    """
+    recipe = export.job.recipe
     job = replace(export.job, fingerprint=_fingerprint(export.plan))
     settings = settings_text(recipe.rewards, job.arguments.max_completion_length, job.own_names)
     return write_job(job, export.made, settings, folder), replace(export, job=job)

@@ -3,7 +3,7 @@
 folder -> entries; name -> entry and the folder of its files
 
 A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``. An installed package
-has its entries in one file, ``entries.jsonl``.
+has its entries in one file, ``entries.jsonl``, and each adapter in one, ``adapters/NAME.tar.xz``.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 from perl.errors import PerlError, did_you_mean
 from perl.recipe.assets import zoo_folder
 from perl.zoo.entry import Entry, parse_entry, read_entry
+from perl.zoo.packed import unpacked
 
 PREFIX = "zoo:"
 """With which a name of the zoo begins where an adapter is named."""
@@ -45,7 +46,9 @@ class Zoo:
 
     def shipped_folder(self, entry: Entry) -> Path:
         """Where the files of an adapter that the zoo ships lie."""
-        return self.folder / "adapters" / entry.name
+        folder = self.folder / "adapters" / entry.name
+        packed = folder.with_name(f"{entry.name}.tar.xz")
+        return unpacked(packed) if packed.is_file() else folder
 
 
 def open_zoo(folder: str | Path | None = None) -> Zoo:

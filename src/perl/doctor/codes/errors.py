@@ -129,7 +129,7 @@ ERRORS = (
     Code(
         "PRL215",
         "a started process",
-        "A process that `perl train --processes N` started could not be started, or has died.",
+        "A process that `perl train --processes N` started could not be started, or has died; or verl has failed.",
         "The others are ended; the last checkpoint is whole.",
         "error: rank 3 (pid 4711) was killed by SIGKILL (the same command goes on from step 12) [PRL215]",
         "SIGKILL is most often the machine's memory: `perl plan RECIPE`. Else see what that rank says above.",

@@ -395,14 +395,6 @@ WARNINGS = (
         "Look at logs/base.log of the study; the study's folder, or the GPU, must have room for the base.",
     ),
     Code(
-        "PRL349",
-        "results of a study that were changed by hand",
-        "results.json of a study's folder is not what the study wrote there.",
-        "Scores are read from the cells' run folders, as always, and the file is written anew.",
-        "runs/studies/mine/results.json was changed by hand: it is written anew from the cells' folders [PRL349]",
-        "Nothing; to change a study, change its file and take --new-plan.",
-    ),
-    Code(
         "PRL347",
         "a job for verl that trains otherwise than it was exported",
         "run.sh of a job for verl looks at the overrides where verl is: another version of it than the job is for, "
@@ -411,6 +403,14 @@ WARNINGS = (
         "The job starts; verl has validated the configuration.",
         "verl 0.9.2 is here, the job is for 0.9.1: what it refuses is refused now [PRL347]",
         "Install the version that job.json names, or take the further override back.",
+    ),
+    Code(
+        "PRL349",
+        "results of a study that were changed by hand",
+        "results.json of a study's folder is not what the study wrote there.",
+        "Scores are read from the cells' run folders, as always, and the file is written anew.",
+        "runs/studies/mine/results.json was changed by hand: it is written anew from the cells' folders [PRL349]",
+        "Nothing; to change a study, change its file and take --new-plan.",
     ),
     Code(
         "PRL365",

@@ -290,6 +290,7 @@ _GROUPS: Mapping[str, str] = MappingProxyType(
         "how a step is computed is verl's own way, of the same loss": "train.padding_free train.skip_zero_advantage "
         "train.reuse_old_log_probs train.share_prompts train.fused_lora train.fused_head train.use_cache "
         "train.pad_to_multiple_of train.average_tokens_across_devices train.torch_empty_cache_steps",
+        "perl train starts verl with it": "engine.python",
         _HERE: "train.dataloader_drop_last train.dataloader_pin_memory train.dataloader_persistent_workers "
         "train.dataloader_prefetch_factor train.dataloader_multiprocessing_context train.dataloader_in_order "
         "train.length_column_name train.ddp_find_unused_parameters train.ddp_bucket_cap_mb "

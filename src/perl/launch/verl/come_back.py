@@ -6,6 +6,7 @@ Nothing is written unless all of it is right: the folder is made beside its plac
 """
 
 import re
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,13 +39,15 @@ from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe import Recipe
 from perl.recipe.train_fields import train_fields
 from perl.run.facts import RECIPE
-from perl.run.files import new_folder, sha256_of, write_text
+from perl.run.files import new_folder, replace_folder, sha256_of, write_text
 from perl.run.folder import Run, installed_versions
 from perl.run.logs import append_row
 
 TRAINED_BY = "trained by"
 """Among a run's settings: what trained it, if that was not this package."""
-_DEFAULT_PLACE = "run"
+_DEFAULT_PLACE, _STAGED = "run", ".imported"
+# What a run that has handed its job over knows better than what comes back.
+_OF_START = ("status", "created", "seconds", "updated")
 # Rows and tokens on which the adapter that is written is compared with what came back.
 _PROBE = (2, 32)
 _KEY = re.compile(r"[^\w.@/-]")
@@ -106,6 +109,29 @@ def come_back(job: str | Path, output: str | Path | None = None, step: int | Non
         run.record(**facts, seconds=seconds_of(rows), reward=_ends(rows))
     count = sum(1 for name, _ in trained.policy.named_parameters() if "lora_" in name)
     return CameBack(Run.read(target), number, count, trained.compared, len(rows))
+
+
+def come_into(job: str | Path, run: Run) -> CameBack:
+    """Adds what verl trained of a job to the run that has handed it over, whose own facts of its start stay.
+
+    Args:
+        job: Folder of the job.
+        run: Open, and of the job's recipe.
+
+    Raises:
+        PerlError: As of :func:`come_back`; the run is as it was.
+    """
+    staged = run.path / _STAGED
+    shutil.rmtree(staged, ignore_errors=True)
+    done = come_back(job, staged)
+    for path in (done.run.adapter, done.run.metrics, *staged.glob("probe*")):
+        if path.is_dir():
+            replace_folder(path, run.path / path.name)
+        elif path.exists():
+            path.replace(run.path / path.name)
+    shutil.rmtree(staged)
+    run.record(**{name: value for name, value in done.run.facts.items() if name not in _OF_START})
+    return replace(done, run=run)
 
 
 def _check_new(target: Path) -> None:

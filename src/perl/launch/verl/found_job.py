@@ -8,6 +8,7 @@ that may be changed.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,6 +180,13 @@ def find_step(job: FoundJob, step: int | None) -> tuple[int, Path]:
         more = f"the last of {len(steps)}: " if len(steps) > _MOST_SHOWN else ""
         raise RunFolderError(f"has no checkpoint of step {wanted}", str(job.checkpoints), f"there are {more}{shown}")
     return wanted, inside(there[wanted] / _ACTOR, job.path)
+
+
+def newest_step(job: FoundJob) -> int:
+    """The number of the newest complete checkpoint, of verl's steps; 0: there is none."""
+    with suppress(RunFolderError):
+        return find_step(job, None)[0]
+    return 0
 
 
 def _latest(job: FoundJob, steps: list[int]) -> int:

@@ -82,13 +82,13 @@ def _rows_of(path: Path) -> list[tuple[int, dict[str, float]]]:
     except OSError as error:
         raise RunFolderError(f"cannot be read: {error}", str(path)) from None
     lines = [line for line in text.split("\n") if line.strip()]
-    rows = [row for line in lines for row in _logged(line)]
+    rows = [row for line in lines for row in logged_in(line)]
     if lines and not rows:
         raise RunFolderError("is malformed: none of its lines is of verl's file logger", str(path))
     return rows
 
 
-def _logged(line: str) -> Iterator[tuple[int, dict[str, float]]]:
+def logged_in(line: str) -> Iterator[tuple[int, dict[str, float]]]:
     """A line's step and its numbers; nothing of one that a kill cut short."""
     try:
         found = json.loads(line)
