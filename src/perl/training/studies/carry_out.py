@@ -39,6 +39,9 @@ _START = (
     "from perl.cli.commands import run; main(run)"
 )
 _BASE = ".base-"
+# Whether there is a GPU is asked of its driver's library, also by what is imported: torch's own way to ask uses the
+# GPU, and then no fork can.
+_NO_GPU_YET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 @dataclass(frozen=True)
@@ -394,7 +397,7 @@ def _started(conduct: Conduct) -> Iterator[Nursery]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": str(conduct.threads)},
+            env={**os.environ, **_NO_GPU_YET, "OMP_NUM_THREADS": str(conduct.threads)},
             start_new_session=True,
         )
     base = conduct.folder / f"{_BASE}{secrets.token_hex(4)}"
