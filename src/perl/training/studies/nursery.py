@@ -155,8 +155,7 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
     """Trains a cell as the command line does, in a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _end_with_parent()
-    if os.getppid() != parent:  # it has gone before that
+    if not end_with(parent):
         return EXIT_INTERRUPTED
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number in (1, 2):
@@ -177,7 +176,6 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
 
 def alone(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
     """Trains a cell in a process of its own, as a task on another machine starts it; see :class:`Job`."""
-    _end_with_parent()
     return _trained(command, arguments, until, output)
 
 
@@ -189,10 +187,18 @@ def _trained(command: Command, arguments: Sequence[str], until: int | None, outp
         return command([*arguments, "-o", output], "perl")
 
 
-def _end_with_parent() -> None:
-    """Has this process asked to stop when the one that started it ends."""
+def end_with(parent: int) -> bool:
+    """Has this process asked to stop when the one that started it ends.
+
+    Args:
+        parent: Process id of that one.
+
+    Returns:
+        Whether it is still there.
+    """
     with contextlib.suppress(OSError, AttributeError):  # only Linux has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return os.getppid() == parent  # else it has gone before that
 
 
 def share_base(base: "MappedBase", alive: int) -> int:
