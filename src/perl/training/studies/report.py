@@ -203,7 +203,7 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     failed = [
         row for row in result.rows if row.status not in ("done", "ended early") or row.reason == "it has no score"
     ]
-    yield f"- Cells that failed, were lost or were not begun: {len(failed) or 'none'}."
+    yield f"- Cells that failed or were not begun: {len(failed) or 'none'}."
     yield from (f"  - `{row.name}`: {row.status}: {in_markdown(row.reason)}" for row in failed)
 
 
