@@ -50,15 +50,17 @@ def hold(load: Load, first: torch.device, folder: Path, alive: int, ready: Calla
     """
     folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="perl-base-"))  # a socket's name must be short
+    over = threading.Event()
     try:
         first = _with_index(first)
         held = _Held({first: _in_a_block(load(first), first)}, load)
         # Who asks proves that it may in a thread of its own, or one that hangs would keep all others waiting.
         with Listener(str(place / "socket"), "AF_UNIX", backlog=128) as listener:
-            threading.Thread(target=_serve, args=(listener, held), daemon=True).start()
+            threading.Thread(target=_serve, args=(listener, held, over), daemon=True).start()
             (folder / ADDRESS).write_text(str(place / "socket"), encoding="utf-8")
             ready()
             os.read(alive, 1)
+            over.set()
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -99,8 +101,8 @@ class _Held:
             return self._blocks[device]
 
 
-def _serve(listener: Listener, held: _Held) -> None:
-    while True:
+def _serve(listener: Listener, held: _Held, over: threading.Event) -> None:
+    while not over.is_set():
         with contextlib.suppress(OSError, EOFError):
             threading.Thread(target=_answer, args=(listener.accept(), held), daemon=True).start()
 
