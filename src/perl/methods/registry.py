@@ -115,11 +115,6 @@ class Method:
         """
         return self.delta in ("norms", "weights")
 
-    @property
-    def writes_the_base(self) -> bool:
-        """Whether it trains the base's own tensors, not copies of them."""
-        return not self.config
-
     def off_quantised(self, quantization: str) -> str:
         """Why it is incompatible with a quantised base; empty: it is compatible.
 

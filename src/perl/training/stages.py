@@ -220,8 +220,8 @@ def _trains_the_bases(peft: PeftSection) -> bool:
 
 
 def _writes_the_base(peft: PeftSection) -> bool:
-    """Whether the recipe trains the base itself, so that nobody else may have it."""
-    return peft.type is None and peft.method in METHODS and METHODS[peft.method].writes_the_base
+    """Whether the recipe trains the base itself, not copies of its tensors, so that nobody else may have it."""
+    return peft.type is None and peft.method in METHODS and not METHODS[peft.method].config
 
 
 def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
