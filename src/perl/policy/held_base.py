@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing import AuthenticationError, current_process
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,17 @@ def hold(load: Load, first: torch.device, folder: Path, alive: int, ready: Calla
     """
     folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="perl-base-"))  # a socket's name must be short
+    over = threading.Event()
     try:
-        held = {first: _in_a_block(load(first), first)}
-        with Listener(str(place / "socket"), "AF_UNIX", backlog=128, authkey=current_process().authkey) as listener:
-            threading.Thread(target=_serve, args=(listener, held, load), daemon=True).start()
+        first = _with_index(first)
+        held = _Held({first: _in_a_block(load(first), first)}, load)
+        # Who asks proves that it may in a thread of its own, or one that hangs would keep all others waiting.
+        with Listener(str(place / "socket"), "AF_UNIX", backlog=128) as listener:
+            threading.Thread(target=_serve, args=(listener, held, over), daemon=True).start()
             (folder / ADDRESS).write_text(str(place / "socket"), encoding="utf-8")
             ready()
             os.read(alive, 1)
+            over.set()
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -84,18 +88,36 @@ def handed_over(folder: Path, device: torch.device) -> tuple[Entries, torch.Tens
     return entries, block
 
 
-def _serve(listener: Listener, held: dict[torch.device, tuple[Entries, torch.Tensor]], load: Load) -> None:
-    while True:
-        with contextlib.suppress(OSError, EOFError, AuthenticationError), listener.accept() as asking:
-            device = torch.device(asking.recv())
-            try:
-                if device not in held:
-                    held[device] = _in_a_block(load(device), device)
-                asking.send(held[device])
-            except Exception as error:  # noqa: BLE001 (a process boundary: who asked is told)
-                asking.send(f"the base could not be held on {device}: {first_line(error)}")
-            with contextlib.suppress(EOFError):
-                asking.recv()  # until it has it, and closes
+class _Held:
+    """A base on each device that it was asked for."""
+
+    def __init__(self, blocks: dict[torch.device, tuple[Entries, torch.Tensor]], load: Load) -> None:
+        self._blocks, self._load, self._lock = blocks, load, threading.Lock()
+
+    def on(self, device: torch.device) -> tuple[Entries, torch.Tensor]:
+        with self._lock:
+            if device not in self._blocks:
+                self._blocks[device] = _in_a_block(self._load(device), device)
+            return self._blocks[device]
+
+
+def _serve(listener: Listener, held: _Held, over: threading.Event) -> None:
+    while not over.is_set():
+        with contextlib.suppress(OSError, EOFError):
+            threading.Thread(target=_answer, args=(listener.accept(), held), daemon=True).start()
+
+
+def _answer(asking: Connection, held: _Held) -> None:
+    key = current_process().authkey
+    with contextlib.suppress(OSError, EOFError, AuthenticationError), asking:
+        deliver_challenge(asking, key)
+        answer_challenge(asking, key)
+        device = torch.device(asking.recv())
+        try:
+            asking.send(held.on(device))
+        except Exception as error:  # noqa: BLE001 (a process boundary: who asked is told)
+            asking.send(f"the base could not be held on {device}: {first_line(error)}")
+        asking.recv()  # until it has it, and closes
 
 
 def _in_a_block(model: PreTrainedModel, device: torch.device) -> tuple[Entries, torch.Tensor]:

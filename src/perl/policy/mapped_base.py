@@ -4,7 +4,8 @@ loaded base -> file, or holder -> the same base in another process, its numbers 
 
 The numbers lie in the file as they lie in memory once the base is loaded: in its type, each tensor at a multiple of 64
 bytes, so that a processor computes with them bit by bit as with its own copy. The pages are private to a process as
-soon as it writes to them, which nothing here does. A base that a process holds is in ``held_base.py``.
+soon as it writes to them. A base that a process holds is in ``held_base.py``: all see what one writes there, so that
+who trains the base itself loads its own (:func:`own_base`).
 """
 
 import json
@@ -79,6 +80,22 @@ def mapped(base: MappedBase | None) -> Iterator[None]:
         _held.remove(base)
 
 
+@contextmanager
+def own_base(*, wanted: bool) -> Iterator[None]:
+    """Inside, nothing is mapped: for who will write to the base, which others would compute with.
+
+    Args:
+        wanted: False: this changes nothing.
+    """
+    held = _held[:]
+    if wanted:
+        _held.clear()
+    try:
+        yield
+    finally:
+        _held[:] = held
+
+
 def load_mapped(section: ModelSection, source: str, device: torch.device, strategy: str) -> PreTrainedModel | None:
     """The base of a section, shared with other processes.
 
@@ -120,6 +137,7 @@ def _filled(section: ModelSection, source: str, tensors: dict[str, torch.Tensor]
     device = next(iter(tensors.values())).device
     for parameter in model.parameters():
         parameter.data = tensors[places[parameter.data_ptr()]]
+        parameter.requires_grad_(False)  # an optimizer would write to what others compute with
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             known = places.get(buffer.data_ptr())

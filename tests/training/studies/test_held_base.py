@@ -1,8 +1,11 @@
 """A base that one process holds and hands to others: bit by bit the base, once in memory, until the last one ends."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+import perl
 from perl.errors import ModelError
-from perl.policy.held_base import handed_over
+from perl.policy.held_base import handed_over, hold
 from perl.policy.mapped_base import MappedBase, mapped
 from perl.policy.model import base_fingerprint, load_base
 from perl.recipe.sections import ModelSection
@@ -21,17 +25,28 @@ NURSERY = """
 import json, os, sys, time
 from pathlib import Path
 import torch
+from perl.policy import model as models
 from perl.policy.mapped_base import MappedBase, mapped
 from perl.policy.model import base_fingerprint, load_base
 from perl.recipe.sections import ModelSection
-from perl.training.studies.nursery import hold_base
+from perl.run import devices
+from perl.training.studies.nursery import Job, _fork
 
 folder = Path(sys.argv[1])
 base, cpu, alive = MappedBase(folder, ModelSection()), torch.device("cpu"), os.pipe()
-if os.fork() == 0:
-    os.close(alive[1])
-    os._exit(hold_base(base, alive[0], cpu))
-assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+looked = []
+
+def accelerator():
+    looked.append(os.getpid())
+    return cpu
+
+def loaded(section, device):
+    assert looked == [os.getpid()], "a fork of a process that has looked for a GPU cannot use it"
+    return load_base(section, device)
+
+devices.accelerator, models.load_base = accelerator, loaded
+_fork(Job("base", (), str(folder / "log"), str(folder), None, str(folder), base.section.model_dump()), None, alive)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, (folder / "log").read_text()
 
 def shared(place):
     size = proportional = 0
@@ -107,3 +122,37 @@ def test_the_holder_ends_with_those_who_ask_and_then_each_loads_its_own(two_cell
         found = load_base(ModelSection(), torch.device("cpu"))
     assert "the base cannot be shared, this cell loads it" in caplog.text
     assert base_fingerprint(found) == base_fingerprint(load_base(ModelSection(), torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def holder(tmp_path_factory):
+    """The folder of a base that a thread of this process holds."""
+    folder, alive, there = tmp_path_factory.mktemp("held"), os.pipe(), threading.Event()
+    cpu = torch.device("cpu")
+    arguments = (lambda device: load_base(ModelSection(), device), cpu, folder, alive[0], there.set)
+    thread = threading.Thread(target=hold, args=arguments)
+    thread.start()
+    assert there.wait(600.0)
+    yield folder
+    os.close(alive[1])
+    thread.join()
+
+
+def test_cells_that_train_the_base_itself_leave_the_one_that_others_compute_with(holder, tmp_path):
+    small = ("train.max_steps=1", "train.prompts_per_step=2", "train.num_generations=2", "eval.enabled=false")
+    settings = (*small, "rollout.max_completion_length=8", "peft.method=full", "model.dtype=float32")
+    _, block = handed_over(holder, torch.device("cpu"))
+    before = block.clone()
+    with mapped(MappedBase(holder, ModelSection())):
+        run = perl.train("quickstart", settings, tmp_path / "run")
+        shared = load_base(ModelSection(), torch.device("cpu"))
+    assert run.status == "done"
+    torch.testing.assert_close(block, before, rtol=0, atol=0)
+    assert sum(parameter.requires_grad for parameter in shared.parameters()) == 0  # so that no optimizer takes them
+
+
+def test_one_who_asks_and_hangs_keeps_nobody_waiting(holder):
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect((holder / "holder").read_text())
+        entries, block = handed_over(holder, torch.device("cpu"))
+    assert block.numel() >= sum(torch.Size(entry["shape"]).numel() for entry in entries.values())

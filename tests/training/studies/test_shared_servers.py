@@ -136,6 +136,13 @@ def test_a_server_without_room_is_refused_in_a_line_before_a_cell_trains(small_s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_left_of_a_folder_that_was_made_to_ask(tmp_path):
+    (there := tmp_path / "there").mkdir()
+    (absent,) = adapter_rooms([server_address(f"http://127.0.0.1:{free_port()}")], 8, there / "deep" / "sync")
+    assert absent.absent
+    assert len(list(tmp_path.rglob("*"))) == pytest.approx(1)  # that which was there
+
+
 def test_what_a_server_has_room_for_is_known_whether_or_not_it_says_so(small_server, vllm_server, tmp_path):
     addresses = [server_address(url) for url in (small_server, vllm_server, f"http://127.0.0.1:{free_port()}")]
     small, told, absent = adapter_rooms(addresses, 128, tmp_path)

@@ -1,12 +1,14 @@
-"""Cells of a study on a Ray cluster of two nodes: bit by bit those of this machine; a lost node takes one of them."""
+"""Cells of a study on a Ray cluster of two nodes: bit by bit those of this machine, one of a lost node included."""
 
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -15,7 +17,15 @@ import perl
 
 pytest.importorskip("ray")
 
+from ray.exceptions import RayError
+
+from perl.errors import PerlError
 from perl.launch.on_ray import cells
+from perl.training.studies import on_ray, run_study
+from perl.training.studies.carry_out import Conduct, carry_out, usage_rows, used
+from perl.training.studies.cells import Candidate, cells_of
+from perl.training.studies.nursery import Job
+from perl.training.studies.written_plan import load_study
 
 CELL = "perl.training.studies.nursery import alone"
 STUDY = {
@@ -88,8 +98,153 @@ def test_a_run_folder_is_carried_in_pieces(tmp_path, monkeypatch):
         assert path.read_bytes() == (tmp_path / "run" / path.relative_to(tmp_path / "there")).read_bytes()
 
 
+class Losing:
+    """In the place of a cluster: loses a cell some times, and trains none."""
+
+    base = None
+
+    def __init__(self, losses, folder):
+        self.losses, self.folder, self.sent = losses, folder, []
+
+    def begin(self, job):
+        self.sent.append(job.name)
+
+    def next(self):
+        name = self.sent[-1]
+        lost = self.sent.count(name) <= self.losses.get(name, 0)
+        if lost:
+            log = self.folder / "logs" / f"{name}.log"
+            log.parent.mkdir(exist_ok=True)
+            with log.open("a") as printed:
+                printed.write("error: its node is gone\n")
+        return {"name": name, "code": 1 if lost else 0, "cpu": 2.0, "peak": 0, "lost": lost}
+
+    def stop(self):
+        pass
+
+    end = stop
+
+
+def test_a_lost_cell_is_sent_once_more_and_is_then_called_lost(tmp_path):
+    three = cells_of([Candidate({"peft.method": name}) for name in ("lora", "ia3", "hra")], [0], "score")
+    names = [cell.name for cell in three]
+    losing = Losing({names[0]: 1, names[1]: 2}, tmp_path)
+    ended = carry_out(Conduct(tmp_path, "quickstart"), lambda: losing, three)
+    assert [losing.sent.count(name) for name in names] == pytest.approx([2, 2, 1])
+    assert [ended[name].status for name in names] == ["done", "lost", "done"]
+    assert ended[names[1]].reason == "its node is gone"
+    assert used(Conduct(tmp_path, "quickstart")) == pytest.approx(5 * 2.0)
+
+
+@pytest.mark.parametrize("halving", [None, {"at": [0.5]}])
+def test_nothing_is_chosen_while_a_cell_that_chooses_is_lost(tmp_path, monkeypatch, halving):
+    grid = {"train.learning_rate": [1e-3, 1e-2]}
+    study = {**STUDY, "grid": grid, "seeds": {"choose": [0], "score": [3]}, "halving": halving, "at_once": 1}
+    name = cells_of(load_study(study).candidates, [0], "choose")[1].name
+    losing = Losing({name: 2}, tmp_path / "out")
+
+    @contextlib.contextmanager
+    def crew(*_):
+        yield lambda: losing
+
+    monkeypatch.setattr(run_study, "crew", crew)
+    with pytest.raises(PerlError, match="1 cells that choose were lost twice, so nothing is chosen and scored"):
+        perl.study(study, tmp_path / "out")
+    assert not (tmp_path / "out" / "chosen.json").exists()
+    assert sorted(statuses(tmp_path)) == ["done", "lost"]
+    assert losing.sent.count(name) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("patience", "lost"), [(1e9, False), (0.0, True)])
+def test_a_cell_whose_study_does_not_answer_trains_on_and_comes_home(tmp_path, monkeypatch, patience, lost):
+    marker, asked = tmp_path / "trains", []
+
+    def get(_reference, timeout):
+        if not marker.exists():
+            return False
+        asked.append(timeout)
+        if lost or len(asked) <= 3:
+            raise RayError("unreachable")
+        return True
+
+    monkeypatch.setattr(cells.ray, "get", get)
+    monkeypatch.setattr(cells, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(cells, "_PATIENCE_SECONDS", patience)
+    program = (
+        "import sys, time; from pathlib import Path; folder = Path(sys.argv[3]); folder.mkdir(); "
+        "(folder / 'step').write_bytes(bytes(7)); Path(sys.argv[1]).touch(); time.sleep(3600)"
+    )
+    remote = SimpleNamespace(stop_asked=SimpleNamespace(remote=lambda: None))
+    cell = cells.RemoteCell("run", ("-c", program, str(marker)), {}, 1, None)
+    begun, piece, _, (_, end) = cells.train_cell(cell, remote)
+    assert begun == (cells.BEGUN,)
+    assert piece == (cells.PIECE, "step", bytes(7))
+    assert (end.code, end.lost) == (-15, lost)
+    assert len(asked) == pytest.approx(1 if lost else 4)
+
+
+def test_a_cell_on_a_node_ends_with_its_task_from_before_it_imports(tmp_path):
+    line = [sys.executable, "-P", "-c", on_ray._PROGRAM, json.dumps([["train", "quickstart"], None])]
+    gone = subprocess.run([*line, str(os.getpid() + 1), str(tmp_path / "run")], check=False)
+    assert gone.returncode == 130
+    assert not (tmp_path / "run").exists()
+    signal_of_parent = (
+        "import ctypes, os, sys; from perl.training.studies.nursery import end_with; assert end_with(os.getppid()); "
+        "found = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(found)); "
+        "print(found.value, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", signal_of_parent], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["15", "False"]
+
+
+def test_a_stop_takes_back_the_cells_that_no_node_has_begun(tmp_path, monkeypatch, caplog):
+    tasks, cancelled, stopped = [], [], []
+
+    class Task:
+        """What comes of a task, as it is put here."""
+
+        def __init__(self):
+            self.coming = queue.SimpleQueue()
+            tasks.append(self)
+
+        def __iter__(self):
+            return iter(self.coming.get, None)
+
+    import ray
+
+    monkeypatch.setattr(ray, "get", lambda what: what)
+    monkeypatch.setattr(ray, "cancel", cancelled.append)
+    how = SimpleNamespace(remote=lambda *_: Task())
+    monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=lambda **_: how))
+    caplog.set_level("INFO", "perl")
+    sent = on_ray.RayCells(SimpleNamespace(stop=SimpleNamespace(remote=lambda: stopped.append(1))), None, 1, {})
+    names = ("trains", "waits", "late")
+    jobs = [Job(name, (), str(tmp_path / f"{name}.log"), str(tmp_path / name)) for name in names]
+    sent.begin(jobs[0])
+    sent.begin(jobs[1])
+    tasks[0].coming.put((cells.BEGUN,))
+    while "trains" not in sent._placed:
+        time.sleep(0.01)
+    sent.stop()
+    first = sent.next()
+    sent.begin(jobs[2])  # the stop came amid it
+    second = sent.next()
+    assert [first["name"], second["name"]] == ["waits", "late"]
+    assert [first["code"], second["code"]] == pytest.approx([130, 130])
+    assert cancelled == [tasks[1], tasks[2]]
+    for task in tasks[1:]:
+        task.coming.put(None)  # which says nothing twice
+    tasks[0].coming.put((cells.ENDED, cells.End(130, 5.0, 7, lost=False)))
+    tasks[0].coming.put(None)
+    last = sent.next()
+    assert (last["name"], last["code"], last["cpu"]) == ("trains", 130, pytest.approx(5.0))
+    assert sent._ends.empty()
+    assert stopped == [1]
+    assert "waits until 1 cells have a checkpoint: trains" in caplog.text
+
+
 @pytest.mark.nightly
-def test_a_lost_node_takes_the_cell_in_hand_and_the_same_command_goes_on_to_the_local_bits(two_nodes, tmp_path):
+def test_a_lost_node_takes_the_cell_in_hand_which_another_one_trains_to_the_local_bits(two_nodes, tmp_path):
     cluster, nodes = two_nodes
     (tmp_path / "mine.yaml").write_text(json.dumps({**STUDY, "ray": cluster.address}))
     log = tmp_path / "study.log"
@@ -100,12 +255,10 @@ def test_a_lost_node_takes_the_cell_in_hand_and_the_same_command_goes_on_to_the_
         assert first.poll() is None, log.read_text()
         time.sleep(0.1)
     cluster.remove_node(nodes[victims.pop()], allow_graceful=False)
-    assert first.wait() == 1, log.read_text()
-    assert sorted(statuses(tmp_path)) == ["done", "failed"]
-    assert "its node is gone" in log.read_text()
-    again = command(tmp_path, log)
-    assert again.wait() == 0, log.read_text()
+    assert first.wait() == 0, log.read_text()
     assert statuses(tmp_path) == ["done", "done"]
+    assert "is sent once more: the cell was lost on the Ray cluster: its node is gone" in log.read_text()
+    assert [row.get("lost", False) for row in usage_rows(tmp_path / "out")].count(True) == 1
     for row in perl.study(STUDY, tmp_path / "here").rows:
         there, here = (
             load_file(tmp_path / out / "cells" / "score" / row.name / "adapter" / "adapter_model.safetensors")

@@ -82,6 +82,11 @@ def test_a_list_of_grids_has_the_cells_of_all(tmp_path):
             "mine.yaml:3: halving: at: of 2 steps [0.5, 0.6] are the steps [1, 1], which must grow and end before 2",
         ),
         ("max_steps: 2}", "max_steps: 2, engine.name: ray}", "mine.yaml:1: recipe: engine.name: ray spreads one run"),
+        (
+            "{train.max_steps: 2}",
+            "{train.max_steps: 2, rollout.backend: vllm-server, rollout.servers: ['http://gpu:8000']}\nray: auto",
+            "mine.yaml:3: ray: servers get adapters through a folder of each cell's, which is on a node",
+        ),
         ("max_steps: 2", "max_steps: 2, eval.enabled: false", "mine.yaml:1: recipe: cells are compared by"),
     ],
 )

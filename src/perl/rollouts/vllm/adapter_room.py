@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -53,7 +54,8 @@ def adapter_rooms(
     Args:
         addresses: Of the servers.
         rank: Of the largest adapter that they are to load.
-        folder: Through which they will get adapters; a folder is made in it for as long as they are asked.
+        folder: Through which they will get adapters; a folder is made in it for as long as they are asked, with those
+            above it that are absent.
         folder_on_servers: The same folder as they see it; None: by the same path.
 
     Returns:
@@ -63,6 +65,7 @@ def adapter_rooms(
         PerlError: A server refuses access, or the folder cannot be written.
     """
     question = folder / f".room-{secrets.token_hex(4)}"
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         question.mkdir(parents=True)  # as updates are made, so that servers of another user see it as they see those
     except OSError as error:
@@ -75,6 +78,9 @@ def adapter_rooms(
             return thread.submit(asyncio.run, _asked(addresses, seen)).result()
     finally:
         shutil.rmtree(question, ignore_errors=True)
+        with suppress(OSError):  # who trains may have begun to use them
+            for one in made:
+                one.rmdir()
 
 
 async def _asked(addresses: Sequence[ServerAddress], question: str) -> list[AdapterRoom]:

@@ -7,6 +7,7 @@ is kept in ``DIR/usage.jsonl``, which outlives a kill too.
 """
 
 import json
+import logging
 import os
 import secrets
 import shlex
@@ -39,6 +40,10 @@ _START = (
     "from perl.cli.commands import run; main(run)"
 )
 _BASE = ".base-"
+logger = logging.getLogger("perl")
+# Whether there is a GPU is asked of its driver's library, also by what is imported: torch's own way to ask uses the
+# GPU, and then no fork can.
+_NO_GPU_YET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Ended:
     """How a cell ended.
 
     Attributes:
-        status: ``done``, ``paused`` (for halving), ``failed``, ``interrupted`` or ``not begun``.
+        status: ``done``, ``paused`` (for halving), ``failed``, ``lost`` (with its node, for no reason of its own),
+            ``interrupted`` or ``not begun``.
         reason: Of a failure, in one line.
     """
 
@@ -178,6 +184,7 @@ def _work_off(
 ) -> None:
     """Begins cells as others end, until none waits."""
     running: dict[str, tuple[Cell, float, int]] = {}
+    lost: set[str] = set()
     while running or waiting:
         while waiting and not stopping() and conduct.may_begin(waiting[0], [one for one, _, _ in running.values()]):
             if conduct.budget is not None and used(conduct) >= conduct.budget:
@@ -203,7 +210,13 @@ def _work_off(
         with conduct.usage.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         until_here = until.get(cell.name)
-        ended[cell.name] = _outcome(report["code"], until_here, conduct.log_of(cell), printed, stopped=stopping())
+        how = _outcome(report, until_here, conduct.log_of(cell), printed, stopped=stopping())
+        if how.status == "lost" and cell.name not in lost:
+            logger.info("%s is sent once more: %s", cell.name, how.reason)
+            lost.add(cell.name)
+            waiting.append(cell)
+            continue
+        ended[cell.name] = how
         one_more()
 
 
@@ -219,9 +232,12 @@ def _job(conduct: Conduct, cell: Cell, until: int | None, base: Path | None) -> 
     )
 
 
-def _outcome(code: int, until: int | None, log: Path, printed: int, *, stopped: bool) -> Ended:
+def _outcome(report: Mapping[str, Any], until: int | None, log: Path, printed: int, *, stopped: bool) -> Ended:
+    code = report["code"]
     if code == EXIT_DONE:
         return Ended("done")
+    if report.get("lost"):
+        return Ended("interrupted") if stopped else Ended("lost", last_error(log, printed))
     if stopped and code == -signal.SIGTERM:  # it had not begun to train
         return Ended("interrupted")
     if code == EXIT_INTERRUPTED and (until is not None or stopped):
@@ -283,7 +299,7 @@ class Starter(Protocol):
         ...
 
     def next(self) -> dict[str, Any]:
-        """The next cell that ends: name, code, cpu (core-seconds), peak (bytes)."""
+        """The next cell that ends: name, code, cpu (core-seconds), peak (bytes), and whether it was lost, if known."""
         ...
 
 
@@ -394,7 +410,7 @@ def _started(conduct: Conduct) -> Iterator[Nursery]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": str(conduct.threads)},
+            env={**os.environ, **_NO_GPU_YET, "OMP_NUM_THREADS": str(conduct.threads)},
             start_new_session=True,
         )
     base = conduct.folder / f"{_BASE}{secrets.token_hex(4)}"

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, PerlError
 
 if TYPE_CHECKING:
-    import torch
-
     from perl.policy.mapped_base import MappedBase
 
 _LOOK_SECONDS = 1.0
@@ -157,8 +155,7 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
     """Trains a cell as the command line does, in a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _end_with_parent()
-    if os.getppid() != parent:  # it has gone before that
+    if not end_with(parent):
         return EXIT_INTERRUPTED
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number in (1, 2):
@@ -171,17 +168,14 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
 
     base = MappedBase(Path(job.base), ModelSection(**job.model)) if job.base else None
     if base is not None and not job.arguments:
-        from perl.run.devices import accelerator
-
         os.close(alive[1])  # or its holder would wait for itself
-        return share_base(base, alive[0], on_cpu=accelerator() is None)
+        return share_base(base, alive[0])
     with mapped(base):
         return _trained(command, job.arguments, job.until, job.output)
 
 
 def alone(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
     """Trains a cell in a process of its own, as a task on another machine starts it; see :class:`Job`."""
-    _end_with_parent()
     return _trained(command, arguments, until, output)
 
 
@@ -193,63 +187,64 @@ def _trained(command: Command, arguments: Sequence[str], until: int | None, outp
         return command([*arguments, "-o", output], "perl")
 
 
-def _end_with_parent() -> None:
-    """Has this process asked to stop when the one that started it ends."""
+def end_with(parent: int) -> bool:
+    """Has this process asked to stop when the one that started it ends.
+
+    Args:
+        parent: Process id of that one.
+
+    Returns:
+        Whether it is still there.
+    """
     with contextlib.suppress(OSError, AttributeError):  # only Linux has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return os.getppid() == parent  # else it has gone before that
 
 
-def share_base(base: "MappedBase", alive: int, *, on_cpu: bool) -> int:
+def share_base(base: "MappedBase", alive: int) -> int:
     """Puts a base once where all cells find it: on a CPU into a file, else into a process that holds it on the GPU.
+
+    That process ends when the last one who may ask does. It alone looks for a GPU: torch refuses to use one in a fork
+    of a process that has.
 
     Args:
         base: Where.
         alive: A pipe whose other end all processes have open that may ask for the base.
-        on_cpu: Cells train there.
 
     Returns:
         An exit code, once it can be shared.
-    """
-    import torch
-
-    from perl.policy.mapped_base import write_mapped_base
-    from perl.policy.model import load_base
-
-    if on_cpu:
-        write_mapped_base(load_base(base.section, torch.device("cpu")), base.folder)
-        return EXIT_DONE
-    return hold_base(base, alive, None)
-
-
-def hold_base(base: "MappedBase", alive: int, device: "torch.device | None") -> int:
-    """Starts the process that holds a base; it ends when the last one who may ask does.
-
-    Args:
-        base: Where its address is left.
-        alive: See :func:`share_base`.
-        device: Where it lies; None: on the accelerator.
     """
     heard, tell = os.pipe()
     if os.fork():
         os.close(tell)
         return EXIT_DONE if os.read(heard, 1) else EXIT_FAILED  # nothing: it ended, and its log says why
     try:
-        import torch
-
-        from perl.policy.held_base import hold
-        from perl.policy.model import load_base
-
-        place = device or torch.device(
-            str(torch.accelerator.current_accelerator()), torch.accelerator.current_device_index()
-        )
-        hold(lambda there: load_base(base.section, there), place, base.folder, alive, lambda: _say(tell))
+        _write_or_hold(base, alive, lambda: _say(tell))
     except PerlError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 (a log)
     except BaseException:
         traceback.print_exc()
         raise
     finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
         os._exit(0)
+
+
+def _write_or_hold(base: "MappedBase", alive: int, ready: Callable[[], None]) -> None:
+    import torch
+
+    from perl.policy.held_base import hold
+    from perl.policy.mapped_base import write_mapped_base
+    from perl.policy.model import load_base
+    from perl.run.devices import accelerator
+
+    device = accelerator()
+    if device is None:
+        write_mapped_base(load_base(base.section, torch.device("cpu")), base.folder)
+        ready()
+    else:
+        hold(lambda there: load_base(base.section, there), device, base.folder, alive, ready)
 
 
 def _say(pipe: int) -> None:

@@ -4,26 +4,34 @@ Job -> files in Ray's object store -> a process on a node -> run folder here, ho
 """
 
 import json
+import logging
 import queue
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perl.errors import EXIT_FAILED, MissingExtraError, PerlError, RecipeError, first_line, raise_all
+from perl.errors import EXIT_FAILED, EXIT_INTERRUPTED, MissingExtraError, PerlError, RecipeError, first_line, raise_all
 from perl.recipe.optional_packages import Package, missing_package
 from perl.recipe.sections import EngineSection
 from perl.training.on_ray import seen_by_nodes
 from perl.training.studies.nursery import Job
 
-# A cell in a process of its own, which is told its run folder at last.
+if TYPE_CHECKING:
+    from perl.launch.on_ray.cells import End
+
+# A cell in a process of its own, which is told its parent and its run folder at last. It ends with its parent from
+# before what takes seconds to import.
 _PROGRAM = (
-    "import json, sys; from perl.cli.commands import run; from perl.training.studies.nursery import alone; "
-    "sys.exit(alone(run, *json.loads(sys.argv[1]), sys.argv[2]))"
+    "import json, sys; from perl.training.studies.nursery import alone, end_with; "
+    f"end_with(int(sys.argv[2])) or sys.exit({EXIT_INTERRUPTED}); "
+    "from perl.cli.commands import run; sys.exit(alone(run, *json.loads(sys.argv[1]), sys.argv[3]))"
 )
+logger = logging.getLogger("perl")
+_NO_MEMORY = "its node had too little memory left"
 _INCOMING, _BEFORE = ".incoming-", ".before-"
 
 
@@ -99,6 +107,9 @@ class RayCells:
         self.base: Path | None = None
         self._desk, self._cwd, self._threads, self._takes = desk, cwd, threads, takes
         self._ends: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # which a signal may fill
+        self._lock, self._stopped = threading.Lock(), False
+        self._out: dict[str, Any] = {}  # what comes of each cell
+        self._placed: set[str] = set()  # those of which a node has begun
 
     def begin(self, job: Job) -> None:
         """Sends a cell."""
@@ -118,11 +129,17 @@ class RayCells:
         how = self._takes | {"scheduling_strategy": "SPREAD"}
         task = ray.remote(train_cell).options(**how, max_retries=0, num_returns="streaming")
         coming = task.remote(cell, self._desk)
+        with self._lock:
+            self._out[job.name] = coming
+            self._placed.discard(job.name)
+            stopped = self._stopped
+        if stopped:
+            self._take_back(job.name)
         threading.Thread(target=self._bring, args=(job, coming), name=f"perl-{job.name}", daemon=True).start()
 
     def stop(self) -> None:
-        """Asks all cells to stop after their step."""
-        threading.Thread(target=self._desk.stop.remote, daemon=True).start()  # amid any call of Ray
+        """Asks all cells to stop after their step, and takes back those for which no node had room yet."""
+        threading.Thread(target=self._stop, daemon=True).start()  # amid any call of Ray
 
     def end(self) -> None:
         """Waits for none of them any more."""
@@ -139,13 +156,51 @@ class RayCells:
             raise PerlError("the cells on the Ray cluster were given up", hint="the same command goes on")
         return report
 
+    def _stop(self) -> None:
+        self._desk.stop.remote()
+        with self._lock:
+            self._stopped = True
+            names = list(self._out)
+        left = [name for name in names if not self._take_back(name)]
+        if left:
+            logger.info("waits until %d cells have a checkpoint: %s", len(left), ", ".join(left))
+
+    def _take_back(self, name: str) -> bool:
+        """Cancels a cell that no node has begun; whether it was one."""
+        import ray
+        from ray.exceptions import RayError
+
+        with self._lock:
+            if name in self._placed or name not in self._out:
+                return False
+            coming = self._out.pop(name)
+        with suppress(RayError):
+            ray.cancel(coming)
+        self._ends.put({"name": name, "code": EXIT_INTERRUPTED, "cpu": 0.0, "peak": 0})
+        return True
+
+    def _place(self, name: str) -> None:
+        with self._lock:
+            self._placed.add(name)
+
     def _bring(self, job: Job, coming: Any) -> None:  # noqa: ANN401 (a generator of Ray's references)
-        report = {"name": job.name, "code": EXIT_FAILED, "cpu": 0.0, "peak": 0}
+        report: dict[str, Any] = {"name": job.name, "code": EXIT_FAILED, "cpu": 0.0, "peak": 0}
+        lost = ""
         try:
-            report |= _brought(job, coming)
+            ended = _brought(job, coming, lambda: self._place(job.name))
+            report |= {"code": ended.code, "cpu": ended.cpu, "peak": ended.peak}
+            if ended.lost:
+                lost = "its node heard nothing of the study for minutes"
         except Exception as error:  # noqa: BLE001 (whatever ends a cell on a cluster ends this one alone)
+            lost = _how_lost(error)
+        with self._lock:
+            if self._out.get(job.name) is not coming:
+                return  # it was taken back
+            del self._out[job.name]
+        if lost:
+            report["lost"] = lost != _NO_MEMORY  # which it would want elsewhere too
             with suppress(OSError), Path(job.log).open("a", encoding="utf-8") as log:
-                log.write(f"error: the cell was lost on the Ray cluster: {_how_lost(error)}\n")
+                log.write(f"error: the cell was lost on the Ray cluster: {lost}\n")
         self._ends.put(report)
 
 
@@ -154,31 +209,35 @@ def _how_lost(error: Exception) -> str:
 
     how: dict[type[Exception], str] = {
         NodeDiedError: "its node is gone",
-        OutOfMemoryError: "its node had too little memory left",
+        OutOfMemoryError: _NO_MEMORY,
         WorkerCrashedError: "what waited for it on its node was killed",
     }
     known = next((text for kind, text in how.items() if isinstance(error, kind)), None)
     return known or f"{type(error).__name__}: {first_line(error)}"
 
 
-def _brought(job: Job, coming: Any) -> dict[str, Any]:  # noqa: ANN401 (a generator of Ray's references)
+def _brought(job: Job, coming: Any, begun: Callable[[], None]) -> "End":  # noqa: ANN401 (a generator of references)
     """Takes what comes of a cell; its run folder is the new one or the one before, never a part of one."""
     import ray
 
-    from perl.launch.on_ray.cells import ENDED, PIECE, PRINTED, add_piece
+    from perl.launch.on_ray.cells import BEGUN, ENDED, PIECE, PRINTED, add_piece
 
     folder, incoming, before = Path(job.output), _beside(job, _INCOMING), _beside(job, _BEFORE)
     shutil.rmtree(incoming, ignore_errors=True)
-    ended: dict[str, Any] = {}
+    ended: End | None = None
     for reference in coming:
         kind, *what = ray.get(reference)
-        if kind == PIECE:
+        if kind == BEGUN:
+            begun()
+        elif kind == PIECE:
             add_piece(incoming, *what)
         elif kind == PRINTED:
             with Path(job.log).open("ab") as log:
                 log.write(what[0])
         elif kind == ENDED:
-            ended = dict(zip(("code", "cpu", "peak"), what, strict=True))
+            ended = what[0]
+    if ended is None:
+        raise PerlError("it ended without a word")
     if incoming.exists():
         shutil.rmtree(before, ignore_errors=True)
         if folder.exists():

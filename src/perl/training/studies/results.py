@@ -82,8 +82,8 @@ class StudyResult:
 
     @property
     def failed(self) -> list[Row]:
-        """The cells that failed."""
-        return [row for row in self.rows if row.status == "failed"]
+        """The cells that failed or were lost."""
+        return [row for row in self.rows if row.status in ("failed", "lost")]
 
 
 def write_chosen(result: StudyResult, ended: Mapping[str, "Ended"]) -> None:

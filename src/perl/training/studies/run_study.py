@@ -55,10 +55,13 @@ def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
         with crew(conduct, partial(_check_room, planned, some)) as hire:
             if tuned:
                 frozen = read_chosen(folder)
-                ended |= _choosing(planned, conduct, hire) if frozen is None else _as_they_are(frozen)
-                result.chosen = _chosen(planned, conduct, ended, frozen)
                 if frozen is None:
-                    _freeze(result, ended)
+                    _choose(planned, conduct, hire, ended)
+                else:
+                    ended |= _as_they_are(frozen)
+                result.chosen = _chosen(planned, conduct, ended, frozen)
+                if frozen is None:  # before anything is scored, so that no score can change the choice
+                    write_chosen(result, ended)
                 finalists = finalists_of(planned, result.chosen)
             ended |= carry_out(conduct, hire, cells_of(finalists, seeds.score, SCORES))
     finally:  # as far as it is done
@@ -86,17 +89,20 @@ def _check_room(planned: Study, some: "Sequence[Served]", folder: Path) -> None:
         check_room(planned, some, folder)
 
 
-def _freeze(result: StudyResult, ended: Mapping[str, Ended]) -> None:
-    """Writes what was chosen before anything is scored, so that no score can change the choice.
+def _check_ended(folder: Path, ended: Mapping[str, Ended]) -> None:
+    """Refuses to choose while cells are left that ended for no reason of their own, or have not begun.
 
     Raises:
-        PerlError: Cells that choose were not begun, for want of budget.
+        PerlError: With how many.
     """
+    lost = [how.reason for how in ended.values() if how.status == "lost"]
+    if lost:
+        what = f"{len(lost)} cells that choose were lost twice, so nothing is chosen and scored: {lost[0]}"
+        raise PerlError(what, str(folder), "the same command goes on with them")
     waiting = [name for name, how in ended.items() if how.status in ("not begun", "interrupted")]
     if waiting:
         what = f"{len(waiting)} cells that choose were not begun, so nothing is chosen and scored"
-        raise PerlError(what, str(result.folder), "a larger budget, and the same command goes on")
-    write_chosen(result, ended)
+        raise PerlError(what, str(folder), "a larger budget, and the same command goes on")
 
 
 def _as_they_are(frozen: Mapping[str, Any]) -> dict[str, Ended]:
@@ -170,15 +176,25 @@ def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate
     return list(found.values())
 
 
-def _choosing(planned: Study, conduct: Conduct, hire: Hire) -> dict[str, Ended]:
-    """Trains with the seeds that choose; with halving, only the better candidates of each arm to the end."""
+def _choose(planned: Study, conduct: Conduct, hire: Hire, ended: dict[str, Ended]) -> None:
+    """Trains with the seeds that choose; with halving, only the better candidates of each arm to the end.
+
+    Args:
+        planned: The study.
+        conduct: How.
+        hire: As :func:`perl.training.studies.carry_out.crew` gives it.
+        ended: Gets how each cell ended.
+
+    Raises:
+        PerlError: Some are left, by which another candidate might be chosen.
+    """
     seeds, halving = planned.file.seeds.choose, planned.file.halving
     left = list(planned.candidates)
-    ended: dict[str, Ended] = {}
     for place in halving.at if halving is not None else ():
         cells = cells_of(left, seeds, CHOOSES)
         at = {cell.name: step_of(place, steps_of(planned, cell.candidate)) for cell in cells}
         ended |= carry_out(conduct, hire, cells, at)
+        _check_ended(conduct.folder, {cell.name: ended[cell.name] for cell in cells})
         rewards = _rewards(conduct, left, seeds, at)
         arms = [[one for one in arm if one in left] for arm in planned.arms]
         keep = halving.keep if halving is not None else 1.0
@@ -187,7 +203,8 @@ def _choosing(planned: Study, conduct: Conduct, hire: Hire) -> dict[str, Ended]:
             if cell.candidate not in kept and ended[cell.name].status in ("paused", "done"):
                 ended[cell.name] = Ended("ended early", f"not among the better {keep:.0%} at {place:.0%} of the steps")
         left = kept
-    return ended | carry_out(conduct, hire, cells_of(left, seeds, CHOOSES))
+    ended |= carry_out(conduct, hire, cells_of(left, seeds, CHOOSES))
+    _check_ended(conduct.folder, ended)
 
 
 def steps_of(planned: Study, candidate: Candidate) -> int:

@@ -106,7 +106,7 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
-    mistakes += [*_ray_mistakes(recipes, layer)]
+    mistakes += [*_ray_mistakes(file, recipes, layer)]
     mistakes += [*_halving_mistakes(file, recipes, layer), *_name_mistakes(found, layer)]
     raise_all(RecipeError, mistakes)
     _check_at_baseline(recipe, every, file, found, layer)
@@ -167,11 +167,14 @@ def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) 
         )
 
 
-def _ray_mistakes(recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
+def _ray_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
     """A study sends whole cells to a cluster, whose recipes then need none."""
     if any(recipe.engine.on_ray for recipe in recipes):
         what = "engine.name: ray spreads one run over a cluster, and a study has many"
         yield Mistake(what, layer.where(("recipe",)), "engine.name: local, and in the study ray: auto or HOST:PORT")
+    if file.ray is not None and any(one.rollout.addresses and one.rollout.sync_folder is None for one in recipes):
+        what = "servers get adapters through a folder of each cell's, which is on a node of the cluster alone"
+        yield Mistake(what, layer.where(("ray",)), "rollout.sync_folder: a folder that all nodes and servers have")
 
 
 def step_of(share: float, steps: int) -> int:
