@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray._common.utils import get_ray_address_file
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # of its compiled part
 from ray.exceptions import AuthenticationError, RayError, RaySystemError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -47,6 +48,7 @@ if importlib.util.find_spec("vllm"):
 """
 _UNKNOWN = "unknown"
 _NOT_HERE = "no Ray cluster answers there"
+_START = "`ray start --head` on its first node, `ray start --address HOST:PORT` on the others"
 # Variables of this process that the run's processes get too, by how their names begin; none that may hold a secret,
 # since Ray shows them to who looks at the cluster.
 _HANDED_ON = ("HF_", "VLLM_", "NCCL_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "MLFLOW_", "TRACKIO_", "OMP_")
@@ -97,9 +99,7 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
     address = of_this_machine() if engine.address in (None, "auto") else engine.address
     if address not in (None, LOCAL):
         _reach(address)
-    if address is not None and address == _noted():
-        # `ray start` wants the token of this user's home, once there is one; Ray sends it to the address `auto` alone.
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        _show_token(address)
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     own = None
     with contextlib.ExitStack() as opened:
@@ -114,13 +114,8 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
         try:
             with out_of_reach_of_signals():
                 ray.init(**how)
-        except (AuthenticationError, ConnectionError, RuntimeError, ValueError, RaySystemError) as error:
-            if _is_locked(error):
-                hint = "export RAY_AUTH_MODE=token, with the token of its head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
-                what = "the Ray cluster there wants a token that this process does not have"
-                raise RecipeError(f"{address}: {what}", _ADDRESS, hint) from None
-            hint = "`ray start --head` on its first node, `ray start --address HOST:PORT` on the others"
-            raise RecipeError(f"{address or 'auto'}: {_NOT_HERE}: {first_line(error)}", _ADDRESS, hint) from None
+        except (ConnectionError, RuntimeError, ValueError, RaySystemError) as error:
+            raise RecipeError(f"{address or 'auto'}: {_NOT_HERE}: {first_line(error)}", _ADDRESS, _START) from None
         yield _seen(None if own is not None else address, own)
 
 
@@ -148,9 +143,52 @@ def _noted() -> str | None:
         return None
 
 
-def _is_locked(error: BaseException) -> bool:
-    """Whether a cluster answers, but only those who have its token; Ray says that beneath another error."""
-    return isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error.__cause__)
+def _show_token(address: str) -> None:
+    """Takes the token of this user's home for a cluster that ``ray start`` has begun here, if that wants one.
+
+    Ray does so for the address ``auto`` alone, and then also where the cluster wants none, whose workers it would
+    refuse.
+
+    Raises:
+        RecipeError: The cluster wants a token that this process does not have.
+    """
+    if not _is_locked(address):
+        return
+    has_token = address == _noted() and maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    if not has_token or _is_locked(address):
+        what = "the Ray cluster there wants a token that this process does not have"
+        hint = "export RAY_AUTH_MODE=token, with the token of its head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        raise RecipeError(f"{address}: {what}", _ADDRESS, hint)
+
+
+def _is_locked(address: str) -> bool:
+    """Whether a cluster answers, but only those who have its token.
+
+    Raises:
+        RecipeError: What answers is no cluster.
+    """
+    with _hushed():
+        try:
+            GcsClient(address=address)
+        except AuthenticationError:
+            return True
+        except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise RecipeError(f"{address}: {_NOT_HERE}: {first_line(error)}", _ADDRESS, _START) from None
+    return False
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Inside, what Ray's C++ writes to the terminal by itself is not seen."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _handed_on() -> dict[str, str]:
