@@ -121,6 +121,11 @@ def test_what_verl_cannot_do_is_refused_by_its_key(exported, sections, where, wo
     assert [word for word in words if word not in found[where]] == []
 
 
+@pytest.mark.parametrize("method", ["dora", "vera", "pissa"])
+def test_a_method_is_refused_once_by_its_name(exported, method):
+    assert list(refused(exported, peft={"method": method})) == ["peft.method"]
+
+
 def test_all_that_is_refused_is_said_at_once(exported):
     found = refused(exported, peft={"method": "pissa", "dropout": 0.1}, train={"optim": "sgd", "loss_type": "vespo"})
     assert {"peft.method", "peft.dropout", "train.optim", "train.loss_type"} <= set(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perl.launch.verl.can_go import plain_alpha
+from perl.launch.verl.can_go import method_refusal, plain_alpha
 from perl.launch.verl.handover import Handover
 from perl.launch.verl.hydra import FOLDER
 from perl.launch.verl.job_files import ADAPTER
@@ -55,6 +55,8 @@ def adapter(job: Handover) -> Mapped:
         job: The recipe with its adapter's config.
     """
     mapped, config = Mapped(), job.adapter
+    if job.saved is None and job.recipe.peft.type is None and method_refusal(job.recipe.peft.method):
+        return mapped  # refused by its name, which says more than what it is made of
     _check(job, mapped)
     if mapped.mistakes:
         return mapped

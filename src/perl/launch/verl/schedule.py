@@ -60,7 +60,8 @@ def _batches(job: Handover, mapped: Mapped) -> None:
     completions = prompts * arguments.num_generations
     if completions % gpus:
         what = f"{completions} completions a batch cannot be divided over {gpus} GPUs"
-        mapped.refuse("train.prompts_per_step", what, f"a multiple of {gpus // math.gcd(gpus, completions)} times it")
+        least = job.prompts_per_step * gpus // math.gcd(gpus, completions)
+        mapped.refuse("train.prompts_per_step", what, f"{least}, or engine.gpus by which {completions} can be divided")
     mapped.overrides |= {
         "data.train_batch_size": prompts,
         f"{_ACTOR}.ppo_mini_batch_size": job.prompts_per_step,
