@@ -119,5 +119,5 @@ $(VERL)/installed: pyproject.toml constraints.txt
 	PIP_CONSTRAINT= $(VERL)/bin/pip install --quiet torch==2.13.0
 	PIP_CONSTRAINT= $(VERL)/bin/pip install --quiet verl==0.9.1 peft==0.21.2 cachetools pylatexenc
 	$(VERL)/bin/pip install --quiet --no-deps --editable .
-	$(VERL)/bin/pip install --quiet pydantic pyyaml click filelock 'math-verify[antlr4_9_3]==0.9.0'
+	PIP_CONSTRAINT= $(VERL)/bin/pip install --quiet pydantic pyyaml click filelock 'math-verify[antlr4_9_3]==0.9.0'
 	touch $@
