@@ -121,7 +121,8 @@ def look_at_cluster(recipe: Recipe, source: Source) -> str:
     missing = [*missing_package("engine.name", Package(("ray",), "ray", "ray"), "ray")]
     if missing:
         return f"Ray: not looked at, {missing[0]}"
-    from perl.launch.on_ray.cluster import LOCAL, Cluster, check_here, check_nodes, connected, of_this_machine
+    from perl.launch.on_ray.address import LOCAL, of_this_machine
+    from perl.launch.on_ray.cluster import Cluster, check_here, check_nodes, connected
     from perl.launch.on_ray.room import check_room
 
     engine, servers = recipe.engine, recipe.rollout.started

@@ -25,9 +25,9 @@ def unpacked(packed: Path) -> Path:
     Raises:
         PerlError: It cannot be read, or there is no room.
     """
-    folder = Path(tempfile.mkdtemp(prefix="perl-rl-zoo-"))
-    atexit.register(_remove, folder, os.getpid())
     try:
+        folder = Path(tempfile.mkdtemp(prefix="perl-rl-zoo-"))
+        atexit.register(_remove, folder, os.getpid())
         with tarfile.open(packed, "r:xz") as archive:
             archive.extractall(folder, filter="data")
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:

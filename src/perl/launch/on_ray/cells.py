@@ -25,7 +25,6 @@ from perl.run.folder import LOCK
 
 _PIECE_BYTES = 2**24
 _LOOK_SECONDS = 1.0
-
 # Of an answer of the study's desk, and of a study that gives none before its cells come home.
 _ANSWER_SECONDS, _PATIENCE_SECONDS = 30.0, 600.0
 

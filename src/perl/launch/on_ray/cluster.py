@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,24 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._common.utils import get_ray_address_file
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # of its compiled part
-from ray.exceptions import AuthenticationError, RayError, RaySystemError
+from ray.exceptions import RayError, RaySystemError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import PerlError, RecipeError, did_you_mean, first_line
 from perl.launch.agreement import statement
+from perl.launch.on_ray.address import ADDRESS, LOCAL, enter, no_cluster, of_this_machine
 from perl.launch.on_ray.own_cluster import out_of_reach_of_signals, own_folder, silent_ray
 from perl.recipe.rollout_section import StartedServers
 from perl.recipe.sections import EngineSection
 from perl.run.folder import differences
 
-_ADDRESS, _STORAGE = "engine.address", "engine.storage"
-LOCAL = "local"
+_STORAGE = "engine.storage"
 _STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 """Those of pyarrow's file systems."""
-_CONNECT_SECONDS = 5.0
 # For a node to start a Python that imports this package.
 _LOOK_SECONDS = 600.0
 # For a node to start a Python that imports next to nothing.
@@ -47,8 +42,6 @@ if importlib.util.find_spec("vllm"):
     print(metadata.version(names[0]) if names else "unknown")
 """
 _UNKNOWN = "unknown"
-_NOT_HERE = "no Ray cluster answers there"
-_START = "`ray start --head` on its first node, `ray start --address HOST:PORT` on the others"
 # Variables of this process that the run's processes get too, by how their names begin; none that may hold a secret,
 # since Ray shows them to who looks at the cluster.
 _HANDED_ON = ("HF_", "VLLM_", "NCCL_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "MLFLOW_", "TRACKIO_", "OMP_")
@@ -98,8 +91,7 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
         return
     address = of_this_machine() if engine.address in (None, "auto") else engine.address
     if address not in (None, LOCAL):
-        _reach(address)
-        _show_token(address)
+        enter(address)
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     own = None
     with contextlib.ExitStack() as opened:
@@ -115,80 +107,8 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
             with out_of_reach_of_signals():
                 ray.init(**how)
         except (ConnectionError, RuntimeError, ValueError, RaySystemError) as error:
-            raise RecipeError(f"{address or 'auto'}: {_NOT_HERE}: {first_line(error)}", _ADDRESS, _START) from None
+            raise no_cluster(address or "auto", error) from None
         yield _seen(None if own is not None else address, own)
-
-
-def of_this_machine() -> str | None:
-    """The cluster that Ray was told of, or that ``ray start`` has noted on this machine; None: none that answers.
-
-    Ray itself would also take a cluster that another run has started for itself, and which ends with that.
-    """
-    told = os.environ.get("RAY_ADDRESS", "")
-    if told not in ("", "auto") and not told.startswith("http"):  # which is where jobs are submitted
-        return told
-    noted = _noted()
-    with contextlib.suppress(RecipeError):
-        if noted is not None:
-            _reach(noted)
-            return noted
-    return None
-
-
-def _noted() -> str | None:
-    """The cluster that ``ray start`` has noted on this machine, whether it answers or not."""
-    try:
-        return Path(get_ray_address_file(None)).read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
-
-
-def _show_token(address: str) -> None:
-    """Takes the token of this user's home for a cluster that ``ray start`` has begun here, if that wants one.
-
-    Ray does so for the address ``auto`` alone, and then also where the cluster wants none, whose workers it would
-    refuse.
-
-    Raises:
-        RecipeError: The cluster wants a token that this process does not have.
-    """
-    if not _is_locked(address):
-        return
-    has_token = address == _noted() and maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    if not has_token or _is_locked(address):
-        what = "the Ray cluster there wants a token that this process does not have"
-        hint = "export RAY_AUTH_MODE=token, with the token of its head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        raise RecipeError(f"{address}: {what}", _ADDRESS, hint)
-
-
-def _is_locked(address: str) -> bool:
-    """Whether a cluster answers, but only those who have its token.
-
-    Raises:
-        RecipeError: What answers is no cluster.
-    """
-    with _hushed():
-        try:
-            GcsClient(address=address)
-        except AuthenticationError:
-            return True
-        except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise RecipeError(f"{address}: {_NOT_HERE}: {first_line(error)}", _ADDRESS, _START) from None
-    return False
-
-
-@contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """Inside, what Ray's C++ writes to the terminal by itself is not seen."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _handed_on() -> dict[str, str]:
@@ -210,22 +130,6 @@ def _seen(address: str | None, own: Path | None) -> Cluster:
 def _size(resources: Mapping[str, float]) -> tuple[int, int]:
     """GPUs and cores."""
     return int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-
-
-def _reach(address: str) -> None:
-    """Connects to the head once, since Ray itself tries for minutes."""
-    host, _, port = address.rpartition(":")
-    if "://" in address:
-        hint = "HOST:PORT from a machine of the cluster; from outside: `ray job submit -- perl train RECIPE`"
-        raise RecipeError(f"{address!r} is a way in from outside", _ADDRESS, hint)
-    if not host or not port.isdecimal():
-        raise RecipeError(f"{address!r} is not an address", _ADDRESS, "HOST:PORT, auto or local")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        hint = "is `ray start --head` running there, and can this machine reach it?"
-        raise RecipeError(f"{address}: {_NOT_HERE}: {reason}", _ADDRESS, hint) from None
 
 
 def check_nodes(
@@ -365,5 +269,5 @@ def _answer(question: Any, name: str) -> dict[str, Any]:  # noqa: ANN401 (Ray's)
         if missing is not None:
             hint = "pip install 'perl-rl[ray]' on every node; engine.address says which cluster"
             raise RecipeError(f"{name} cannot do the run's work: {missing[0]}", "", hint) from None
-        raise RecipeError(f"{name} does not answer: {first_line(error)}", _ADDRESS) from None
+        raise RecipeError(f"{name} does not answer: {first_line(error)}", ADDRESS) from None
     return answer

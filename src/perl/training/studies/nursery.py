@@ -135,12 +135,24 @@ def _reap(running: dict[int, str], report: Callable[[dict[str, Any]], object]) -
 
 
 def _fork(job: Job, command: Command, alive: tuple[int, int]) -> int:
-    parent, pid = os.getpid(), os.fork()
+    parent = os.getpid()
+    return _forked(lambda: _work(job, command, parent, alive))
+
+
+def _forked(work: Callable[[], int]) -> int:
+    """Does it in a fork of this process, which ends with its exit code and without what this process does at its end.
+
+    Returns:
+        Process id of the fork.
+    """
+    pid = os.fork()
     if pid:
         return pid
-    code = 1
+    code = EXIT_FAILED
     try:
-        code = _work(job, command, parent, alive)
+        code = work()
+    except PerlError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 (a log)
     except BaseException:
         traceback.print_exc()
         raise
@@ -148,7 +160,7 @@ def _fork(job: Job, command: Command, alive: tuple[int, int]) -> int:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # without what the parent would do at its end
+        os._exit(code)
 
 
 def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> int:
@@ -215,23 +227,12 @@ def share_base(base: "MappedBase", alive: int) -> int:
         An exit code, once it can be shared.
     """
     heard, tell = os.pipe()
-    if os.fork():
-        os.close(tell)
-        return EXIT_DONE if os.read(heard, 1) else EXIT_FAILED  # nothing: it ended, and its log says why
-    try:
-        _write_or_hold(base, alive, lambda: _say(tell))
-    except PerlError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 (a log)
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stderr.flush()
-        os._exit(0)
+    _forked(lambda: _write_or_hold(base, alive, lambda: _say(tell)))
+    os.close(tell)
+    return EXIT_DONE if os.read(heard, 1) else EXIT_FAILED  # nothing: it ended, and its log says why
 
 
-def _write_or_hold(base: "MappedBase", alive: int, ready: Callable[[], None]) -> None:
+def _write_or_hold(base: "MappedBase", alive: int, ready: Callable[[], None]) -> int:
     import torch
 
     from perl.policy.held_base import hold
@@ -245,6 +246,7 @@ def _write_or_hold(base: "MappedBase", alive: int, ready: Callable[[], None]) ->
         ready()
     else:
         hold(lambda there: load_base(base.section, there), device, base.folder, alive, ready)
+    return EXIT_DONE
 
 
 def _say(pipe: int) -> None:
