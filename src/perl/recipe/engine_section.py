@@ -109,7 +109,11 @@ class EngineSection(Section):
         return self
 
     def _check_verl(self) -> None:
-        where = {"processes": "engine.nodes and engine.gpus", "threads": "leave it out", "device": "leave it out"}
+        where = {
+            "processes": "engine.nodes and engine.gpus",
+            "threads": "engine.threads=null",  # a packaged recipe may set it
+            "device": "engine.device=auto",
+        }
         for key, instead in where.items():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise SettingError(key, f"is not a setting of engine.name: verl ({instead})")
