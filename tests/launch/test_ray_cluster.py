@@ -300,7 +300,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def until(seen, seconds=600.0):
+def until(seen, seconds=120.0):
     end = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < end

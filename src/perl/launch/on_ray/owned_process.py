@@ -24,13 +24,15 @@ def run(folder: str, name: str, command: list[str]) -> None:
     """Runs a command in a process group of its own until it ends, or stdin does; returns when stdin has ended."""
     users = _use(folder)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 (of our caller)
-    threading.Thread(target=_note_end, args=(process, os.path.join(folder, name + ENDED)), daemon=True).start()
+    noting = threading.Thread(target=_note_end, args=(process, os.path.join(folder, name + ENDED)), daemon=True)
+    noting.start()
     while sys.stdin.buffer.read(4096):
         pass
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_SECONDS_TO_END)
     _kill(process.pid)
+    noting.join(_SECONDS_TO_END)  # what it writes amid the deletion would stay, and the folder with it
     os.close(users)  # first: of two that end at once, the later one finds no other
     with contextlib.suppress(OSError), open(os.path.join(folder, _USERS), "r+") as last:
         fcntl.flock(last, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error where another one uses it
