@@ -34,10 +34,10 @@ def test_every_recipe_begins_with_a_sentence_and_can_be_read_written_and_read_ag
         assert first.startswith("# "), name
         assert len(first.split()) >= 5, name
         assert first.endswith("."), name
-        recipe = read_recipe(name)
+        recipe = read_recipe(name, on_verl=True)
         assert recipe.name == name.replace("/", "-")
         (tmp_path / "again.yaml").write_text(recipe.to_yaml())
-        assert read_recipe(tmp_path / "again.yaml").as_dict() == recipe.as_dict(), name
+        assert read_recipe(tmp_path / "again.yaml", on_verl=True).as_dict() == recipe.as_dict(), name
 
 
 @pytest.mark.parametrize("name", OF_THE_SANDBOX)

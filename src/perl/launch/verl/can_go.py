@@ -14,6 +14,7 @@ from typing import Any
 
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.errors import Mistake
+from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, RewardSetting
 from perl.recipe.train_fields import REFUSED as REFUSED_FIELDS
@@ -47,7 +48,6 @@ _OTHER_METHODS: Mapping[str, Refused] = MappingProxyType(
         "dora": Refused("verl 0.9.1 serves no DoRA, and its tools cannot read the magnitudes back", "rslora"),
         "lora_plus": Refused("verl has one learning rate for all tensors of an adapter", "lora with a higher rate"),
         "lora_fa": Refused("verl trains both factors and has no optimizer that projects", "lora"),
-        "adalora": Refused("in verl its ranks would stay as they begin", "lora"),
         "full": Refused("this is for adapters; verl trains whole models by its own scripts", "lora of a high rank"),
         **dict.fromkeys(
             ("pissa", "milora", "olora", "milora_plus", "rlpo"),
@@ -59,7 +59,11 @@ _OTHER_METHODS: Mapping[str, Refused] = MappingProxyType(
 
 def method_refusal(name: str) -> Refused | None:
     """Why a method cannot go; None: it does."""
-    return None if name in GOES else _OTHER_METHODS.get(name, Refused(_MERGES_ONLY_LORA, "lora or rslora"))
+    if name in GOES:
+        return None
+    if METHODS[name].hooks:
+        return Refused("verl would not call what this method does between the steps", "lora")
+    return _OTHER_METHODS.get(name, Refused(_MERGES_ONLY_LORA, "lora or rslora"))
 
 
 _ROLLOUT, _ACTOR, _OPTIM = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.actor.optim"
