@@ -18,6 +18,18 @@ _OF_RAY = ("address", "restarts", "storage")
 _OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides", "python")
 
 
+def checked_cluster(address: str | None) -> str | None:
+    """The address of a Ray cluster as it was given.
+
+    Raises:
+        ValueError: It cannot be one.
+    """
+    _, colon, port = (address or "").rpartition(":")
+    if address is None or address in ("auto", "local") or (colon and port.isdecimal() and int(port) < 65_536):
+        return address
+    raise ValueError(f"{address!r} is not an address: HOST:PORT, auto or local")
+
+
 class ParallelSection(Section):
     """Over how many GPUs verl splits one copy of the model while it trains."""
 
@@ -86,6 +98,8 @@ class EngineSection(Section):
         min_length=1,
         description="With verl: Python that has verl and this package, for perl train; None: this one.",
     )
+
+    _check_address = field_validator("address")(checked_cluster)
 
     @model_validator(mode="before")
     @classmethod

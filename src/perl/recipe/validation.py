@@ -112,6 +112,9 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel], 
         return "unknown key", _hint_for_unknown(key, model, section)
     if kind == "missing":
         return "is required", ""
+    if kind == "too_short":
+        least = first["ctx"]["min_length"]
+        return f"needs {least} value{'s' if least > 1 else ''} or more, not {_shown(given)}", ""
     if kind == "value_error":
         error = first["ctx"]["error"]
         return error.message if isinstance(error, SettingError) else str(error), ""

@@ -113,7 +113,7 @@ def test_what_was_chosen_at_the_edge_and_what_failed_is_said(result, tmp_path):
     }
     report = write_report(study, found).read_text()
     assert "dora (learning rate 0.01)" in report
-    assert "- Cells that failed or were not begun: 1." in report
+    assert "- Cells that failed or have not ended: 1." in report
     assert "`ia3_learning_rate-0.01_seed-1`: failed: exit code 1" in report
     values = json.loads((tmp_path / "report.json").read_text())
     assert values["findings"]["arms"][1]["best"]["mean"]["mean"] == pytest.approx(np.mean(AT_BEST["dora"]))

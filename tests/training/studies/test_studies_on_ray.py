@@ -19,13 +19,10 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayError
 
-from perl.errors import PerlError
 from perl.launch.on_ray import cells
-from perl.training.studies import on_ray, run_study
-from perl.training.studies.carry_out import Conduct, carry_out, usage_rows, used
-from perl.training.studies.cells import Candidate, cells_of
+from perl.training.studies import on_ray
+from perl.training.studies.carry_out import usage_rows
 from perl.training.studies.nursery import Job
-from perl.training.studies.written_plan import load_study
 
 CELL = "perl.training.studies.nursery import alone"
 STUDY = {
@@ -96,63 +93,6 @@ def test_a_run_folder_is_carried_in_pieces(tmp_path, monkeypatch):
     assert len(files) == len(sizes)
     for path in files:
         assert path.read_bytes() == (tmp_path / "run" / path.relative_to(tmp_path / "there")).read_bytes()
-
-
-class Losing:
-    """In the place of a cluster: loses a cell some times, and trains none."""
-
-    base = None
-
-    def __init__(self, losses, folder):
-        self.losses, self.folder, self.sent = losses, folder, []
-
-    def begin(self, job):
-        self.sent.append(job.name)
-
-    def next(self):
-        name = self.sent[-1]
-        lost = self.sent.count(name) <= self.losses.get(name, 0)
-        if lost:
-            log = self.folder / "logs" / f"{name}.log"
-            log.parent.mkdir(exist_ok=True)
-            with log.open("a") as printed:
-                printed.write("error: its node is gone\n")
-        return {"name": name, "code": 1 if lost else 0, "cpu": 2.0, "peak": 0, "lost": lost}
-
-    def stop(self):
-        pass
-
-    end = stop
-
-
-def test_a_lost_cell_is_sent_once_more_and_is_then_called_lost(tmp_path):
-    three = cells_of([Candidate({"peft.method": name}) for name in ("lora", "ia3", "hra")], [0], "score")
-    names = [cell.name for cell in three]
-    losing = Losing({names[0]: 1, names[1]: 2}, tmp_path)
-    ended = carry_out(Conduct(tmp_path, "quickstart"), lambda: losing, three)
-    assert [losing.sent.count(name) for name in names] == pytest.approx([2, 2, 1])
-    assert [ended[name].status for name in names] == ["done", "lost", "done"]
-    assert ended[names[1]].reason == "its node is gone"
-    assert used(Conduct(tmp_path, "quickstart")) == pytest.approx(5 * 2.0)
-
-
-@pytest.mark.parametrize("halving", [None, {"at": [0.5]}])
-def test_nothing_is_chosen_while_a_cell_that_chooses_is_lost(tmp_path, monkeypatch, halving):
-    grid = {"train.learning_rate": [1e-3, 1e-2]}
-    study = {**STUDY, "grid": grid, "seeds": {"choose": [0], "score": [3]}, "halving": halving, "at_once": 1}
-    name = cells_of(load_study(study).candidates, [0], "choose")[1].name
-    losing = Losing({name: 2}, tmp_path / "out")
-
-    @contextlib.contextmanager
-    def crew(*_):
-        yield lambda: losing
-
-    monkeypatch.setattr(run_study, "crew", crew)
-    with pytest.raises(PerlError, match="1 cells that choose were lost twice, so nothing is chosen and scored"):
-        perl.study(study, tmp_path / "out")
-    assert not (tmp_path / "out" / "chosen.json").exists()
-    assert sorted(statuses(tmp_path)) == ["done", "lost"]
-    assert losing.sent.count(name) == pytest.approx(2)
 
 
 @pytest.mark.parametrize(("patience", "lost"), [(1e9, False), (0.0, True)])

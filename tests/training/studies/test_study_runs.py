@@ -123,7 +123,7 @@ def test_the_command_of_a_study_that_is_done_trains_nothing(killed_study):
     assert (killed_study / "out" / "usage.jsonl").read_text() == before
 
 
-def test_a_cell_that_is_killed_is_listed_with_its_reason_and_takes_no_other(tmp_path):
+def test_a_cell_that_is_killed_is_begun_once_more_and_takes_no_other(tmp_path):
     small = ("train.max_steps=3", "train.prompts_per_step=4", "eval.limit=8", "eval.k=1")
     cells = cells_of([Candidate({"peft.method": name}) for name in ("lora", "ia3")], [0], "score")
     conduct = Conduct(tmp_path, "quickstart", small, at_once=2)
@@ -142,11 +142,7 @@ def test_a_cell_that_is_killed_is_listed_with_its_reason_and_takes_no_other(tmp_
         time.sleep(0.05)
     os.kill(min(victims), signal.SIGKILL)
     thread.join()
-    assert ended[cells[1].name].status == "done"
-    assert ended[cells[0].name].status == "failed"
-    assert ended[cells[0].name].reason == "its process was ended by SIGKILL, perhaps for want of memory"
-    with crew(conduct) as hire:
-        assert carry_out(conduct, hire, cells)[cells[0].name].status == "done"  # what failed is tried again
+    assert [ended[cell.name].status for cell in cells] == ["done", "done"]
     assert [row["code"] for row in usage_rows(tmp_path) if row["name"] == cells[0].name] == [-9, 0]
 
 

@@ -40,6 +40,8 @@ _START = (
     "from perl.cli.commands import run; main(run)"
 )
 _BASE = ".base-"
+KILLED = "killed"
+"""How a cell's process ended that is begun once more: for want of memory beside the others, or by another's hand."""
 logger = logging.getLogger("perl")
 # Whether there is a GPU is asked of its driver's library, also by what is imported: torch's own way to ask uses the
 # GPU, and then no fork can.
@@ -121,7 +123,11 @@ class Conduct:
 
 
 def carry_out(
-    conduct: Conduct, hire: "Hire", cells: Sequence[Cell], until: Mapping[str, int] | None = None
+    conduct: Conduct,
+    hire: "Hire",
+    cells: Sequence[Cell],
+    until: Mapping[str, int] | None = None,
+    noted: "Noted" = lambda _: None,
 ) -> dict[str, Ended]:
     """Trains cells to their end, or to a step.
 
@@ -130,6 +136,7 @@ def carry_out(
         hire: As :func:`crew` gives it.
         cells: Those that are done already are left as they are.
         until: Name -> step after which a cell pauses; those that are beyond it are left too. None: all go to the end.
+        noted: Is given how cells have ended, whenever one has.
 
     Returns:
         How each ended, by name.
@@ -141,11 +148,17 @@ def carry_out(
     until = until or {}
     ended = {cell.name: Ended(status) for cell in cells if (status := _before(conduct, cell, until.get(cell.name)))}
     waiting = [cell for cell in cells if cell.name not in ended]
+    noted(ended)
     if not waiting:
         return ended
     nursery = hire()
     with _stoppable(nursery) as stopping, progress(len(cells), "cells", len(ended), "cells") as shown:
-        _work_off(conduct, waiting, until, nursery, ended, shown.update, stopping)
+
+        def one_more() -> None:
+            shown.update()
+            noted(ended)
+
+        _work_off(conduct, waiting, until, nursery, ended, one_more, stopping)
     if stopping():
         done = sum(one.status == "done" for one in ended.values())
         what = f"stopped; {done} of {len(cells)} cells are done"
@@ -184,7 +197,7 @@ def _work_off(
 ) -> None:
     """Begins cells as others end, until none waits."""
     running: dict[str, tuple[Cell, float, int]] = {}
-    lost: set[str] = set()
+    tried: set[str] = set()  # cells that were ended from outside once, which says nothing of them
     while running or waiting:
         while waiting and not stopping() and conduct.may_begin(waiting[0], [one for one, _, _ in running.values()]):
             if conduct.budget is not None and used(conduct) >= conduct.budget:
@@ -211,11 +224,14 @@ def _work_off(
             file.write(json.dumps(row) + "\n")
         until_here = until.get(cell.name)
         how = _outcome(report, until_here, conduct.log_of(cell), printed, stopped=stopping())
-        if how.status == "lost" and cell.name not in lost:
-            logger.info("%s is sent once more: %s", cell.name, how.reason)
-            lost.add(cell.name)
+        if how.status in ("lost", KILLED) and cell.name not in tried and not stopping():
+            logger.info("%s is begun once more: %s", cell.name, how.reason)
+            tried.add(cell.name)
             waiting.append(cell)
             continue
+        if how.status == KILLED:
+            twice = Ended("failed", f"{how.reason} twice, perhaps for want of memory")
+            how = twice if cell.name in tried else Ended("interrupted")
         ended[cell.name] = how
         one_more()
 
@@ -243,8 +259,8 @@ def _outcome(report: Mapping[str, Any], until: int | None, log: Path, printed: i
     if code == EXIT_INTERRUPTED and (until is not None or stopped):
         return Ended("interrupted" if stopped else "paused")
     if code < 0:
-        why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
-        return Ended("failed", f"its process was ended by {signal.Signals(-code).name}{why}")
+        status = KILLED if code == -signal.SIGKILL else "failed"
+        return Ended(status, f"its process was ended by {signal.Signals(-code).name}")
     return Ended("failed", last_error(log, printed) or f"exit code {code}")
 
 
@@ -362,6 +378,8 @@ class Nursery:
         return pipe
 
 
+Noted = Callable[[Mapping[str, Ended]], object]
+"""Is given how cells have ended, by name."""
 Hire = Callable[[], Starter]
 """Gives the process that starts cells, which is started when it is first asked for."""
 

@@ -80,6 +80,8 @@ def cost_lines(planned: Study) -> Iterator[str]:
     together = max(cost.memory for cost in costs) * file.at_once
     shared = ", of which the base is held once where cells share it" if file.ray is None else " over all nodes"
     yield f"{side}: up to {together:.2f} GiB{shared}"
+    if len(file.seeds.score) < 2:
+        yield "one seed scores: there will be no error over seeds, and no difference can be told from chance"
     if file.budget is not None:
         yield f"after {duration(file.budget)} of core time no cell is begun"
 

@@ -105,9 +105,13 @@ def _best(found: Findings) -> Iterator[str]:
     yield (
         "Scores in percent, mean ± standard error over seeds. "
         f"Differences to {in_markdown(found.reference)} ({how}) are "
-        f"paired by seed, with Student's 95 % interval; p is of the paired t test, after Holm for {found.tests} "
-        "differences. The smallest difference is the true one that 80 of 100 such studies would show."
+        f"paired by seed, with Student's 95 % interval; p is of the paired t test, corrected by Holm for "
+        f"{_count(found.tests, 'difference')}. The smallest difference is the true one that 80 of 100 such studies "
+        "would show."
     )
+    if any(arm.best is not None and not _has_interval(arm.best) and arm.title != found.reference for arm in found.arms):
+        yield ""
+        yield "A difference without an interval is of fewer than two seeds, or is the same with each of them."
 
 
 def _at_baseline(found: Findings) -> Iterator[str]:
@@ -123,6 +127,14 @@ def _at_baseline(found: Findings) -> Iterator[str]:
     yield from markdown_table([_head(found), *(_row(arm, arm.at_baseline, found) for arm in order)])
     yield ""
     yield "What this table ranks is how well one value fits each arm; the one above ranks the arms."
+
+
+def _has_interval(scored: Scored) -> bool:
+    return scored.difference is not None and scored.difference.stderr > 0
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}{'' if number == 1 else 's'}"
 
 
 def _head(found: Findings) -> list[str]:
@@ -203,7 +215,13 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     failed = [
         row for row in result.rows if row.status not in ("done", "ended early") or row.reason == "it has no score"
     ]
-    yield f"- Cells that failed or were not begun: {len(failed) or 'none'}."
+    choosing = sum(row.stage == CHOOSES and row.status == "failed" for row in failed)
+    if choosing and result.chosen:
+        yield (
+            f"- {_count(choosing, 'cell')} that choose failed: the choice was made without them. It stays made in this "
+            "folder; another --output begins anew."
+        )
+    yield f"- Cells that failed or have not ended: {len(failed) or 'none'}."
     yield from (f"  - `{row.name}`: {row.status}: {in_markdown(row.reason)}" for row in failed)
 
 
@@ -224,7 +242,8 @@ def _coverage(planned: Study, found: Findings) -> str:
     share = coverage_by_seed((inside[0], inside[1]), spread, seeds, completions)
     return (
         "- Intervals: of studies made up with the best and the worst arm's scores, this spread over seeds, "
-        f"{seeds} seeds and {completions:,} completions, {share} have the true difference inside the 95 % interval."
+        f"{seeds} seeds and {completions:,} completions, {share} have the true difference inside the 95 % interval "
+        "(those without an interval, whose seeds all differ by the same, are left out)."
     )
 
 

@@ -5,7 +5,7 @@ cells -> DIR/results.json, a table for a terminal
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,7 @@ from perl.training.studies.choose import Chosen
 if TYPE_CHECKING:
     from perl.training.studies.carry_out import Ended
 
-_RESULTS = "results.json"
+_RESULTS, _CHOSEN = "results.json", "chosen.json"
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,36 @@ class StudyResult:
 def write_chosen(result: StudyResult, ended: Mapping[str, "Ended"]) -> None:
     """Writes ``chosen.json``: the candidate of each arm, and how the cells that chose had ended."""
     chosen = {title: one.candidate.key if one.candidate is not None else None for title, one in result.chosen.items()}
-    values = {"chosen": chosen, "cells": {name: [how.status, how.reason] for name, how in ended.items()}}
-    write_text(result.folder / "chosen.json", json.dumps(values, indent=2) + "\n")
+    values = {
+        "plan": result.plan,
+        "chosen": chosen,
+        "cells": {name: [how.status, how.reason] for name, how in ended.items()},
+    }
+    write_text(result.folder / _CHOSEN, json.dumps({**values, "sha256": _hash_of(values)}, indent=2) + "\n")
 
 
-def read_chosen(folder: Path) -> dict[str, Any] | None:
+def read_chosen(folder: Path, plan: str) -> dict[str, Any] | None:
     """What :func:`write_chosen` wrote; None: nothing was chosen yet.
 
+    Args:
+        folder: Of the study.
+        plan: Its plan's hash.
+
     Raises:
-        RunFolderError: The file was changed by hand.
+        RunFolderError: The file was changed by hand, or is another study's.
     """
-    path = folder / "chosen.json"
+    path = folder / _CHOSEN
     if not path.exists():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if not (isinstance(found["chosen"], dict) and isinstance(found["cells"], dict)):
-            raise ValueError("it has no choices")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"is not what was written: {error}", str(path), "--new-plan, or another --output"
-        ) from None
+        written = found.pop("sha256")
+        sound = written == _hash_of(found) and found["plan"] == plan
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        what = "is not the choice that this study made: its hash differs"
+        raise RunFolderError(what, str(path), "put back what was there, or another --output")
     return dict(found)
 
 
@@ -128,18 +137,36 @@ def write_results(result: StudyResult) -> None:
     write_text(result.folder / _RESULTS, text + "\n")
 
 
-def check_results(folder: Path) -> None:
-    """Warns of a ``results.json`` that is not as it was written; what it says is read from the cells anew."""
+def check_results(folder: Path, score_of_cell: Callable[[str, str], float | None]) -> None:
+    """Looks at ``results.json`` of an earlier call: cells keep the scores that they had when they ended.
+
+    Warns of a file that is not as it was written; it is written anew from the cells.
+
+    Args:
+        folder: Of the study.
+        score_of_cell: Of a stage and a cell's name: what it scored, by its run folder.
+
+    Raises:
+        RunFolderError: A cell's score is another one now, so that its files were changed.
+    """
+    path = folder / _RESULTS
     try:
-        found = json.loads((folder / _RESULTS).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
         written = found.pop("sha256", None)
-        sound = written is None or written == _hash_of(found)  # None: as earlier versions wrote it
+        cells = found["cells"] if written == _hash_of(found) else None
     except FileNotFoundError:
         return
-    except (OSError, ValueError, AttributeError, TypeError):
-        sound = False
-    if not sound:
-        warn("PRL349", "%s was changed by hand: it is written anew from the cells' folders", folder / _RESULTS)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        cells = None
+    if cells is None:
+        warn("PRL349", "%s was changed by hand: it is written anew from the cells' folders", path)
+        return
+    for cell in cells:
+        before, now = cell["score"], score_of_cell(cell["stage"], cell["name"])
+        if None not in (before, now) and before != now:
+            what = f"scored {before:.6g} when it ended and {now:.6g} now: its files were changed"
+            place = folder / "cells" / cell["stage"] / cell["name"]
+            raise RunFolderError(what, str(place), "delete this folder, and the same command trains the cell again")
 
 
 def _hash_of(values: Mapping[str, Any]) -> str:

@@ -3,8 +3,9 @@
 study.yaml -> plan -> cells with the seeds that choose -> a choice for each arm -> cells with the seeds that score
 """
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ from perl.training.studies.written_plan import Study, load_study, opened, step_o
 
 if TYPE_CHECKING:
     from perl.training.studies.shared_servers import Served
+
+# So often, at most, are results and report written while cells train.
+_WRITTEN_SECONDS = 120.0
+_TO_DO = "the same command begins it"
 
 
 def study(
@@ -44,32 +49,60 @@ def study(
         return _carried_out(planned, folder, digest)
 
 
+@dataclass
+class Account:
+    """What is known of a study so far, and its files.
+
+    Attributes:
+        ended: How cells have ended, by name.
+        finalists: Those that are scored, once that is known.
+    """
+
+    planned: Study
+    conduct: Conduct
+    result: StudyResult
+    ended: dict[str, Ended] = field(default_factory=dict)
+    finalists: list[Candidate] = field(default_factory=list)
+    _written: float = field(default_factory=time.monotonic)
+
+    def note(self, ended: Mapping[str, Ended]) -> None:
+        """Some have ended: now and then the files say so, for who looks at them while the study goes on."""
+        self.ended |= ended
+        if time.monotonic() - self._written >= _WRITTEN_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Writes results and report, as far as the study is done."""
+        seeds, tuned = self.planned.file.seeds, bool(self.planned.file.chosen)
+        choosing = cells_of(self.planned.candidates, seeds.choose, CHOOSES) if tuned else []
+        cells = [*choosing, *cells_of(self.finalists, seeds.score, SCORES)]
+        self.result.rows = [_row(self.planned, self.conduct, cell, self.ended) for cell in cells]
+        write_results(self.result)
+        write_report(self.planned, self.result)
+        self._written = time.monotonic()
+
+
 def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
-    check_results(folder)
+    check_results(folder, lambda stage, name: score_of(folder / "cells" / stage / name, planned.file.score))
     some = _served(planned)
     conduct = conduct_of(planned, folder, some)
-    result, ended = StudyResult(folder, digest), dict[str, Ended]()
-    seeds, tuned = planned.file.seeds, bool(planned.file.chosen)
-    finalists = [] if tuned else list(planned.candidates)
+    result, tuned = StudyResult(folder, digest), bool(planned.file.chosen)
+    frozen = read_chosen(folder, digest) if tuned else None
+    account = Account(planned, conduct, result, finalists=[] if tuned else list(planned.candidates))
     try:
         with crew(conduct, partial(_check_room, planned, some)) as hire:
             if tuned:
-                frozen = read_chosen(folder)
                 if frozen is None:
-                    _choose(planned, conduct, hire, ended)
+                    _choose(account, hire)
                 else:
-                    ended |= _as_they_are(frozen)
-                result.chosen = _chosen(planned, conduct, ended, frozen)
+                    account.note({name: Ended(*how) for name, how in frozen["cells"].items()})
+                result.chosen = _chosen(planned, conduct, account.ended, frozen)
                 if frozen is None:  # before anything is scored, so that no score can change the choice
-                    write_chosen(result, ended)
-                finalists = finalists_of(planned, result.chosen)
-            ended |= carry_out(conduct, hire, cells_of(finalists, seeds.score, SCORES))
+                    write_chosen(result, account.ended)
+                account.finalists = finalists_of(planned, result.chosen)
+            carry_out(conduct, hire, cells_of(account.finalists, planned.file.seeds.score, SCORES), noted=account.note)
     finally:  # as far as it is done
-        choosing = cells_of(planned.candidates, seeds.choose, CHOOSES) if tuned else []
-        cells = [*choosing, *cells_of(finalists, seeds.score, SCORES)]
-        result.rows = [_row(planned, conduct, cell, ended) for cell in cells]
-        write_results(result)
-        write_report(planned, result)
+        account.write()
     return result
 
 
@@ -103,11 +136,6 @@ def _check_ended(folder: Path, ended: Mapping[str, Ended]) -> None:
     if waiting:
         what = f"{len(waiting)} cells that choose were not begun, so nothing is chosen and scored"
         raise PerlError(what, str(folder), "a larger budget, and the same command goes on")
-
-
-def _as_they_are(frozen: Mapping[str, Any]) -> dict[str, Ended]:
-    """How the cells that choose had ended when the choice was made; none of them is trained any more."""
-    return {name: Ended(*how) for name, how in frozen["cells"].items()}
 
 
 def _chosen(
@@ -176,24 +204,23 @@ def finalists_of(planned: Study, chosen: Mapping[str, Chosen]) -> list[Candidate
     return list(found.values())
 
 
-def _choose(planned: Study, conduct: Conduct, hire: Hire, ended: dict[str, Ended]) -> None:
+def _choose(account: Account, hire: Hire) -> None:
     """Trains with the seeds that choose; with halving, only the better candidates of each arm to the end.
 
     Args:
-        planned: The study.
-        conduct: How.
+        account: Of the study; gets how each cell ended.
         hire: As :func:`perl.training.studies.carry_out.crew` gives it.
-        ended: Gets how each cell ended.
 
     Raises:
         PerlError: Some are left, by which another candidate might be chosen.
     """
+    planned, conduct, ended = account.planned, account.conduct, account.ended
     seeds, halving = planned.file.seeds.choose, planned.file.halving
     left = list(planned.candidates)
     for place in halving.at if halving is not None else ():
         cells = cells_of(left, seeds, CHOOSES)
         at = {cell.name: step_of(place, steps_of(planned, cell.candidate)) for cell in cells}
-        ended |= carry_out(conduct, hire, cells, at)
+        carry_out(conduct, hire, cells, at, account.note)
         _check_ended(conduct.folder, {cell.name: ended[cell.name] for cell in cells})
         rewards = _rewards(conduct, left, seeds, at)
         arms = [[one for one in arm if one in left] for arm in planned.arms]
@@ -203,7 +230,7 @@ def _choose(planned: Study, conduct: Conduct, hire: Hire, ended: dict[str, Ended
             if cell.candidate not in kept and ended[cell.name].status in ("paused", "done"):
                 ended[cell.name] = Ended("ended early", f"not among the better {keep:.0%} at {place:.0%} of the steps")
         left = kept
-    ended |= carry_out(conduct, hire, cells_of(left, seeds, CHOOSES))
+    carry_out(conduct, hire, cells_of(left, seeds, CHOOSES), noted=account.note)
     _check_ended(conduct.folder, ended)
 
 
@@ -225,8 +252,14 @@ def _rewards(
     return found
 
 
+def _in_hand(conduct: Conduct, cell: Cell) -> Ended:
+    """What is said of a cell that has not ended: whether it was begun."""
+    begun = conduct.run_of(cell).is_dir()
+    return Ended("begun" if begun else "not begun", "the same command goes on with it" if begun else _TO_DO)
+
+
 def _row(planned: Study, conduct: Conduct, cell: Cell, ended: Mapping[str, Ended]) -> Row:
-    how = ended.get(cell.name, Ended("not begun"))
+    how = ended.get(cell.name) or _in_hand(conduct, cell)
     score = score_of(conduct.run_of(cell), planned.file.score) if how.status == "done" else None
     reason = how.reason
     if how.status == "done" and score is None:

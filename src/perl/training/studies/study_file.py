@@ -4,12 +4,14 @@ study.yaml -> StudyFile
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perl.errors import Mistake, RecipeError, raise_all
+from perl.recipe.engine_section import checked_cluster
 from perl.recipe.layers import Layer, layer_of_mapping, read_yaml
 from perl.recipe.section import Section, SettingError
 from perl.recipe.validation import mistakes_of
@@ -28,6 +30,8 @@ class Seeds(Section):
     def _check_apart(self) -> "Seeds":
         for key in ("choose", "score"):
             seeds = getattr(self, key)
+            if any(seed < 0 for seed in seeds):
+                raise SettingError(key, f"a seed is 0 or more, not {min(seeds)}")
             if len(set(seeds)) < len(seeds):
                 raise SettingError(key, f"a seed stands twice: {sorted(s for s in set(seeds) if seeds.count(s) > 1)}")
         shared = sorted(set(self.choose) & set(self.score))
@@ -74,6 +78,10 @@ class StudyFile(Section):
     @field_validator("grid", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: object) -> object:
+        for block in [value] if isinstance(value, Mapping) else []:
+            for key, values in block.items():
+                if not isinstance(values, list):
+                    raise ValueError(f"{key} needs a list of values, as {key}: [{values}]")
         return [value] if isinstance(value, Mapping) else value
 
     @field_validator("grid")
@@ -84,13 +92,11 @@ class StudyFile(Section):
             raise ValueError(f"{empty[0]} has no value" if empty else "names no setting that varies")
         return value
 
+    _check_ray = field_validator("ray")(checked_cluster)
+
     @model_validator(mode="after")
     def _check_keys(self) -> "StudyFile":
-        known = {key for block in self.grid for key in block}
-        for name in ("tune", "baseline"):
-            unknown = sorted(set(getattr(self, name) or ()) - known)
-            if unknown:
-                raise SettingError(name, f"{unknown[0]} does not vary: it is no key of the grid")
+        known = self.varying
         fixed_to = {f"{key}.{inner}" for key, one in self.overrides.items() if isinstance(one, dict) for inner in one}
         fixed_to |= set(self.overrides)
         both = sorted(known & fixed_to)
@@ -109,6 +115,11 @@ class StudyFile(Section):
         if self.halving is not None and not self.chosen:
             raise SettingError("halving", "ends candidates among which one is chosen, and nothing is chosen")
         return self
+
+    @property
+    def varying(self) -> set[str]:
+        """The keys of the grid."""
+        return {key for block in self.grid for key in block}
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -130,11 +141,19 @@ def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer
     try:
         return StudyFile(**layer.values), layer
     except ValidationError as error:
-        raise_all(RecipeError, list(mistakes_of(error, StudyFile, layer.values, (), layer)))
+        found = list(mistakes_of(error, StudyFile, layer.values, (), layer))
+        if not isinstance(source, Mapping):  # a key that is absent has no line
+            at = f"{source}:"
+            found = [one if one.where.startswith(at) else replace(one, where=f"{at} {one.where}") for one in found]
+        raise_all(RecipeError, found)
         raise
 
 
 def _read(path: Path) -> Layer:
+    if path.is_dir():
+        what = "is a folder; give the file of the study, and its folder as --output"
+        planned = (path / "plan.json").is_file()
+        raise RecipeError(what if planned else "is a folder, not the file of a study", str(path), "perl study --help")
     if not path.is_file():
         near = sorted(one.name for one in path.parent.glob("*.y*ml") if _is_study(one))
         hint = f"beside it there is {', '.join(near[:3])}" if near else "see `perl study --help`"

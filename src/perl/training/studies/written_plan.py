@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from perl.errors import Mistake, RecipeError, RunFolderError, raise_all
+from perl.errors import Mistake, RecipeError, RunFolderError, did_you_mean, raise_all
 from perl.recipe import Recipe
 from perl.recipe.beside import folders_beside
 from perl.recipe.layers import Layer
@@ -105,6 +105,7 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
         except RecipeError as error:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
+    raise_all(RecipeError, list(_absent_mistakes(file, layer)))
     mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
     mistakes += [*_ray_mistakes(file, recipes, layer)]
     mistakes += [*_halving_mistakes(file, recipes, layer), *_name_mistakes(found, layer)]
@@ -126,6 +127,14 @@ def _located(mistake: Mistake, file: StudyFile, layer: Layer) -> Mistake:
         if key in block:
             path = ("grid", key) if isinstance(layer.values.get("grid"), Mapping) else ("grid", str(number), key)
     return Mistake(mistake.message, layer.where(path), mistake.hint)
+
+
+def _absent_mistakes(file: StudyFile, layer: Layer) -> Iterator[Mistake]:
+    """Keys that do not vary where one that does is meant."""
+    for name in ("tune", "baseline"):
+        for key in sorted(set(getattr(file, name) or ()) - file.varying):
+            hint = did_you_mean(key, file.varying)
+            yield Mistake(f"{key} does not vary: it is no key of the grid", layer.where((name,)), hint)
 
 
 def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer) -> Iterator[Mistake]:
