@@ -23,7 +23,7 @@ import yaml
 
 from perl.run.folder import installed_versions, sha256_of
 from perl.run.tables import plain_table
-from perl.training.studies.cells import cells_of
+from perl.training.studies.cells import SCORES, cells_of
 from perl.training.studies.written_plan import Study, load_study
 
 _RESULTS = Path(__file__).parent / "results" / "study_sharing.json"
@@ -93,7 +93,7 @@ def side_by_side(commands: list[list[str]], at_once: int, environment: dict[str,
 def commands_of(study: Study, folder: Path) -> list[list[str]]:
     """The command of each cell, into a folder."""
     made = []
-    for cell in cells_of(study.candidates, study.file.seeds.score):
+    for cell in cells_of(study.candidates, study.file.seeds.score, SCORES):
         command = [sys.executable, "-m", "perl", "train", study.recipe, *study.every, *cell.overrides]
         made.append([*command, "-o", str(folder / cell.name)])
     return made
@@ -114,7 +114,7 @@ def run_all(study: Study, file: Path, work: Path, at_once: int) -> dict[str, dic
         side_by_side([command], 1, environment, log)
 
     ways = {
-        f"perl study, {at_once} at once": (in_a_study, shared / "cells"),
+        f"perl study, {at_once} at once": (in_a_study, shared / "cells" / SCORES),
         "one after the other": (lambda e: side_by_side(commands_of(study, work / "one"), 1, e, log), work / "one"),
         f"{at_once} side by side": (
             lambda e: side_by_side(commands_of(study, work / "two"), at_once, e, log),
@@ -124,8 +124,8 @@ def run_all(study: Study, file: Path, work: Path, at_once: int) -> dict[str, dic
     for name, (way, folder) in ways.items():
         rows[name] = measured(name.replace(" ", "-"), way)
         first = first or adapters(folder)
-        if adapters(folder) != first:
-            raise SystemExit(f"{name}: other adapters than in the study")
+        if len(first) != len(study.candidates) or adapters(folder) != first:
+            raise SystemExit(f"{name}: {len(adapters(folder))} adapters, which are not the {len(first)} of the study")
     return rows
 
 

@@ -179,7 +179,8 @@ def read_data_file(path: Path, answers: Collection[str | None], where: str) -> d
         DataError: It is absent, empty or broken.
     """
     if not path.is_file():
-        raise DataError(f"no such file: {path}", where)
+        hint = "" if path.is_absolute() else f"in {Path.cwd()}: a path begins where the command runs"
+        raise DataError(f"no such file: {path}", where, hint)
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty", where)
     try:

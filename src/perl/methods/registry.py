@@ -236,6 +236,7 @@ _ROWS = (
         "Zhang et al. 2023, arXiv:2308.03303; the optimizer is that of PEFT's LoraFAOptimizer",
         frozen=("lora_A",),
         optimizer="lora_fa",
+        rate=3.0,
     ),
     Method(
         "adalora",
@@ -289,7 +290,7 @@ _ROWS = (
         fixed={"init_lora_weights": "olora"},
         starts="olora",
         delta_rank="2 x rank",
-        rate=0.5,
+        rate=0.3,
     ),
     _own(
         "vera",
@@ -319,7 +320,7 @@ _ROWS = (
         "LNTuningConfig",
         settings={"target_modules": r".*(norm|ln_\w+|layer_norm\w*)"},
         delta="norms",
-        rate=20.0,
+        rate=30.0,
     ),
     _own(
         "ia3",
@@ -414,7 +415,7 @@ _ROWS = (
         "LoKrConfig",
         settings={"rank": 8, "alpha": 8.0},
         delta="full",
-        rate=5.0,
+        rate=10.0,
         reads_weights="shape",
     ),
     _own(

@@ -96,6 +96,8 @@ def locate(reference: str, beside: Path | None = None) -> Path:
         if path.is_file():
             return path
         raise RecipeError("no such file", str(path), "`perl recipes` lists those that are packaged")
+    if (path / "recipe.yaml").is_file():
+        raise RecipeError("is a folder", reference, f"the recipe in it is {path / 'recipe.yaml'}")
     raise no_such_recipe(reference)
 
 

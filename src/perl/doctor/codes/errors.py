@@ -30,8 +30,9 @@ ERRORS = (
     Code(
         "PRL204",
         "the output folder",
-        "A folder cannot be written, is in use by another process, or holds the run of another recipe.",
-        "A run is gone on with by the same recipe only; two in one folder would overwrite each other.",
+        "A folder cannot be written, is in use by another process, or holds another recipe's run, another study, or "
+        "files that were changed since they were written.",
+        "A run is gone on with by the same recipe only, a study by the same plan; two in one folder would mix.",
         "error: runs/quickstart: holds a run of another recipe: train.max_steps is 40 there, 60 here "
         "(its steps are its schedule; to train it further: `perl train RECIPE peft.adapter=runs/quickstart --output "
         "ANOTHER`) [PRL204]",
@@ -154,8 +155,8 @@ ERRORS = (
     Code(
         "PRL218",
         "interrupted",
-        "You stopped the run, with Ctrl-C or SIGTERM.",
-        "There is a checkpoint; the exit code is 130.",
+        "You stopped a run, an evaluation or a study, with Ctrl-C or SIGTERM.",
+        "What was done is kept: a run has a checkpoint, and so have the cells of a study. The exit code is 130.",
         "error: runs/mine: stopped after step 12 of 40 (the same command goes on) [PRL218]",
         "The same command goes on, with the same numbers as without the stop.",
     ),

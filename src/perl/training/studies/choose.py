@@ -27,7 +27,7 @@ class Chosen:
     Attributes:
         candidate: The best on the seeds that choose, the first of equals; None: none was trained to the end.
         scores: Mean score of each candidate over those seeds, by its key; NaN where none was.
-        good: Values of the chosen settings whose mean is within two standard errors of the best.
+        good: Those whose mean is within two standard errors of the best.
     """
 
     candidate: Candidate | None
@@ -60,7 +60,9 @@ def reward_at(folder: Path, step: int) -> float | None:
     return sum(last) / len(last) if last else None
 
 
-def choose(arm: Sequence[Candidate], scores: Mapping[tuple[str, int], float], seeds: Sequence[int]) -> Chosen:
+def choose(
+    arm: Sequence[Candidate], scores: Mapping[tuple[str, int], float], seeds: Sequence[int], completions: int
+) -> Chosen:
     """The best candidate of an arm.
 
     Only candidates that have a score on every seed are compared, so that none wins for want of a bad one.
@@ -69,6 +71,8 @@ def choose(arm: Sequence[Candidate], scores: Mapping[tuple[str, int], float], se
         arm: Its candidates.
         scores: By candidate's key and seed; those that failed are absent.
         seeds: That choose.
+        completions: That each cell was scored by: two or three seeds may agree by chance, so that the error of the best
+            is never taken for less than that of drawing so many.
     """
     each = {one.key: [scores[one.key, seed] for seed in seeds if (one.key, seed) in scores] for one in arm}
     means = {key: sum(found) / len(found) if len(found) == len(seeds) else math.nan for key, found in each.items()}
@@ -76,7 +80,9 @@ def choose(arm: Sequence[Candidate], scores: Mapping[tuple[str, int], float], se
     if not whole:
         return Chosen(None, means)
     best = max(whole, key=lambda one: means[one.key])
-    width = 2 * error_of_mean(each[best.key]) if len(seeds) > 1 else 0.0
+    mean = means[best.key]
+    drawn = math.sqrt(mean * (1 - mean) / (completions * len(seeds)))
+    width = 2 * max(error_of_mean(each[best.key]), drawn) if len(seeds) > 1 else 0.0
     return Chosen(best, means, tuple(one for one in whole if means[one.key] >= means[best.key] - width))
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _INK, _LINE, _FAINT, _GOOD = "#333333", "#1f5fa8", "#7d8fa3", "#dcebdc"
 _COLUMNS = 4
 _PANEL = 2.6, 2.1  # inches
+_LETTER, _LINE_HEIGHT = 4.2, 8.5  # points, of a name beside a point
 
 
 def draw_pictures(planned: Study, found: Findings, folder: Path) -> list[Path]:
@@ -91,19 +92,42 @@ def _by_parameters(found: Findings, picture: Path) -> Path:
     from matplotlib.ticker import NullFormatter
 
     panel = figure.subplots()
+    named: list[tuple[float, float, str]] = []
     for arm in found.sorted():
         if arm.parameters is None or arm.best is None or arm.best.mean is None:
             continue
         mean = arm.best.mean
         error = mean.stderr if mean.stderr == mean.stderr else 0.0
         panel.errorbar(arm.parameters, mean.mean, error, fmt="o", color=_LINE, ecolor=_FAINT, markersize=4)
-        panel.annotate(
-            arm.title, (arm.parameters, mean.mean), (4, 3), textcoords="offset points", fontsize=7, color=_INK
-        )
+        named.append((float(arm.parameters), mean.mean, arm.title))
     panel.set_xscale("log")
     panel.xaxis.set_minor_formatter(NullFormatter())  # within one power of ten they would lie over each other
     panel.margins(x=0.15)
     panel.set_xlabel("trainable parameters", color=_INK)
     panel.set_ylabel("score on the seeds that score (± standard error)", color=_INK)
     panel.grid(alpha=0.25)
+    _name(panel, named)
     return save_figure(figure, picture, dpi=130)
+
+
+def _name(panel: "Axes", named: list[tuple[float, float, str]]) -> None:
+    """Writes each point's name beside it, lower where another one would be written over, with a line to its point."""
+    low, high = panel.get_xlim(), panel.get_ylim()
+    panel.set_xlim(low)
+    panel.set_ylim(high)  # or a name would widen them
+    figure = panel.figure
+    assert figure is not None  # noqa: S101 (it was drawn)
+    scale = 72 / figure.dpi
+    written: list[tuple[float, float, float]] = []
+    for x, y, title in sorted(named, key=lambda one: -one[1]):
+        left, place = (float(one) * scale for one in panel.transData.transform((x, y)))
+        left, top, width = left + 7, place + 2, _LETTER * len(title)
+        near = [at for begin, end, at in written if begin < left + width and left < end]
+        while any(abs(top - at) < _LINE_HEIGHT for at in near):
+            top = min(at for at in near if abs(top - at) < _LINE_HEIGHT) - _LINE_HEIGHT
+        written.append((left, left + width, top))
+        moved = abs(top - place - 2) > 1
+        line = {"arrowstyle": "-", "color": _FAINT, "lw": 0.5, "shrinkA": 0, "shrinkB": 2} if moved else None
+        panel.annotate(
+            title, (x, y), (7, top - place), textcoords="offset points", fontsize=7, color=_INK, arrowprops=line
+        )

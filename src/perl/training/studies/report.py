@@ -182,7 +182,10 @@ def _tried(planned: Study, found: Findings) -> Iterator[str]:
     yield from markdown_table([["arm", "setting", "mean", "each seed", ""], *rows], [False, False, True, False, False])
     yield ""
     if len(planned.file.seeds.choose) > 1:
-        yield "As good: within two standard errors of the arm's best. One standing alone is a narrow choice."
+        yield (
+            "As good: within two standard errors of the arm's best, over seeds or, where that is more, of drawing its "
+            "completions. One standing alone is a narrow choice."
+        )
     else:
         yield "With one seed that chooses there is no telling which settings are as good as the best."
 
@@ -233,8 +236,7 @@ def _coverage(planned: Study, found: Findings) -> str:
         return ""
     means = [one.mean for one in scored if one.mean is not None]
     pair = means[0], means[-1]
-    evaluation = planned.recipes[0].eval
-    completions = (evaluation.limit_of_heldout or 256) * evaluation.k
+    completions = planned.completions
     inside = [min(max(one.mean, 0.01), 0.99) for one in pair]
     seen = sum(one.stderr**2 for one in pair) / 2 * seeds
     drawn = sum(mean * (1 - mean) for mean in inside) / 2 / completions  # which the simulation adds itself

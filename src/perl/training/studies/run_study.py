@@ -148,7 +148,7 @@ def _chosen(
         score = score_of(conduct.run_of(cell), planned.file.score) if how is not None and how.status == "done" else None
         if score is not None:
             scores[cell.candidate.key, cell.seed] = score
-    found = {arm[0].title: choose(arm, scores, planned.file.seeds.choose) for arm in planned.arms}
+    found = {arm[0].title: choose(arm, scores, planned.file.seeds.choose, planned.completions) for arm in planned.arms}
     if frozen is None:
         return found
     by_key = {one.key: one for one in planned.candidates}

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from perl.errors import Mistake, RecipeError, RunFolderError, did_you_mean, raise_all
 from perl.recipe import Recipe
 from perl.recipe.beside import folders_beside
+from perl.recipe.eval_section import FIRST_HELD_OUT
 from perl.recipe.layers import Layer
 from perl.run.files import sha256_of, write_text
 from perl.run.folder import installed_versions
@@ -58,6 +59,12 @@ class Study:
     def recipe_of(self, candidate: Candidate) -> Recipe:
         """The whole recipe of a candidate's cells, but for the seed."""
         return self.recipes[[one.key for one in self.candidates].index(candidate.key)]
+
+    @property
+    def completions(self) -> int:
+        """That each cell is scored by."""
+        evaluation = self.recipes[0].eval
+        return (evaluation.limit_of_heldout or FIRST_HELD_OUT) * evaluation.k
 
     @property
     def arms(self) -> list[list[Candidate]]:
