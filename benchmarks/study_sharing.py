@@ -2,7 +2,7 @@
 
 Run as ``python benchmarks/study_sharing.py``, with ``--base FOLDER`` for a larger base. Each way trains the same cells
 to the same adapters, which is checked. Prints seconds, processor seconds and the peak of memory, in which a page that
-several processes share counts once, and writes ``results/study_sharing.json``.
+several processes share counts once, and writes ``results/study_sharing.json``, a row of it for each base.
 """
 
 import argparse
@@ -140,7 +140,7 @@ def main() -> None:
     content = {
         "recipe": "quickstart",
         "overrides": {"train.max_steps": asked.steps, "eval.limit": 64, "eval.k": 1}
-        | ({"model.name": asked.base} if asked.base else {}),
+        | ({"model.name": asked.base, "rollout.max_completion_length": 16} if asked.base else {}),
         "grid": {"train.learning_rate": [round(1e-3 * (1 + number), 6) for number in range(asked.cells)]},
         "tune": [],
         "seeds": {"score": [0]},
@@ -153,8 +153,11 @@ def main() -> None:
     head = ["", "s", "processor s", "peak MiB"]
     cells = [[n, f"{r['seconds']:.0f}", f"{r['cpu']:.0f}", f"{r['peak'] / 2**20:,.0f}"] for n, r in rows.items()]
     print("\n".join(plain_table([head, *cells])))
-    found = {"asked": vars(asked), "ways": rows, "equal_adapters": asked.cells, "versions": installed_versions()}
-    _RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    base = Path(asked.base).name if asked.base else "sandbox:base"
+    sizes = {"cells": asked.cells, "at_once": asked.at_once, "steps": asked.steps}
+    found = {**sizes, "ways": rows, "equal_adapters": asked.cells, "versions": installed_versions()}
+    before = json.loads(_RESULTS.read_text()) if _RESULTS.is_file() else {}
+    _RESULTS.write_text(json.dumps({**before, base: found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

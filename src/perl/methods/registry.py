@@ -236,7 +236,6 @@ _ROWS = (
         "Zhang et al. 2023, arXiv:2308.03303; the optimizer is that of PEFT's LoraFAOptimizer",
         frozen=("lora_A",),
         optimizer="lora_fa",
-        rate=3.0,
     ),
     Method(
         "adalora",
