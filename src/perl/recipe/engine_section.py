@@ -3,6 +3,7 @@
 YAML mapping -> EngineSection
 """
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -24,8 +25,9 @@ def checked_cluster(address: str | None) -> str | None:
     Raises:
         ValueError: It cannot be one.
     """
-    _, colon, port = (address or "").rpartition(":")
-    if address is None or address in ("auto", "local") or (colon and port.isdecimal() and int(port) < 65_536):
+    host, _, port = (address or "").rpartition(":")
+    sound = host and not re.search(r"\s", host) and port.isdecimal() and int(port) < 65_536
+    if address is None or address in ("auto", "local") or sound:
         return address
     raise ValueError(f"{address!r} is not an address: HOST:PORT, auto or local")
 

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from perl.launch.on_ray import cells
 from perl.training.studies import on_ray
-from perl.training.studies.carry_out import usage_rows
+from perl.training.studies.conduct import usage_rows
 from perl.training.studies.nursery import Job
 
 CELL = "perl.training.studies.nursery import alone"

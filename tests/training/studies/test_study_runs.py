@@ -18,9 +18,11 @@ from perl.policy.mapped_base import MappedBase, mapped, write_mapped_base
 from perl.policy.model import base_fingerprint, base_identity, load_base
 from perl.recipe.sections import ModelSection
 from perl.run.folder import Run, sha256_of
-from perl.training.studies.carry_out import Conduct, carry_out, crew, usage_rows
+from perl.training.studies.carry_out import carry_out
 from perl.training.studies.cells import Candidate, cells_of
 from perl.training.studies.choose import score_of
+from perl.training.studies.conduct import Conduct, usage_rows
+from perl.training.studies.crew import crew
 
 STUDY = """\
 recipe: quickstart

@@ -408,8 +408,7 @@ WARNINGS = (
         "PRL349",
         "results of a study that were changed by hand",
         "results.json of a study's folder is not what the study wrote there.",
-        "Scores are read from the cells' run folders, as always, and the file is written anew. (Where it is as it was "
-        "written, and a cell scores otherwise than it says, that cell's folder is refused.)",
+        "Scores are read from the cells' run folders, as always, and the file is written anew.",
         "runs/studies/mine/results.json was changed by hand: it is written anew from the cells' folders [PRL349]",
         "Nothing; to change a study, change its file and take --new-plan.",
     ),

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perl.errors import PerlError
+from perl.errors import PerlError, RunFolderError
 from perl.evaluation.metrics import error_of_mean
-from perl.run.facts import read_best
+from perl.run.facts import RUN_FACTS, read_best
 from perl.run.folder import Run
 from perl.run.logs import log_rows
 from perl.training.studies.cells import Candidate
 
 # Steps whose mean reward says how far a cell is that was not scored yet.
 _LAST_STEPS = 10
+TRAIN_AGAIN = "delete this folder, and the same command trains the cell again"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Chosen:
     Attributes:
         candidate: The best on the seeds that choose, the first of equals; None: none was trained to the end.
         scores: Mean score of each candidate over those seeds, by its key; NaN where none was.
-        good: Those whose mean is within two standard errors of the best.
+        good: The candidates whose mean is within two standard errors of the best.
     """
 
     candidate: Candidate | None
@@ -36,7 +37,11 @@ class Chosen:
 
 
 def score_of(folder: Path, of: Literal["final", "best"] = "final") -> float | None:
-    """A run's score: the mean over its tasks of avg@k of the adapter, or of the best one; None: it has none yet."""
+    """A run's score: the mean over its tasks of avg@k of the adapter, or of the best one; None: it has none yet.
+
+    Raises:
+        RunFolderError: What stands there is no score.
+    """
     try:
         run = Run.read(folder)
         if of == "best":
@@ -46,7 +51,27 @@ def score_of(folder: Path, of: Literal["final", "best"] = "final") -> float | No
     tasks = run.facts.get("eval") or {}
     if run.status != "done" or not tasks:
         return None
-    return sum(float(task["adapter"]) for task in tasks.values()) / len(tasks)
+    try:
+        score = sum(float(task["adapter"]) for task in tasks.values()) / len(tasks)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        score = math.nan
+    if not 0 <= score <= 1:
+        raise RunFolderError("its scores are not what a run writes", str(run.path / RUN_FACTS), TRAIN_AGAIN)
+    return score
+
+
+def completions_of(folder: Path) -> int:
+    """How many completions a run was scored by; 0: not known."""
+    try:
+        return sum(int(task["n"]) * int(task["k"]) for task in (Run.read(folder).facts.get("eval") or {}).values())
+    except (PerlError, AttributeError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def drawing_error(score: float, completions: int) -> float:
+    """Standard error that drawing so many completions gives a score (binomial, as between 1 and 99 %); 0 for none."""
+    inside = min(max(score, 0.01), 0.99)
+    return math.sqrt(inside * (1 - inside) / completions) if completions else 0.0
 
 
 def reward_at(folder: Path, step: int) -> float | None:
@@ -61,18 +86,21 @@ def reward_at(folder: Path, step: int) -> float | None:
 
 
 def choose(
-    arm: Sequence[Candidate], scores: Mapping[tuple[str, int], float], seeds: Sequence[int], completions: int
+    arm: Sequence[Candidate],
+    scores: Mapping[tuple[str, int], float],
+    seeds: Sequence[int],
+    completions: Mapping[str, int],
 ) -> Chosen:
     """The best candidate of an arm.
 
-    Only candidates that have a score on every seed are compared, so that none wins for want of a bad one.
+    Only candidates that have a score on every seed are compared, so that none wins for want of a bad one. Two or three
+    seeds may agree by chance: the error of the best is never taken for less than that of drawing its completions.
 
     Args:
         arm: Its candidates.
         scores: By candidate's key and seed; those that failed are absent.
         seeds: That choose.
-        completions: That each cell was scored by: two or three seeds may agree by chance, so that the error of the best
-            is never taken for less than that of drawing so many.
+        completions: By which a cell of a candidate was scored, by its key; 0: they were not drawn, or are not known.
     """
     each = {one.key: [scores[one.key, seed] for seed in seeds if (one.key, seed) in scores] for one in arm}
     means = {key: sum(found) / len(found) if len(found) == len(seeds) else math.nan for key, found in each.items()}
@@ -80,13 +108,12 @@ def choose(
     if not whole:
         return Chosen(None, means)
     best = max(whole, key=lambda one: means[one.key])
-    mean = means[best.key]
-    drawn = math.sqrt(mean * (1 - mean) / (completions * len(seeds)))
+    drawn = drawing_error(means[best.key], completions.get(best.key, 0) * len(seeds))
     width = 2 * max(error_of_mean(each[best.key]), drawn) if len(seeds) > 1 else 0.0
     return Chosen(best, means, tuple(one for one in whole if means[one.key] >= means[best.key] - width))
 
 
-def best_half(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: float) -> list[Candidate]:
+def better_share(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: float) -> list[Candidate]:
     """The candidates of an arm that go on after a rung: so large a share, rounded up, of those that are left.
 
     Args:
@@ -95,6 +122,6 @@ def best_half(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: floa
         keep: Share.
     """
     known = [one for one in arm if one.key in rewards]
-    count = min(len(known), math.ceil(keep * len(arm)))
+    count = min(len(known), math.ceil(keep * len(arm) - 1e-9))
     best = sorted(known, key=lambda one: -rewards[one.key])[:count]
     return [one for one in arm if one in best]

@@ -110,7 +110,9 @@ def findings(planned: Study, result: StudyResult) -> Findings:
         best = chosen.candidate if chosen is not None else (arm[0] if len(arm) == 1 else None)
         same = at_baseline(arm[0], common.chosen, planned.file.overrides) if common is not None else None
         good = chosen.good if chosen is not None else ()
-        tried = [Tried(one, scores[CHOOSES].get(one.key, {}), one in good) for one in arm] if chosen else []
+        tried = (
+            [Tried(one, scores[CHOOSES].get(one.key, {}), one in good) for one in arm] if planned.file.chosen else []
+        )
         arms.append(
             Arm(
                 arm[0].title,

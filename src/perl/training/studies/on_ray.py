@@ -89,7 +89,7 @@ def cells_on_ray(how: OnRay, recipe: str, folder: Path) -> Iterator["RayCells"]:
 
 
 class RayCells:
-    """Starts cells on a cluster; see :class:`perl.training.studies.carry_out.Nursery`.
+    """Starts cells on a cluster; see :class:`perl.training.studies.crew.Nursery`.
 
     Attributes:
         base: None: each loads its own.

@@ -117,6 +117,7 @@ def _name(panel: "Axes", named: list[tuple[float, float, str]]) -> None:
     panel.set_ylim(high)  # or a name would widen them
     figure = panel.figure
     assert figure is not None  # noqa: S101 (it was drawn)
+    figure.draw_without_rendering()  # by which the axes get their size
     scale = 72 / figure.dpi
     written: list[tuple[float, float, float]] = []
     for x, y, title in sorted(named, key=lambda one: -one[1]):

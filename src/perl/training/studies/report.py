@@ -19,8 +19,9 @@ from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table
 from perl.run.warned import warn
 from perl.training.hardware import GIB
-from perl.training.studies.carry_out import usage_rows
 from perl.training.studies.cells import CHOOSES, SCORES, titled
+from perl.training.studies.choose import completions_of
+from perl.training.studies.conduct import usage_rows
 from perl.training.studies.findings import Arm, Findings, Scored, findings
 from perl.training.studies.pictures import draw_pictures
 from perl.training.studies.results import Row, StudyResult
@@ -30,12 +31,13 @@ _DASH = "-"
 _SMALLEST_SPREAD = 1e-3
 
 
-def write_report(planned: Study, result: StudyResult) -> Path:
+def write_report(planned: Study, result: StudyResult, *, draw: bool = True) -> Path:
     """Writes the report of a study as far as it is done.
 
     Args:
         planned: The study.
         result: Its cells.
+        draw: Draw the pictures too.
 
     Returns:
         ``report.md``; ``report.json`` and the pictures lie beside it.
@@ -43,7 +45,7 @@ def write_report(planned: Study, result: StudyResult) -> Path:
     found = findings(planned, result)
     pictures = []
     try:
-        pictures = draw_pictures(planned, found, result.folder / "pictures")
+        pictures = draw_pictures(planned, found, result.folder / "pictures") if draw else []
     except MissingExtraError as error:
         warn("PRL306", "%s", error)
     lines = [*_asked(planned, result), "", *_best(found), "", *_at_baseline(found)]
@@ -78,7 +80,7 @@ def _asked(planned: Study, result: StudyResult) -> Iterator[str]:
     if file.chosen:
         choose, score = (", ".join(map(str, seeds)) for seeds in (file.seeds.choose, file.seeds.score))
         chosen = ", ".join(f"`{key}`" for key in file.chosen)
-        yield f"{chosen} chosen for each arm with the seeds {choose}, and scored with the seeds {score}."
+        yield f"{chosen}: chosen for each arm with the seeds {choose}. That is scored with the seeds {score}."
     if file.halving is not None:
         places = ", ".join(f"{place:.0%}" for place in file.halving.at)
         yield f"While choosing, the better {file.halving.keep:.0%} of each arm went on after {places} of the steps."
@@ -106,8 +108,8 @@ def _best(found: Findings) -> Iterator[str]:
         "Scores in percent, mean ± standard error over seeds. "
         f"Differences to {in_markdown(found.reference)} ({how}) are "
         f"paired by seed, with Student's 95 % interval; p is of the paired t test, corrected by Holm for "
-        f"{_count(found.tests, 'difference')}. The smallest difference is the true one that 80 of 100 such studies "
-        "would show."
+        f"{count(found.tests, 'difference')}. Detectable: the smallest true difference that 80 of 100 such "
+        "studies would show."
     )
     if any(arm.best is not None and not _has_interval(arm.best) and arm.title != found.reference for arm in found.arms):
         yield ""
@@ -133,12 +135,13 @@ def _has_interval(scored: Scored) -> bool:
     return scored.difference is not None and scored.difference.stderr > 0
 
 
-def _count(number: int, of: str) -> str:
+def count(number: int, of: str) -> str:
+    """``1 cell``, ``2 cells``."""
     return f"{number} {of}{'' if number == 1 else 's'}"
 
 
 def _head(found: Findings) -> list[str]:
-    return ["arm", "chosen", "score", f"less {in_markdown(found.reference)}", "p", "smallest", "parameters"]
+    return ["arm", "chosen", "score", f"difference to {in_markdown(found.reference)}", "p", "detectable", "parameters"]
 
 
 def _row(arm: Arm, scored: Scored | None, found: Findings) -> list[str]:
@@ -175,7 +178,10 @@ def _tried(planned: Study, found: Findings) -> Iterator[str]:
             scores = [f"{100 * score:.1f}" for score in one.scores.values()]
             mean = f"{100 * sum(one.scores.values()) / len(one.scores):.1f}" if one.scores else _DASH
             chosen = arm.best is not None and one.candidate.key == arm.best.candidate.key
-            mark = "chosen" if chosen else "as good" if one.good else ""
+            whole = len(one.scores) in (0, len(planned.file.seeds.choose))
+            mark = (
+                "chosen" if chosen else "as good" if one.good else "" if whole or not one.scores else "a seed is absent"
+            )
             rows.append(
                 [in_markdown(arm.title), in_markdown(titled(one.candidate.chosen)), mean, ", ".join(scores), mark]
             )
@@ -212,7 +218,7 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
         yield f"- Chosen at the edge of what was tried, so that a better value may lie beyond: {'; '.join(edges)}."
     if planned.file.halving is not None:
         yield "- Halving favours arms' values that are fast at the start; those that were ended early have no score."
-    covered = _coverage(planned, found)
+    covered = _coverage(result, found)
     if covered:
         yield covered
     failed = [
@@ -221,22 +227,23 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     choosing = sum(row.stage == CHOOSES and row.status == "failed" for row in failed)
     if choosing and result.chosen:
         yield (
-            f"- {_count(choosing, 'cell')} that choose failed: the choice was made without them. It stays made in this "
-            "folder; another --output begins anew."
+            f"- {count(choosing, 'cell')} failed while choosing: the choice was made without them. It stays made in "
+            "this folder; another --output begins anew."
         )
     yield f"- Cells that failed or have not ended: {len(failed) or 'none'}."
     yield from (f"  - `{row.name}`: {row.status}: {in_markdown(row.reason)}" for row in failed)
 
 
-def _coverage(planned: Study, found: Findings) -> str:
+def _coverage(result: StudyResult, found: Findings) -> str:
     """How often intervals of this study hold the truth, by simulation with its own means, spread and numbers."""
     scored = [arm.best for arm in found.sorted() if arm.best is not None and arm.best.mean is not None]
-    seeds = len(planned.file.seeds.score)
-    if len(scored) < 2 or seeds < 2 or found.reference is None:
+    seeds = min((one.mean.seeds for one in (scored[:1] + scored[-1:]) if one.mean is not None), default=0)
+    runs = [result.folder / "cells" / row.stage / row.name for row in result.rows if row.score is not None]
+    completions = next((number for run in runs if (number := completions_of(run))), 0)
+    if len(scored) < 2 or seeds < 2 or not completions:
         return ""
     means = [one.mean for one in scored if one.mean is not None]
     pair = means[0], means[-1]
-    completions = planned.completions
     inside = [min(max(one.mean, 0.01), 0.99) for one in pair]
     seen = sum(one.stderr**2 for one in pair) / 2 * seeds
     drawn = sum(mean * (1 - mean) for mean in inside) / 2 / completions  # which the simulation adds itself

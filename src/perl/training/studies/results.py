@@ -5,23 +5,22 @@ cells -> DIR/results.json, a table for a terminal
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from perl.errors import RunFolderError
 from perl.run.files import write_text
 from perl.run.tables import plain_table
 from perl.run.warned import warn
 from perl.training.studies.cells import SCORES, canonical, titled
-from perl.training.studies.choose import Chosen
-
-if TYPE_CHECKING:
-    from perl.training.studies.carry_out import Ended
+from perl.training.studies.choose import TRAIN_AGAIN, Chosen, score_of
+from perl.training.studies.conduct import noted_scores
 
 _RESULTS, _CHOSEN = "results.json", "chosen.json"
+_PUT_BACK = "put back what was there, or another --output"
 
 
 @dataclass(frozen=True)
@@ -86,14 +85,11 @@ class StudyResult:
         return [row for row in self.rows if row.status in ("failed", "lost")]
 
 
-def write_chosen(result: StudyResult, ended: Mapping[str, "Ended"]) -> None:
-    """Writes ``chosen.json``: the candidate of each arm, and how the cells that chose had ended."""
+def write_chosen(result: StudyResult, choosing: Sequence[Row]) -> None:
+    """Writes ``chosen.json``: the candidate of each arm, and how the cells that chose had ended and scored."""
     chosen = {title: one.candidate.key if one.candidate is not None else None for title, one in result.chosen.items()}
-    values = {
-        "plan": result.plan,
-        "chosen": chosen,
-        "cells": {name: [how.status, how.reason] for name, how in ended.items()},
-    }
+    cells = {row.name: {"status": row.status, "reason": row.reason, "score": row.score} for row in choosing}
+    values = {"plan": result.plan, "chosen": chosen, "cells": cells}
     write_text(result.folder / _CHOSEN, json.dumps({**values, "sha256": _hash_of(values)}, indent=2) + "\n")
 
 
@@ -105,10 +101,13 @@ def read_chosen(folder: Path, plan: str) -> dict[str, Any] | None:
         plan: Its plan's hash.
 
     Raises:
-        RunFolderError: The file was changed by hand, or is another study's.
+        RunFolderError: The file was changed by hand, is another study's, or is gone after cells were scored by it.
     """
     path = folder / _CHOSEN
     if not path.exists():
+        if any((folder / "cells" / SCORES).glob("*/run.json")):
+            what = "is gone, and cells were scored by the choice in it, which would be made anew"
+            raise RunFolderError(what, str(path), _PUT_BACK)
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -118,7 +117,7 @@ def read_chosen(folder: Path, plan: str) -> dict[str, Any] | None:
         sound = False
     if not sound:
         what = "is not the choice that this study made: its hash differs"
-        raise RunFolderError(what, str(path), "put back what was there, or another --output")
+        raise RunFolderError(what, str(path), _PUT_BACK)
     return dict(found)
 
 
@@ -137,36 +136,38 @@ def write_results(result: StudyResult) -> None:
     write_text(result.folder / _RESULTS, text + "\n")
 
 
-def check_results(folder: Path, score_of_cell: Callable[[str, str], float | None]) -> None:
-    """Looks at ``results.json`` of an earlier call: cells keep the scores that they had when they ended.
-
-    Warns of a file that is not as it was written; it is written anew from the cells.
-
-    Args:
-        folder: Of the study.
-        score_of_cell: Of a stage and a cell's name: what it scored, by its run folder.
-
-    Raises:
-        RunFolderError: A cell's score is another one now, so that its files were changed.
-    """
+def check_results(folder: Path) -> None:
+    """Warns of a ``results.json`` that is not as it was written; what it says is read from the cells anew."""
     path = folder / _RESULTS
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        written = found.pop("sha256", None)
-        cells = found["cells"] if written == _hash_of(found) else None
+        sound = found.pop("sha256", None) == _hash_of(found)
     except FileNotFoundError:
         return
-    except (OSError, ValueError, AttributeError, TypeError, KeyError):
-        cells = None
-    if cells is None:
+    except (OSError, ValueError, AttributeError, TypeError):
+        sound = False
+    if not sound:
         warn("PRL349", "%s was changed by hand: it is written anew from the cells' folders", path)
-        return
-    for cell in cells:
-        before, now = cell["score"], score_of_cell(cell["stage"], cell["name"])
-        if None not in (before, now) and before != now:
-            what = f"scored {before:.6g} when it ended and {now:.6g} now: its files were changed"
-            place = folder / "cells" / cell["stage"] / cell["name"]
-            raise RunFolderError(what, str(place), "delete this folder, and the same command trains the cell again")
+
+
+def check_scores(folder: Path, of: Literal["final", "best"], stages: Sequence[str]) -> None:
+    """Refuses cells whose files were changed since they ended, as far as their scores show it.
+
+    Args:
+        folder: Of the study.
+        of: Which adapter's.
+        stages: Whose cells' scores still count.
+
+    Raises:
+        RunFolderError: A cell scores otherwise than when it ended.
+    """
+    for name, before in noted_scores(folder).items():
+        for stage in stages:
+            place = folder / "cells" / stage / name
+            now = score_of(place, of)
+            if now is not None and now != before:
+                what = f"scored {before:.6g} when it ended and {now:.6g} now: its files were changed"
+                raise RunFolderError(what, str(place), TRAIN_AGAIN)
 
 
 def _hash_of(values: Mapping[str, Any]) -> str:

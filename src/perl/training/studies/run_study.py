@@ -3,27 +3,31 @@
 study.yaml -> plan -> cells with the seeds that choose -> a choice for each arm -> cells with the seeds that score
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perl.errors import PerlError
-from perl.training.studies.carry_out import Conduct, Ended, Hire, carry_out, crew
+from perl.training.studies.account import Account
+from perl.training.studies.carry_out import carry_out
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, at_baseline, cells_of
-from perl.training.studies.choose import Chosen, best_half, choose, reward_at, score_of
-from perl.training.studies.report import write_report
-from perl.training.studies.results import Row, StudyResult, check_results, read_chosen, write_chosen, write_results
+from perl.training.studies.choose import Chosen, better_share, choose, completions_of, reward_at
+from perl.training.studies.conduct import Conduct, Ended
+from perl.training.studies.crew import Hire, crew
+from perl.training.studies.report import count
+from perl.training.studies.results import (
+    Row,
+    StudyResult,
+    check_results,
+    check_scores,
+    read_chosen,
+    write_chosen,
+)
 from perl.training.studies.written_plan import Study, load_study, opened, step_of
 
 if TYPE_CHECKING:
     from perl.training.studies.shared_servers import Served
-
-# So often, at most, are results and report written while cells train.
-_WRITTEN_SECONDS = 120.0
-_TO_DO = "the same command begins it"
 
 
 def study(
@@ -49,60 +53,29 @@ def study(
         return _carried_out(planned, folder, digest)
 
 
-@dataclass
-class Account:
-    """What is known of a study so far, and its files.
-
-    Attributes:
-        ended: How cells have ended, by name.
-        finalists: Those that are scored, once that is known.
-    """
-
-    planned: Study
-    conduct: Conduct
-    result: StudyResult
-    ended: dict[str, Ended] = field(default_factory=dict)
-    finalists: list[Candidate] = field(default_factory=list)
-    _written: float = field(default_factory=time.monotonic)
-
-    def note(self, ended: Mapping[str, Ended]) -> None:
-        """Some have ended: now and then the files say so, for who looks at them while the study goes on."""
-        self.ended |= ended
-        if time.monotonic() - self._written >= _WRITTEN_SECONDS:
-            self.write()
-
-    def write(self) -> None:
-        """Writes results and report, as far as the study is done."""
-        seeds, tuned = self.planned.file.seeds, bool(self.planned.file.chosen)
-        choosing = cells_of(self.planned.candidates, seeds.choose, CHOOSES) if tuned else []
-        cells = [*choosing, *cells_of(self.finalists, seeds.score, SCORES)]
-        self.result.rows = [_row(self.planned, self.conduct, cell, self.ended) for cell in cells]
-        write_results(self.result)
-        write_report(self.planned, self.result)
-        self._written = time.monotonic()
-
-
 def _carried_out(planned: Study, folder: Path, digest: str) -> StudyResult:
-    check_results(folder, lambda stage, name: score_of(folder / "cells" / stage / name, planned.file.score))
+    tuned, seeds = bool(planned.file.chosen), planned.file.seeds
+    frozen = read_chosen(folder, digest) if tuned else None
+    check_results(folder)
+    check_scores(folder, planned.file.score, (CHOOSES, SCORES) if frozen is None else (SCORES,))
     some = _served(planned)
     conduct = conduct_of(planned, folder, some)
-    result, tuned = StudyResult(folder, digest), bool(planned.file.chosen)
-    frozen = read_chosen(folder, digest) if tuned else None
-    account = Account(planned, conduct, result, finalists=[] if tuned else list(planned.candidates))
+    result = StudyResult(folder, digest)
+    account = Account(planned, conduct, result, frozen, finalists=[] if tuned else list(planned.candidates))
     try:
         with crew(conduct, partial(_check_room, planned, some)) as hire:
             if tuned:
                 if frozen is None:
                     _choose(account, hire)
-                else:
-                    account.note({name: Ended(*how) for name, how in frozen["cells"].items()})
-                result.chosen = _chosen(planned, conduct, account.ended, frozen)
+                rows = account.choosing()
+                result.chosen = chosen_of(planned, conduct, rows)
+                _check_chosen(planned, result, rows)
                 if frozen is None:  # before anything is scored, so that no score can change the choice
-                    write_chosen(result, account.ended)
+                    write_chosen(result, rows)
                 account.finalists = finalists_of(planned, result.chosen)
-            carry_out(conduct, hire, cells_of(account.finalists, planned.file.seeds.score, SCORES), noted=account.note)
+            carry_out(conduct, hire, cells_of(account.finalists, seeds.score, SCORES), noted=account.note)
     finally:  # as far as it is done
-        account.write()
+        account.write(over=True)
     return result
 
 
@@ -122,41 +95,54 @@ def _check_room(planned: Study, some: "Sequence[Served]", folder: Path) -> None:
         check_room(planned, some, folder)
 
 
-def _check_ended(folder: Path, ended: Mapping[str, Ended]) -> None:
+def _check_ended(folder: Path, cells: Sequence[Cell], ended: Mapping[str, Ended]) -> None:
     """Refuses to choose while cells are left that ended for no reason of their own, or have not begun.
 
     Raises:
         PerlError: With how many.
     """
-    lost = [how.reason for how in ended.values() if how.status == "lost"]
+    lost = [how.reason for cell in cells if (how := ended.get(cell.name)) is not None and how.status == "lost"]
     if lost:
-        what = f"{len(lost)} cells that choose were lost twice, so nothing is chosen and scored: {lost[0]}"
+        what = f"{count(len(lost), 'cell')} lost twice while choosing, so nothing is chosen and scored: {lost[0]}"
         raise PerlError(what, str(folder), "the same command goes on with them")
-    waiting = [name for name, how in ended.items() if how.status in ("not begun", "interrupted")]
+    waiting = [
+        cell for cell in cells if ended.get(cell.name, Ended("not begun")).status in ("not begun", "interrupted")
+    ]
     if waiting:
-        what = f"{len(waiting)} cells that choose were not begun, so nothing is chosen and scored"
+        what = f"{count(len(waiting), 'cell')} not begun while choosing, so nothing is chosen and scored"
         raise PerlError(what, str(folder), "a larger budget, and the same command goes on")
 
 
-def _chosen(
-    planned: Study, conduct: Conduct, ended: Mapping[str, Ended], frozen: Mapping[str, Any] | None
-) -> dict[str, Chosen]:
-    """The choice of each arm, by cells that were trained to the end; as it was frozen, if it was."""
-    scores = {}
-    for cell in cells_of(planned.candidates, planned.file.seeds.choose, CHOOSES):
-        how = ended.get(cell.name)
-        score = score_of(conduct.run_of(cell), planned.file.score) if how is not None and how.status == "done" else None
-        if score is not None:
-            scores[cell.candidate.key, cell.seed] = score
-    found = {arm[0].title: choose(arm, scores, planned.file.seeds.choose, planned.completions) for arm in planned.arms}
-    if frozen is None:
-        return found
-    by_key = {one.key: one for one in planned.candidates}
-    keys = frozen["chosen"]
-    return {
-        title: replace(one, candidate=by_key[keys[title]] if keys.get(title) is not None else None)
-        for title, one in found.items()
+def _check_chosen(planned: Study, result: StudyResult, rows: Sequence[Row]) -> None:
+    """Refuses to go on with no choice at all, or none for what the others are held against.
+
+    Raises:
+        PerlError: With why the first cell has no score.
+    """
+    none = [title for title, one in result.chosen.items() if one.candidate is None]
+    if planned.baseline in none or len(none) == len(result.chosen):
+        of = planned.baseline if planned.baseline in none else "any arm"
+        reason = next((f": {row.name}: {row.reason}" for row in rows if row.arm in none and row.reason), "")
+        what = f"no candidate of {of} was trained to its end with every seed that chooses, so nothing is chosen{reason}"
+        raise PerlError(what, str(result.folder), "the same command tries its cells again")
+
+
+def chosen_of(planned: Study, conduct: Conduct, rows: Sequence[Row]) -> dict[str, Chosen]:
+    """The choice of each arm, by cells that were trained to the end.
+
+    Args:
+        planned: The study.
+        conduct: How its cells are carried out.
+        rows: Of the cells that choose.
+    """
+    seeds, score, temperature = planned.file.seeds.choose, planned.file.score, planned.recipes[0].eval.temperature
+    scores = {(Candidate(row.settings).key, row.seed): row.score for row in rows if row.score is not None}
+    drawn = {
+        cell.candidate.key: completions_of(conduct.run_of(cell))
+        for cell in cells_of(planned.candidates, seeds[:1], CHOOSES)
+        if score == "final" and temperature > 0
     }
+    return {arm[0].title: choose(arm, scores, seeds, drawn) for arm in planned.arms}
 
 
 def conduct_of(planned: Study, folder: Path, some: "Sequence[Served] | None" = None) -> Conduct:
@@ -209,7 +195,7 @@ def _choose(account: Account, hire: Hire) -> None:
 
     Args:
         account: Of the study; gets how each cell ended.
-        hire: As :func:`perl.training.studies.carry_out.crew` gives it.
+        hire: As :func:`perl.training.studies.crew.crew` gives it.
 
     Raises:
         PerlError: Some are left, by which another candidate might be chosen.
@@ -221,17 +207,19 @@ def _choose(account: Account, hire: Hire) -> None:
         cells = cells_of(left, seeds, CHOOSES)
         at = {cell.name: step_of(place, steps_of(planned, cell.candidate)) for cell in cells}
         carry_out(conduct, hire, cells, at, account.note)
-        _check_ended(conduct.folder, {cell.name: ended[cell.name] for cell in cells})
-        rewards = _rewards(conduct, left, seeds, at)
+        _check_ended(conduct.folder, cells, ended)
+        whole = [cell for cell in cells if ended[cell.name].status in ("paused", "done")]
+        rewards = _rewards(conduct, whole, len(seeds), at)
         arms = [[one for one in arm if one in left] for arm in planned.arms]
         keep = halving.keep if halving is not None else 1.0
-        kept = [one for arm in arms for one in best_half(arm, rewards, keep)]
-        for cell in cells:
-            if cell.candidate not in kept and ended[cell.name].status in ("paused", "done"):
+        kept = [one for arm in arms for one in better_share(arm, rewards, keep)]
+        for cell in whole:
+            if cell.candidate not in kept:
                 ended[cell.name] = Ended("ended early", f"not among the better {keep:.0%} at {place:.0%} of the steps")
         left = kept
-    carry_out(conduct, hire, cells_of(left, seeds, CHOOSES), noted=account.note)
-    _check_ended(conduct.folder, ended)
+    cells = cells_of(left, seeds, CHOOSES)
+    carry_out(conduct, hire, cells, noted=account.note)
+    _check_ended(conduct.folder, cells, ended)
 
 
 def steps_of(planned: Study, candidate: Candidate) -> int:
@@ -239,39 +227,18 @@ def steps_of(planned: Study, candidate: Candidate) -> int:
     return int(planned.recipe_of(candidate).train["max_steps"])
 
 
-def _rewards(
-    conduct: Conduct, some: Sequence[Candidate], seeds: Sequence[int], at: Mapping[str, int]
-) -> dict[str, float]:
-    """Mean reward of each candidate at a rung over the seeds; of one that failed with a seed, none."""
-    found = {}
-    for one in some:
-        each = [reward_at(conduct.run_of(cell), at[cell.name]) for cell in cells_of([one], seeds, CHOOSES)]
-        known = [reward for reward in each if reward is not None]
-        if len(known) == len(seeds):
-            found[one.key] = sum(known) / len(known)
-    return found
+def _rewards(conduct: Conduct, whole: Sequence[Cell], seeds: int, at: Mapping[str, int]) -> dict[str, float]:
+    """Mean reward of each candidate at a rung, by its key; of one that failed with a seed, none.
 
-
-def _in_hand(conduct: Conduct, cell: Cell) -> Ended:
-    """What is said of a cell that has not ended: whether it was begun."""
-    begun = conduct.run_of(cell).is_dir()
-    return Ended("begun" if begun else "not begun", "the same command goes on with it" if begun else _TO_DO)
-
-
-def _row(planned: Study, conduct: Conduct, cell: Cell, ended: Mapping[str, Ended]) -> Row:
-    how = ended.get(cell.name) or _in_hand(conduct, cell)
-    score = score_of(conduct.run_of(cell), planned.file.score) if how.status == "done" else None
-    reason = how.reason
-    if how.status == "done" and score is None:
-        reason = "it has no score"
-    return Row(
-        cell.name,
-        cell.candidate.title,
-        cell.candidate.settings,
-        cell.seed,
-        cell.stage,
-        how.status,
-        score,
-        reason,
-        conduct.command(cell),
-    )
+    Args:
+        conduct: How cells are carried out.
+        whole: Those that did not fail.
+        seeds: How many there are of each candidate.
+        at: The step of the rung, by cell.
+    """
+    each: dict[str, list[float]] = {}
+    for cell in whole:
+        reward = reward_at(conduct.run_of(cell), at[cell.name])
+        if reward is not None:
+            each.setdefault(cell.candidate.key, []).append(reward)
+    return {key: sum(found) / len(found) for key, found in each.items() if len(found) == seeds}

@@ -78,11 +78,13 @@ class StudyFile(Section):
     @field_validator("grid", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: object) -> object:
-        for block in [value] if isinstance(value, Mapping) else []:
-            for key, values in block.items():
-                if not isinstance(values, list):
-                    raise ValueError(f"{key} needs a list of values, as {key}: [{values}]")
-        return [value] if isinstance(value, Mapping) else value
+        blocks = [value] if isinstance(value, Mapping) else value
+        if not isinstance(blocks, list):
+            return blocks
+        for key, values in (one for block in blocks if isinstance(block, Mapping) for one in block.items()):
+            if not isinstance(values, list):
+                raise ValueError(f"{key} needs a list of values, as {key}: [{values}]")
+        return blocks
 
     @field_validator("grid")
     @classmethod

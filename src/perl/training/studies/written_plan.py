@@ -21,10 +21,10 @@ from filelock import FileLock, Timeout
 from perl.errors import Mistake, RecipeError, RunFolderError, did_you_mean, raise_all
 from perl.recipe import Recipe
 from perl.recipe.beside import folders_beside
-from perl.recipe.eval_section import FIRST_HELD_OUT
 from perl.recipe.layers import Layer
 from perl.run.files import sha256_of, write_text
 from perl.run.folder import installed_versions
+from perl.sandbox import is_sandbox
 from perl.training.checked_recipe import checked_recipe
 from perl.training.studies.cells import Candidate, as_overrides, at_baseline, candidates, canonical, cell_name, titled
 from perl.training.studies.study_file import StudyFile, read_study
@@ -59,12 +59,6 @@ class Study:
     def recipe_of(self, candidate: Candidate) -> Recipe:
         """The whole recipe of a candidate's cells, but for the seed."""
         return self.recipes[[one.key for one in self.candidates].index(candidate.key)]
-
-    @property
-    def completions(self) -> int:
-        """That each cell is scored by."""
-        evaluation = self.recipes[0].eval
-        return (evaluation.limit_of_heldout or FIRST_HELD_OUT) * evaluation.k
 
     @property
     def arms(self) -> list[list[Candidate]]:
@@ -113,7 +107,7 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     raise_all(RecipeError, list(_absent_mistakes(file, layer)))
-    mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes[0], layer)]
+    mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes, layer)]
     mistakes += [*_ray_mistakes(file, recipes, layer)]
     mistakes += [*_halving_mistakes(file, recipes, layer), *_name_mistakes(found, layer)]
     raise_all(RecipeError, mistakes)
@@ -153,17 +147,21 @@ def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer
         yield Mistake(f"is {what}", layer.where(("baseline",)), "name the settings of one of them")
 
 
-def _score_mistakes(file: StudyFile, recipe: Recipe, layer: Layer) -> list[Mistake]:
-    if not recipe.eval.enabled:
-        return [Mistake("cells are compared by their evaluation, and eval.enabled is false", layer.where(("recipe",)))]
-    if file.score == "best" and recipe.eval.every is None:
-        hint = "overrides: {eval.every: 20, eval.tasks: [...]}"
-        return [
-            Mistake(
-                "best: no adapter is kept as the best one, since eval.every is not set", layer.where(("score",)), hint
-            )
-        ]
+def _score_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> list[Mistake]:
+    where, first = layer.where(("recipe",)), recipes[0]
+    if any(not recipe.eval.enabled for recipe in recipes):
+        return [Mistake("cells are compared by their evaluation, and eval.enabled is false", where)]
+    if any(not (_holds_out(recipe) or recipe.eval.tasks) for recipe in recipes):
+        what = "nothing scores a cell: no problems are held out, and no tasks are named"
+        return [Mistake(what, where, "overrides: {data.eval: FILE}, or eval.tasks")]
+    if file.score == "best" and first.eval.every is None:
+        what = "best: no adapter is kept as the best one, since eval.every is not set"
+        return [Mistake(what, layer.where(("score",)), "overrides: {eval.every: 20, eval.tasks: [...]}")]
     return []
+
+
+def _holds_out(recipe: Recipe) -> bool:
+    return recipe.data.eval is not None or is_sandbox(recipe.data.train.name)
 
 
 def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
@@ -232,14 +230,17 @@ def _check_at_baseline(
 
 
 def _digests(recipes: Sequence[Recipe]) -> dict[str, str]:
-    """SHA-256 of the files that recipes name: problems, and modules of rewards beside a recipe or in this folder."""
+    """SHA-256 of the files that recipes name: problems, tasks, modules of rewards beside a recipe or in this folder."""
     named: set[str] = set()
     for recipe in recipes:
         named |= {source.name for source in (recipe.data.train, recipe.data.eval) if source is not None}
+        tasks = [task.name for task in recipe.eval.tasks]
+        named |= {one for task in tasks for one in (task, task.rpartition(":")[0])}
+        named |= {f"{recipe.eval.data}/{task}.jsonl" for task in tasks if recipe.eval.data}
         modules = [f"{name.partition(':')[0].replace('.', '/')}.py" for name in recipe.rewards if ":" in name]
         folders = [*folders_beside(recipe.written_at), "."]
         named |= {str(Path(folder) / module) for folder in folders for module in modules}
-    return {Path(name).name: sha256_of(Path(name)) for name in sorted(named) if Path(name).is_file()}
+    return {name: sha256_of(Path(name)) for name in sorted(named) if name and Path(name).is_file()}
 
 
 def plan_hash(plan: Mapping[str, Any]) -> str:
