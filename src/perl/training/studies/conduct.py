@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perl.recipe.sections import ModelSection
 from perl.run.logs import read_log
@@ -59,7 +59,7 @@ class Conduct:
     budget: float | None = None
     model: ModelSection | None = None
     alone: frozenset[str] = frozenset()
-    score: str = "final"
+    score: Literal["final", "best"] = "final"
     ray: str | None = None
     processes: int = 1
     on_cpu: bool = True

@@ -81,7 +81,7 @@ def _panel(panel: "Axes", arm: Arm, key: str) -> None:
     if best is not None and float(best.candidate.chosen[key]) in means:
         panel.plot(float(best.candidate.chosen[key]), means[float(best.candidate.chosen[key])], "o", color=_LINE)
     panel.set_xscale("log")
-    panel.set_title(arm.title, fontsize=9, color=_INK)
+    panel.set_title(_plain(arm.title), fontsize=9, color=_INK)
     panel.tick_params(labelsize=7, colors=_INK)
     panel.grid(alpha=0.25)
 
@@ -110,12 +110,17 @@ def _by_parameters(found: Findings, picture: Path) -> Path:
     return save_figure(figure, picture, dpi=130)
 
 
+def _plain(text: str) -> str:
+    """A text in which matplotlib finds no formula."""
+    return text.replace("$", r"\$")
+
+
 def _name(panel: "Axes", named: list[tuple[float, float, str]]) -> None:
     """Writes each point's name beside it, lower where another one would be written over, with a line to its point."""
     low, high = panel.get_xlim(), panel.get_ylim()
     panel.set_xlim(low)
     panel.set_ylim(high)  # or a name would widen them
-    figure = panel.figure
+    figure = panel.get_figure(root=True)
     assert figure is not None  # noqa: S101 (it was drawn)
     figure.draw_without_rendering()  # by which the axes get their size
     scale = 72 / figure.dpi
@@ -130,5 +135,5 @@ def _name(panel: "Axes", named: list[tuple[float, float, str]]) -> None:
         moved = abs(top - place - 2) > 1
         line = {"arrowstyle": "-", "color": _FAINT, "lw": 0.5, "shrinkA": 0, "shrinkB": 2} if moved else None
         panel.annotate(
-            title, (x, y), (7, top - place), textcoords="offset points", fontsize=7, color=_INK, arrowprops=line
+            _plain(title), (x, y), (7, top - place), textcoords="offset points", fontsize=7, color=_INK, arrowprops=line
         )
