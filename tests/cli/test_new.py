@@ -121,9 +121,8 @@ def test_five_questions_at_a_terminal_and_a_wrong_reply_is_asked_again(capsys, t
     typed(BASE, "absent.jsonl", "sums.jsonl", "anwser", "answer", "cpu", "mine.yaml")
     assert run(["new"], "perl") == EXIT_DONE
     printed = capsys.readouterr()
-    assert "no such file: absent.jsonl" in printed.err
+    assert f"error: no such file: absent.jsonl (in {Path.cwd()}: a path begins where the command runs)\n" in printed.err
     assert "error: the data has no column 'anwser' (did you mean answer?)\n" in printed.err
-    assert "error: no such file: absent.jsonl\n" in printed.err
     assert "The data has the columns problem, answer, id." in printed.out
     assert load_recipe("mine.yaml").data.train.columns.model_dump() == {"prompt": "problem", "answer": "answer"}
     typed()

@@ -106,5 +106,11 @@ def test_a_difference_of_the_smallest_size_is_shown_in_four_of_five_studies():
     generator = numpy.random.default_rng(4)
     differences = generator.normal(least, spread * math.sqrt(2), size=(STUDIES, seeds))
     shown = stats.ttest_1samp(differences, 0, axis=1).pvalue <= SMALL_P / tests
-    assert numpy.mean(shown) == pytest.approx(0.8, abs=0.06)
+    assert numpy.mean(shown) == pytest.approx(0.8, abs=0.03)
+    for seeds, tests in ((2, 5), (3, 1), (4, 2), (6, 5), (30, 1)):
+        beyond = stats.t.ppf(1 - SMALL_P / tests / 2, seeds - 1)
+        away = smallest_difference(1.0, seeds, tests)
+        chance = stats.nct.sf(beyond, seeds - 1, away) + stats.nct.cdf(-beyond, seeds - 1, away)
+        assert chance == pytest.approx(0.8, abs=1e-3)
+    seeds = 6
     assert least > smallest_difference(stderr, seeds) > smallest_difference(stderr, 30)

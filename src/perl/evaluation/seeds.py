@@ -20,6 +20,7 @@ from perl.evaluation.power import SHOWN_IN
 from perl.zoo.intervals import intervals
 
 _HALVINGS = 80
+_SQRT2 = math.sqrt(2)
 _LEVEL = 0.95
 _STUDIES = 2_000
 
@@ -104,13 +105,38 @@ def smallest_difference(stderr: float, seeds: int, tests: int = 1) -> float:
         seeds: At least two.
         tests: Differences that are looked at together: the level is that of Holm's first step, 0.05 / tests.
 
-    Source: Cohen 1988, "Statistical power analysis", chapter 2, with Student's quantiles in place of the normal ones; a
-        little too large for two or three seeds, whose own error varies.
+    The standard error is taken for the true one: what is estimated from few seeds may be far from it.
+
+    Source: Johnson and Welch 1940, Biometrika 31: the t of a study whose true difference is d standard errors is
+        noncentral, (Z + d) / S, with S the root of a chi-squared over its degrees of freedom.
     """
     freedom = seeds - 1
-    # One-sided at 80 % is two-sided at 60 %.
-    power = student_quantile(2 * SHOWN_IN - 1, freedom)
-    return stderr * (student_quantile(1 - SMALL_P / tests, freedom) + power)
+    shown_from = student_quantile(1 - SMALL_P / tests, freedom)
+    low, high = 0.0, 1.0
+    while _power(high, shown_from, freedom) < SHOWN_IN:
+        high *= 2
+    for _ in range(_HALVINGS // 2):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _power(middle, shown_from, freedom) >= SHOWN_IN else (middle, high)
+    return stderr * high
+
+
+def _power(away: float, shown_from: float, freedom: int) -> float:
+    """Chance that |t| is beyond a value where the true difference is so many standard errors away."""
+    root = numpy.linspace(0, 1 + 8 / math.sqrt(freedom), 801)[1:]
+    constant = math.log(2) + freedom / 2 * math.log(freedom / 2) - math.lgamma(freedom / 2)
+    density = numpy.exp(constant + (freedom - 1) * numpy.log(root) - freedom * root**2 / 2)
+    beyond = [
+        (math.erfc((shown_from * s - away) / _SQRT2) + math.erfc((shown_from * s + away) / _SQRT2)) / 2
+        for s in map(float, root)
+    ]
+    # S is close to normal but for one and two degrees of freedom, whose density does not vanish at 0.
+    return float(numpy.trapezoid(density * numpy.array(beyond), root)) + _below(root[0], freedom)
+
+
+def _below(root: float, freedom: int) -> float:
+    """Chance that S is below the first place that is looked at, where any difference is shown."""
+    return math.erf(root / _SQRT2) if freedom == 1 else 1 - math.exp(-(root**2)) if freedom == 2 else 0.0
 
 
 def student_within(t: float, freedom: int) -> float:

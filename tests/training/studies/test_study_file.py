@@ -63,7 +63,11 @@ def test_a_list_of_grids_has_the_cells_of_all(tmp_path):
         ("[4, 8]", "[4, 4]", "mine.yaml:3: grid: two cells are equal: lora, rank 4, learning rate 0.001"),
         ("[5, 6, 7]", "[5, 1]", "mine.yaml:7: seeds.score: [1] choose too"),
         ("[5, 6, 7]", "[]", "mine.yaml:7: seeds.score: needs 1 value or more, not []"),
-        ("[5, 6, 7]", "[5, -6]", "mine.yaml:7: seeds.score: a seed is 0 or more, not -6"),
+        ("[5, 6, 7]", "[5, -6]", "mine.yaml:7: seeds.score: a seed is 0 to 2^32 - 1, not -6"),
+        ("[5, 6, 7]", "[4294967296]", "mine.yaml:7: seeds.score: a seed is 0 to 2^32 - 1, not 4294967296"),
+        ("peft.rank: [4", "rank: [4", "mine.yaml:3: grid: rank is no key of a recipe: section.key, as in peft.method"),
+        ("peft.rank: [4", "pft.rank: [4", "mine.yaml:5: grid.pft.rank: unknown section"),
+        ("peft.rank: [4", "eval.k: [4", "mine.yaml:3: grid: eval.k: what cells are scored by is the same for all"),
         ("recipe: quickstart\n", "", "mine.yaml: recipe: is required"),
         ("[lora, ia3]", "lora", "mine.yaml:3: grid: peft.method needs a list of values, as peft.method: [lora]"),
         ("method: [l", "methd: [l", "mine.yaml:4: grid.peft.methd: unknown key (did you mean method?)"),
@@ -152,7 +156,7 @@ def test_the_baselines_settings_are_left_out_where_a_method_has_none_and_refused
 
 
 def test_names_tell_keys_of_one_last_part_apart_and_arms_do_not_depend_on_the_order_of_keys():
-    grid = [{"rollout.temperature": [0.5]}, {"eval.temperature": [0.5]}]
+    grid = [{"model.name": ["sandbox:base"]}, {"engine.name": ["local"]}]
     study = load_study({"recipe": "quickstart", "grid": grid, "seeds": {"score": [1]}})
     assert len({cell.name for cell in cells_of(study.candidates, [1], "score")}) == len(study.arms) == 2
     blocks = [

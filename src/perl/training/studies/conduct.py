@@ -106,7 +106,7 @@ def last_error(log: Path, begin: int = 0) -> str:
 
 def used(conduct: Conduct) -> float:
     """Core-seconds of all processes of cells that have ended."""
-    return sum(float(row["cpu"]) for row in usage_rows(conduct.folder))
+    return sum(float(row.get("cpu", 0)) for row in usage_rows(conduct.folder))
 
 
 def usage_rows(folder: Path) -> list[dict[str, Any]]:

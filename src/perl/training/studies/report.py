@@ -63,8 +63,8 @@ def cost_of(result: StudyResult) -> dict[str, float]:
     rows = usage_rows(result.folder)
     return {
         "processes": len(rows),
-        "core_seconds": round(sum(float(row["cpu"]) for row in rows), 1),
-        "seconds_one_after_the_other": round(sum(float(row["wall"]) for row in rows), 1),
+        "core_seconds": round(sum(float(row.get("cpu", 0)) for row in rows), 1),
+        "seconds_one_after_the_other": round(sum(float(row.get("wall", 0)) for row in rows), 1),
     }
 
 
@@ -202,7 +202,7 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     yield ""
     recipe = planned.recipes[0]
     base = in_markdown(recipe.model.name)
-    yield f"- One base ({base}), one recipe, the problems of its evaluation, {len(seeds)} seeds."
+    yield f"- One base ({base}), one recipe, the problems of its evaluation, {count(len(seeds), 'seed')}."
     if planned.file.chosen:
         yield "- The seeds that choose and those that score are asked the same problems: choices may suit these."
     if planned.file.score == "best":
@@ -263,7 +263,8 @@ def _cells(result: StudyResult) -> Iterator[str]:
     yield ""
     peaks: dict[str, float] = {}
     for used in usage_rows(result.folder):
-        peaks[used["name"]] = max(peaks.get(used["name"], 0.0), float(used["peak"]))
+        name = str(used.get("name"))
+        peaks[name] = max(peaks.get(name, 0.0), float(used.get("peak", 0)))
     rows = []
     for row in result.rows:
         peak = f"{peaks[row.name] / GIB:.2f}" if row.name in peaks else _DASH

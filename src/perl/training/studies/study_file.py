@@ -30,8 +30,9 @@ class Seeds(Section):
     def _check_apart(self) -> "Seeds":
         for key in ("choose", "score"):
             seeds = getattr(self, key)
-            if any(seed < 0 for seed in seeds):
-                raise SettingError(key, f"a seed is 0 or more, not {min(seeds)}")
+            wrong = [seed for seed in seeds if not 0 <= seed < 2**32]
+            if wrong:
+                raise SettingError(key, f"a seed is 0 to 2^32 - 1, not {wrong[0]}")
             if len(set(seeds)) < len(seeds):
                 raise SettingError(key, f"a seed stands twice: {sorted(s for s in set(seeds) if seeds.count(s) > 1)}")
         shared = sorted(set(self.choose) & set(self.score))
@@ -99,6 +100,12 @@ class StudyFile(Section):
     @model_validator(mode="after")
     def _check_keys(self) -> "StudyFile":
         known = self.varying
+        bare = [key for key in known if "." not in key and key != "algorithm"]
+        if bare:
+            raise SettingError("grid", f"{bare[0]} is no key of a recipe: section.key, as in peft.method")
+        scoring = [key for key in known if key.startswith(("eval.", "data.eval"))]
+        if scoring:
+            raise SettingError("grid", f"{scoring[0]}: what cells are scored by is the same for all: overrides has it")
         fixed_to = {f"{key}.{inner}" for key, one in self.overrides.items() if isinstance(one, dict) for inner in one}
         fixed_to |= set(self.overrides)
         both = sorted(known & fixed_to)
@@ -127,7 +134,7 @@ class StudyFile(Section):
     def chosen(self) -> tuple[str, ...]:
         """The keys that are chosen."""
         usual = TUNED if any(TUNED in block and len(block[TUNED]) > 1 for block in self.grid) else None
-        return tuple(self.tune) if self.tune is not None else ((usual,) if usual else ())
+        return tuple(dict.fromkeys(self.tune)) if self.tune is not None else ((usual,) if usual else ())
 
 
 def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer]:

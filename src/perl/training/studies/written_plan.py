@@ -125,8 +125,9 @@ def _located(mistake: Mistake, file: StudyFile, layer: Layer) -> Mistake:
         return mistake
     path: tuple[str, ...] = ("overrides", key)
     for number, block in enumerate(file.grid):
-        if key in block:
-            path = ("grid", key) if isinstance(layer.values.get("grid"), Mapping) else ("grid", str(number), key)
+        meant = next((one for one in block if one == key or one.startswith(f"{key}.")), None)
+        if meant is not None:
+            path = ("grid", meant) if isinstance(layer.values.get("grid"), Mapping) else ("grid", str(number), meant)
     return Mistake(mistake.message, layer.where(path), mistake.hint)
 
 
@@ -143,7 +144,12 @@ def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer
         return
     arms = {one.title for one in found if file.baseline.items() <= dict(one.arm).items()}
     if len(arms) != 1:
-        what = "none of the compared" if not arms else f"{len(arms)} of the compared: {'; '.join(sorted(arms)[:3])}"
+        some = "; ".join(list(dict.fromkeys(one.title for one in found))[:3])
+        what = (
+            f"none of the compared: {some}"
+            if not arms
+            else f"{len(arms)} of the compared: {'; '.join(sorted(arms)[:3])}"
+        )
         yield Mistake(f"is {what}", layer.where(("baseline",)), "name the settings of one of them")
 
 
