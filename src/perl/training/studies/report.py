@@ -80,7 +80,7 @@ def _asked(planned: Study, result: StudyResult) -> Iterator[str]:
     if file.chosen:
         choose, score = (", ".join(map(str, seeds)) for seeds in (file.seeds.choose, file.seeds.score))
         chosen = ", ".join(f"`{key}`" for key in file.chosen)
-        yield f"{chosen}: chosen for each arm with the seeds {choose}. That is scored with the seeds {score}."
+        yield f"{chosen}: chosen for each arm with the seeds {choose}, then scored with the seeds {score}."
     if file.halving is not None:
         places = ", ".join(f"{place:.0%}" for place in file.halving.at)
         yield f"While choosing, the better {file.halving.keep:.0%} of each arm went on after {places} of the steps."
