@@ -10,7 +10,7 @@ Pure functions.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -98,27 +98,21 @@ def paired_by_seed(reference: Mapping[int, float], other: Mapping[int, float]) -
 
 
 def smallest_difference(stderr: float, seeds: int, tests: int = 1) -> float:
-    """The smallest true difference, paired by seed, that is shown in about 80 of 100 studies.
+    """The smallest true difference, paired by seed, that is shown in 80 of 100 studies.
+
+    The standard error is taken for the true one: what is estimated from few seeds may be far from it.
 
     Args:
         stderr: Of the mean difference.
         seeds: At least two.
         tests: Differences that are looked at together: the level is that of Holm's first step, 0.05 / tests.
 
-    The standard error is taken for the true one: what is estimated from few seeds may be far from it.
-
     Source: Johnson and Welch 1940, Biometrika 31: the t of a study whose true difference is d standard errors is
         noncentral, (Z + d) / S, with S the root of a chi-squared over its degrees of freedom.
     """
     freedom = seeds - 1
     shown_from = student_quantile(1 - SMALL_P / tests, freedom)
-    low, high = 0.0, 1.0
-    while _power(high, shown_from, freedom) < SHOWN_IN:
-        high *= 2
-    for _ in range(_HALVINGS // 2):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _power(middle, shown_from, freedom) >= SHOWN_IN else (middle, high)
-    return stderr * high
+    return stderr * _least(lambda away: _power(away, shown_from, freedom), SHOWN_IN)
 
 
 def _power(away: float, shown_from: float, freedom: int) -> float:
@@ -130,7 +124,7 @@ def _power(away: float, shown_from: float, freedom: int) -> float:
         (math.erfc((shown_from * s - away) / _SQRT2) + math.erfc((shown_from * s + away) / _SQRT2)) / 2
         for s in map(float, root)
     ]
-    # S is close to normal but for one and two degrees of freedom, whose density does not vanish at 0.
+    # The places begin above 0, where the density of one and of two degrees of freedom does not vanish.
     return float(numpy.trapezoid(density * numpy.array(beyond), root)) + _below(root[0], freedom)
 
 
@@ -166,12 +160,17 @@ def student_quantile(level: float, freedom: int) -> float:
         level: Between 0 and 1.
         freedom: Degrees of freedom, at least 1.
     """
+    return _least(lambda t: student_within(t, freedom), level)
+
+
+def _least(grows: Callable[[float], float], level: float) -> float:
+    """The least number above 0 at which a function that grows has reached a level."""
     low, high = 0.0, 1.0
-    while student_within(high, freedom) < level:
+    while grows(high) < level:
         high *= 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if student_within(middle, freedom) >= level else (middle, high)
+        low, high = (low, middle) if grows(middle) >= level else (middle, high)
     return high
 
 

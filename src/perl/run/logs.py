@@ -5,6 +5,7 @@ rows -> file, a JSON object a line; file, text -> rows
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,10 +52,14 @@ def logged_step(line: bytes) -> float:
 
 
 def append_row(log: Path, row: Mapping[str, Any]) -> None:
-    """Adds a row to a log, as one line; what JSON has no number for is null."""
+    """Adds a row to a log, as one line, below a line that a kill has cut short; what JSON has no number for is null."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n")
+    with log.open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        whole = file.read() in (b"", b"\n")
+        line = json.dumps(_finite(row), ensure_ascii=False, default=_plain)
+        file.write(f"{'' if whole else chr(10)}{line}\n".encode())
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 (of a user's reward, or a library's number)

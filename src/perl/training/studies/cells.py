@@ -140,6 +140,11 @@ def titled(settings: Mapping[str, Any]) -> str:
     return ", ".join(_titled(key, value) for key, value in settings.items()) or "the recipe"
 
 
+def counted(number: int, of: str) -> str:
+    """``1 cell``, ``2 cells``."""
+    return f"{number} {of}{'' if number == 1 else 's'}"
+
+
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Settings as ``section.key=value``."""
     return [f"{key}={_flow(value)}" for key, value in flat(settings)]

@@ -13,7 +13,7 @@ from perl.errors import PerlError, RunFolderError
 from perl.evaluation.metrics import error_of_mean
 from perl.run.facts import RUN_FACTS, read_best
 from perl.run.folder import Run
-from perl.run.logs import log_rows
+from perl.run.logs import read_log
 from perl.training.studies.cells import Candidate
 
 # Steps whose mean reward says how far a cell is that was not scored yet.
@@ -76,10 +76,7 @@ def drawing_error(score: float, completions: int) -> float:
 
 def reward_at(folder: Path, step: int) -> float | None:
     """Mean reward of the last steps up to one, by which a cell that pauses there is judged; None: it has none."""
-    try:
-        rows = log_rows((folder / "metrics.jsonl").read_text(encoding="utf-8"))
-    except OSError:
-        return None
+    rows = read_log(folder / "metrics.jsonl")
     rewards = [float(row["reward"]) for row in rows if row.get("reward") is not None and int(row["step"]) <= step]
     last = rewards[-_LAST_STEPS:]
     return sum(last) / len(last) if last else None

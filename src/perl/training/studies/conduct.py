@@ -3,7 +3,6 @@
 cell -> command, run folder, log; DIR/usage.jsonl, DIR/scores.jsonl -> rows
 """
 
-import json
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perl.recipe.sections import ModelSection
-from perl.run.logs import read_log
+from perl.run.logs import append_row, read_log
 from perl.training.studies.cells import Cell
 
 GOES_ON = "the same command goes on with it"
@@ -116,7 +115,7 @@ def usage_rows(folder: Path) -> list[dict[str, Any]]:
 
 def add_usage(folder: Path, row: Mapping[str, Any]) -> None:
     """Notes what a process used that has ended; see :func:`usage_rows`."""
-    _add(folder / "usage.jsonl", row)
+    append_row(folder / "usage.jsonl", row)
 
 
 def noted_scores(folder: Path) -> dict[str, float]:
@@ -127,14 +126,4 @@ def noted_scores(folder: Path) -> dict[str, float]:
 def add_score(folder: Path, name: str, score: float) -> None:
     """Notes what a cell scored, unless that is noted."""
     if noted_scores(folder).get(name) != score:
-        _add(folder / "scores.jsonl", {"name": name, "score": score})
-
-
-def _add(path: Path, row: Mapping[str, Any]) -> None:
-    """Adds a line, below a line that a kill has cut short."""
-    with path.open("ab+") as file:
-        end = file.seek(0, 2)
-        if end:
-            file.seek(end - 1)
-        cut = b"" if not end or file.read() == b"\n" else b"\n"
-        file.write(cut + json.dumps(row).encode() + b"\n")
+        append_row(folder / "scores.jsonl", {"name": name, "score": score})

@@ -12,7 +12,7 @@ from perl.training.cost_time import Range
 from perl.training.hardware import GIB
 from perl.training.question import forecast_of
 from perl.training.stages import prepare
-from perl.training.studies.cells import Candidate
+from perl.training.studies.cells import Candidate, counted
 from perl.training.studies.written_plan import Study
 
 
@@ -76,7 +76,7 @@ def cost_lines(planned: Study) -> Iterator[str]:
     yield ""
     upper = "at most " if file.halving is not None or file.baseline else ""
     yield f"{upper}{cells} cells, {duration(low)} to {duration(high)} of training one after the other (derived)"
-    side = f"{file.at_once} at once, {file.threads} thread{'s' if file.threads > 1 else ''} each"
+    side = f"{file.at_once} at once, {counted(file.threads, 'thread')} each"
     together = max(cost.memory for cost in costs) * file.at_once
     shared = ", of which the base is held once where cells share it" if file.ray is None else " over all nodes"
     yield f"{side}: up to {together:.2f} GiB{shared}"

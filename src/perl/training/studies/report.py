@@ -19,7 +19,7 @@ from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table
 from perl.run.warned import warn
 from perl.training.hardware import GIB
-from perl.training.studies.cells import CHOOSES, SCORES, titled
+from perl.training.studies.cells import CHOOSES, SCORES, counted, titled
 from perl.training.studies.choose import completions_of
 from perl.training.studies.conduct import usage_rows
 from perl.training.studies.findings import Arm, Findings, Scored, findings
@@ -108,7 +108,7 @@ def _best(found: Findings) -> Iterator[str]:
         "Scores in percent, mean ± standard error over seeds. "
         f"Differences to {in_markdown(found.reference)} ({how}) are "
         f"paired by seed, with Student's 95 % interval; p is of the paired t test, corrected by Holm for "
-        f"{count(found.tests, 'difference')}. Detectable: the smallest true difference that 80 of 100 such "
+        f"{counted(found.tests, 'difference')}. Detectable: the smallest true difference that 80 of 100 such "
         "studies would show."
     )
     if any(arm.best is not None and not _has_interval(arm.best) and arm.title != found.reference for arm in found.arms):
@@ -133,11 +133,6 @@ def _at_baseline(found: Findings) -> Iterator[str]:
 
 def _has_interval(scored: Scored) -> bool:
     return scored.difference is not None and scored.difference.stderr > 0
-
-
-def count(number: int, of: str) -> str:
-    """``1 cell``, ``2 cells``."""
-    return f"{number} {of}{'' if number == 1 else 's'}"
 
 
 def _head(found: Findings) -> list[str]:
@@ -202,7 +197,7 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     yield ""
     recipe = planned.recipes[0]
     base = in_markdown(recipe.model.name)
-    yield f"- One base ({base}), one recipe, the problems of its evaluation, {count(len(seeds), 'seed')}."
+    yield f"- One base ({base}), one recipe, the problems of its evaluation, {counted(len(seeds), 'seed')}."
     if planned.file.chosen:
         yield "- The seeds that choose and those that score are asked the same problems: choices may suit these."
     if planned.file.score == "best":
@@ -227,7 +222,7 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     choosing = sum(row.stage == CHOOSES and row.status == "failed" for row in failed)
     if choosing and result.chosen:
         yield (
-            f"- {count(choosing, 'cell')} failed while choosing: the choice was made without them. It stays made in "
+            f"- {counted(choosing, 'cell')} failed while choosing: the choice was made without them. It stays made in "
             "this folder; another --output begins anew."
         )
     yield f"- Cells that failed or have not ended: {len(failed) or 'none'}."

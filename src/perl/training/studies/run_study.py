@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from perl.errors import PerlError
 from perl.training.studies.account import Account
 from perl.training.studies.carry_out import carry_out
-from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, at_baseline, cells_of
+from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, at_baseline, cells_of, counted
 from perl.training.studies.choose import Chosen, better_share, choose, completions_of, reward_at
 from perl.training.studies.conduct import Conduct, Ended
 from perl.training.studies.crew import Hire, crew
-from perl.training.studies.report import count
 from perl.training.studies.results import (
     Row,
     StudyResult,
@@ -103,13 +102,13 @@ def _check_ended(folder: Path, cells: Sequence[Cell], ended: Mapping[str, Ended]
     """
     lost = [how.reason for cell in cells if (how := ended.get(cell.name)) is not None and how.status == "lost"]
     if lost:
-        what = f"{count(len(lost), 'cell')} lost twice while choosing, so nothing is chosen and scored: {lost[0]}"
+        what = f"{counted(len(lost), 'cell')} lost twice while choosing, so nothing is chosen and scored: {lost[0]}"
         raise PerlError(what, str(folder), "the same command goes on with them")
     waiting = [
         cell for cell in cells if ended.get(cell.name, Ended("not begun")).status in ("not begun", "interrupted")
     ]
     if waiting:
-        what = f"{count(len(waiting), 'cell')} not begun while choosing, so nothing is chosen and scored"
+        what = f"{counted(len(waiting), 'cell')} not begun while choosing, so nothing is chosen and scored"
         raise PerlError(what, str(folder), "a larger budget, and the same command goes on")
 
 

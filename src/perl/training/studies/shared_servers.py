@@ -12,7 +12,7 @@ from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.vllm.adapter_room import AdapterRoom, adapter_rooms
 from perl.rollouts.vllm.http import LORA_FLAGS
 from perl.training.stages import prepare
-from perl.training.studies.cells import Candidate
+from perl.training.studies.cells import Candidate, counted
 from perl.training.studies.written_plan import Study
 
 
@@ -112,7 +112,7 @@ def _too_small(planned: Study, group: Sequence[Served], room: AdapterRoom) -> It
     if cells > 1 and room.adapters is not None and room.adapters < each * cells:
         fit = room.adapters // each
         hint = f"start it with --max-loras {each * cells}" + (f", or at_once: {fit}" if fit else "")
-        what = f"{room.url} has room for {_adapters(room.adapters)} at a time, and {cells} cells at once need"
+        what = f"{room.url} has room for {counted(room.adapters, 'adapter')} at a time, and {cells} cells at once need"
         yield Mistake(f"{what} {each * cells}", where(("at_once",)), hint)
     ranks = {one.candidate.title: one.rank for one in group if one.rank is not None}
     if room.rank is not None and room.rank < max(ranks.values()):
@@ -126,7 +126,3 @@ def _most_cells(planned: Study) -> int:
     seeds, file = planned.file.seeds, planned.file
     finalists = 2 * len(planned.arms) if file.chosen else len(planned.candidates)
     return max(len(planned.candidates) * len(seeds.choose), finalists * len(seeds.score))
-
-
-def _adapters(count: int) -> str:
-    return f"{count} adapter{'s' if count > 1 else ''}"

@@ -24,7 +24,7 @@ from perl.recipe.beside import folders_beside
 from perl.recipe.layers import Layer
 from perl.run.files import sha256_of, write_text
 from perl.run.folder import installed_versions
-from perl.sandbox import is_sandbox
+from perl.sandbox import held_out
 from perl.training.checked_recipe import checked_recipe
 from perl.training.studies.cells import Candidate, as_overrides, at_baseline, candidates, canonical, cell_name, titled
 from perl.training.studies.study_file import StudyFile, read_study
@@ -144,30 +144,25 @@ def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer
         return
     arms = {one.title for one in found if file.baseline.items() <= dict(one.arm).items()}
     if len(arms) != 1:
-        some = "; ".join(list(dict.fromkeys(one.title for one in found))[:3])
-        what = (
-            f"none of the compared: {some}"
-            if not arms
-            else f"{len(arms)} of the compared: {'; '.join(sorted(arms)[:3])}"
+        some = "; ".join(sorted(arms or {one.title for one in found})[:3])
+        yield Mistake(
+            f"is {len(arms) or 'none'} of the compared: {some}",
+            layer.where(("baseline",)),
+            "name the settings of one of them",
         )
-        yield Mistake(f"is {what}", layer.where(("baseline",)), "name the settings of one of them")
 
 
 def _score_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> list[Mistake]:
     where, first = layer.where(("recipe",)), recipes[0]
     if any(not recipe.eval.enabled for recipe in recipes):
         return [Mistake("cells are compared by their evaluation, and eval.enabled is false", where)]
-    if any(not (_holds_out(recipe) or recipe.eval.tasks) for recipe in recipes):
+    if any(not (held_out(recipe.data) or recipe.eval.tasks) for recipe in recipes):
         what = "nothing scores a cell: no problems are held out, and no tasks are named"
         return [Mistake(what, where, "overrides: {data.eval: FILE}, or eval.tasks")]
     if file.score == "best" and first.eval.every is None:
         what = "best: no adapter is kept as the best one, since eval.every is not set"
         return [Mistake(what, layer.where(("score",)), "overrides: {eval.every: 20, eval.tasks: [...]}")]
     return []
-
-
-def _holds_out(recipe: Recipe) -> bool:
-    return recipe.data.eval is not None or is_sandbox(recipe.data.train.name)
 
 
 def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
