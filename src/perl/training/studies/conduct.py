@@ -120,7 +120,8 @@ def add_usage(folder: Path, row: Mapping[str, Any]) -> None:
 
 def noted_scores(folder: Path) -> dict[str, float]:
     """What each cell scored when it ended, by name; of one that was scored again, what it scored then."""
-    return {row["name"]: float(row["score"]) for row in read_log(folder / "scores.jsonl")}
+    rows = read_log(folder / "scores.jsonl")
+    return {str(row.get("name")): row["score"] for row in rows if isinstance(row.get("score"), int | float)}
 
 
 def add_score(folder: Path, name: str, score: float) -> None:

@@ -166,7 +166,7 @@ def check_scores(folder: Path, of: Literal["final", "best"], stages: Sequence[st
             place = folder / "cells" / stage / name
             now = score_of(place, of)
             if now is not None and now != before:
-                what = f"scored {before:.6g} when it ended and {now:.6g} now: its files were changed"
+                what = f"scored {before:.6g} when it ended and {now:.6g} now: its files, or scores.jsonl, were changed"
                 raise RunFolderError(what, str(place), TRAIN_AGAIN)
 
 
