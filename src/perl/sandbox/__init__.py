@@ -8,13 +8,9 @@ Such a name is accepted wherever the name of a model or of a data set is.
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from perl.errors import DataError, ModelError, did_you_mean
 from perl.sandbox.tasks import HELDOUT_COUNT, TASKS, TRAIN_COUNT, Problem, Split, problems
-
-if TYPE_CHECKING:
-    from perl.recipe.sections import DataSection, DataSource
 
 PREFIX = "sandbox:"
 BASE_NAME = "sandbox:base"
@@ -26,11 +22,6 @@ MODELS: Mapping[str, Path] = MappingProxyType({BASE_NAME: BASE_FOLDER, COPYIST_N
 def is_sandbox(name: str) -> bool:
     """Whether the name of a model or data set starts with ``sandbox:``."""
     return name.startswith(PREFIX)
-
-
-def held_out(section: "DataSection") -> "DataSource | None":
-    """Where a recipe's held-out problems come from; None: it holds none out."""
-    return section.eval or (section.train if is_sandbox(section.train.name) else None)
 
 
 def model_folder(name: str) -> Path:

@@ -24,7 +24,6 @@ from perl.recipe.beside import folders_beside
 from perl.recipe.layers import Layer
 from perl.run.files import sha256_of, write_text
 from perl.run.folder import installed_versions
-from perl.sandbox import held_out
 from perl.training.checked_recipe import checked_recipe
 from perl.training.studies.cells import Candidate, as_overrides, at_baseline, candidates, canonical, cell_name, titled
 from perl.training.studies.study_file import StudyFile, read_study
@@ -153,10 +152,12 @@ def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer
 
 
 def _score_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> list[Mistake]:
+    from perl.data import heldout_name
+
     where, first = layer.where(("recipe",)), recipes[0]
     if any(not recipe.eval.enabled for recipe in recipes):
         return [Mistake("cells are compared by their evaluation, and eval.enabled is false", where)]
-    if any(not (held_out(recipe.data) or recipe.eval.tasks) for recipe in recipes):
+    if any(not (heldout_name(recipe.data) or recipe.eval.tasks) for recipe in recipes):
         what = "nothing scores a cell: no problems are held out, and no tasks are named"
         return [Mistake(what, where, "overrides: {data.eval: FILE}, or eval.tasks")]
     if file.score == "best" and first.eval.every is None:
