@@ -288,6 +288,6 @@ def test_a_mistake_in_the_recipe_or_its_data_is_one_line(perl_command):
         (line,) = result.stderr.splitlines()
         assert line.startswith("error: ")
         assert words in line, arguments
-    wrong_use = (("try",), ("try", "7"), ("try", "7", "8", "9"), ("try", "7", "8", "--yaml"))
+    wrong_use = (("try",), ("try", "7"), ("try", "7", "8", "9"), ("try", "7", "8", "--yaml"), ("try", "7", "--jsn"))
     for arguments in (*wrong_use, ("check", "quickstart", "--n", "0")):
         assert CliRunner().invoke(command, arguments).exit_code == 2, arguments

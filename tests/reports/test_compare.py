@@ -239,6 +239,11 @@ def test_which_runs_are_meant(study, tmp_path):
     assert "no such folder (did you mean high?)" in first
     assert "grpo-*: matches nothing (in" in second
     assert f"(there is no folder {tmp_path / 'no'})" in third
+    for wrong in (3, [None], [study, 3.5]):
+        with pytest.raises(RunFolderError, match=r"perl\.compare\(runs\): must be a run or its folder, not "):
+            perl.compare(wrong)
+    with pytest.raises(RunFolderError, match=r"perl\.compare\(to\): must be a run or its folder, not 3"):
+        perl.compare(study, to=3)
     with pytest.raises(RunFolderError, match="holds no run"):
         find_runs([tmp_path / "empty"])
 

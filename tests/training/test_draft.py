@@ -213,6 +213,20 @@ def test_data_is_checked_as_a_recipes_is(data, said):
 
 
 @pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"output": 3}, "output: must be a file, not 3"),
+        ({"reward": 3}, "reward: must be the name of a reward, not 3"),
+        ({"reward": ["accuracy", None]}, "reward: must be the name of a reward, not None"),
+    ],
+)
+def test_what_is_no_file_and_no_name_is_refused(wrong, said):
+    with pytest.raises(PerlError) as found:
+        perl.new_recipe(str(BASE_FOLDER), "sandbox:addition", gpu="cpu", **wrong)
+    assert str(found.value).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("question", "answer"),
     [
         ("a\x85b", "c\\d\x85e"),

@@ -77,8 +77,9 @@ def command() -> None:
     """Try the accuracy reward on one answer, or a recipe's rewards on the gold answers of its data."""
 
 
-@command.command("try", short_help="Compare one completion with a gold answer.",
-                 context_settings={"ignore_unknown_options": True})  # fmt: skip
+@command.command(
+    "try", short_help="Compare one completion with a gold answer.", context_settings={"ignore_unknown_options": True}
+)  # fmt: skip (an answer may be -12)
 @click.argument("gold")
 @click.argument("completion")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
@@ -90,6 +91,9 @@ def try_completion(*, gold: str, completion: str, as_json: bool) -> None:
     from perl.rewards.answers import gold_answer
     from perl.rewards.verifier import check
 
+    for given in (gold, completion):
+        if given.startswith("--") and given[2:3].isalpha():
+            raise click.NoSuchOption(given, possibilities=["--json"])
     if completion == "-":
         completion = sys.stdin.buffer.read().decode(errors="replace")
     verdict = check(gold, completion)

@@ -47,4 +47,4 @@ def command(study: Path, output: Path | None, *, new_plan: bool, dry_run: bool, 
     result = carry_out(study, output, new_plan=new_plan)
     if not quiet:
         say("\n".join(result.lines()))
-    return EXIT_FAILED if result.failed else EXIT_DONE
+    return EXIT_FAILED if result.unfinished else EXIT_DONE

@@ -100,7 +100,7 @@ def new_recipe(
     path = None if output is None else check_output(output, force=force)
     _find_rewards_beside(path)
     device = device_named(None if gpu is None else str(gpu))
-    names = (reward,) if isinstance(reward, str) else tuple(reward)
+    names = _names_of(reward)
     sources = sources_of(data)
     train = with_columns(sources["train"], prompt, answer, judged=_judged(names))
     held_out = held_out_of(train, sources.get("eval"))
@@ -115,12 +115,22 @@ def new_recipe(
     return NewRecipe(text, plan.recipe, path, summary)
 
 
+def _names_of(reward: str | Sequence[str]) -> tuple[str, ...]:
+    names = (reward,) if isinstance(reward, str) or not isinstance(reward, Sequence) else tuple(reward)
+    for name in names:
+        if not isinstance(name, str):
+            raise PerlError(f"must be the name of a reward, not {name!r:.60}", "reward", "package.module:function")
+    return names
+
+
 def check_output(output: str | Path, *, force: bool) -> Path:
     """Where a recipe may be written.
 
     Raises:
         PerlError: The file is there, its folder is not, or it would not be found as a recipe.
     """
+    if not isinstance(output, str | os.PathLike):
+        raise PerlError(f"must be a file, not {output!r:.60}", "output")
     path = Path(output).expanduser()
     if path.suffix not in _RECIPE_SUFFIXES:
         raise PerlError("a recipe's file ends in .yaml", str(output), f"{output}.yaml")

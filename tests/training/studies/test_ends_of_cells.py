@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import perl
+from perl.cli.study import command
 from perl.errors import InterruptedRunError, PerlError, RecipeError
 from perl.training.studies import account, run_study
 from perl.training.studies.carry_out import carry_out
@@ -195,6 +196,17 @@ def test_nothing_is_chosen_while_a_cell_that_chooses_is_lost_or_the_budget_is_us
     assert rows_of(tmp_path)[1]["reason"] == "the budget was used up"
     result = studied(Pretending(), halving=halving, budget=500.0)
     assert [row.score for row in result.rows if row.stage == "score"] == pytest.approx([0.25, 0.25])
+
+
+@pytest.mark.parametrize(("budget", "scored", "code"), [(500.0, 2, 0), (5.0, 1, 1)])
+def test_a_study_whose_budget_left_cells_out_does_not_end_as_done(studied, tmp_path, capsys, budget, scored, code):
+    studied(Pretending(), budget=500.0, seeds={"choose": [0], "score": [3]})  # sets the stand-in
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({**STUDY, "budget": budget}))
+    assert command([str(file), "--output", str(tmp_path / "told")], standalone_mode=False) == code
+    rows = json.loads((tmp_path / "told" / "results.json").read_text())["cells"]
+    assert sum(row["score"] is not None for row in rows if row["stage"] == "score") == scored
+    assert capsys.readouterr().out.count("not begun: ") == 2 - scored
 
 
 def test_with_no_candidate_left_nothing_is_chosen_and_the_same_command_tries_again(studied, tmp_path):

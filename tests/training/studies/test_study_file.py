@@ -109,6 +109,12 @@ def test_mistakes_are_one_line_with_file_and_key(tmp_path, monkeypatch, before, 
     assert any(str(mistake).startswith(line) for mistake in raised.value.mistakes), str(raised.value)
 
 
+@pytest.mark.parametrize("source", [3, None, b"mine.yaml", ["mine.yaml"]])
+def test_what_is_neither_a_file_nor_a_mapping_is_no_study(source):
+    with pytest.raises(RecipeError, match=r"perl\.study\(source\): must be a file or a mapping, not "):
+        load_study(source)
+
+
 def test_another_plan_over_results_is_refused_and_kept_beside_if_asked(tmp_path):
     study, folder = load_study(written(tmp_path)), tmp_path / "out"
     with opened(study, folder) as first:

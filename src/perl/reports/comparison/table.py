@@ -127,10 +127,17 @@ def compare(
         ``perl.compare("runs/*", to="runs/lora")``
     """
     many: Sequence[Any] = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
-    folders, left_out = find_runs([getattr(run, "path", run) for run in many])
+    folders, left_out = find_runs([_folder_of(run, "runs") for run in many])
     logs, unreadable = _read(folders)
-    compared = compare_runs(logs, to=None if to is None else str(getattr(to, "path", to)), score=score)
+    compared = compare_runs(logs, to=None if to is None else str(_folder_of(to, "to")), score=score)
     return ComparedRuns(compared, (*notes_of(compared), *left_out, *unreadable))
+
+
+def _folder_of(run: "str | PathLike[str] | Run", argument: str) -> str | PathLike[str]:
+    folder = getattr(run, "path", run)
+    if not isinstance(folder, str | PathLike):
+        raise RunFolderError(f"must be a run or its folder, not {run!r:.60}", f"perl.compare({argument})")
+    return folder
 
 
 def _read(folders: Sequence[Path]) -> tuple[list[RunLog], list[str]]:

@@ -20,6 +20,7 @@ from perl.training.studies.choose import TRAIN_AGAIN, Chosen, score_of
 from perl.training.studies.conduct import noted_scores
 
 _RESULTS, _CHOSEN = "results.json", "chosen.json"
+_ENDED = ("done", "ended early")  # as the plan has it
 _PUT_BACK = "put back what was there, or another --output"
 
 
@@ -75,14 +76,14 @@ class StudyResult:
             table.append([title, mean, f"{len(scores[title])}/{len(asked[title])}"])
         yield from plain_table(table)
         for row in self.rows:
-            if row.status not in ("done", "ended early"):
+            if row.status not in _ENDED:
                 yield f"{row.status}: {row.name}: {row.reason}"
         yield f"results  {self.folder / 'results.json'}"
 
     @property
-    def failed(self) -> list[Row]:
-        """The cells that failed or were lost."""
-        return [row for row in self.rows if row.status in ("failed", "lost")]
+    def unfinished(self) -> list[Row]:
+        """The cells without a result: those that failed, were lost, or that a used-up budget left out."""
+        return [row for row in self.rows if row.status not in _ENDED]
 
 
 def write_chosen(result: StudyResult, choosing: Sequence[Row]) -> None:

@@ -5,6 +5,7 @@ study.yaml -> StudyFile
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,6 +147,8 @@ def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer
     Raises:
         RecipeError: With every mistake of the file; the recipe is not read yet.
     """
+    if not isinstance(source, str | PathLike | Mapping):
+        raise RecipeError(f"must be a file or a mapping, not {source!r:.60}", "perl.study(source)")
     layer = layer_of_mapping(source) if isinstance(source, Mapping) else _read(Path(source))
     try:
         return StudyFile(**layer.values), layer
