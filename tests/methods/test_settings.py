@@ -119,6 +119,16 @@ def test_what_an_earlier_recipe_wrote_for_its_own_method_is_nobodys_mistake(tmp_
     assert (kept.rank, kept.alpha) == (8, 16)  # of a method that has them
 
 
+def test_a_training_that_is_too_short_for_the_method_is_refused_before_a_model_is_loaded():
+    with pytest.raises(RecipeError, match=r"train\.max_steps: adalora needs 2 optimizer steps or more"):
+        load_recipe("quickstart", ["peft.method=adalora", "train.max_steps=1"], [method_mistakes])
+    assert load_recipe("quickstart", ["peft.method=adalora", "train.max_steps=2"], [method_mistakes]).train[
+        "max_steps"
+    ] == pytest.approx(2)
+    continued = ["train.max_steps=1", "peft.adapter=mine", "peft.method=adalora", "peft.rank=null"]
+    assert load_recipe("quickstart", continued, [method_mistakes]).peft.adapter == "mine"
+
+
 @pytest.mark.parametrize(
     ("further", "path"), [({"kwargs": {"r": 4}}, "kwargs"), ({"adapter": "folder/adapter"}, "adapter")]
 )

@@ -16,12 +16,13 @@ from peft.tuners.adalora.layer import AdaLoraLayer
 
 from perl.errors import RecipeError
 from perl.methods.hooks import Hooks
+from perl.methods.registry import METHODS
 
 # Shares of training before the first rank is taken away and after the last one was (the paper: 5 to 20 % and 20 to
 # 50 %, depending on the task), and the steps between two allocations.
 _WARM_UP, _FINAL = 0.1, 0.3
 _ALLOCATIONS = 100
-_FEWEST_STEPS = 2
+_FEWEST_STEPS = METHODS["adalora"].fewest_steps
 _FACTORS = ("lora_A", "lora_B", "lora_E")
 _SMOOTHED = ("ipt", "exp_avg_ipt", "exp_avg_unc")
 LAYER = AdaLoraLayer

@@ -78,6 +78,7 @@ class Method:
         widens_nf4: Whether PEFT's layers over bitsandbytes' answer in float32 to half precision, which the model's next
             layer refuses: plain PEFT needs such a base in float32.
         derived: Settings -> arguments of the config that follow from them; None: none do.
+        fewest_steps: Optimizer steps that a training needs.
         hooks: Module with what it does while it trains and is saved (``methods/hooks.py``); empty: nothing.
     """
 
@@ -100,6 +101,7 @@ class Method:
     reads_weights: Literal["", "numbers", "shape", "type"] = ""
     widens_nf4: bool = False
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    fewest_steps: int = 1
     hooks: str = ""
 
     @property
@@ -142,13 +144,8 @@ class Method:
     def sync(self) -> str:
         """What an engine needs to be given after each step."""
         rank = "" if self.delta_rank == "rank" else f" (rank {self.delta_rank})"
-        return {
-            "lora": f"adapter{rank}",
-            "low_rank": f"adapter{rank}",
-            "full": "merged targets",
-            "norms": "norms",
-            "weights": "all weights",
-        }[self.delta]
+        others = {"full": "merged targets", "norms": "norms", "weights": "all weights"}
+        return others.get(self.delta, f"adapter{rank}")
 
     def update_rank(self, config: Any) -> int | None:  # noqa: ANN401 (PEFT's config of any method)
         """The largest rank of a layer's update, known without the model's weights.
@@ -248,6 +245,7 @@ _ROWS = (
         delta="low_rank",
         rate=20.0,
         derived=_rank_budget,
+        fewest_steps=2,  # one that measures what ranks are worth, and one that moves them
         hooks="perl.methods.adalora",
     ),
     _lora(

@@ -86,7 +86,20 @@ def method_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], 
     if not method.config and (section.kwargs or section.adapter):
         what = "kwargs" if section.kwargs else "adapter"
         found.append((("peft", what), Mistake("method full trains the model itself, without an adapter")))
-    return found + _continued_mistakes(section, method)
+    return [
+        *found,
+        *_continued_mistakes(section, method),
+        *_length_mistakes(section, method, sections.get("train", {})),
+    ]
+
+
+def _length_mistakes(
+    section: PeftSection, method: Method, train: Mapping[str, Any]
+) -> list[tuple[tuple[str, ...], Mistake]]:
+    """A training that is too short for the method; an adapter that is continued may have its ranks already."""
+    if section.adapter or train.get("max_steps", method.fewest_steps) >= method.fewest_steps:
+        return []
+    return [(("train", "max_steps"), Mistake(f"{method.name} needs {method.fewest_steps} optimizer steps or more"))]
 
 
 def _continued_mistakes(section: PeftSection, method: Method) -> list[tuple[tuple[str, ...], Mistake]]:
