@@ -2,20 +2,23 @@
 
 import collections
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import perl
-from perl.errors import PerlError
+from perl.errors import PerlError, RunFolderError
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
+from perl.hub.card.candidate import find_candidate, identity_mistakes
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe import load_recipe
-from perl.run.folder import sha256_of
+from perl.run.folder import Run, sha256_of
 from perl.sandbox import load_problems
 from perl.training.stages import prepare, read_recipe
+from perl.training.studies.choose import score_of
 
 QUESTIONS = 32
 TASKS = {"tasks": [{"name": "sandbox:chain", "limit": None}], "k": 2, "limit": 6, "max_completion_length": 24}
@@ -97,7 +100,33 @@ def test_the_best_adapter_is_kept_with_its_score(run):
     scores = {row["step"]: row["eval/sandbox:chain/avg@2"] for row in rows_of(run) if "eval/sandbox:chain/avg@2" in row}
     assert best["value"] == pytest.approx(max(scores.values()))
     assert scores[best["step"]] == pytest.approx(best["value"])
+    assert best["sha256"] == sha256_of(run.path / "best" / "adapter" / WEIGHTS)
     assert find_adapter(str(run.path / "best" / "adapter"), "sandbox:base").config.r == 2
+
+
+def test_another_best_adapter_or_score_than_the_run_kept_is_refused(run, tmp_path):
+    copied = Run.read(shutil.copytree(run.path, tmp_path / "run"))
+    record, weights = copied.path / "best" / "best.json", copied.path / "best" / "adapter" / WEIGHTS
+    best = json.loads(record.read_text())
+    assert identity_mistakes(find_candidate(copied, "best")) == []
+    assert score_of(copied.path, "best") == pytest.approx(best["value"])
+    metrics = {**best["metrics"], "eval/sandbox:chain/avg@2": 0.99}
+    other = 4 if best["step"] == 2 else 2
+    for changed, said in (
+        ({"value": 0.99}, "value is not the sandbox:chain/avg@2 of its own metrics"),
+        ({"value": 0.99, "metrics": metrics}, f"differ in the scores of step {best['step']}"),
+        ({"step": other}, f"differ in the scores of step {other}"),
+        ({"step": 3}, "differ in the scores of step 3"),
+    ):
+        record.write_text(json.dumps({**best, **changed}))
+        (mistake,) = identity_mistakes(find_candidate(copied, "best"))
+        assert said in str(mistake)
+        with pytest.raises(RunFolderError, match=said):
+            score_of(copied.path, "best")
+    record.write_text(json.dumps(best))
+    weights.write_bytes((run.adapter / WEIGHTS).read_bytes() if best["step"] == 2 else b"of another run")
+    (mistake,) = identity_mistakes(find_candidate(copied, "best"))
+    assert f"the run trained {best['sha256'][:12]}: it was changed since" in str(mistake)
 
 
 @pytest.fixture(scope="module")

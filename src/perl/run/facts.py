@@ -5,7 +5,10 @@ text -> facts, or what is wrong with them
 Whatever is wrong is a ``ValueError`` of one line. What is absent is not looked at: a run that was stopped knows less.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -72,6 +75,8 @@ class _Best(BaseModel):
     step: int = Field(ge=0)
     metric: str
     value: float
+    metrics: dict[str, float] = {}
+    sha256: str = ""
 
 
 def parse_run_facts(text: bytes) -> dict[str, Any]:
@@ -92,6 +97,32 @@ def read_best(folder: Path) -> dict[str, Any]:
         ValueError: It is not what we write.
     """
     return _checked(_Best, parse_mapping((folder / BEST).read_bytes(), finite=False))
+
+
+def averages(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of the scores of one step, by the names they are logged under, the avg@k of each task."""
+    return {name: value for name, value in metrics.items() if "/avg@" in name and not name.endswith("_stderr")}
+
+
+def best_disagreement(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """How a best adapter's record contradicts itself or the run's log; empty: not at all.
+
+    Args:
+        best: From :func:`read_best`. What earlier versions wrote has no ``metrics`` and agrees with everything.
+        rows: Of ``metrics.jsonl``; none with scores contradict nothing.
+    """
+    scores = best.get("metrics") or {}
+    if not scores:
+        return ""
+    means = averages(scores)
+    mean = fmean(means.values()) if means else math.nan
+    if best["value"] != scores.get(f"eval/{best['metric']}", mean):
+        return f"{BEST}: value is not the {best['metric']} of its own metrics"
+    scored = [row for row in rows if any(name in row for name in scores)]
+    at = [row for row in scored if row.get("step") == best["step"]]
+    if scored and not any(all(row.get(name) == value for name, value in scores.items()) for row in at):
+        return f"{BEST} and metrics.jsonl differ in the scores of step {best['step']}"
+    return ""
 
 
 def _checked(kind: type[BaseModel], facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,15 +8,16 @@ shown beside it.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from perl.errors import Mistake, PerlError, RunFolderError
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.policy.checkpoint import complete_checkpoints, is_complete, step_of
 from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.run.facts import read_best
+from perl.run.facts import best_disagreement, read_best
 from perl.run.folder import Run, sha256_of
+from perl.run.logs import read_log
 from perl.run.warned import warn
 
 Which = Literal["final", "best"] | int
@@ -73,7 +74,7 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
     if which == "final":
         folder, step, places = run.adapter, int(run.facts.get("steps", 0)), [run.path / "eval"]
     elif which == "best":
-        folder, step = run.path / "best" / "adapter", _best_step(run)
+        folder, step = run.path / "best" / "adapter", int(_best(run)["step"])
         places = [run.path / "best" / "eval", run.path / "eval"]
     else:
         folder, step, places = run.checkpoints / f"checkpoint-{which}", which, []
@@ -98,12 +99,21 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
 
 
 def identity_mistakes(candidate: Candidate) -> list[Mistake]:
-    """Why an adapter is not what its run trained: the final one lies there with other weights than were proven."""
-    trained = _fingerprint(candidate.run, "adapter")
-    if candidate.which != "final" or trained is None or trained == candidate.sha256:
-        return []
+    """Why an adapter is not what its run trained: other weights lie there than were proven, or scored as the best."""
+    found = []
+    if candidate.which == "best":
+        best, log = _best(candidate.run), read_log(candidate.run.metrics)
+        trained = best.get("sha256") or None
+        wrong = best_disagreement(best, log)
+        if wrong:
+            hint = "put back what the run wrote"
+            found.append(Mistake(f"{wrong}: one was changed since", str(candidate.folder.parent), hint))
+    else:
+        trained = _fingerprint(candidate.run, "adapter") if candidate.which == "final" else None
+    if trained is None or trained == candidate.sha256:
+        return found
     what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {trained[:12]}: it was changed since"
-    return [Mistake(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
+    return [*found, Mistake(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
 
 
 def base_of_run(run: Run) -> str | None:
@@ -141,10 +151,10 @@ def _called(which: Which) -> str:
     return {"final": "trained", "best": "best"}.get(str(which), f"step {which}")
 
 
-def _best_step(run: Run) -> int:
+def _best(run: Run) -> dict[str, Any]:
     hint = "eval.every in the recipe does"
     try:
-        return int(read_best(run.path / "best")["step"])
+        return read_best(run.path / "best")
     except FileNotFoundError:
         raise RunFolderError("keeps no best adapter", str(run.path), hint) from None
     except (OSError, ValueError) as error:

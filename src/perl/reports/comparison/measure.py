@@ -21,7 +21,7 @@ from perl.reports.comparison.checks import disagreement
 from perl.reports.run_log import RunLog, number
 from perl.run.differing import flat
 from perl.run.ends import ends
-from perl.run.facts import read_best
+from perl.run.facts import best_disagreement, read_best
 from perl.run.folder import with_later_keys
 
 BEST, REWARD = "best", "reward"
@@ -182,6 +182,9 @@ def _best(run: RunLog) -> Measured | str:
         return "kept no best adapter (eval.best)"
     except (OSError, ValueError) as error:
         return f"best/best.json: {error}"
+    wrong = best_disagreement(found, run.rows)
+    if wrong:
+        return wrong
     metric = str(found["metric"])
     rows = [row for row in run.rows if row.get("step") == found["step"]]
     stderr = next((e for row in rows if (e := number(row.get(f"eval/{metric}_stderr"))) is not None), math.nan)

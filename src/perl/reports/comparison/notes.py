@@ -143,6 +143,6 @@ def _others(compared: Comparison) -> Iterator[str]:
     }
     if tasks:
         yield f"Other scores: --score {' or '.join(list(tasks)[:_MOST_SCORES])}; `perl eval compare` shows all at once."
-    scripts = [row for row in compared.rows if row.group is not None and not row.settings]
-    if compared.measure.kind == "logged" and scripts:
+    of_recipes = [any(key.startswith("data.") for key in one.way) for one in compared.measured.values()]
+    if compared.measure.kind == "logged" and not all(of_recipes):
         yield "What scripts train on is not in their folders: their problems may not be the same."

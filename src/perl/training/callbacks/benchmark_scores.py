@@ -30,12 +30,13 @@ from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.task import MATH
 from perl.evaluation.task_data import check_files, load_task_data
 from perl.policy.model import base_of
+from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine
-from perl.run.facts import BEST, read_best
-from perl.run.folder import replace_folder, write_text
+from perl.run.facts import BEST, averages, read_best
+from perl.run.folder import replace_folder, sha256_of, write_text
 from perl.run.joint_work import Processes, joined
 from perl.run.progress import progress
 from perl.run.warned import warn
@@ -191,9 +192,9 @@ class BenchmarkScores(RunCallback):
     def keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps the adapter, if it is the best so far; called on every process."""
         by = self.settings.best
-        value = metrics[f"eval/{by}"] if by is not None else statistics.fmean(_averages(metrics).values())
+        value = metrics[f"eval/{by}"] if by is not None else statistics.fmean(averages(metrics).values())
         if self._processes.main:
-            scores = [f"{name.removeprefix('eval/')} {v:.3f}" for name, v in _averages(metrics).items()]
+            scores = [f"{name.removeprefix('eval/')} {v:.3f}" for name, v in averages(metrics).items()]
             logger.info("step %d: %s", step, ", ".join(scores))
         with self._processes.failing_together():
             if self._processes.by_main(lambda: value > self._best_so_far(step)):
@@ -206,6 +207,8 @@ class BenchmarkScores(RunCallback):
             shutil.rmtree(self._staged, ignore_errors=True)
         self.trainer.save_adapter(self._staged / "adapter")
         if self._processes.main:
+            weights = self._staged / "adapter" / WEIGHTS
+            record |= {"sha256": sha256_of(weights)} if weights.is_file() else {}  # a model has several files
             write_text(self._staged / BEST, json.dumps(record, indent=2) + "\n")
             replace_folder(self._staged, self._folder)
 
@@ -258,11 +261,6 @@ def task_metrics(task: str, groups: list[list[Sample]], scorer: str = MATH) -> M
         f"{name}/mean_tokens": found.mean_tokens,
         f"{name}/truncated": found.truncated,
     }
-
-
-def _averages(metrics: Mapping[str, float]) -> Metrics:
-    """The avg@k of each task."""
-    return {name: value for name, value in metrics.items() if "/avg@" in name and not name.endswith("_stderr")}
 
 
 def _settings(given: Mapping[str, Any]) -> EvalSection:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from perl.errors import PerlError, RunFolderError
 from perl.evaluation.metrics import error_of_mean
-from perl.run.facts import RUN_FACTS, read_best
+from perl.run.facts import RUN_FACTS, best_disagreement, read_best
 from perl.run.folder import Run
 from perl.run.logs import read_log
 from perl.training.studies.cells import Candidate
@@ -45,9 +45,14 @@ def score_of(folder: Path, of: Literal["final", "best"] = "final") -> float | No
     try:
         run = Run.read(folder)
         if of == "best":
-            return float(read_best(folder / "best")["value"])
+            best = read_best(folder / "best")
     except (PerlError, OSError, ValueError):
         return None
+    if of == "best":
+        wrong = best_disagreement(best, read_log(run.metrics))
+        if wrong:
+            raise RunFolderError(wrong, str(run.path), TRAIN_AGAIN)
+        return float(best["value"])
     tasks = run.facts.get("eval") or {}
     if run.status != "done" or not tasks:
         return None
