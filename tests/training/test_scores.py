@@ -113,7 +113,7 @@ def test_another_best_adapter_or_score_than_the_run_kept_is_refused(run, tmp_pat
     metrics = {**best["metrics"], "eval/sandbox:chain/avg@2": 0.99}
     other = 4 if best["step"] == 2 else 2
     for changed, said in (
-        ({"value": 0.99}, "value is not the sandbox:chain/avg@2 of its own metrics"),
+        ({"value": 0.99}, "value is not the mean avg@k of its own metrics"),
         ({"value": 0.99, "metrics": metrics}, f"differ in the scores of step {best['step']}"),
         ({"step": other}, f"differ in the scores of step {other}"),
         ({"step": 3}, "differ in the scores of step 3"),
