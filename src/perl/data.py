@@ -88,7 +88,7 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
         raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
     train, train_version, names = _load(section.train, "train", section, chat)
     renamed, own = _renamed(names, section.train, "data.train"), _own_names(names)
-    source = _held_out(section)
+    source = _heldout(section)
     if source is None:
         return ProblemSet(train, None, None, train_version, renamed=renamed, own_names=own)
     heldout, version, names = _load(source, "eval", section, chat)
@@ -99,13 +99,13 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
 
 def heldout_name(section: DataSection) -> str | None:
     """What a recipe's held-out problems are called in results; None where there are none."""
-    source = _held_out(section)
+    source = _heldout(section)
     if source is None:
         return None
     return source.name if is_sandbox(source.name) else simple_name(Path(source.name).stem)
 
 
-def _held_out(section: DataSection) -> DataSource | None:
+def _heldout(section: DataSection) -> DataSource | None:
     return section.eval or (section.train if is_sandbox(section.train.name) else None)
 
 

@@ -77,9 +77,10 @@ def command() -> None:
     """Try the accuracy reward on one answer, or a recipe's rewards on the gold answers of its data."""
 
 
+# An answer may be -12, which is no option.
 @command.command(
     "try", short_help="Compare one completion with a gold answer.", context_settings={"ignore_unknown_options": True}
-)  # fmt: skip (an answer may be -12)
+)
 @click.argument("gold")
 @click.argument("completion")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")

@@ -76,7 +76,7 @@ class _Best(BaseModel):
     metric: str
     value: float
     metrics: dict[str, float] = {}
-    sha256: str = ""
+    sha256: str | None = None
 
 
 def parse_run_facts(text: bytes) -> dict[str, Any]:
@@ -104,25 +104,34 @@ def averages(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if "/avg@" in name and not name.endswith("_stderr")}
 
 
-def best_disagreement(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def best_disagreement(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, done: bool) -> str:
     """How a best adapter's record contradicts itself or the run's log; empty: not at all.
+
+    A row of a log of every third step holds the scores of three steps in one: only where each step has a row, the
+    scores of one can be told.
 
     Args:
         best: From :func:`read_best`. What earlier versions wrote has no ``metrics`` and agrees with everything.
         rows: Of ``metrics.jsonl``; none with scores contradict nothing.
+        done: Whether the training has ended. One that was killed may have kept an adapter before it logged the step.
     """
-    scores = best.get("metrics") or {}
+    scores, step = best.get("metrics") or {}, best["step"]
     if not scores:
         return ""
     means = averages(scores)
     mean = fmean(means.values()) if means else math.nan
     if best["value"] != scores.get(f"eval/{best['metric']}", mean):
         return f"{BEST}: value is not the {best['metric']} of its own metrics"
-    scored = [row for row in rows if any(name in row for name in scores)]
-    at = [row for row in scored if row.get("step") == best["step"]]
-    if scored and not any(all(row.get(name) == value for name, value in scores.items()) for row in at):
-        return f"{BEST} and metrics.jsonl differ in the scores of step {best['step']}"
-    return ""
+    logged: dict[Any, dict[str, Any]] = {}
+    for row in rows:  # of a script's last step there are two
+        logged.setdefault(row.get("step"), {}).update(row)
+    last = max((one for one in logged if isinstance(one, int)), default=0)
+    if not any(name in row for row in rows for name in scores):
+        return ""
+    alone = step in logged and (step == 1 or step - 1 in logged)
+    differs = alone and any(logged[step].get(name) != value for name, value in scores.items())
+    beyond = last - 1 in logged and step > (last if done else last + 1)
+    return f"{BEST} and metrics.jsonl differ in the scores of step {step}" if differs or beyond else ""
 
 
 def _checked(kind: type[BaseModel], facts: dict[str, Any]) -> dict[str, Any]:

@@ -100,20 +100,19 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
 
 def identity_mistakes(candidate: Candidate) -> list[Mistake]:
     """Why an adapter is not what its run trained: other weights lie there than were proven, or scored as the best."""
-    found = []
+    found, run = [], candidate.run
+    trained = _fingerprint(run, "adapter") if candidate.which == "final" else None
     if candidate.which == "best":
-        best, log = _best(candidate.run), read_log(candidate.run.metrics)
-        trained = best.get("sha256") or None
-        wrong = best_disagreement(best, log)
+        best = _best(run)
+        trained = best.get("sha256")
+        wrong = best_disagreement(best, read_log(run.metrics), done=run.status == "done")
         if wrong:
-            hint = "put back what the run wrote"
-            found.append(Mistake(f"{wrong}: one was changed since", str(candidate.folder.parent), hint))
-    else:
-        trained = _fingerprint(candidate.run, "adapter") if candidate.which == "final" else None
-    if trained is None or trained == candidate.sha256:
-        return found
-    what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {trained[:12]}: it was changed since"
-    return [*found, Mistake(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
+            what = f"{wrong}: one was changed since"
+            found.append(Mistake(what, str(candidate.folder.parent), "put back what the run wrote"))
+    if trained not in (None, candidate.sha256):
+        what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {trained[:12]}: it was changed since"
+        found.append(Mistake(what, str(candidate.folder / WEIGHTS), "put the trained file back"))
+    return found
 
 
 def base_of_run(run: Run) -> str | None:

@@ -182,7 +182,7 @@ def _best(run: RunLog) -> Measured | str:
         return "kept no best adapter (eval.best)"
     except (OSError, ValueError) as error:
         return f"best/best.json: {error}"
-    wrong = best_disagreement(found, run.rows)
+    wrong = best_disagreement(found, run.rows, done=run.status == "done" and not run.is_script)
     if wrong:
         return wrong
     metric = str(found["metric"])

@@ -49,7 +49,7 @@ def score_of(folder: Path, of: Literal["final", "best"] = "final") -> float | No
     except (PerlError, OSError, ValueError):
         return None
     if of == "best":
-        wrong = best_disagreement(best, read_log(run.metrics))
+        wrong = best_disagreement(best, read_log(run.metrics), done=run.status == "done")
         if wrong:
             raise RunFolderError(wrong, str(run.path), TRAIN_AGAIN)
         return float(best["value"])
