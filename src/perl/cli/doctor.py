@@ -11,7 +11,7 @@ from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from perl.doctor.finding import Finding
+    from perl.doctor.codes import Finding
 
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 

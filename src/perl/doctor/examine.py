@@ -1,13 +1,18 @@
-"""Everything that is looked at, in the order in which a run needs it.
+"""Everything that would keep a run from starting here or make it slow, in the order in which a run needs it.
 
 machine, recipe -> findings
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perl.doctor import machine, software
-from perl.doctor.finding import Finding
+from perl.doctor.codes import Finding
+from perl.errors import PerlError
+
+if TYPE_CHECKING:
+    from perl.training.plan import Plan
 
 
 def examine(recipe: str | None, overrides: Sequence[str], runs: Path) -> Iterator[Finding]:
@@ -27,6 +32,48 @@ def examine(recipe: str | None, overrides: Sequence[str], runs: Path) -> Iterato
     yield from machine.look_at_folders(runs)
     yield from software.look_at_hub()
     if recipe is not None:
-        from perl.doctor.of_recipe import look_at_recipe
+        yield from _look_at_recipe(recipe, overrides)
 
-        yield from look_at_recipe(recipe, overrides)
+
+def _look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
+    """A line for each mistake, as a dry run prints them; else its plan, and its servers where it has some."""
+    from perl.training.forecast_text import summary_lines
+    from perl.training.question import forecast_of
+    from perl.training.stages import prepare, read_recipe
+
+    try:
+        plan = prepare(read_recipe(recipe, overrides))
+    except PerlError as error:
+        yield from _problems("PRL120", error)
+        return
+    yield Finding("PRL120", "ok", f"{recipe} can be trained: {plan.steps:,} steps of {plan.recipe.batch}")
+    forecast = forecast_of(plan)
+    ((_, column),) = forecast.strategies.items()
+    lines = [line.partition(" ") for line in summary_lines(forecast)]
+    message = "; ".join(f"{name} {rest.strip()}" for name, _, rest in lines)
+    fix = "" if column.memory.fits else "`perl plan` compares strategies and sizes"
+    yield Finding("PRL122", "ok" if column.memory.fits else "problem", message, fix)
+    if plan.recipe.rollout.capabilities.needs_servers:
+        yield from _look_at_servers(plan)
+
+
+def _look_at_servers(plan: "Plan") -> Iterator[Finding]:
+    from perl.rollouts.open_engine import check_servers
+
+    count = plan.recipe.rollout.server_count
+    if plan.recipe.rollout.started is not None:
+        yield Finding("PRL121", "note", f"{count} servers are started with the run, on its Ray cluster")
+        return
+    try:
+        found = check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
+    except PerlError as error:
+        yield from _problems("PRL121", error)
+        return
+    message = f"{len(found)} of {count} answer{'s' if len(found) == 1 else ''}"
+    silent = len(found) < count
+    yield Finding("PRL121", "note" if silent else "ok", message, "`perl rollout command` starts one" if silent else "")
+
+
+def _problems(code: str, error: PerlError) -> Iterator[Finding]:
+    for mistake in error.mistakes:
+        yield Finding(code, "problem", str(mistake))

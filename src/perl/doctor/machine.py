@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from perl.doctor.finding import Finding
+from perl.doctor.codes import Finding
 from perl.run.devices import accelerator
 
 GIB = 2**30

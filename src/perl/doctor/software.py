@@ -11,7 +11,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from perl.doctor.finding import Finding, Level
+from perl.doctor.codes import Finding, Level
 from perl.rollouts.vllm.version import NEWER, OLDEST, TESTED
 
 _OURS = "perl-rl"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perl import __version__
-from perl.doctor.codes import CODES
+from perl.doctor.codes import codes
 from perl.hub.gate.hidden import shown_text, without_secrets
 from perl.reports.completions import ALL_BYTES, LONGEST_TEXT, read_completions
 from perl.reports.curves import (
@@ -175,7 +175,7 @@ def _score(who: str, score: "Score") -> dict[str, Any]:
 
 def _alarm(alarm: Mapping[str, Any]) -> dict[str, Any]:
     """An alarm with what ``perl explain`` says of its code."""
-    code = CODES.get(str(alarm.get("code", "")))
+    code = codes().get(str(alarm.get("code", "")))
     return {
         "step": int(number(alarm.get("step")) or 0),
         "code": str(alarm.get("code", "")),
