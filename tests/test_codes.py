@@ -18,7 +18,6 @@ from tests.conftest import CHECKOUT
 PACKAGE = Path(perl.errors.__file__).parent
 ALARMING = {"trainer/callbacks/alarms.py", "trainer/callbacks/diagnosis.py"}
 """Their lines are alarms."""
-OLD_NAMES = "PRL301"  # a Python warning, not one of ours
 FINDINGS, ERRORS, WARNINGS, ALARMS = (
     [row for name, row in codes().items() if name.startswith(f"PRL{kind}")] for kind in range(1, 5)
 )
@@ -43,7 +42,7 @@ def test_one_function_warns_and_each_of_its_callers_names_a_code_of_the_table():
     logging_ = re.compile(r"(.*\.)?(log(ger|ging)?|_log(ger)?)\.warn(ing)?")
     assert {file for file, name, _ in calls() if logging_.fullmatch(name)} - ALARMING == {"run/warned.py"}
     used = {call.args[0].value for _, name, call in calls() if name == "warn"}
-    assert used == {row.name for row in WARNINGS} - {OLD_NAMES}
+    assert used == {row.name for row in WARNINGS}
 
 
 def test_each_class_of_errors_that_a_user_may_see_has_a_code_of_its_own():
@@ -84,7 +83,7 @@ def test_the_example_of_a_warning_is_a_line_that_one_of_its_calls_gives():
             messages.setdefault(call.args[0].value, set()).add(pattern(call.args[1]))
     for row in WARNINGS:
         line = row.example.removesuffix(f" [{row.name}]")
-        assert row.name == OLD_NAMES or any(re.fullmatch(one, line) for one in messages[row.name]), row.name
+        assert any(re.fullmatch(one, line) for one in messages[row.name]), row.name
 
 
 def test_a_warning_ends_its_first_line_with_its_code_and_its_record_has_it(caplog):

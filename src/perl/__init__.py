@@ -7,8 +7,6 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from perl.run.old_paths import find_old_names
-
 if TYPE_CHECKING:
     from perl import callbacks as callbacks
     from perl import rewards as rewards
@@ -80,6 +78,3 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-find_old_names()

@@ -23,7 +23,6 @@ Each class has a code of its own, which the command line prints after the line a
 
 import difflib
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -87,12 +86,6 @@ class PerlError(Exception):
         # One error may have a code and an exit code of its own, as what has come from another process.
         found.__dict__ |= {name: value for name, value in self.__dict__.items() if name != "mistakes"}
         return found
-
-    @property
-    def problems(self) -> tuple[Mistake, ...]:
-        """The mistakes, by their name before version 0.2."""
-        warn_of_old_name("PerlError.problems", "PerlError.mistakes")
-        return self.mistakes
 
     def __str__(self) -> str:
         """Every problem on a line of its own."""
@@ -204,16 +197,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def missing_extra(package: str, extra: str, needed_for: str) -> Mistake:
     """The problem of an optional package that is not installed, with the command that installs it."""
     return Mistake(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")
-
-
-def warn_of_old_name(old: str, new: str) -> None:
-    """Python's warning, at the caller's caller, that something has another name now."""
-    warnings.warn(f"{old} is now {new} [PRL301]", FutureWarning, stacklevel=3)
-
-
-def __getattr__(name: str) -> object:
-    """``Problem`` is the name of :class:`Mistake` before version 0.2."""
-    if name != "Problem":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_of_old_name("perl.errors.Problem", "perl.errors.Mistake")
-    return Mistake

@@ -45,7 +45,6 @@ def test_a_fence_without_a_language_holds_no_commands():
     wrong = [f"{page.name}: {line}" for page in PAGES for line in plain_fences(page) if COMMAND.match(line)]
     assert wrong == []
     assert [line for line in ("$ perl plan", "perl train x", "#!/bin/sh", "srun perl") if not COMMAND.match(line)] == []
-    assert not COMMAND.match("perl.prompts is now perl.data [PRL301]")
 
 
 @pytest.mark.parametrize("block", QUICK, ids=str)

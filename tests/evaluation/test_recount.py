@@ -363,7 +363,6 @@ AIME = all_tasks()["aime24"]
     [
         (AIME.title, {}, None, None),
         (AIME.title, {"source": "aime24.jsonl", "revision": None}, None, None),
-        ("AIME 2024 (lighteval)", {}, None, None),  # what version 0.1 called it
         ("AIME 2024", {}, None, "its title is 'AIME 2024', the task's is"),
         (AIME.title, {"revision": None}, None, None),
         (

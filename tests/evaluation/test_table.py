@@ -247,7 +247,6 @@ def test_a_task_that_asks_as_lighteval_does_shows_its_score_or_says_that_there_i
     assert "- Asked as lighteval asks, and not scored by lighteval itself: Sums (lighteval's prompt)." in without
     # Of other tasks nobody expects it; what it judges otherwise is said of them too.
     assert "by lighteval" not in markdown(results(replace(BETTER, lighteval=own)))
-    assert "by lighteval" not in markdown(results(replace(named, lighteval=own)), as_0_1=True)
 
 
 def test_a_doubt_of_several_scores_is_one_line():

@@ -63,7 +63,8 @@ def add_best(run: Run, step: int = 20) -> Path:
     """Another adapter that scored better between steps."""
     folder = run.path / "best" / "adapter"
     save_adapter(folder, seed=7)
-    (run.path / "best" / "best.json").write_text(json.dumps({"step": step, "metric": "m", "value": 1.0}))
+    record = {"step": step, "metric": "m", "value": 1.0, "metrics": {"eval/m": 1.0}}
+    (run.path / "best" / "best.json").write_text(json.dumps(record))
     return folder
 
 

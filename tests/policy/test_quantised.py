@@ -83,7 +83,6 @@ def test_the_fingerprint_of_a_quantised_base_is_its_checkpoints(how, dtype):
     for other in (torch.float32, torch.bfloat16):
         assert is_the_base(policy, of_the_file(other))
         assert is_the_base(policy, of_the_file(other), str(other).removeprefix("torch."))
-    assert is_the_base(policy, base_fingerprint(policy))  # what earlier versions have written
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])

@@ -19,7 +19,6 @@ from perl.reports.comparison.found_runs import find_runs
 from tests.reports.compared import marks, write_finished
 from tests.reports.written import write_run
 
-BEFORE = Path(__file__).parents[1] / "made_before" / "0.1"
 TINY = ["train.max_steps=2", "eval.limit=8", "eval.k=2", "engine.threads=1"]
 
 
@@ -182,7 +181,9 @@ def test_other_scores(study, tmp_path):
     assert row_of(perl.compare(study, score="sums/pass@2"), "lora-0").score == pytest.approx(passed)
     best = write_run(tmp_path / "best", steps=4, planned=4) / "best"
     best.mkdir()
-    (best / "best.json").write_text('{"step": 3, "metric": "chain/avg@4", "value": 0.375}')
+    (best / "best.json").write_text(
+        '{"step": 3, "metric": "chain/avg@4", "value": 0.375, "metrics": {"eval/chain/avg@4": 0.375}}'
+    )
     found = perl.compare(tmp_path, score="best").rows[0]
     assert (found.score, found.stderr) == (0.375, 0.02)
     (best / "best.json").write_text(
@@ -195,19 +196,6 @@ def test_other_scores(study, tmp_path):
     )
     with pytest.raises(PerlError, match=r"--score: no run has a score 'entropi' .did you mean entropy"):
         perl.compare(tmp_path, score="entropi")
-
-
-def test_a_scripts_runs_and_those_of_earlier_versions_are_read():
-    found = perl.compare(BEFORE)
-    rows = {row.name: row for row in found.rows}
-    assert (rows["finished"].score, rows["finished"].count) == (0.75, 4)
-    assert rows["finished"].stderr == pytest.approx(numpy.std([1, 1, 0.5, 0.5], ddof=1) / 2)
-    script = rows["script"]
-    assert (script.status, script.reward, script.trainable_parameters, script.tokens) == ("done", 0.25, 1536, 499)
-    assert script.settings == {"peft.method": "lora", "peft.alpha": "32"}
-    assert rows["pissa"].settings == {"peft.method": "pissa", "peft.alpha": "4", "train.max_steps": "2"}
-    by_reward = {row.name: row.group for row in perl.compare(BEFORE, score="reward").rows}
-    assert by_reward["finished"] == by_reward["pissa"] != by_reward["script"]
 
 
 def test_what_others_wrote_is_text(tmp_path):

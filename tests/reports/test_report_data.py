@@ -206,14 +206,6 @@ def test_alarms_have_what_explain_says_of_them_where_it_knows_them(tmp_path):
     assert known["stopped"]
 
 
-def test_data_of_a_run_of_our_own_first_version_is_shown(checkout):
-    folder = checkout / "tests" / "made_before" / "0.1" / "finished"
-    (shown,) = page_data([read_run(folder)])["runs"]
-    assert shown["state"].startswith("done, step 4")
-    assert "perl plan" in shown["plan"]["note"]
-    assert json.dumps(shown, allow_nan=False)
-
-
 def test_numbers_that_are_none_have_no_point(tmp_path):
     folder = write_run(tmp_path / "run", steps=2)
     import random

@@ -157,8 +157,7 @@ def task_facts(
         prompt: As the task has it.
         data: SHA-256 of the problems.
         max_new_tokens: As they were asked.
-        scorer: What judges, a user's reward with digits of its code; None: training's verifier, which is not named, as
-            in older results.
+        scorer: What judges, a user's reward with digits of its code; None: training's verifier, which is not named.
         examples: How many stand before each question, and their SHA-256; None: there are none.
         asking: A thinking mode and a chat template that somebody asked for, see
             :func:`asked_facts`; not the base's own, which differ from base to base.

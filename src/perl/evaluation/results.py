@@ -279,9 +279,9 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
 def _plain(task: TaskResult) -> dict[str, Any]:
     facts = asdict(task)
     del facts["name"]
-    if task.scorer == MATH:  # as in results from before there were others
+    if task.scorer == MATH:
         del facts["scorer"]
-    if not task.few_shot:  # likewise
+    if not task.few_shot:
         del facts["few_shot"], facts["examples"]
     if task.asked_for is None:
         del facts["asked_for"]

@@ -65,17 +65,15 @@ class Scored:
     lighteval: OtherScore | None
 
 
-def markdown(results: Results, *, as_0_1: bool = False) -> str:
+def markdown(results: Results) -> str:
     """The table in Markdown, with the protocol and all reservations below it.
 
     Args:
         results: With p values as they are of each task alone; the table corrects them for the number of tasks.
-        as_0_1: As version 0.1 wrote it into cards, which are compared with it: p values are not corrected, and
-            lighteval's own scores have no column.
     """
-    tasks = results.tasks if as_0_1 else judged_together(results.tasks)
-    columns = [*_score_columns(tasks, MARKDOWN), *_further_columns(tasks, by_lighteval=not as_0_1)]
-    notes = [f"- {note}" for note in _notes(results, tasks, MARKDOWN, as_0_1=as_0_1)]
+    tasks = judged_together(results.tasks)
+    columns = [*_score_columns(tasks, MARKDOWN), *_further_columns(tasks)]
+    notes = [f"- {note}" for note in _notes(results, tasks, MARKDOWN)]
     return "\n".join([*markdown_table(in_cells(rows_of(columns))), "", *notes]) + "\n"
 
 
@@ -203,9 +201,9 @@ def judge_cell(scorer: str, marks: Marks) -> str:
     return "the verifier" if name == MATH else name if name in SCORERS else marks.code.format(name)
 
 
-def _further_columns(tasks: Sequence[TaskResult], *, by_lighteval: bool = True) -> list[Column]:
+def _further_columns(tasks: Sequence[TaskResult]) -> list[Column]:
     columns: list[Column] = []
-    if by_lighteval and any(map(asked_as_lighteval, tasks)) and any(task.lighteval for task in tasks):
+    if any(map(asked_as_lighteval, tasks)) and any(task.lighteval for task in tasks):
         columns.append((f"avg@{_k(tasks)} by lighteval", [_by_lighteval(task) for task in tasks]))
     if _k(tasks) != "1":  # with one completion a problem they are avg@1 again
         columns.append((f"pass@{_k(tasks)}", [_both(task, pass_cell) for task in tasks]))
@@ -276,7 +274,7 @@ def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
     return " → ".join(text(score) for score in (task.base, task.adapter) if score is not None)
 
 
-def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_1: bool = False) -> list[str]:
+def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks) -> list[str]:
     """Of results whose tasks have the p values that the table shows."""
     scored = [
         Scored(f"the {who}", task, score, task.lighteval.get(who)) for task in tasks for who, score in _policies(task)
@@ -287,10 +285,10 @@ def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_
         _subject(results, marks),
         protocol_hashes(tasks, marks),
         *(judges_note(tasks, marks) if marks is PLAIN else []),
-        _legend(tasks, marks, as_0_1=as_0_1),
+        _legend(tasks, marks),
         *doubts(scored),
-        *([] if as_0_1 else without_lighteval(tasks)),
-        *not_shown([(task, task.difference) for task in tasks if task.difference is not None], power=not as_0_1),
+        *without_lighteval(tasks),
+        *not_shown([(task, task.difference) for task in tasks if task.difference is not None]),
     ]
 
 
@@ -340,13 +338,12 @@ def base_words(results: Results) -> str:
     return f"{subject['base']}{revision}{in_few_bits(subject.get('base_quantization'))}"
 
 
-def _legend(tasks: Sequence[TaskResult], marks: Marks, *, as_0_1: bool = False) -> str:
+def _legend(tasks: Sequence[TaskResult], marks: Marks) -> str:
     parts = ["Scores and shares in percent", *error_words(score for task in tasks for _, score in _policies(task))]
     differences = [task.difference for task in tasks if task.difference is not None]
     if differences:
         parts.append("difference: adapter less base, paired by problem")
-        uncorrected = "p: sign flips by problem" + (", not corrected for the number of tasks" if len(tasks) > 1 else "")
-        parts.append(uncorrected if as_0_1 else p_words(len(differences)))
+        parts.append(p_words(len(differences)))
         if any(map(is_shown, differences)):
             parts.append(f"{marks.name}: the better one, the interval excludes 0 and p is at most {SMALL_P}")
     if any(task.base and task.adapter for task in tasks):
@@ -390,18 +387,17 @@ def without_lighteval(tasks: Iterable[TaskResult]) -> list[str]:
     return [f"Asked as lighteval asks, and not scored by lighteval itself: {', '.join(titles)}."] if titles else []
 
 
-def not_shown(tests: Sequence[tuple[TaskResult, Difference]], *, power: bool = True) -> list[str]:
+def not_shown(tests: Sequence[tuple[TaskResult, Difference]]) -> list[str]:
     """That no difference is shown, why, and how large one had to be; nothing where one is.
 
     Args:
         tests: Every difference with its task.
-        power: Whether to say how large.
     """
     differences = [difference for _, difference in tests]
     if not differences or any(map(is_shown, differences)):
         return []
     lines = [f"No difference from the base is shown: {_reasons(differences)}."]
-    return [*lines, f"What could be shown: {'; '.join(_power(tests))}."] if power else lines
+    return [*lines, f"What could be shown: {'; '.join(_power(tests))}."]
 
 
 def _power(tests: Sequence[tuple[TaskResult, Difference]]) -> Iterator[str]:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.recipe.assets import evaluation_tasks
-from perl.run.old_paths import forwarded
 
 Split = Literal["train", "test", "heldout"]
 DEFAULT_TASKS = ("aime24", "aime25", "math_500")
@@ -212,8 +211,3 @@ def _tasks_of(path: Path) -> tuple[Task, ...]:
     spec.loader.exec_module(module)
     tasks: tuple[Task, ...] = module.TASKS
     return tasks
-
-
-def __getattr__(name: str) -> object:
-    """What task files of version 0.1 import from here; imported late, since it needs this module."""
-    return forwarded(__name__, "perl.evaluation.lighteval.on_demand")(name)

@@ -223,8 +223,8 @@ def is_the_base(model: nn.Module, fingerprint: str, dtype: str | None = None) ->
         dtype: That type, if it is known.
     """
     now = source_fingerprint(model)
-    if now in (None, fingerprint) or (was_quantised(base_of(model)) and base_fingerprint(model) == fingerprint):
-        return True  # adapters of older versions carry the fingerprint of the quantised numbers
+    if now in (None, fingerprint):
+        return True
     present = {p.dtype for _, p in base_parameters(model) if p.is_floating_point()}
     others = [getattr(torch, name) for name in _LOADED_AS if dtype in (None, name)]
     return any(source_fingerprint(model, other) == fingerprint for other in others if present != {other})

@@ -75,7 +75,7 @@ class _Best(BaseModel):
     step: int = Field(ge=0)
     metric: str
     value: float
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float]
     sha256: str | None = None
 
 
@@ -111,13 +111,11 @@ def best_disagreement(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
     scores of one can be told.
 
     Args:
-        best: From :func:`read_best`. What earlier versions wrote has no ``metrics`` and agrees with everything.
+        best: From :func:`read_best`.
         rows: Of ``metrics.jsonl``; none with scores contradict nothing.
         done: Whether the training has ended. One that was killed may have kept an adapter before it logged the step.
     """
-    scores, step = best.get("metrics") or {}, best["step"]
-    if not scores:
-        return ""
+    scores, step = best["metrics"], best["step"]
     means = averages(scores)
     mean = fmean(means.values()) if means else math.nan
     if best["value"] != scores.get(f"eval/{best['metric']}", mean):

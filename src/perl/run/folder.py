@@ -24,7 +24,6 @@ from perl.errors import InterruptedRunError, PerlError, RunFolderError
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import NUMBERS, plan_batch
 from perl.recipe.quantisations import quantised_by
-from perl.recipe.sections import SECTIONS
 from perl.run.facts import parse_run_facts
 from perl.run.files import read_regular as read_regular
 from perl.run.files import replace_folder as replace_folder
@@ -307,10 +306,7 @@ def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> 
     Another number of processes than the run was started with cuts the same step into other micro-batches. Then the
     numbers that say how are not compared, but what they come to: prompts a step.
     """
-    saved = with_later_keys(saved)
-    train, known = saved.get("train"), run.facts.get("started_with")
-    if not isinstance(known, Mapping):  # an older run, which has been on as many processes as it was started with
-        known = {"processes": run.facts.get("hardware", {}).get("count", recipe.batch.world_size)}
+    train, known = saved.get("train"), run.facts.get("started_with", {})
     if known.get("processes") == recipe.batch.world_size or not isinstance(train, Mapping):
         return differences(saved, recipe.as_dict())
     then = known.get("prompts_per_step") or _prompts_of(train, known.get("processes"))
@@ -321,18 +317,6 @@ def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> 
     )
     if then not in (None, recipe.batch.prompts_per_step):
         found.append(f"train.prompts_per_step comes to {then} there, {recipe.batch.prompts_per_step} here")
-    return found
-
-
-def with_later_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved recipe with the settings that its version did not know yet, which it had by default."""
-    found = dict(saved)
-    for name, section in SECTIONS.items():
-        written = saved.get(name)
-        if isinstance(written, Mapping):
-            usual = {key: field.default for key, field in section.model_fields.items()}
-            plain = {key: value for key, value in usual.items() if isinstance(value, str | int | float)}
-            found[name] = {**plain, **written}
     return found
 
 

@@ -244,39 +244,31 @@ class ResumeState:
             write_state(checkpoint / OPTIMIZER, state)
             write_state(checkpoint / SCHEDULER, scheduler_state(scheduler))
 
-    def load_optimizer(self, checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> bool:  # noqa: ANN401
-        """Puts back what :meth:`save_optimizer` wrote; False if the checkpoint is of an older version, or has none.
+    def load_optimizer(self, checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:  # noqa: ANN401
+        """Puts back what :meth:`save_optimizer` wrote, unless only the model was saved.
 
         Raises:
-            ModelError: It is of other parameters, or in files of DeepSpeed.
+            ModelError: It is of other parameters.
         """
         if not (checkpoint / OPTIMIZER).is_file():
-            if next(checkpoint.glob("global_step*"), None) is not None:
-                what = f"{checkpoint} holds the optimizer in DeepSpeed's own files, as version 0.1 wrote them"
-                raise ModelError(what, "resume_from_checkpoint", "finish with version 0.1, or go on from its adapter")
-            return False
+            return
         state, policy = read_state(checkpoint / OPTIMIZER), self._live.policy
         load_named_state(optimizer, policy, state)
         places = group_places(optimizer, policy, state["groups"])
         load_scheduler_state(scheduler, read_state(checkpoint / SCHEDULER), places, len(state["groups"]))
-        return True
 
     def save_random(self, checkpoint: Path) -> None:
         """Writes where this process's random numbers are."""
         save_random_state(checkpoint, self._live.args.process_index, self._live.args.device)
 
-    def load_random(self, checkpoint: Path) -> bool:
-        """Puts back what :meth:`save_random` wrote; False if the checkpoint is of an older version, or has none.
+    def load_random(self, checkpoint: Path) -> None:
+        """Puts back what :meth:`save_random` wrote, unless only the model was saved.
 
         Of a process that the checkpoint does not know they start anew, by the seed, its number and the step.
         """
         args = self._live.args
-        if load_random_state(checkpoint, args.process_index, args.device):
-            return True
-        if not has_random_state(checkpoint):
-            return False
-        seed_random_state(args.seed, args.process_index, self._live.state.global_step)
-        return True
+        if not load_random_state(checkpoint, args.process_index, args.device) and has_random_state(checkpoint):
+            seed_random_state(args.seed, args.process_index, self._live.state.global_step)
 
     def save_scaler(self, checkpoint: Path) -> None:
         """Writes by how much half precision's losses are scaled, where they are."""
@@ -284,13 +276,11 @@ class ResumeState:
         if scaler is not None and self._live.args.should_save:
             write_state(checkpoint / SCALER, scaler.state_dict())
 
-    def load_scaler(self, checkpoint: Path) -> bool:
-        """Puts back what :meth:`save_scaler` wrote; False if the checkpoint is of an older version, or has none."""
+    def load_scaler(self, checkpoint: Path) -> None:
+        """Puts back what :meth:`save_scaler` wrote."""
         scaler = getattr(self._live.accelerator, "scaler", None)
-        if scaler is None or not (checkpoint / SCALER).is_file():
-            return False
-        scaler.load_state_dict(read_state(checkpoint / SCALER))
-        return True
+        if scaler is not None and (checkpoint / SCALER).is_file():
+            scaler.load_state_dict(read_state(checkpoint / SCALER))
 
     def load_roles(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
         """Puts the reference and the critic back; raises what :meth:`load_reference` and its ``load`` do."""

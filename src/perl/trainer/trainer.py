@@ -402,27 +402,27 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.resume_state.save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Extends ``Trainer._load_optimizer_and_scheduler``, which reads checkpoints of older versions."""
-        if not checkpoint or not self.resume_state.load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler):
-            super()._load_optimizer_and_scheduler(checkpoint)
+        """Replaces ``Trainer._load_optimizer_and_scheduler``, which reads pickles."""
+        if checkpoint:
+            self.resume_state.load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Replaces ``Trainer._save_rng_state``, which writes pickles."""
         self.resume_state.save_random(Path(output_dir))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Extends ``Trainer._load_rng_state``, which reads checkpoints of older versions."""
-        if not checkpoint or not self.resume_state.load_random(Path(checkpoint)):
-            super()._load_rng_state(checkpoint)
+        """Replaces ``Trainer._load_rng_state``, which reads pickles."""
+        if checkpoint:
+            self.resume_state.load_random(Path(checkpoint))
 
     def _save_scaler(self, output_dir: str) -> None:
         """Replaces ``Trainer._save_scaler``, which writes pickles."""
         self.resume_state.save_scaler(Path(output_dir))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Extends ``Trainer._load_scaler``, which reads checkpoints of older versions."""
-        if not checkpoint or not self.resume_state.load_scaler(Path(checkpoint)):
-            super()._load_scaler(checkpoint)
+        """Replaces ``Trainer._load_scaler``, which reads pickles."""
+        if checkpoint:
+            self.resume_state.load_scaler(Path(checkpoint))
 
     def _load_best_model(self) -> None:
         """Replaces ``Trainer._load_best_model`` for adapters; the engine no longer has the policy."""

@@ -44,7 +44,7 @@ def stated_mistakes(
         return mistakes, [f"the title and the protocol of {task.name}, which is not a task of perl eval"]
     if known is not None and not own:
         title = titled(known.title, task.few_shot)
-        if task.title not in (title, titled(_title_of_0_1(known), task.few_shot)):
+        if task.title != title:
             mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(title)}"))
     if own and task.few_shot:
         mistakes.append(mistake_of(task, "it shows examples, and held-out problems are asked without"))
@@ -58,11 +58,6 @@ def stated_mistakes(
         mistakes.append(mistake_of(task, "it was asked for another scorer, which only tasks of one's own are"))
     mistakes += _hash_mistakes(task, protocol, None if own else known, asking)
     return mistakes, reported
-
-
-def _title_of_0_1(known: Task) -> str:
-    """What version 0.1 called a task that asks as lighteval does; its results stay valid."""
-    return known.title.replace("(lighteval's prompt)", "(lighteval)")
 
 
 def _data_mistakes(task: TaskResult, known: Task | None, *, own: bool) -> Iterator[Mistake]:

@@ -36,7 +36,7 @@ from perl.hub.card.lines import differences
 from perl.hub.card.notes import notes_mistakes, numbers_of_notes, split_notes
 from perl.hub.card.policy_check import base_mistakes, header_mistakes, policy_mistakes
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import RUN_FACTS, SAME_CARDS, UNCORRECTED, RunFacts, perl_version, read_run_facts
+from perl.hub.card.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 
@@ -99,7 +99,7 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
         run, facts, expected = _rendered_again(files)
     except PerlError as error:
         return Checked((*mistakes, *error.mistakes))
-    if run.perl in (perl_version(), *SAME_CARDS):
+    if run.perl == perl_version():
         mistakes += differences(own, expected)
     else:
         message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards differ"
@@ -130,7 +130,7 @@ def _rendered_again(files: Files) -> tuple[RunFacts, CardFacts, str]:
     try:
         facts = facts_from_files(files)
         run = read_run_facts(content)
-        return run, facts, render_card(facts, as_0_1=run.perl in UNCORRECTED)
+        return run, facts, render_card(facts)
     except PerlError:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError) as error:

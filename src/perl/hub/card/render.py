@@ -20,12 +20,11 @@ from perl.hub.card.scores_text import contamination, headline, reservations, res
 from perl.recipe.assets import card_templates_folder
 
 
-def render_card(facts: CardFacts, *, as_0_1: bool = False) -> str:
+def render_card(facts: CardFacts) -> str:
     """The card as Markdown with YAML front matter.
 
     Args:
         facts: What it says.
-        as_0_1: With the sentences and scores of version 0.1, see :func:`perl.evaluation.table.markdown`.
     """
     results = facts.results
     card = (
@@ -33,14 +32,13 @@ def render_card(facts: CardFacts, *, as_0_1: bool = False) -> str:
         .get_template("adapter.md.jinja")
         .render(
             facts=facts,
-            as_0_1=as_0_1,
             front_matter=front_matter(facts),
             title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
             loss=loss_name(facts.algorithm, facts.named, rewarded=facts.rewarded),
             overridden=shown_settings(facts.overridden),
-            headline=headline(results, as_0_1=as_0_1) if results else "",
-            results_lines=results_lines(results, as_0_1=as_0_1) if results else [],
-            limitations=[*reservations(results, as_0_1=as_0_1), *contamination(results)] if results else [],
+            headline=headline(results) if results else "",
+            results_lines=results_lines(results) if results else [],
+            limitations=[*reservations(results), *contamination(results)] if results else [],
             references=references(
                 facts.method,
                 facts.algorithm,

@@ -156,12 +156,6 @@ def read_run_facts(content: bytes) -> RunFacts:
         ) from None
 
 
-SAME_CARDS = ("0.1.0",)
-"""Earlier versions whose cards this one renders letter for letter, so that it can check them."""
-UNCORRECTED = ("0.1.0",)
-"""Those of them whose cards show p values that are not corrected for the number of tasks."""
-
-
 def perl_version() -> str:
     """The version that writes cards here."""
     return installed_versions()["perl-rl"]

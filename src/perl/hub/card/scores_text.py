@@ -5,8 +5,6 @@ Results -> lines of Markdown
 Differences of several tasks are shown by p values that are corrected for their number, as in the table below them.
 """
 
-from collections.abc import Sequence
-
 from perl.evaluation.metrics import SMALL_P
 from perl.evaluation.results import HELD_OUT, Results, TaskResult, is_held_out
 from perl.evaluation.table import (
@@ -25,26 +23,21 @@ from perl.zoo.intervals import percent
 _MOST_IN_HEADLINE = 3
 
 
-def headline(results: Results, *, as_0_1: bool = False) -> str:
-    """The scores in a sentence, of the first few tasks; ``as_0_1`` as in :func:`perl.evaluation.table.markdown`."""
-    sentences = [_sentence(task) for task in _tasks(results, as_0_1=as_0_1)[:_MOST_IN_HEADLINE]]
-    return " ".join(sentences)
+def headline(results: Results) -> str:
+    """The scores in a sentence, of the first few tasks."""
+    return " ".join(_sentence(task) for task in judged_together(results.tasks)[:_MOST_IN_HEADLINE])
 
 
-def results_lines(results: Results, *, as_0_1: bool = False) -> list[str]:
+def results_lines(results: Results) -> list[str]:
     """The table with its protocol and reservations, as ``perl eval`` writes it."""
-    return markdown(results, as_0_1=as_0_1).rstrip("\n").splitlines()
+    return markdown(results).rstrip("\n").splitlines()
 
 
-def reservations(results: Results, *, as_0_1: bool = False) -> list[str]:
+def reservations(results: Results) -> list[str]:
     """What a reader must not conclude from the scores."""
-    tasks = _tasks(results, as_0_1=as_0_1)
-    together = 1 if as_0_1 else sum(task.difference is not None for task in tasks)
+    tasks = judged_together(results.tasks)
+    together = sum(task.difference is not None for task in tasks)
     return [line for task in tasks for line in [*_of_difference(task, together), *_of_completions(task)]]
-
-
-def _tasks(results: Results, *, as_0_1: bool) -> Sequence[TaskResult]:
-    return results.tasks if as_0_1 else judged_together(results.tasks)
 
 
 def contamination(results: Results) -> list[str]:

@@ -22,7 +22,6 @@ from perl.reports.run_log import RunLog, number
 from perl.run.differing import flat
 from perl.run.ends import ends
 from perl.run.facts import best_disagreement, read_best
-from perl.run.folder import with_later_keys
 
 BEST, REWARD = "best", "reward"
 _OF_TASK = re.compile(r"(?P<task>.+)/(?P<metric>avg|pass)@(?P<k>\d+)")
@@ -188,7 +187,7 @@ def _best(run: RunLog) -> Measured | str:
     metric = str(found["metric"])
     rows = [row for row in run.rows if row.get("step") == found["step"]]
     stderr = next((e for row in rows if (e := number(row.get(f"eval/{metric}_stderr"))) is not None), math.nan)
-    way = {"metric": metric, **_flat({"eval": with_later_keys(run.settings).get("eval")})}
+    way = {"metric": metric, **_flat({"eval": run.settings.get("eval")})}
     return Measured(float(found["value"]), stderr, 1, tuple(map(str, way.items())), way)
 
 
@@ -200,9 +199,8 @@ def _logged(run: RunLog, name: str) -> Measured | str:
     value, error, steps = found
     way = {f"rewards.{key}": str(weight) for key, weight in _mapping(run.facts.get("rewards")).items()}
     if run.settings:
-        settings = with_later_keys(run.settings)
-        rollout = _mapping(settings.get("rollout"))
-        parts = {"rewards": settings.get("rewards"), "data": settings.get("data")}
+        rollout = _mapping(run.settings.get("rollout"))
+        parts = {"rewards": run.settings.get("rewards"), "data": run.settings.get("data")}
         way = _flat({**parts, "rollout": {key: rollout[key] for key in _SAMPLING if key in rollout}})
     return Measured(value, error, steps, tuple(map(str, sorted(way.items()))), way)
 

@@ -23,7 +23,6 @@ from perl.recipe.sections import PeftSection
 from perl.recipe.train_fields import train_fields
 from perl.reports.run_log import RunLog
 from perl.run.differing import DASH, NOTHING, as_text, flat
-from perl.run.folder import with_later_keys
 
 SEEDS = ("train.seed", "train.data_seed")
 _SEED = 42
@@ -111,10 +110,10 @@ def _beside(column: Mapping[str, str], own: Mapping[str, str], other: Mapping[st
 
 
 def _recipe(run: RunLog) -> dict[str, str]:
-    """As it was saved; what its version did not know of as it is by default."""
+    """As it was saved."""
     if not run.settings:
         return {}
-    sections: dict[str, Any] = dict(without_secrets(with_later_keys(run.settings)))
+    sections: dict[str, Any] = dict(without_secrets(run.settings))
     sections["peft"] = _resolved(sections.get("peft"))
     found = {key: _plain(text) for key, text in flat(sections).items() if _counts(key)}
     return found | {"train.seed": str(seed_of(run))}
