@@ -43,12 +43,3 @@ def test_what_would_be_another_step_is_another_recipe(processes, train, says):
     opened(1, per_device_train_batch_size=16)
     with pytest.raises(RunFolderError, match=says):
         opened(processes, **train)
-
-
-def test_a_run_of_an_older_version_is_planned_again_for_the_processes_that_it_had():
-    run = opened(2, per_device_train_batch_size=8)
-    del run.facts["started_with"]
-    run.record(hardware={"device": "cpu", "count": 2})
-    with pytest.raises(RunFolderError, match="comes to 2 there, 1 here"):
-        opened(1, per_device_train_batch_size=8)
-    assert opened(1, per_device_train_batch_size=16).path == Path("run")
