@@ -34,10 +34,10 @@ check: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m quick
 
 test: lint $(VLLM)/installed
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not nightly'
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m 'not nightly'
 
 test-all: lint $(VLLM)/installed
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40
 
 readme: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m nightly tests/documents -k README

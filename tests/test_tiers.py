@@ -23,10 +23,6 @@ def test_each_tier_is_a_target_and_ci_runs_the_promises_and_the_readme():
         "test": "'not nightly'",
         "test-all": "",
     }
-    assert re.findall(r"^make (\w+)", (CHECKOUT / ".ci" / "run").read_text(), re.MULTILINE) == [
-        "quickstart",
-        "test",
-        "readme",
-        "site",
-    ]
+    commands = re.findall(r"^make (?:-j2 )?(\w+)", (CHECKOUT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert commands == ["quickstart", "test", "readme", "site"]
     assert "readme: " in makefile

@@ -80,3 +80,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _name(item: pytest.Item) -> str:
     return getattr(item, "originalname", None) or item.name
+
+
+# Lines of each failure that are shown again at the end; with a line for its name, four failures fill a screen.
+LAST_LINES = 9
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Says once more, below all else, which tests failed and why: what one reads first of a long output."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    failed = [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())] if reporter else []
+    if hasattr(config, "workerinput") or not failed:
+        return
+    reporter.write_sep("=", f"{len(failed)} failed; the first of them", red=True)
+    for report in failed[:4]:
+        reporter.write_line(f"{report.nodeid} ({report.when})", red=True)
+        for line in report.longreprtext.splitlines()[-LAST_LINES:]:
+            reporter.write_line(f"    {line[:200]}")
