@@ -1,15 +1,16 @@
 """Trackers that cannot work are refused in one line each, before a model loads and without asking any of them."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerState
 
 from perl.errors import MissingExtraError, PerlError, RecipeError
 from perl.recipe.optional_packages import Package
 from perl.recipe.tracker_checks import named_trackers, unusable_trackers
 from perl.trainer.config import PeftRLConfig
-from perl.trainer.trackers.place import Place
-from perl.trainer.trackers.registry import TRACKERS
+from perl.trainer.trackers import KeptRuns
 from tests.ports import free_port
 from tests.training.test_interruptions import RECIPE, TRIPWIRE
 from tests.training.tracker_fixtures import INSTALLED, MODULES, SQL, needs
@@ -69,9 +70,10 @@ def test_a_database_whose_driver_is_missing_is_refused_before(monkeypatch):
 def test_a_server_that_does_not_answer_is_a_line(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    run = TRACKERS["mlflow"].ours()
+    args = PeftRLConfig(str(tmp_path), use_cpu=True, report_to=["mlflow"])
+    trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[]))
     with pytest.raises(PerlError) as raised:
-        run.open_run(Place(tmp_path, "project", "name"))
+        KeptRuns(trainer).on_train_begin(args, TrainerState())
     assert str(raised.value).startswith("report_to: mlflow takes no run: ")
     assert "secret" not in str(raised.value)
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from perl.training.callbacks.graceful_stop import GracefulStop as GracefulStop
     from perl.training.callbacks.hub_checkpoints import HubCheckpoints as HubCheckpoints
     from perl.training.callbacks.live_progress import LiveProgress as LiveProgress
-    from perl.training.callbacks.tracked import TrackedTables as TrackedTables
 
 _HOMES = {
     "BenchmarkScores": "perl.training.callbacks.benchmark_scores",
@@ -28,7 +27,6 @@ _HOMES = {
     "LearningCurves": "perl.trainer.callbacks.learning_curves",
     "LiveProgress": "perl.training.callbacks.live_progress",
     "SamplesLog": "perl.trainer.callbacks.samples_log",
-    "TrackedTables": "perl.training.callbacks.tracked",
     "UpdateSpectrum": "perl.trainer.callbacks.update_spectrum",
 }
 
@@ -41,7 +39,6 @@ __all__ = [
     "LearningCurves",
     "LiveProgress",
     "SamplesLog",
-    "TrackedTables",
     "UpdateSpectrum",
 ]
 

@@ -52,7 +52,7 @@ from perl.trainer.rollout_choice import choose_backend
 from perl.trainer.rollout_source import RolloutSource
 from perl.trainer.signal_checks import taught_alone
 from perl.trainer.teaching import TeacherModel, Teaching, check_prompts, context_of
-from perl.trainer.trackers.registry import follow_runs
+from perl.trainer.trackers import KeptRuns
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         RecipeError: The user gave two callbacks of a kind.
     """
     bind_callbacks(trainer)
-    follow_runs(trainer)
+    trainer.callback_handler.callbacks.insert(0, KeptRuns(trainer))
     trainer.add_callback(AdapterCallback(trainer))
     if not any(isinstance(callback, HealthAlarms) for callback in trainer.callback_handler.callbacks):
         alarms = HealthAlarms()

@@ -11,6 +11,7 @@ import torch
 from trl import GRPOConfig
 
 from perl.errors import RecipeError, did_you_mean, raise_all
+from perl.hub.gate.hidden import without_secrets
 from perl.methods.registry import METHODS
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.quantisations import QUANTIZATIONS
@@ -347,6 +348,11 @@ class PeftRLConfig(GRPOConfig):
         check_staleness(self, self.rollout)
         self._check_deepspeed()
         self.peft, self.teacher, prompts_section(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments as transformers shows them to trackers and logs: without passwords, keys and tokens."""
+        shown: dict[str, Any] = without_secrets(super().to_dict())
+        return shown
 
     def _choose_strategy(self, *, on_cpu: bool) -> None:
         """Sets DeepSpeed up where the strategy or the user asks for it."""

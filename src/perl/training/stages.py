@@ -68,13 +68,13 @@ from perl.trainer.callbacks.learning_curves import LearningCurves
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.samples_log import SamplesLog
 from perl.trainer.shown_settings import shown_algorithm
+from perl.trainer.trackers import log_scores
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.graceful_stop import GracefulStop
 from perl.training.callbacks.hosted import Hosted
 from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
 from perl.training.callbacks.run_record import RunRecord
-from perl.training.callbacks.tracked import TrackedTables, track_scores
 from perl.training.checked_recipe import checked_recipe
 from perl.training.forecast_text import forecast_lines
 from perl.training.on_ray import train_on_ray
@@ -191,7 +191,7 @@ def _carry_out(plan: Plan, run: Run) -> None:
         if plan.recipe.hub.push == "best":
             score_best(plan, trainer, run)
         if processes.main:
-            track_scores(trainer.args, run.path / "eval", trainer.state.global_step)
+            log_scores(trainer, run.path / "eval")
     processes.meet()  # what the main process calls done is so on all of them
 
 
@@ -396,7 +396,7 @@ def _callbacks(plan: Plan, run: Run) -> list[TrainerCallback]:
     scores = between_steps(plan, run)
     pushing = [HubCheckpoints(hub.repo_id, private=hub.private, run=run)] if hub.push == "every_save" else []
     live = [LiveProgress(say=logger.info)] if logger.isEnabledFor(logging.INFO) else []
-    logs = [LearningCurves(run.path, title=_title(run)), SamplesLog(run.path), TrackedTables(run.path), RunRecord(run)]
+    logs = [LearningCurves(run.path, title=_title(run)), SamplesLog(run.path), RunRecord(run)]
     return [*([scores] if scores else []), *pushing, *logs, *live, Hosted(run)]
 
 
