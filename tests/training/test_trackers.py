@@ -19,7 +19,7 @@ from perl.trainer.config import PeftRLConfig
 from perl.trainer.trackers import FILE, KeptRuns
 from tests.training.tracker_fixtures import INSTALLED, SQL
 
-SCORES = {"eval/final/sums/avg@2/base": 50.0, "eval/final/sums/avg@2/adapter": 75.0}
+SCORES = {"eval/final/sums/avg@2/base": 0.5, "eval/final/sums/avg@2/adapter": 0.75}
 SCRIPT = """
 import json, pathlib, sys
 from perl import PeftGRPOTrainer, PeftRLConfig

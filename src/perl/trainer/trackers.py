@@ -39,6 +39,7 @@ class KeptRuns(TrainerCallback):
             trainer: Whose callbacks write to the trackers.
         """
         self._callbacks = trainer.callback_handler.callbacks
+        self.mlflow_run: str | None = None
 
     def on_train_begin(self, args: GRPOConfig, state: TrainerState, *_: object, **__: object) -> None:
         """Finds the runs that belong to this training, or names new ones, and keeps which they are.
@@ -67,6 +68,7 @@ class KeptRuns(TrainerCallback):
         if args.trackio_static_space_id is None:
             args.trackio_static_space_id = False  # else a push copies all metrics into a new Space
         _set("MLFLOW_RUN_ID", ids.get("mlflow"))
+        self.mlflow_run = os.environ.get("MLFLOW_RUN_ID")
         if "wandb" in ids:
             _open_wandb(ids["wandb"], project, name)
         for callback in self._callbacks:
@@ -91,6 +93,8 @@ def log_scores(trainer: GRPOTrainer, folder: Path) -> None:
     }
     kinds = theirs.WandbCallback, theirs.MLflowCallback, theirs.TrackioCallback, theirs.TensorBoardCallback
     for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, KeptRuns) and callback.mlflow_run is not None:
+            os.environ["MLFLOW_RUN_ID"] = callback.mlflow_run  # MLflow removes it as it opens the run
         if isinstance(callback, kinds):
             try:
                 callback.on_log(trainer.args, trainer.state, trainer.control, logs=dict(scores))
@@ -127,7 +131,7 @@ def _new_mlflow_run(project: str | None, name: str) -> str:
 # For trackio the id is the run's name, for TensorBoard its folder.
 _NAMES = {
     "mlflow": _new_mlflow_run,
-    "tensorboard": lambda *_: theirs.default_logdir(),
+    "tensorboard": lambda *_: _new_id(None, "tensorboard"),
     "trackio": _new_id,
     "wandb": lambda *_: secrets.token_hex(4),
 }
