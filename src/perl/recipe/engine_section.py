@@ -19,7 +19,7 @@ _OF_RAY = ("address", "restarts", "storage")
 _OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides", "python")
 
 
-def checked_cluster(address: str | None) -> str | None:
+def _checked_cluster(address: str | None) -> str | None:
     """The address of a Ray cluster as it was given.
 
     Raises:
@@ -101,7 +101,7 @@ class EngineSection(Section):
         description="With verl: Python that has verl and this package, for perl train; None: this one.",
     )
 
-    _check_address = field_validator("address")(checked_cluster)
+    _check_address = field_validator("address")(_checked_cluster)
 
     @model_validator(mode="before")
     @classmethod

@@ -21,19 +21,16 @@ _KEPT_BYTES = 2**20
 
 
 @contextlib.contextmanager
-def own_folder(prefix: str = _PREFIX) -> Iterator[Path]:
+def own_folder() -> Iterator[Path]:
     """A folder for Ray that no other program takes for the cluster of this machine; it is deleted after the block.
 
     Those that killed runs have left are deleted too: a run holds a lock in its own, which ends with its process.
-
-    Args:
-        prefix: Of its name; folders of other names are another matter.
     """
     place = Path(tempfile.gettempdir())
-    for left in place.glob(f"{prefix}*"):
+    for left in place.glob(f"{_PREFIX}*"):
         if _is_dead(left):
             shutil.rmtree(left, ignore_errors=True)
-    own = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     with (own / _OWNER).open("w") as owner:
         fcntl.flock(owner, fcntl.LOCK_EX)
         owner.write(str(os.getpid()))

@@ -44,9 +44,6 @@ class Conduct:
         model: The base that all cells have and map; None: each loads its own.
         alone: Titles of arms whose cells change the weights of the servers that all share, so that no other cell may
             use these meanwhile.
-        ray: Address of the Ray cluster on which cells train; None: on this machine.
-        processes: Of a cell, the most that one has.
-        on_cpu: No cell trains on a GPU.
         score: Of which adapter; a done cell without that of its last one is scored again.
     """
 
@@ -59,9 +56,6 @@ class Conduct:
     model: ModelSection | None = None
     alone: frozenset[str] = frozenset()
     score: Literal["final", "best"] = "final"
-    ray: str | None = None
-    processes: int = 1
-    on_cpu: bool = True
 
     def may_begin(self, cell: Cell, running: Collection[Cell]) -> bool:
         """Whether a cell can train beside those that do."""

@@ -78,8 +78,7 @@ def cost_lines(planned: Study) -> Iterator[str]:
     yield f"{upper}{cells} cells, {duration(low)} to {duration(high)} of training one after the other (derived)"
     side = f"{file.at_once} at once, {counted(file.threads, 'thread')} each"
     together = max(cost.memory for cost in costs) * file.at_once
-    shared = ", of which the base is held once where cells share it" if file.ray is None else " over all nodes"
-    yield f"{side}: up to {together:.2f} GiB{shared}"
+    yield f"{side}: up to {together:.2f} GiB, of which the base is held once where cells share it"
     if len(file.seeds.score) < 2:
         yield "one seed scores: there will be no error over seeds, and no difference can be told from chance"
     if file.budget is not None:

@@ -1,4 +1,4 @@
-"""What starts the cells of a study: a process of this machine that forks one for each, or a Ray cluster.
+"""What starts the cells of a study: a process that forks one for each.
 
 Conduct -> Starter; it is started when the first cell is to begin, and ends with the study
 """
@@ -136,20 +136,10 @@ def crew(conduct: Conduct, check: Callable[[Path], None] = lambda _: None) -> It
         def hire() -> Starter:
             if not started:
                 check(conduct.folder)
-                started.append(opened.enter_context(_started(conduct) if conduct.ray is None else _on_ray(conduct)))
+                started.append(opened.enter_context(_started(conduct)))
             return started[0]
 
         yield hire
-
-
-@contextmanager
-def _on_ray(conduct: Conduct) -> Iterator[Starter]:
-    from perl.training.studies.on_ray import OnRay, cells_on_ray  # which imports what trains
-
-    assert conduct.ray is not None  # noqa: S101 (of one that has it)
-    how = OnRay(conduct.ray, conduct.threads, conduct.processes, conduct.on_cpu)
-    with cells_on_ray(how, conduct.recipe, conduct.folder) as cells:
-        yield cells
 
 
 @contextmanager

@@ -186,11 +186,6 @@ def _work(job: Job, command: Command, parent: int, alive: tuple[int, int]) -> in
         return _trained(command, job.arguments, job.until, job.output)
 
 
-def alone(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
-    """Trains a cell in a process of its own, as a task on another machine starts it; see :class:`Job`."""
-    return _trained(command, arguments, until, output)
-
-
 def _trained(command: Command, arguments: Sequence[str], until: int | None, output: str) -> int:
     from perl.run.host import hosted_by
     from perl.training.studies.pause import PausedAfter

@@ -164,12 +164,9 @@ def conduct_of(planned: Study, folder: Path, some: "Sequence[Served] | None" = N
         planned.recipe,
         planned.every,
         *how,
-        model=shared if file.ray is None else None,
+        model=shared,
         alone=alone,
         score=file.score,
-        ray=file.ray,
-        processes=max(recipe.engine.processes or 1 for recipe in recipes),
-        on_cpu=all(recipe.engine.device == "cpu" for recipe in recipes),
     )
 
 

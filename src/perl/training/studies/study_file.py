@@ -12,7 +12,6 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perl.errors import Mistake, RecipeError, raise_all
-from perl.recipe.engine_section import checked_cluster
 from perl.recipe.layers import Layer, layer_of_mapping, read_yaml
 from perl.recipe.section import Section, SettingError
 from perl.recipe.validation import mistakes_of
@@ -73,9 +72,6 @@ class StudyFile(Section):
     halving: Halving | None = Field(None, description="Who is trained to the end: {at: [0.25, 0.5], keep: 0.5}.")
     at_once: int = Field(1, ge=1, description="Cells that train at the same time.")
     threads: int = Field(1, ge=1, description="CPU threads of each.")
-    ray: str | None = Field(
-        None, min_length=1, description="Ray cluster whose nodes train the cells: HOST:PORT, auto or local; None: none."
-    )
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -95,8 +91,6 @@ class StudyFile(Section):
         if empty or not all(value):
             raise ValueError(f"{empty[0]} has no value" if empty else "names no setting that varies")
         return value
-
-    _check_ray = field_validator("ray")(checked_cluster)
 
     @model_validator(mode="after")
     def _check_keys(self) -> "StudyFile":

@@ -28,8 +28,8 @@ from perl.training.checked_recipe import checked_recipe
 from perl.training.studies.cells import Candidate, as_overrides, at_baseline, candidates, canonical, cell_name, titled
 from perl.training.studies.study_file import StudyFile, read_study
 
-# How many cells train at once, for how long and where decides no result.
-_HOW = ("at_once", "budget", "ray")
+# How many cells train at once and for how long decides no result.
+_HOW = ("at_once", "budget")
 _EARLIER = "earlier-"
 
 
@@ -107,7 +107,6 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
     raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     raise_all(RecipeError, list(_absent_mistakes(file, layer)))
     mistakes += [*_baseline_mistakes(file, found, layer), *_score_mistakes(file, recipes, layer)]
-    mistakes += [*_ray_mistakes(file, recipes, layer)]
     mistakes += [*_halving_mistakes(file, recipes, layer), *_name_mistakes(found, layer)]
     raise_all(RecipeError, mistakes)
     _check_at_baseline(recipe, every, file, found, layer)
@@ -181,16 +180,6 @@ def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) 
         yield Mistake(
             "pauses cells of one process only", layer.where(("halving",)), "leave it out, or engine.processes"
         )
-
-
-def _ray_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
-    """A study sends whole cells to a cluster, whose recipes then need none."""
-    if any(recipe.engine.on_ray for recipe in recipes):
-        what = "engine.name: ray spreads one run over a cluster, and a study has many"
-        yield Mistake(what, layer.where(("recipe",)), "engine.name: local, and in the study ray: auto or HOST:PORT")
-    if file.ray is not None and any(one.rollout.addresses and one.rollout.sync_folder is None for one in recipes):
-        what = "servers get adapters through a folder of each cell's, which is on a node of the cluster alone"
-        yield Mistake(what, layer.where(("ray",)), "rollout.sync_folder: a folder that all nodes and servers have")
 
 
 def step_of(share: float, steps: int) -> int:
