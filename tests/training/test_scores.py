@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import perl
-from perl.errors import PerlError, RunFolderError
+from perl.errors import PerlError
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
 from perl.hub.card.candidate import find_candidate, identity_mistakes
@@ -19,7 +19,6 @@ from perl.run.facts import best_disagreement
 from perl.run.folder import Run, sha256_of
 from perl.sandbox import load_problems
 from perl.training.stages import prepare, read_recipe
-from perl.training.studies.choose import score_of
 
 QUESTIONS = 32
 TASKS = {"tasks": [{"name": "sandbox:chain", "limit": None}], "k": 2, "limit": 6, "max_completion_length": 24}
@@ -110,7 +109,6 @@ def test_another_best_adapter_or_score_than_the_run_kept_is_refused(run, tmp_pat
     record, weights = copied.path / "best" / "best.json", copied.path / "best" / "adapter" / WEIGHTS
     best = json.loads(record.read_text())
     assert identity_mistakes(find_candidate(copied, "best")) == []
-    assert score_of(copied.path, "best") == pytest.approx(best["value"])
     metrics = {**best["metrics"], "eval/sandbox:chain/avg@2": 0.99}
     other = 4 if best["step"] == 2 else 2
     for changed, said in (
@@ -123,8 +121,6 @@ def test_another_best_adapter_or_score_than_the_run_kept_is_refused(run, tmp_pat
         record.write_text(json.dumps({**best, **changed}))
         (mistake,) = identity_mistakes(find_candidate(copied, "best"))
         assert said in str(mistake)
-        with pytest.raises(RunFolderError, match=said):
-            score_of(copied.path, "best")
     record.write_text(json.dumps(best))
     weights.write_bytes((run.adapter / WEIGHTS).read_bytes() if best["step"] == 2 else b"of another run")
     (mistake,) = identity_mistakes(find_candidate(copied, "best"))

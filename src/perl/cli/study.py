@@ -24,27 +24,22 @@ A study:
 )
 @click.argument("study", metavar="STUDY.yaml", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder [default: runs/studies/NAME].")
-@click.option("--new-plan", is_flag=True, help="The study was changed: keep the old plan, with its results, beside it.")
 @click.option("--dry-run", is_flag=True, help="Print cells, memory and time; load no weights.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def command(study: Path, output: Path | None, *, new_plan: bool, dry_run: bool, quiet: bool) -> int:
+def command(study: Path, output: Path | None, *, dry_run: bool, quiet: bool) -> int:
     """Carry out STUDY.yaml, or go on with it where it was stopped; every cell is an ordinary run."""
     set_up_output(quiet=quiet)
     if dry_run:
-        from perl.training.studies.written_plan import load_study
+        from perl.training.studies.plan import load_study
 
         planned = load_study(study)  # before what costs seconds to import
         from perl.training.studies.cost import cost_lines
 
         say("\n".join(cost_lines(planned)))
-        if any(recipe.rollout.addresses for recipe in planned.recipes):
-            from perl.training.studies.shared_servers import room_lines
-
-            say("\n".join(room_lines(planned, output)))
         return EXIT_DONE
     from perl.training.studies.run_study import study as carry_out
 
-    result = carry_out(study, output, new_plan=new_plan)
+    result = carry_out(study, output)
     if not quiet:
         say("\n".join(result.lines()))
     return EXIT_FAILED if result.unfinished else EXIT_DONE

@@ -26,7 +26,6 @@ from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.packed import is_packed, parts_of
 from perl.policy.hub_lookup import look_up
-from perl.policy.mapped_base import load_mapped
 from perl.policy.quantised import (
     half_precision,
     mark_as,
@@ -95,8 +94,6 @@ def load_base(
     check_quantisation(section, device)
     source = resolve_model(section.name)
     with _explained(section):
-        if spread is None and (held := load_mapped(section, source, device, strategy)) is not None:
-            return held.eval()
         model = AutoModelForCausalLM.from_pretrained(
             source,
             revision=section.revision,

@@ -36,7 +36,6 @@ from perl.launch.together import Together, comes_true, said_once, see_files, tog
 from perl.methods.registry import METHODS
 from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
 from perl.policy.guards import check_saved_adapter, check_saved_model
-from perl.policy.mapped_base import own_base
 from perl.policy.model import (
     answering_fingerprint,
     base_dtype,
@@ -180,7 +179,7 @@ def _carry_out(plan: Plan, run: Run) -> None:
     with processes.failing_together():
         if plan.judging is not None:
             start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
-        with _located(plan.recipe), own_base(wanted=_writes_the_base(plan.recipe.peft)):
+        with _located(plan.recipe):
             model = load_base(plan.recipe.model, plan.arguments.device, plan.arguments.strategy)
         _record_identity(plan, model, run)
         score_base(plan, model, run)
@@ -229,11 +228,6 @@ def _trains_the_bases(peft: PeftSection) -> bool:
     method = METHODS.get(peft.method if peft.type is None else "")
     named = peft.type == "LN_TUNING" or bool((peft.kwargs or {}).get("modules_to_save"))
     return named or (method is not None and method.trains_the_bases)
-
-
-def _writes_the_base(peft: PeftSection) -> bool:
-    """Whether the recipe trains the base itself, not copies of its tensors, so that nobody else may have it."""
-    return peft.type is None and peft.method in METHODS and not METHODS[peft.method].config
 
 
 def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:

@@ -5,10 +5,12 @@ import math
 
 import pytest
 
-from perl.training.studies.cells import Candidate, cells_of
-from perl.training.studies.choose import better_share, choose, reward_at, score_of
-from perl.training.studies.run_study import conduct_of
-from perl.training.studies.written_plan import load_study
+from perl.errors import RunFolderError
+from perl.training.studies.cells import Candidate, Cell
+from perl.training.studies.choose import better_share, choose
+from perl.training.studies.processes import Ended
+from perl.training.studies.results import row_of
+from perl.training.studies.run_study import reward_at
 
 RATES = [Candidate({"peft.method": "lora"}, {"train.learning_rate": rate}) for rate in (1e-4, 1e-3, 1e-2, 1e-1)]
 SEEDS = (0, 1, 2)
@@ -50,26 +52,15 @@ def test_scores_and_rewards_are_those_of_the_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert reward_at(tmp_path, 20) == pytest.approx(0.155)  # the mean of steps 11 to 20
     assert reward_at(tmp_path, 3) == pytest.approx(0.02)
-    assert score_of(tmp_path) is None
-    facts = {"status": "done", "eval": {"a": {"adapter": 0.25, "base": 0.0}, "b": {"adapter": 0.75, "base": 0.0}}}
+    cell, done = Cell(RATES[0], 1, "score"), Ended("done")
+    assert row_of(cell, tmp_path, done, "").reason == "it has no score"
+    tasks = {"a": {"adapter": 0.25, "n": 4, "k": 2}, "b": {"adapter": 0.75, "n": 8, "k": 1}}
+    facts = {"status": "done", "trainable_parameters": 9, "eval": tasks, "fingerprint": {"adapter": "ab"}}
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    assert score_of(tmp_path) == pytest.approx(0.5)
-    assert score_of(tmp_path, "best") is None
-
-
-def test_cells_that_change_servers_have_them_to_themselves(tmp_path):
-    grid = {"peft.method": ["lora", "dora", "ia3", "vera"]}
-    served = {"rollout.backend": "vllm-server", "rollout.servers": ["http://127.0.0.1:1"]}
-    study = load_study(
-        {"recipe": "quickstart", "overrides": served, "grid": grid, "seeds": {"score": [1]}, "at_once": 3}
-    )
-    conduct = conduct_of(study, tmp_path)
-    lora, dora, ia3, vera = cells_of(study.candidates, [1], "score")
-    assert conduct.alone == {"dora", "ia3"}
-    assert [conduct.may_begin(one, [lora]) for one in (lora, dora, ia3, vera)] == [True, False, False, True]
-    assert [conduct.may_begin(one, [dora]) for one in (lora, ia3)] == [False, False]
-    assert not conduct.may_begin(lora, [vera, lora, vera])
-    assert conduct.may_begin(dora, [])
-    assert (
-        conduct_of(load_study({"recipe": "quickstart", "grid": grid, "seeds": {"score": [1]}}), tmp_path).alone == set()
-    )
+    row = row_of(cell, tmp_path, done, "perl train")
+    assert row.score == pytest.approx(0.5)
+    assert (row.completions, row.parameters, row.adapter, row.command) == (16, 9, "ab", "perl train")
+    assert row_of(cell, tmp_path, Ended("failed", "why"), "").score is None
+    (tmp_path / "run.json").write_text(json.dumps({**facts, "eval": {"a": {"adapter": None, "n": 4, "k": 2}}}))
+    with pytest.raises(RunFolderError, match="its scores are malformed"):
+        row_of(cell, tmp_path, done, "")

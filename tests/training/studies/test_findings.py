@@ -1,16 +1,16 @@
 """What a report says of scores, beside numbers that are computed here."""
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from perl.training.studies.cells import CHOOSES, SCORES, cells_of
-from perl.training.studies.choose import choose
 from perl.training.studies.findings import findings
+from perl.training.studies.plan import load_study
 from perl.training.studies.report import write_report
-from perl.training.studies.results import Row, StudyResult
-from perl.training.studies.written_plan import load_study
+from perl.training.studies.results import CHOSEN, Row, StudyResult, read_chosen
+from perl.training.studies.run_study import chosen_of
 
 METHODS, RATES = ("lora", "dora", "ia3"), (1e-4, 1e-3, 1e-2)
 CHOOSE, SCORE = (0, 1), (5, 6, 7, 8)
@@ -24,47 +24,33 @@ AT_BEST = {"lora": (0.60, 0.64, 0.66, 0.70), "dora": (0.63, 0.65, 0.72, 0.74), "
 DORA_AT_LORAS = (0.41, 0.44, 0.45, 0.52)
 
 
+def rows_for(candidate, seeds, stage, scores):
+    for cell, score in zip(cells_of([candidate], seeds, stage), scores, strict=True):
+        status, why = ("done", "") if score is not None else ("failed", "exit code 1")
+        settings, title = candidate.settings, candidate.title
+        yield Row(cell.name, title, settings, cell.seed, stage, status, score, why, data={"train": "v1"})
+
+
 @pytest.fixture
 def result(tmp_path):
     """A study of three methods whose cells are made up, and its results."""
-    grid = {"peft.method": [*METHODS], "train.learning_rate": [*RATES]}
     study = load_study(
         {
             "recipe": "quickstart",
-            "grid": grid,
+            "grid": {"peft.method": [*METHODS], "train.learning_rate": [*RATES]},
             "seeds": {"choose": [*CHOOSE], "score": [*SCORE]},
             "baseline": {"peft.method": "lora"},
         }
     )
-    found = StudyResult(tmp_path, "0" * 64)
-
-    def row(cell, stage, score):
-        one = cell.candidate
-        status, why = ("done", "") if score is not None else ("failed", "exit code 1")
-        found.rows.append(Row(cell.name, one.title, one.settings, cell.seed, stage, status, score, why, "perl train"))
-
-    by_rate = {name: [c for c in study.candidates if c.arm["peft.method"] == name] for name in METHODS}
-    for name in METHODS:
-        for candidate, scores in zip(by_rate[name], TRIED[name], strict=True):
-            for cell, score in zip(cells_of([candidate], CHOOSE, CHOOSES), scores, strict=True):
-                row(cell, CHOOSES, score)
-    known = {
-        (c.key, s): x
-        for n in METHODS
-        for c, row_ in zip(by_rate[n], TRIED[n], strict=True)
-        for s, x in zip(CHOOSE, row_, strict=True)
-        if x is not None
-    }
-    for arm in study.arms:
-        found.chosen[arm[0].title] = choose(arm, known, CHOOSE, {})
-    for name, place, scores in [
-        ("lora", 1, AT_BEST["lora"]),
-        ("dora", 2, AT_BEST["dora"]),
-        ("ia3", 1, AT_BEST["ia3"]),
-        ("dora", 1, DORA_AT_LORAS),
-    ]:
-        for cell, score in zip(cells_of([by_rate[name][place]], SCORE, SCORES), scores, strict=True):
-            row(cell, SCORES, score)
+    arms = dict(zip(METHODS, study.arms, strict=True))
+    found = StudyResult(tmp_path)
+    for name, arm in arms.items():
+        for candidate, scores in zip(arm, TRIED[name], strict=True):
+            found.rows += rows_for(candidate, CHOOSE, CHOOSES, scores)
+    found.chosen = chosen_of(study, found.rows)
+    for name, place in (("lora", 1), ("dora", 2), ("ia3", 1)):
+        found.rows += rows_for(arms[name][place], SCORE, SCORES, AT_BEST[name])
+    found.rows += rows_for(arms["dora"][1], SCORE, SCORES, DORA_AT_LORAS)
     return study, found
 
 
@@ -104,7 +90,7 @@ def _upper_tail(t):
     return float(np.trapezoid(density, x))
 
 
-def test_what_was_chosen_at_the_edge_and_what_failed_is_said(result, tmp_path):
+def test_what_was_chosen_at_the_edge_what_failed_and_other_data_are_said(result, tmp_path):
     study, found = result
     assert {arm.title: arm.at_edge for arm in findings(study, found).arms} == {
         "lora": (),
@@ -113,27 +99,28 @@ def test_what_was_chosen_at_the_edge_and_what_failed_is_said(result, tmp_path):
     }
     report = write_report(study, found).read_text()
     assert "dora (learning rate 0.01)" in report
+    assert "## All with what was chosen for lora: learning rate 0.001" in report
     assert "- Cells that failed or have not ended: 1." in report
     assert "`ia3_learning_rate-0.01_seed-1`: failed: exit code 1" in report
-    values = json.loads((tmp_path / "report.json").read_text())
-    assert values["findings"]["arms"][1]["best"]["mean"]["mean"] == pytest.approx(np.mean(AT_BEST["dora"]))
-    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"score_by_setting.png"}
+    assert "A data file was changed" not in report
+    assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["score_by_setting.png"]
+    found.rows[-1] = replace(found.rows[-1], data={"train": "v2"})
+    assert "A data file was changed" in write_report(study, found).read_text()
 
 
-def test_without_a_baseline_the_best_of_the_scores_is_corrected_for_all_pairs(tmp_path):
-    grid = {"peft.method": [*METHODS]}
-    study = load_study({"recipe": "quickstart", "grid": grid, "seeds": {"score": [*SCORE]}})
-    rows = [
-        Row(
-            cell.name, cell.candidate.title, cell.candidate.settings, cell.seed, SCORES, "done", score, "", "perl train"
-        )
-        for candidate, name in zip(study.candidates, METHODS, strict=True)
-        for cell, score in zip(cells_of([candidate], SCORE, SCORES), AT_BEST[name], strict=True)
-    ]
-    found = findings(study, StudyResult(tmp_path, "0" * 64, rows))
-    assert (found.reference, found.named_by, found.tests) == ("dora", "score", 3)
-    paired = np.subtract(AT_BEST["lora"], AT_BEST["dora"])
-    p = 2 * _upper_tail(abs(paired.mean() / (paired.std(ddof=1) / 2)))
-    lora = next(arm for arm in found.arms if arm.title == "lora")
-    assert lora.best.difference.p_value == pytest.approx(min(1.0, 2 * p), rel=1e-3)  # the second of three
-    assert "chosen by its own scores" in write_report(study, StudyResult(tmp_path, "0" * 64, rows)).read_text()
+def test_a_choice_is_read_as_it_was_written(result, tmp_path):
+    _, found = result
+    assert read_chosen(tmp_path) is None
+    found.write(CHOSEN)
+    assert read_chosen(tmp_path) == found.rows
+
+
+def test_without_a_baseline_the_first_arm_is_it_and_nothing_else_is_scored(tmp_path):
+    seeds = {"score": [*SCORE]}
+    study = load_study({"recipe": "quickstart", "grid": {"peft.method": [*METHODS]}, "seeds": seeds})
+    pairs = zip(study.candidates, METHODS, strict=True)
+    rows = [row for one, name in pairs for row in rows_for(one, SCORE, SCORES, AT_BEST[name])]
+    found = findings(study, StudyResult(tmp_path, rows))
+    assert (found.reference, found.tests) == ("lora", 2)
+    assert [arm.at_baseline for arm in found.arms] == [None] * 3
+    assert "No setting was chosen for each arm" in write_report(study, StudyResult(tmp_path, rows)).read_text()

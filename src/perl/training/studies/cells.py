@@ -1,6 +1,6 @@
 """The cells of a study: which settings each trains with, and what its run folder is called.
 
-StudyFile -> Arm, Candidate, Cell
+StudyFile -> Candidate, Cell
 
 An arm is one of what is compared; a candidate is an arm with a value for each setting that is chosen; a cell is a
 candidate with a seed. A setting of the adapter that a method does not have is left out for that method.
@@ -10,21 +10,22 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from perl.errors import Mistake, RecipeError, raise_all
 from perl.methods.registry import METHODS
-from perl.recipe.layers import Layer
 from perl.recipe.plain_yaml import PlainDumper
 from perl.training.studies.study_file import StudyFile
 
 METHOD = "peft.method"
 _OF_A_METHOD = ("peft.rank", "peft.alpha", "peft.dropout", "peft.target_modules")
 _LONGEST_NAME = 100
+
+CHOOSES, SCORES = "choose", "score"
+"""What a cell's seed is for, and the folder that it is in."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,29 @@ class Candidate:
         return titled(self.arm)
 
 
-CHOOSES, SCORES = "choose", "score"
-"""What a cell's seed is for, and the folder that it is in."""
-
-
 @dataclass(frozen=True)
 class Cell:
     """One run of a study.
 
     Attributes:
         stage: :data:`CHOOSES` or :data:`SCORES`.
-        name: Of its run folder, and of its log.
     """
 
     candidate: Candidate
     seed: int
     stage: str
-    name: str
+
+    @property
+    def name(self) -> str:
+        """Of its run folder and its log, the same whatever else is in the study."""
+        settings = self.candidate.settings
+        name = "_".join(_in_a_name(key, value) for key, value in settings.items())
+        plain = all(isinstance(value, str | int | float | bool | None) for value in settings.values())
+        if not (plain and len(name) <= _LONGEST_NAME and re.fullmatch(r"[\w.,+-]*", name)):
+            digest = hashlib.sha256(self.candidate.key.encode()).hexdigest()[:8]
+            short = re.sub(r"[^\w.,+-]+", "-", name)[:_LONGEST_NAME]
+            name = f"{short}_{digest}"
+        return f"{name}_seed-{self.seed}" if name else f"seed-{self.seed}"
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -79,60 +86,23 @@ class Cell:
         return (*as_overrides(self.candidate.settings), f"train.seed={self.seed}")
 
 
-def candidates(study: StudyFile, layer: Layer | None = None) -> list[Candidate]:
-    """Every candidate of the grid, in its order.
-
-    Raises:
-        RecipeError: Two cells of the grid are equal as they are written.
-    """
+def candidates(study: StudyFile) -> list[Candidate]:
+    """Every candidate of the grid once, in its order."""
     found: dict[str, Candidate] = {}
-    mistakes: list[Mistake] = []
-    written: set[str] = set()
     order = list(dict.fromkeys(key for block in study.grid for key in block))
     for block in study.grid:
         for values in itertools.product(*block.values()):
-            asked = dict(zip(block, values, strict=True))
-            same = canonical(asked)
-            if same in written:
-                where = layer.where(("grid",)) if layer is not None else "grid"
-                mistakes.append(Mistake(f"two cells are equal: {titled(asked)}", where, "write each value once"))
-            written.add(same)
-            kept = without_absent(asked, study.overrides)
+            kept = without_absent(dict(zip(block, values, strict=True)), study.overrides)
             arm = {key: kept[key] for key in order if key in kept and key not in study.chosen}
             chosen = {key: kept[key] for key in order if key in kept and key in study.chosen}
             one = Candidate(arm, chosen)
             found.setdefault(one.key, one)
-    raise_all(RecipeError, list(dict.fromkeys(mistakes)))
     return list(found.values())
 
 
 def cells_of(some: Sequence[Candidate], seeds: Sequence[int], stage: str) -> list[Cell]:
     """A cell for each candidate and seed, seed by seed, so that all candidates have as many when a study is ended."""
-    return [Cell(one, seed, stage, cell_name(one, seed)) for seed in seeds for one in some]
-
-
-def at_baseline(arm: Candidate, chosen: Mapping[str, Any], overrides: Mapping[str, Any]) -> Candidate:
-    """An arm with what was chosen for the baseline, as far as its method has such settings.
-
-    Args:
-        arm: One of its candidates.
-        chosen: Settings that were chosen for the baseline.
-        overrides: Of every cell.
-    """
-    kept = without_absent({**arm.arm, **chosen}, overrides)
-    return Candidate(arm.arm, {key: value for key, value in chosen.items() if key in kept})
-
-
-def cell_name(candidate: Candidate, seed: int) -> str:
-    """Name of a cell's run folder, the same whatever else is in the study."""
-    parts = [_slug(key, value) for key, value in candidate.settings.items()]
-    name = "_".join([*parts, f"seed-{seed}"])
-    plain = all(isinstance(value, str | int | float | bool | None) for value in candidate.settings.values())
-    if plain and len(name) <= _LONGEST_NAME and re.fullmatch(r"[\w.,+-]+", name):
-        return name
-    digest = hashlib.sha256(candidate.key.encode()).hexdigest()[:8]
-    short = re.sub(r"[^\w.,+-]+", "-", name)[:_LONGEST_NAME]
-    return f"{short}_{digest}"
+    return [Cell(one, seed, stage) for seed in seeds for one in some]
 
 
 def titled(settings: Mapping[str, Any]) -> str:
@@ -147,7 +117,7 @@ def counted(number: int, of: str) -> str:
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Settings as ``section.key=value``."""
-    return [f"{key}={_flow(value)}" for key, value in flat(settings)]
+    return [f"{key}={_on_one_line(value)}" for key, value in settings.items()]
 
 
 def canonical(value: object) -> str:
@@ -162,23 +132,13 @@ def without_absent(asked: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     return {key: value for key, value in asked.items() if key not in absent}
 
 
-def flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """``train: {max_steps: 4}`` as ``train.max_steps``; what stands under a whole key stays as it is."""
-    for key, value in settings.items():
-        if "." not in key and isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", one) for inner, one in value.items())
-        else:
-            yield key, value
-
-
-def _flow(value: object) -> str:
-    """A value as YAML on one line."""
+def _on_one_line(value: object) -> str:
     text = yaml.dump(value, Dumper=PlainDumper, default_flow_style=True, width=10**6, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _slug(key: str, value: object) -> str:
-    text = value if isinstance(value, str) else _flow(value)
+def _in_a_name(key: str, value: object) -> str:
+    text = value if isinstance(value, str) else _on_one_line(value)
     section, _, last = key.rpartition(".")
     return text if key == METHOD else f"{last if section in ('peft', 'train') else key}-{text}"
 
@@ -187,4 +147,4 @@ def _titled(key: str, value: object) -> str:
     last = key.rpartition(".")[2].replace("_", " ")
     if isinstance(value, str) and key in (METHOD, "algorithm"):
         return value
-    return f"{last} {value if isinstance(value, str) else _flow(value)}"
+    return f"{last} {value if isinstance(value, str) else _on_one_line(value)}"

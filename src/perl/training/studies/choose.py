@@ -1,24 +1,16 @@
-"""What a cell scored, and which candidate of each arm is the best on the seeds that choose.
+"""Which candidate of each arm is the best on the seeds that choose, and which are scored.
 
-run folders -> scores -> the chosen candidate of each arm
+scores of cells -> the chosen candidate of each arm -> candidates to score
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from statistics import fmean
 
-from perl.errors import PerlError, RunFolderError
 from perl.evaluation.metrics import error_of_mean
-from perl.run.facts import RUN_FACTS, best_disagreement, read_best
-from perl.run.folder import Run
-from perl.run.logs import read_log
-from perl.training.studies.cells import Candidate
-
-# Steps whose mean reward says how far a cell is that was not scored yet.
-_LAST_STEPS = 10
-TRAIN_AGAIN = "delete this folder, and the same command trains the cell again"
+from perl.training.studies.cells import Candidate, without_absent
+from perl.training.studies.plan import Study
 
 
 @dataclass(frozen=True)
@@ -34,57 +26,6 @@ class Chosen:
     candidate: Candidate | None
     scores: Mapping[str, float]
     good: tuple[Candidate, ...] = ()
-
-
-def score_of(folder: Path, of: Literal["final", "best"] = "final") -> float | None:
-    """A run's score: the mean over its tasks of avg@k of the adapter, or of the best one; None: it has none yet.
-
-    Raises:
-        RunFolderError: What stands there is no score.
-    """
-    try:
-        run = Run.read(folder)
-        if of == "best":
-            best = read_best(folder / "best")
-    except (PerlError, OSError, ValueError):
-        return None
-    if of == "best":
-        wrong = best_disagreement(best, read_log(run.metrics), done=run.status == "done")
-        if wrong:
-            raise RunFolderError(wrong, str(run.path), TRAIN_AGAIN)
-        return float(best["value"])
-    tasks = run.facts.get("eval") or {}
-    if run.status != "done" or not tasks:
-        return None
-    try:
-        score = sum(float(task["adapter"]) for task in tasks.values()) / len(tasks)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        score = math.nan
-    if not 0 <= score <= 1:
-        raise RunFolderError("its scores are not what a run writes", str(run.path / RUN_FACTS), TRAIN_AGAIN)
-    return score
-
-
-def completions_of(folder: Path) -> int:
-    """How many completions a run was scored by; 0: not known."""
-    try:
-        return sum(int(task["n"]) * int(task["k"]) for task in (Run.read(folder).facts.get("eval") or {}).values())
-    except (PerlError, AttributeError, KeyError, TypeError, ValueError):
-        return 0
-
-
-def drawing_error(score: float, completions: int) -> float:
-    """Standard error that drawing so many completions gives a score (binomial, as between 1 and 99 %); 0 for none."""
-    inside = min(max(score, 0.01), 0.99)
-    return math.sqrt(inside * (1 - inside) / completions) if completions else 0.0
-
-
-def reward_at(folder: Path, step: int) -> float | None:
-    """Mean reward of the last steps up to one, by which a cell that pauses there is judged; None: it has none."""
-    rows = read_log(folder / "metrics.jsonl")
-    rewards = [float(row["reward"]) for row in rows if row.get("reward") is not None and int(row["step"]) <= step]
-    last = rewards[-_LAST_STEPS:]
-    return sum(last) / len(last) if last else None
 
 
 def choose(
@@ -105,14 +46,20 @@ def choose(
         completions: By which a cell of a candidate was scored, by its key; 0: they were not drawn, or are not known.
     """
     each = {one.key: [scores[one.key, seed] for seed in seeds if (one.key, seed) in scores] for one in arm}
-    means = {key: sum(found) / len(found) if len(found) == len(seeds) else math.nan for key, found in each.items()}
+    means = {key: fmean(found) if len(found) == len(seeds) else math.nan for key, found in each.items()}
     whole = [one for one in arm if not math.isnan(means[one.key])]
     if not whole:
         return Chosen(None, means)
     best = max(whole, key=lambda one: means[one.key])
-    drawn = drawing_error(means[best.key], completions.get(best.key, 0) * len(seeds))
+    drawn = _drawing_error(means[best.key], completions.get(best.key, 0) * len(seeds))
     width = 2 * max(error_of_mean(each[best.key]), drawn) if len(seeds) > 1 else 0.0
     return Chosen(best, means, tuple(one for one in whole if means[one.key] >= means[best.key] - width))
+
+
+def _drawing_error(score: float, completions: int) -> float:
+    """Standard error that drawing so many completions gives a score (binomial, as between 1 and 99 %); 0 for none."""
+    inside = min(max(score, 0.01), 0.99)
+    return math.sqrt(inside * (1 - inside) / completions) if completions else 0.0
 
 
 def better_share(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: float) -> list[Candidate]:
@@ -127,3 +74,29 @@ def better_share(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: f
     count = min(len(known), math.ceil(keep * len(arm) - 1e-9))
     best = sorted(known, key=lambda one: -rewards[one.key])[:count]
     return [one for one in arm if one in best]
+
+
+def finalists(study: Study, chosen: Mapping[str, Chosen]) -> list[Candidate]:
+    """What is scored: each arm as it was chosen, and as it is with what was chosen for the baseline.
+
+    The second, whether or not it was tried for that arm, is how studies compare that use one rate for all; beside the
+    first it shows what that hides.
+    """
+    best = [one.candidate for one in chosen.values()]
+    all_alike = [at_baseline(study, chosen, arm[0]) for arm in study.arms]
+    return list({one.key: one for one in (*best, *all_alike) if one is not None}.values())
+
+
+def at_baseline(study: Study, chosen: Mapping[str, Chosen], arm: Candidate) -> Candidate | None:
+    """An arm with what was chosen for the baseline, as far as its method has such settings.
+
+    Args:
+        study: That names a baseline; else nothing is.
+        chosen: Of each arm.
+        arm: One of its candidates.
+    """
+    of_baseline = chosen[study.baseline].candidate if study.file.baseline and study.baseline in chosen else None
+    if of_baseline is None:
+        return None
+    kept = without_absent({**arm.arm, **of_baseline.chosen}, study.file.overrides)
+    return Candidate(arm.arm, {key: value for key, value in of_baseline.chosen.items() if key in kept})

@@ -1,27 +1,25 @@
-"""How each cell of a study ended, and what was chosen.
+"""What became of each cell of a study, as its run folder tells, and what was chosen.
 
-cells -> DIR/results.json, a table for a terminal
+run folder -> Row -> DIR/chosen.json, DIR/results.json, a table for a terminal
 """
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from perl.errors import RunFolderError
 from perl.run.files import write_text
+from perl.run.folder import Run
 from perl.run.tables import plain_table
-from perl.run.warned import warn
-from perl.training.studies.cells import SCORES, canonical, titled
-from perl.training.studies.choose import TRAIN_AGAIN, Chosen, score_of
-from perl.training.studies.conduct import noted_scores
+from perl.training.studies.cells import SCORES, Cell, titled
+from perl.training.studies.choose import Chosen
+from perl.training.studies.processes import Ended
 
-_RESULTS, _CHOSEN = "results.json", "chosen.json"
+CHOSEN = "chosen.json"
 _ENDED = ("done", "ended early")  # as the plan has it
-_PUT_BACK = "put back what was there, or another --output"
 
 
 @dataclass(frozen=True)
@@ -30,9 +28,15 @@ class Row:
 
     Attributes:
         stage: What its seed is for: ``choose`` or ``score``.
-        score: See ``score`` of the study; None: it has none.
+        status: As :class:`perl.training.studies.processes.Ended` has it.
+        score: The mean over its tasks of avg@k of the adapter; None: it has none.
         reason: Why, in one line.
         command: That trains it alone.
+        completions: By which it was scored.
+        parameters: That train.
+        adapter: SHA-256 of its weights.
+        seconds: That it took.
+        data: Versions of what it was trained on and holds out, where these are files or on the Hub.
     """
 
     name: str
@@ -41,9 +45,54 @@ class Row:
     seed: int
     stage: str
     status: str
-    score: float | None
-    reason: str
-    command: str
+    score: float | None = None
+    reason: str = ""
+    command: str = ""
+    completions: int = 0
+    parameters: int | None = None
+    adapter: str = ""
+    seconds: float = 0.0
+    data: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def row_of(cell: Cell, run: Path, ended: Ended, command: str) -> Row:
+    """A cell as its run folder has it.
+
+    Args:
+        cell: Which.
+        run: Its folder, if it has begun.
+        ended: How it ended.
+        command: That trains it alone.
+
+    Raises:
+        RunFolderError: What stands there is no score.
+    """
+    try:
+        facts = Run.read(run).facts
+    except RunFolderError:
+        facts = {}
+    tasks = facts.get("eval", {}) if ended.status == "done" else {}
+    try:
+        score = fmean(float(task["adapter"]) for task in tasks.values()) if tasks else None
+        completions = sum(int(task["n"]) * int(task["k"]) for task in tasks.values())
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"its scores are malformed: {error}", str(run)) from None
+    return Row(
+        name=cell.name,
+        arm=cell.candidate.title,
+        settings=cell.candidate.settings,
+        seed=cell.seed,
+        stage=cell.stage,
+        status=ended.status,
+        score=score,
+        reason="it has no score" if ended.status == "done" and score is None else ended.reason,
+        command=command,
+        completions=completions,
+        parameters=facts.get("trainable_parameters"),
+        adapter=facts.get("fingerprint", {}).get("adapter", ""),
+        seconds=facts.get("seconds", 0.0),
+        data=facts.get("data", {}),
+    )
 
 
 @dataclass
@@ -52,13 +101,11 @@ class StudyResult:
 
     Attributes:
         folder: Where.
-        plan: The plan's hash.
         rows: A row for each cell.
         chosen: Title of each arm -> its candidate.
     """
 
     folder: Path
-    plan: str
     rows: list[Row] = field(default_factory=list)
     chosen: dict[str, Chosen] = field(default_factory=dict)
 
@@ -75,101 +122,31 @@ class StudyResult:
             mean = f"{means[title]:.3f}" if title in means else "-"
             table.append([title, mean, f"{len(scores[title])}/{len(asked[title])}"])
         yield from plain_table(table)
-        for row in self.rows:
-            if row.status not in _ENDED:
-                yield f"{row.status}: {row.name}: {row.reason}"
-        yield f"results  {self.folder / 'results.json'}"
+        yield from (f"{row.status}: {row.name}: {row.reason}" for row in self.unfinished)
+        yield f"report   {self.folder / 'report.md'}"
+
+    def write(self, name: str) -> None:
+        """Writes a row for each cell, and what was chosen for each arm, into a file of the folder."""
+        chosen = {title: one.candidate.settings for title, one in self.chosen.items() if one.candidate is not None}
+        values = {"chosen": chosen, "cells": [asdict(row) for row in self.rows]}
+        write_text(self.folder / name, json.dumps(values, indent=2, default=str) + "\n")
 
     @property
     def unfinished(self) -> list[Row]:
-        """The cells without a result: those that failed, were lost, or that a used-up budget left out."""
-        return [row for row in self.rows if row.status not in _ENDED]
+        """The cells without a result: those that failed, have not ended, or were not scored."""
+        return [row for row in self.rows if row.status not in _ENDED or (row.status == "done" and row.score is None)]
 
 
-def write_chosen(result: StudyResult, choosing: Sequence[Row]) -> None:
-    """Writes ``chosen.json``: the candidate of each arm, and how the cells that chose had ended and scored."""
-    chosen = {title: one.candidate.key if one.candidate is not None else None for title, one in result.chosen.items()}
-    cells = {row.name: {"status": row.status, "reason": row.reason, "score": row.score} for row in choosing}
-    values = {"plan": result.plan, "chosen": chosen, "cells": cells}
-    write_text(result.folder / _CHOSEN, json.dumps({**values, "sha256": _hash_of(values)}, indent=2) + "\n")
-
-
-def read_chosen(folder: Path, plan: str) -> dict[str, Any] | None:
-    """What :func:`write_chosen` wrote; None: nothing was chosen yet.
-
-    Args:
-        folder: Of the study.
-        plan: Its plan's hash.
+def read_chosen(folder: Path) -> list[Row] | None:
+    """The cells by which was chosen, as ``chosen.json`` has them; None: nothing was yet.
 
     Raises:
-        RunFolderError: The file was changed by hand, is another study's, or is gone after cells were scored by it.
+        RunFolderError: The file is malformed.
     """
-    path = folder / _CHOSEN
-    if not path.exists():
-        if any((folder / "cells" / SCORES).glob("*/run.json")):
-            what = "is gone, and cells were scored by the choice in it, which would be made anew"
-            raise RunFolderError(what, str(path), _PUT_BACK)
-        return None
+    path = folder / CHOSEN
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        written = found.pop("sha256")
-        sound = written == _hash_of(found) and found["plan"] == plan
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        sound = False
-    if not sound:
-        what = "is not the choice that this study made: its hash differs"
-        raise RunFolderError(what, str(path), _PUT_BACK)
-    return dict(found)
-
-
-def write_results(result: StudyResult) -> None:
-    """Writes ``results.json``: a row for each cell, and what was chosen."""
-    chosen = {
-        title: {
-            "settings": one.candidate.settings if one.candidate is not None else None,
-            "within two standard errors": [good.settings for good in one.good],
-        }
-        for title, one in result.chosen.items()
-    }
-    values = {"plan": result.plan, "chosen": chosen, "cells": [vars(row) for row in result.rows]}
-    values = json.loads(json.dumps(values, default=str))
-    text = json.dumps({**values, "sha256": _hash_of(values)}, indent=2)
-    write_text(result.folder / _RESULTS, text + "\n")
-
-
-def check_results(folder: Path) -> None:
-    """Warns of a ``results.json`` that is not as it was written; what it says is read from the cells anew."""
-    path = folder / _RESULTS
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        sound = found.pop("sha256", None) == _hash_of(found)
+        return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     except FileNotFoundError:
-        return
-    except (OSError, ValueError, AttributeError, TypeError):
-        sound = False
-    if not sound:
-        warn("PRL349", "%s was changed by hand: it is written anew from the cells' folders", path)
-
-
-def check_scores(folder: Path, of: Literal["final", "best"], stages: Sequence[str]) -> None:
-    """Refuses cells whose files were changed since they ended, as far as their scores show it.
-
-    Args:
-        folder: Of the study.
-        of: Which adapter's.
-        stages: Whose cells' scores still count.
-
-    Raises:
-        RunFolderError: A cell scores otherwise than when it ended.
-    """
-    for name, before in noted_scores(folder).items():
-        for stage in stages:
-            place = folder / "cells" / stage / name
-            now = score_of(place, of)
-            if now is not None and now != before:
-                what = f"scored {before:.6g} when it ended and {now:.6g} now: its files, or scores.jsonl, were changed"
-                raise RunFolderError(what, str(place), TRAIN_AGAIN)
-
-
-def _hash_of(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(values).encode()).hexdigest()
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"is not what a study writes: {error}", str(path), "another --output") from None
