@@ -76,7 +76,6 @@ def test_a_list_of_grids_has_the_cells_of_all(tmp_path):
         ),
         ("train.max_steps: 2", "train.seed: 2", "mine.yaml:2: overrides"),
         ("train.max_steps: 2", "peft.rank: 2", "mine.yaml:2: overrides: peft.rank varies too"),
-        ("{train.max_steps: 2}", "{train.max_steps: -1}\nhalving: {}", "mine.yaml:3: halving: needs a number of steps"),
         ("seeds", "halving: {at: [0.5, 1.2]}\nseeds", "mine.yaml:7: halving.at"),
         ("max_steps: 2", "max_steps: 2, eval.enabled: false", "mine.yaml:1: recipe: cells are compared by"),
     ],
@@ -88,6 +87,13 @@ def test_mistakes_are_one_line_with_file_and_key(tmp_path, monkeypatch, before, 
     with pytest.raises(RecipeError) as raised:
         load_study("mine.yaml")
     assert any(str(mistake).startswith(line) for mistake in raised.value.mistakes), str(raised.value)
+
+
+def test_halving_needs_a_number_of_steps(tmp_path):
+    (tmp_path / "epochs.yaml").write_text("train: {num_train_epochs: 1}\n")
+    text = FILE.replace("quickstart", "epochs.yaml").replace("train.max_steps: 2", "train.beta: 0") + "halving: {}\n"
+    with pytest.raises(RecipeError, match=r"mine.yaml:9: halving: needs a number of steps"):
+        load_study(written(tmp_path, text))
 
 
 def test_a_study_without_anything_to_score_is_refused(tmp_path):

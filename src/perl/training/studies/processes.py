@@ -146,6 +146,7 @@ class CellProcesses:
     def _begun(self, cell: Cell) -> _Running:
         command = [sys.executable, "-P", "-m", "perl", *self.study.arguments(cell), "-o", str(self.run_of(cell))]
         with self._log_of(cell).open("ab") as log:
+            printed = log.tell()
             process = subprocess.Popen(  # noqa: S603 (ourselves)
                 command,
                 stdin=subprocess.DEVNULL,
@@ -154,7 +155,7 @@ class CellProcesses:
                 env={**os.environ, "OMP_NUM_THREADS": str(self.study.file.threads)},
                 start_new_session=True,  # a terminal's Ctrl-C comes by the study alone
             )
-            return _Running(cell, process, log.tell())
+            return _Running(cell, process, printed)
 
     def _has_ended(self, name: str, pause_at: Mapping[str, int]) -> bool:
         """Whether a cell's process has; one that is at the step of its pause is asked to."""

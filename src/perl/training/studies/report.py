@@ -89,7 +89,7 @@ def _at_baseline(found: Findings) -> Iterator[str]:
     shown = [(arm, arm.at_baseline) for arm in found.arms if arm.at_baseline is not None]
     if len(shown) < 2:
         return
-    setting = titled(shown[0][1].candidate.chosen)
+    setting = next(titled(scored.candidate.chosen) for arm, scored in shown if arm.title == found.reference)
     yield f"## All with what was chosen for {in_markdown(found.reference)}: {in_markdown(setting)}"
     yield ""
     order = sorted(shown, key=lambda one: -level(one[1]))
