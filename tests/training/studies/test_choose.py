@@ -8,7 +8,7 @@ import pytest
 from perl.errors import RunFolderError
 from perl.training.studies.cells import Candidate, Cell
 from perl.training.studies.choose import better_share, choose
-from perl.training.studies.processes import Ended
+from perl.training.studies.processes import CellEnd
 from perl.training.studies.results import row_of
 from perl.training.studies.run_study import reward_at
 
@@ -52,7 +52,7 @@ def test_scores_and_rewards_are_those_of_the_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert reward_at(tmp_path, 20) == pytest.approx(0.155)  # the mean of steps 11 to 20
     assert reward_at(tmp_path, 3) == pytest.approx(0.02)
-    cell, done = Cell(RATES[0], 1, "score"), Ended("done")
+    cell, done = Cell(RATES[0], 1, "score"), CellEnd("done")
     assert row_of(cell, tmp_path, done, "").reason == "it has no score"
     tasks = {"a": {"adapter": 0.25, "n": 4, "k": 2}, "b": {"adapter": 0.75, "n": 8, "k": 1}}
     facts = {"status": "done", "trainable_parameters": 9, "eval": tasks, "fingerprint": {"adapter": "ab"}}
@@ -60,7 +60,7 @@ def test_scores_and_rewards_are_those_of_the_run(tmp_path):
     row = row_of(cell, tmp_path, done, "perl train")
     assert row.score == pytest.approx(0.5)
     assert (row.completions, row.parameters, row.adapter, row.command) == (16, 9, "ab", "perl train")
-    assert row_of(cell, tmp_path, Ended("failed", "why"), "").score is None
+    assert row_of(cell, tmp_path, CellEnd("failed", "why"), "").score is None
     (tmp_path / "run.json").write_text(json.dumps({**facts, "eval": {"a": {"adapter": None, "n": 4, "k": 2}}}))
     with pytest.raises(RunFolderError, match="its scores are malformed"):
         row_of(cell, tmp_path, done, "")

@@ -192,7 +192,7 @@ def test_a_cell_that_a_killed_study_has_left_at_work_is_waited_for(tmp_path, mon
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=pretending, DEVNULL=None))
     ours.train([FIRST, SECOND])
     assert pretending.sent == [SECOND.name]
-    assert [ours.how(cell).status for cell in (FIRST, SECOND)] == ["done", "done"]
+    assert [ours.end_of(cell).status for cell in (FIRST, SECOND)] == ["done", "done"]
 
 
 def test_a_command_whose_study_has_failed_cells_ends_with_code_1(studied, tmp_path, capsys):

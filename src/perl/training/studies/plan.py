@@ -76,8 +76,7 @@ class Study:
     def plan(self) -> dict[str, Any]:
         """What decides the results, as JSON values."""
         plan = {**self.file.model_dump(exclude={"at_once"}), "first recipe": self.recipes[0].as_dict()}
-        found: dict[str, Any] = json.loads(json.dumps(plan, default=str))
-        return found
+        return dict(json.loads(json.dumps(plan, default=str)))
 
 
 def load_study(source: str | Path | Mapping[str, Any]) -> Study:

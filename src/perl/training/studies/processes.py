@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Ended:
+class CellEnd:
     """How a cell ended.
 
     Attributes:
@@ -70,7 +70,7 @@ class CellProcesses:
 
     study: Study
     folder: Path
-    ended: dict[str, Ended] = field(default_factory=dict)
+    ended: dict[str, CellEnd] = field(default_factory=dict)
     _running: dict[str, _Running] = field(default_factory=dict)
     _signals: int = 0  # that came
 
@@ -78,17 +78,17 @@ class CellProcesses:
         """A cell's run folder."""
         return self.folder / "cells" / cell.stage / cell.name
 
-    def how(self, cell: Cell) -> Ended:
+    def end_of(self, cell: Cell) -> CellEnd:
         """How a cell has ended, or was left by an earlier call."""
         if cell.name in self.ended:
             return self.ended[cell.name]
         status = _status(self.run_of(cell))
         if status == "failed":
-            return Ended(status, f"{_last_error(self._log_of(cell))}; the same command tries it again")
-        return Ended("done") if status == "done" else Ended("interrupted" if status else "not begun", GOES_ON)
+            return CellEnd(status, f"{_last_error(self._log_of(cell))}; the same command tries it again")
+        return CellEnd("done") if status == "done" else CellEnd("interrupted" if status else "not begun", GOES_ON)
 
     def train(self, cells: Sequence[Cell], pause_at: Mapping[str, int] | None = None) -> None:
-        """Trains cells to their end, or to a step; those that are there already are left as they are.
+        """Trains cells to their end, or to a step; those that are complete are left as they are.
 
         Args:
             cells: Which.
@@ -100,7 +100,7 @@ class CellProcesses:
         pause_at = pause_at or {}
         for name in ("cells", "logs"):
             (self.folder / name).mkdir(exist_ok=True)
-        waiting = [cell for cell in cells if not self._is_there(cell, pause_at)]
+        waiting = [cell for cell in cells if not self._is_complete(cell, pause_at)]
         killed: set[str] = set()
         with self._stoppable(), progress(len(cells), "cells", len(cells) - len(waiting), "cells") as shown:
             while self._running or (waiting and not self._signals):
@@ -108,23 +108,23 @@ class CellProcesses:
                 time.sleep(_LOOK_SECONDS)
                 for name in [name for name in self._running if self._has_ended(name, pause_at)]:
                     running = self._running.pop(name)
-                    if self._was_killed(running, pause_at) and name not in killed:
+                    if self._note_end(running, pause_at) and name not in killed:
                         killed.add(name)
                         waiting.append(running.cell)  # once more
                     else:
                         shown.update()
         if self._signals:
-            done = sum(self.how(cell).status == "done" for cell in cells)
+            done = sum(self.end_of(cell).status == "done" for cell in cells)
             what = f"stopped; {done} of {len(cells)} cells are done"
             raise InterruptedRunError(what, str(self.folder), "the same command goes on")
 
-    def _is_there(self, cell: Cell, pause_at: Mapping[str, int]) -> bool:
-        """Whether nothing is left to do of a cell; then that is how it ended."""
+    def _is_complete(self, cell: Cell, pause_at: Mapping[str, int]) -> bool:
+        """Whether nothing is left to do for a cell, which is noted then."""
         run, at = self.run_of(cell), pause_at.get(cell.name)
         status = _status(run)
         paused = at is not None and status not in ("", "failed") and last_step(run) >= at and not is_held(run / LOCK)
         if status == "done" or paused:
-            self.ended[cell.name] = Ended("done" if status == "done" else "paused")
+            self.ended[cell.name] = CellEnd("done" if status == "done" else "paused")
         return status == "done" or paused
 
     def _begin_some(self, waiting: list[Cell], pause_at: Mapping[str, int], shown: Progress) -> None:
@@ -136,7 +136,7 @@ class CellProcesses:
             if self._signals or len(self._running) + len(held) >= self.study.file.at_once:
                 return
             waiting.remove(cell)
-            if self._is_there(cell, pause_at):  # by such a process
+            if self._is_complete(cell, pause_at):  # by such a process
                 shown.update()
             else:
                 self._running[cell.name] = self._begun(cell)
@@ -167,21 +167,21 @@ class CellProcesses:
             running.process.send_signal(signal.SIGTERM)
         return False
 
-    def _was_killed(self, running: _Running, pause_at: Mapping[str, int]) -> bool:
-        """Notes how a process ended; whether by another's hand, or for want of memory beside the others."""
+    def _note_end(self, running: _Running, pause_at: Mapping[str, int]) -> bool:
+        """Notes how a process ended; returns whether it was killed, as for want of memory beside the others."""
         cell, code = running.cell, running.process.returncode
         stopped = code in (EXIT_INTERRUPTED, -signal.SIGTERM)  # the latter before it had begun to train
         if code == EXIT_DONE:
-            self.ended[cell.name] = Ended("done")
+            self.ended[cell.name] = CellEnd("done")
             return False
-        if stopped and self._is_there(cell, pause_at):
+        if stopped and self._is_complete(cell, pause_at):
             return False
         if stopped and self._signals:
-            self.ended[cell.name] = Ended("interrupted", GOES_ON)
+            self.ended[cell.name] = CellEnd("interrupted", GOES_ON)
             return False
         by = "SIGTERM" if stopped else signal.Signals(-code).name if code < 0 else ""
         why = f"its process was ended by {by}, perhaps for want of memory" if by else ""
-        self.ended[cell.name] = Ended("failed", why or _last_error(self._log_of(cell), running.printed))
+        self.ended[cell.name] = CellEnd("failed", why or _last_error(self._log_of(cell), running.printed))
         return bool(by)
 
     @contextmanager
@@ -210,7 +210,7 @@ def last_step(run: Path) -> int:
 
 
 def _status(run: Path) -> str:
-    """Of a run; empty: there is none."""
+    """Status of a run; empty: there is no run."""
     try:
         return Run.read(run).status
     except RunFolderError:

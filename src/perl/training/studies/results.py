@@ -16,7 +16,7 @@ from perl.run.folder import Run
 from perl.run.tables import plain_table
 from perl.training.studies.cells import SCORES, Cell, titled
 from perl.training.studies.choose import Chosen
-from perl.training.studies.processes import Ended
+from perl.training.studies.processes import CellEnd
 
 CHOSEN = "chosen.json"
 _ENDED = ("done", "ended early")  # as the plan has it
@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
         stage: What its seed is for: ``choose`` or ``score``.
-        status: As :class:`perl.training.studies.processes.Ended` has it.
+        status: As :class:`perl.training.studies.processes.CellEnd` has it.
         score: The mean over its tasks of avg@k of the adapter; None: it has none.
         reason: Why, in one line.
         command: That trains it alone.
@@ -55,7 +55,7 @@ class Row:
     data: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def row_of(cell: Cell, run: Path, ended: Ended, command: str) -> Row:
+def row_of(cell: Cell, run: Path, ended: CellEnd, command: str) -> Row:
     """A cell as its run folder has it.
 
     Args:

@@ -13,7 +13,7 @@ from perl.run.logs import read_log
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, cells_of
 from perl.training.studies.choose import Chosen, better_share, choose, finalists
 from perl.training.studies.plan import Study, load_study, opened, steps_of
-from perl.training.studies.processes import CellProcesses, Ended
+from perl.training.studies.processes import CellEnd, CellProcesses
 from perl.training.studies.report import write_report
 from perl.training.studies.results import CHOSEN, Row, StudyResult, read_chosen, row_of
 
@@ -81,7 +81,7 @@ def _choosing_rows(processes: CellProcesses) -> list[Row]:
 
 def _rows(processes: CellProcesses, cells: Sequence[Cell]) -> list[Row]:
     command = processes.study.command
-    return [row_of(cell, processes.run_of(cell), processes.how(cell), command(cell)) for cell in cells]
+    return [row_of(cell, processes.run_of(cell), processes.end_of(cell), command(cell)) for cell in cells]
 
 
 def chosen_of(planned: Study, rows: Sequence[Row]) -> dict[str, Chosen]:
@@ -121,12 +121,12 @@ def _train_choosing(processes: CellProcesses) -> None:
         cells = cells_of(left, seeds, CHOOSES)
         steps = {cell.name: max(1, round(share * steps_of(planned.recipe_of(cell.candidate)))) for cell in cells}
         processes.train(cells, steps)
-        whole = [cell for cell in cells if processes.how(cell).status in ("paused", "done")]
+        whole = [cell for cell in cells if processes.end_of(cell).status in ("paused", "done")]
         rewards = {cell.name: reward_at(processes.run_of(cell), steps[cell.name]) for cell in whole}
         left = _kept(planned, left, whole, rewards)
         for cell in whole:
             if cell.candidate not in left:
-                processes.ended[cell.name] = Ended("ended early", f"not among the better at {share:.0%} of the steps")
+                processes.ended[cell.name] = CellEnd("ended early", f"not among the better at {share:.0%} of the steps")
     processes.train(cells_of(left, seeds, CHOOSES))
 
 
