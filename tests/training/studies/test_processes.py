@@ -116,7 +116,7 @@ def test_a_cell_that_was_ended_from_outside_is_begun_once_more(studied):
     assert result.rows[3].reason == "it is no good"
     assert [row.score for row in result.rows] == [0.25, 0.25, None, None, 0.25]
     again = Pretending({each[3]: [FAILED]})
-    assert [row.name for row in studied(again, grid=grid, seeds=seeds).unfinished] == [each[3]]
+    assert [row.name for row in studied(again, grid=grid, seeds=seeds, threads=3).unfinished] == [each[3]]
     assert again.sent == each[2:4]
 
 
