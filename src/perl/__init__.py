@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perl.reports.comparison.table import compare as compare
     from perl.reports.page import report as report
     from perl.reports.plan_table import plan as plan
-    from perl.reports.spectra import spectrum as spectrum
+    from perl.reports.spectrum import spectrum as spectrum
     from perl.run.folder import Run as Run
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
@@ -43,7 +43,7 @@ _HOMES = {
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",
     "rewards": "perl.rewards",
-    "spectrum": "perl.reports.spectra",
+    "spectrum": "perl.reports.spectrum",
     "study": "perl.training.studies.run_study",
     "train": "perl.training.stages",
 }

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from perl.trainer.callbacks.diagnosis import FlatRewards as FlatRewards
     from perl.trainer.callbacks.learning_curves import LearningCurves as LearningCurves
     from perl.trainer.callbacks.samples_log import SamplesLog as SamplesLog
-    from perl.trainer.callbacks.update_spectrum import UpdateSpectrum as UpdateSpectrum
     from perl.training.callbacks.benchmark_scores import BenchmarkScores as BenchmarkScores
     from perl.training.callbacks.graceful_stop import GracefulStop as GracefulStop
     from perl.training.callbacks.hub_checkpoints import HubCheckpoints as HubCheckpoints
@@ -27,7 +26,6 @@ _HOMES = {
     "LearningCurves": "perl.trainer.callbacks.learning_curves",
     "LiveProgress": "perl.training.callbacks.live_progress",
     "SamplesLog": "perl.trainer.callbacks.samples_log",
-    "UpdateSpectrum": "perl.trainer.callbacks.update_spectrum",
 }
 
 __all__ = [
@@ -39,7 +37,6 @@ __all__ = [
     "LearningCurves",
     "LiveProgress",
     "SamplesLog",
-    "UpdateSpectrum",
 ]
 
 

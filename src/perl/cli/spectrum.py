@@ -1,6 +1,7 @@
 """``perl spectrum``: what a training changed of each weight matrix, along the base's singular directions."""
 
 import json
+from typing import cast
 
 import click
 
@@ -31,16 +32,9 @@ Examples:
 @click.option(
     "--by", type=click.Choice(["kind", "layer", "module"]), default="kind", show_default=True, help="A row for each."
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="auto: a GPU if there is one.",
-)
-@click.option("-o", "--output", type=click.Path(), help="Folder for spectrum.json and the pictures.")
+@click.option("-o", "--output", type=click.Path(), help="Folder for spectrum.json and spectrum.png.")
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers, of every module, as JSON.")
-def command(  # noqa: PLR0913 (an option each)
+def command(
     *,
     adapter: str,
     against: str | None,
@@ -48,27 +42,21 @@ def command(  # noqa: PLR0913 (an option each)
     modules: str | None,
     principal: float,
     by: str,
-    device: str,
     output: str | None,
     as_json: bool,
 ) -> None:
     """Measure what training changed: an adapter's folder, a run, a Hub id[@revision] or zoo:NAME.
 
-    No model is loaded: files are read one module at a time. size: ||dW|| / ||W||. unchanged: weights that are the same
-    bfloat16 number after the update. energy: share of ||dW||^2 in the principal singular directions of W, of outputs
-    and of inputs; chance: that of an update without a direction; base: that of W. trend: +1 where the update's energy
-    relative to W's grows towards small singular values. angle: the largest by which training turned W's principal
-    directions. shift: of the singular values.
+    size: ||dW|| / ||W||. unchanged: weights that are the same bfloat16 number after the update. energy: share of
+    ||dW||^2 in the principal singular directions of W, of outputs and of inputs; chance: that of an update without a
+    direction; base: that of W. angle: the largest by which training turned W's principal directions. shift: of the
+    singular values.
     """
     set_up_output(quiet=as_json)
-    from perl.reports.spectra import spectrum
-    from perl.reports.spectra_text import spectrum_lines
+    from perl.reports.spectrum import By, spectrum
 
-    found = spectrum(adapter, against, base=base, modules=modules, principal=principal, device=device)
-    if as_json:
-        say(json.dumps(found.to_dict(), indent=2))
-    else:
-        say("\n".join(spectrum_lines(found, "layer" if by == "layer" else "module" if by == "module" else "kind")))
+    found = spectrum(adapter, against, base=base, modules=modules, principal=principal)
+    say(json.dumps(found.to_dict(), indent=2) if as_json else found.text(cast(By, by)))
     if output is not None:
         for file in found.save(output):
             say(f"written  {file}", err=as_json)

@@ -132,26 +132,6 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     return policy
 
 
-def continue_on_part(
-    part: nn.Module, saved: SavedAdapter, tensors: Mapping[str, torch.Tensor], unsaved: str = ""
-) -> PeftModel:
-    """A few modules of a base with what a saved adapter has of them, as :func:`continue_adapter` has it of all.
-
-    Args:
-        part: Modules with their weights, under the names that they have in the base.
-        saved: The adapter, its config and shapes reduced to what it has of these modules.
-        tensors: Those of its file, by PEFT's names.
-        unsaved: A module of which the file has nothing.
-
-    Raises:
-        ModelError: They do not fit these modules.
-    """
-    policy = _with_fresh_adapter(part, saved)
-    _check_fits(policy, saved, unsaved)
-    _put_tensors(policy, saved, tensors)
-    return policy.eval()
-
-
 def check_start_is_known(saved: SavedAdapter) -> None:
     """Refuses an adapter whose start cannot be computed again.
 
@@ -335,12 +315,10 @@ def _check_base(model: PreTrainedModel, saved: SavedAdapter) -> None:
     )
 
 
-def _check_fits(policy: PeftModel, saved: SavedAdapter, unsaved: str = "") -> Set[str]:
+def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
     """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
     with without_harmless_warnings():
         tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
-    if unsaved:
-        tensors = {name: t for name, t in tensors.items() if not name.startswith(f"base_model.model.{unsaved}.")}
     expected = {name: _shape_in_file(name, t, anchored=bool(saved.start)) for name, t in tensors.items()}
     wrong = [
         f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"

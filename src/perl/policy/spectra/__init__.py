@@ -1,1 +1,0 @@
-"""What training changed of each weight matrix: read from files one module at a time, and measured."""

@@ -1,0 +1,308 @@
+"""What a training changed of each weight matrix: ``perl.spectrum``, its table and its picture.
+
+adapter or run, base -> SpectrumReport -> text, spectrum.json, spectrum.png
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from perl.errors import ModelError, PerlError, RecipeError
+from perl.evaluation.pictures import new_figure, save_figure
+from perl.evaluation.subject import Subject, find_subject
+from perl.policy.attach import continue_adapter, own_method
+from perl.policy.model import load_base, public_name
+from perl.policy.spectrum import (
+    BINS,
+    Agreement,
+    Spectrum,
+    Update,
+    compare_updates,
+    measure,
+    pool,
+    pool_by,
+    updates_of_adapter,
+    updates_of_model,
+)
+from perl.run.devices import accelerator
+from perl.run.files import write_text
+from perl.run.progress import progress
+from perl.run.tables import percent, plain, plain_table
+from perl.run.warned import warn
+
+By = Literal["kind", "layer", "module"]
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+# Modules that an error, or a line, lists.
+_MOST_NAMED = 6
+_COLUMNS = (
+    *("", "modules", "size", "stable rank", "unchanged", "energy out", "in", "chance", "base"),
+    *("angle out", "in", "shift"),
+)
+_AGAINST = ("", "modules", "cosine", "directions", "overlap out", "chance", "overlap in", "chance")
+_INK, _GREY, _BASE = "#333333", "#8a929a", "#c8641e"
+# Energies below this share of what chance would have are drawn as this.
+_FLOOR = 1e-4
+
+
+def kind_of(name: str) -> str:
+    """What kind of module it is: the last part of its name."""
+    return name.rpartition(".")[2]
+
+
+def layer_of(name: str) -> str:
+    """The number of the layer that a module is in; a dash where it is in none, as an output head."""
+    found = _LAYER.search(name)
+    return found[1] if found else "-"
+
+
+_KEYS: dict[By, Callable[[str], str]] = {"kind": kind_of, "layer": layer_of, "module": str}
+
+
+@dataclass(frozen=True)
+class SpectrumReport:
+    """What was found.
+
+    Attributes:
+        adapter: What was read, by the name that results call it.
+        method: As in ``peft.method``, as far as the files tell.
+        base: The base's public name.
+        principal: Share of the singular directions that count as principal.
+        modules: A spectrum each, in the model's order.
+        left_out: What was trained and is no matrix of a module.
+        against: What it is compared with; None: nothing.
+        agreements: Of each module that both changed.
+    """
+
+    adapter: str
+    method: str
+    base: str
+    principal: float
+    modules: tuple[Spectrum, ...]
+    left_out: tuple[str, ...] = ()
+    against: str | None = None
+    agreements: tuple[Agreement, ...] = ()
+
+    @property
+    def pooled(self) -> Spectrum:
+        """All matrices together; the norms' vectors only where there is nothing else."""
+        return pool("all", self._matrices)
+
+    def rows(self, by: By = "kind") -> list[Spectrum]:
+        """One for each kind of module, each layer, or each module."""
+        return pool_by(self._matrices if by == "layer" else self.modules, _KEYS[by])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, as plain values for JSON."""
+        found = {
+            **{"version": 1, "adapter": self.adapter, "method": self.method, "base": self.base},
+            **{"principal": self.principal, "left_out": list(self.left_out), "pooled": _values(self.pooled)},
+            **{f"{by}s": [_values(row) for row in self.rows(by)] for by in _KEYS},
+        }
+        if self.against is not None:
+            found["against"] = {"adapter": self.against, "modules": [asdict(one) for one in self.agreements]}
+        return found
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Writes ``spectrum.json`` and ``spectrum.png`` into a folder, which is made if it is absent.
+
+        Raises:
+            PerlError: It cannot be written.
+            MissingExtraError: matplotlib is not installed; the numbers are written then.
+        """
+        place = Path(folder)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            write_text(place / "spectrum.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        except OSError as error:
+            raise PerlError(f"cannot be written: {error.strerror or error}", str(folder), "another folder") from None
+        return [place / "spectrum.json", _draw(self, place / "spectrum.png")]
+
+    def text(self, by: By = "kind") -> str:
+        """A table with a row for each kind, layer or module and one for all, and the comparison where there is one."""
+        share, rows = f"{100 * self.principal:g} %", self.rows(by)
+        heading = (
+            f"{plain(self.adapter)} ({plain(self.method)}) on {plain(self.base)}: {len(self.modules)} modules, "
+            f"{sum(one.weights for one in self.modules):,} weights; energy in the first {share} of W's directions"
+        )
+        shown = [_COLUMNS, *map(_row, rows), *([_row(self.pooled)] if len(rows) > 1 else [])]
+        lines = [heading, *plain_table(shown)]
+        if self.left_out:
+            lines.append(f"left out: {_some(self.left_out)}")
+        if self.against is not None:
+            groups: dict[str, list[Agreement]] = {}
+            for one in self.agreements:
+                groups.setdefault(_KEYS[by](one.name), []).append(one)
+            groups |= {"all": list(self.agreements)} if len(groups) > 1 else {}
+            table = plain_table([_AGAINST, *(_against_row(name, group) for name, group in groups.items())])
+            lines += ["", f"against {plain(self.against)}", *table]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """The table by kind of module."""
+        return self.text()
+
+    @property
+    def _matrices(self) -> list[Spectrum]:
+        return [one for one in self.modules if one.matrix] or list(self.modules)
+
+
+def spectrum(
+    adapter: str | Path,
+    against: str | Path | None = None,
+    *,
+    base: str | None = None,
+    modules: str | None = None,
+    principal: float = 0.1,
+) -> SpectrumReport:
+    """Measures what a training changed of each weight matrix.
+
+    Args:
+        adapter: A run folder, a checkpoint or an adapter's folder, a Hub id with an optional ``@revision``, or
+            ``zoo:NAME``; a run of method ``full`` too.
+        against: Another one on the same base, whose updates are compared with these.
+        base: Hub id or folder; None: the one that the adapter names.
+        modules: Regular expression that modules' names must hold; None: all that were changed.
+        principal: Share of the singular directions that count as principal, above 0 and below 1.
+
+    Raises:
+        PerlError: There is no such adapter or base, they do not fit each other, or the adapter changes no weights.
+    """
+    if not 0 < principal < 1:
+        raise RecipeError(f"must be above 0 and below 1, not {principal:g}", "--principal", "0.1: the first tenth")
+    try:
+        chosen = re.compile(modules or "")
+    except (re.error, OverflowError, RecursionError) as error:
+        raise RecipeError(f"{modules!r} is not a regular expression: {error}", "--modules") from None
+    subject, other = _found(adapter, base), None if against is None else _found(against, base)
+    name = public_name(subject.base.name, None)[0]
+    if other is not None and (there := public_name(other.base.name, None)[0]) != name:
+        raise ModelError(f"{other.name} was made for {there}, {subject.name} for {name}", "--against")
+    try:
+        updates, left_out = _updates(subject)
+        compared = {} if other is None else _updates(other)[0]
+    except PerlError as error:
+        raise error.moved(lambda where: "" if where == "peft.adapter" else where) from error
+    names = [one for one in updates if chosen.search(one)]
+    if not names:
+        hint = f"there are: {_some(sorted({kind_of(one) for one in updates}))}; as {next(iter(updates))}"
+        raise RecipeError(f"{modules!r} fits no changed module", "--modules", hint)
+    if other is not None and not compared.keys() & set(names):
+        raise ModelError(f"{adapter} and {against} change no module in common", "--against")
+    spectra, agreements = list[Spectrum](), list[Agreement]()
+    with progress(len(names), "decomposing", unit="modules") as state:
+        for one in names:
+            weight, update = updates[one]()
+            spectra.append(measure(one, weight, update, principal))
+            if one in compared:
+                agreements.append(compare_updates(one, update, compared[one]()[1]))
+            state.update()
+    method = "full" if subject.adapter is None else own_method(subject.adapter).name
+    beside = None if other is None else other.name
+    return SpectrumReport(
+        subject.name, method, name, principal, tuple(spectra), tuple(left_out), beside, tuple(agreements)
+    )
+
+
+def _found(name: str | Path, base: str | None) -> Subject:
+    """What was trained, on the ordinary base."""
+    subject = find_subject(str(name), base)
+    if not subject.trained:
+        raise ModelError(f"{name} is a base, which nothing has changed")
+    if subject.adapter is not None and subject.adapter.base_quantization is not None:
+        where = f"{subject.name} was trained on a base quantised to {subject.adapter.base_quantization}"
+        warn("PRL302", "%s; its update is measured against the ordinary base", where)
+    return replace(subject, base=subject.base.model_copy(update={"quantization": None}))
+
+
+def _updates(subject: Subject) -> tuple[dict[str, Update], list[str]]:
+    device = accelerator() or torch.device("cpu")
+    base = load_base(subject.base, device)
+    if subject.adapter is not None:
+        found, left_out = updates_of_adapter(continue_adapter(base, subject.adapter).eval())
+        if not found:
+            raise ModelError(f"{subject.name} changes no weight of a module of its base")
+        return found, left_out
+    assert subject.model is not None  # noqa: S101 (one of the two is there)
+    return updates_of_model(base, load_base(subject.model, device)), []
+
+
+def _values(one: Spectrum) -> dict[str, Any]:
+    return {**asdict(one), "size": one.size}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(plain, names[:_MOST_NAMED])) + (", ..." if len(names) > _MOST_NAMED else "")
+
+
+def _row(row: Spectrum) -> tuple[str, ...]:
+    energy = ("-", "-") if row.energy is None else (percent(row.energy.left), percent(row.energy.right))
+    return (
+        row.name,
+        str(row.modules),
+        f"{row.size:.1e}",
+        "-" if row.stable_rank is None else f"{row.stable_rank:.2f}",
+        percent(row.unchanged),
+        *energy,
+        percent(row.chance),
+        percent(row.base_energy),
+        *(f"{angle:.2f}" for angle in (row.angle.left, row.angle.right)),
+        f"{row.shift:.1e}",
+    )
+
+
+def _against_row(name: str, group: Sequence[Agreement]) -> tuple[str, ...]:
+    known = [
+        (one.cosine, one.directions, one.overlap.left, one.chance.left, one.overlap.right, one.chance.right)
+        for one in group
+        if one.cosine is not None
+    ]
+    if not known:
+        return (name, str(len(group)), *(["-"] * (len(_AGAINST) - 2)))
+    cosine, directions, *shares = map(statistics.fmean, zip(*known, strict=True))
+    return (name, str(len(group)), f"{cosine:+.3f}", f"{directions:.0f}", *map(percent, shares))
+
+
+def _draw(report: SpectrumReport, file: Path) -> Path:
+    """Where each layer's energy is along the base's directions, on both sides."""
+    figure = new_figure(11.0, 4.4, "drawing a spectrum")
+    title = f"{report.adapter} ({report.method}) on {report.base}"
+    figure.suptitle(title, color=_INK, fontsize=12, parse_math=False)
+    layers = [row for row in report.rows("layer") if row.left_bins]
+    middles = [100 * (i + 0.5) / BINS for i in range(BINS)]
+    for index, name in enumerate(("Outputs: left singular directions", "Inputs: right singular directions")):
+        axes = figure.add_subplot(1, 2, index + 1)
+        for place, row in enumerate(layers):
+            label = f"layer {row.name}" if place in (0, len(layers) - 1) and row.name != "-" else None
+            shares = _relative(row.right_bins if index else row.left_bins)
+            axes.plot(middles, shares, color=_of_depth(place / max(1, len(layers) - 1)), linewidth=1.4, label=label)
+        if base := report.pooled.base_bins:
+            axes.plot(middles, _relative(base), color=_BASE, linewidth=2, linestyle="--", label="W itself")
+        axes.axhline(1.0, color=_GREY, linewidth=1, label="no direction preferred")
+        axes.set_title(name, loc="left", color=_INK, fontsize=10)
+        axes.set_xlabel("singular directions of W, largest first (%)", fontsize=8)
+        axes.set_yscale("log")
+        axes.set_xlim(0, 100)
+        axes.tick_params(labelsize=8)
+        axes.grid(color="#e8e8e8", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        if index == 0:
+            axes.legend(fontsize=8, frameon=False)
+            axes.set_ylabel("energy of the update, relative to chance", fontsize=8)
+    return save_figure(figure, file, dpi=110)
+
+
+def _relative(shares: Sequence[float]) -> list[float]:
+    return [max(_FLOOR, share * BINS) for share in shares]
+
+
+def _of_depth(share: float) -> str:
+    """From light to dark blue, first layer to last."""
+    light, dark = (176, 208, 238), (14, 42, 92)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(light, dark, strict=True))

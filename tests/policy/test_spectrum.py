@@ -1,0 +1,204 @@
+"""Spectra: every measure beside numpy's own decompositions, and updates beside what plain PEFT merges."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+from perl.policy.attach import continue_adapter, without_harmless_warnings
+from perl.policy.model import load_base
+from perl.policy.saved.adapter import find_adapter
+from perl.policy.spectrum import (
+    BINS,
+    compare_updates,
+    measure,
+    pool,
+    unchanged_share,
+    updates_of_adapter,
+    updates_of_model,
+)
+from perl.recipe.sections import ModelSection
+from perl.sandbox import BASE_FOLDER
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`"),
+    pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied"),
+]
+SHAPES = [(24, 40), (40, 24), (24, 24)]
+
+
+def random_pair(shape, rank=None):
+    torch.manual_seed(sum(shape))
+    dense = torch.randn(shape, dtype=torch.float64)
+    update = dense if rank is None else torch.randn(shape[0], rank).double() @ torch.randn(rank, shape[1]).double()
+    return torch.randn(shape) / 5, 1e-3 * update
+
+
+def degrees(Q1, Q2):
+    return np.degrees(np.arccos(np.clip(np.linalg.svd(Q1.T @ Q2, compute_uv=False), 0, 1)))
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_measure_is_what_dense_decompositions_give(shape, rank):
+    weight, update = random_pair(shape, rank)
+    found = measure("q_proj", weight, update, 0.25)
+    W, D = weight.double().numpy(), update.numpy()
+    U, S, Vt = np.linalg.svd(W, full_matrices=False)
+    U2, S2, Vt2 = np.linalg.svd(W + D, full_matrices=False)
+    k, total = len(S) // 4, (D**2).sum()
+    left, right = ((U.T @ D) ** 2).sum(1), ((D @ Vt.T) ** 2).sum(0)
+    assert (found.chance, found.weights, found.matrix) == (k / len(S), W.size, True)
+    assert (found.norm, found.base_norm) == pytest.approx((np.linalg.norm(D), np.linalg.norm(W)), rel=1e-9)
+    assert found.stable_rank == pytest.approx(total / np.linalg.norm(D, 2) ** 2, rel=1e-9)
+    assert (found.energy.left, found.energy.right) == pytest.approx((left[:k].sum() / total, right[:k].sum() / total))
+    assert found.base_energy == pytest.approx((S[:k] ** 2).sum() / (S**2).sum())
+    assert found.shift == pytest.approx(np.linalg.norm(S2 - S) / np.linalg.norm(S), rel=1e-6)
+    assert found.angle.left == pytest.approx(degrees(U[:, :k], U2[:, :k]).max(), rel=1e-4)
+    assert found.angle.right == pytest.approx(degrees(Vt[:k].T, Vt2[:k].T).max(), rel=1e-4)
+    places = np.arange(len(S)) * BINS // len(S)
+    for bins, values in ((found.left_bins, left / total), (found.right_bins, right / total)):
+        np.testing.assert_allclose(bins, np.bincount(places, values), atol=1e-12)
+    np.testing.assert_allclose(found.base_bins, np.bincount(places, S**2) / (S**2).sum(), atol=1e-12)
+
+
+def test_an_update_along_known_directions_has_its_energy_there():
+    torch.manual_seed(2)
+    U, V = (torch.linalg.qr(torch.randn(n, 20, dtype=torch.float64)).Q for n in (20, 50))
+    W = (U * torch.linspace(5, 1, 20, dtype=torch.float64)) @ V.T
+    for j, energy in ((0, 1.0), (19, 0.0)):
+        found = measure("up_proj", W, 1e-3 * torch.outer(U[:, j], V[:, j]), 0.1)
+        assert (found.energy.left, found.energy.right) == pytest.approx((energy, energy), abs=1e-6)
+        assert found.stable_rank == pytest.approx(1.0)
+        assert found.left_bins[j] == pytest.approx(1.0, abs=1e-6)
+        # It scales a singular value and turns nothing.
+        assert max(found.angle.left, found.angle.right) < 1e-4
+        assert found.shift == pytest.approx(1e-3 / torch.linspace(5, 1, 20).norm().item(), rel=1e-5)
+    none = measure("up_proj", W, torch.zeros(20, 50, dtype=torch.float64))
+    assert (none.stable_rank, none.energy, none.unchanged) == (None, None, 1.0)
+    assert none.shift == pytest.approx(0.0, abs=1e-12)
+    # A norm's weight is the diagonal matrix that it is, whose zeros are no weights.
+    w, delta = 1 + 0.3 * torch.randn(30), 0.1 * torch.randn(30)
+    norm = measure("norm", w, delta)
+    assert (norm.weights, norm.matrix) == (30, False)
+    assert norm.unchanged == unchanged_share(w, delta) < 0.5
+    assert norm.energy.left == pytest.approx(norm.energy.right)
+    assert norm.stable_rank == pytest.approx(float(delta.square().sum() / delta.abs().max() ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e-3, 1e-1])
+def test_the_unchanged_share_is_that_of_equal_bfloat16_numbers(size):
+    torch.manual_seed(3)
+    weight, update = torch.randn(64, 48).bfloat16(), size * torch.randn(64, 48).double()
+    expected = ((weight.double() + update).bfloat16() == weight).double().mean().item()
+    assert 0 < expected < 1
+    assert unchanged_share(weight, update) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_two_updates_are_compared_by_cosine_and_angles_as_dense_decompositions_give_them(rank):
+    (_, one), (_, other) = random_pair((18, 45), 3), random_pair((18, 45), rank)
+    found = compare_updates("q_proj", one, other)
+    D, E = one.numpy(), other.numpy()
+    assert found.cosine == pytest.approx((D * E).sum() / np.linalg.norm(D) / np.linalg.norm(E), rel=1e-6)
+    k = found.directions
+    assert k == min(3, rank or 16)
+    (U, _, Vt), (U2, _, Vt2) = (np.linalg.svd(m, full_matrices=False) for m in (D, E))
+    assert found.overlap.left == pytest.approx((np.linalg.norm(U[:, :k].T @ U2[:, :k]) ** 2) / k, rel=1e-5)
+    assert found.overlap.right == pytest.approx((np.linalg.norm(Vt[:k] @ Vt2[:k].T) ** 2) / k, rel=1e-5)
+    assert (found.chance.left, found.chance.right) == pytest.approx((k / 18, k / 45))
+    same = compare_updates("q_proj", one, one)
+    assert (same.cosine, same.overlap.left, same.overlap.right) == pytest.approx((1.0, 1.0, 1.0))
+    assert compare_updates("q_proj", one, torch.zeros_like(one)).cosine is None
+
+
+def test_modules_are_pooled_as_blocks_of_one_update():
+    spectra = [measure(f"layers.{i}.q_proj", *random_pair(shape, 3), 0.25) for i, shape in enumerate(SHAPES)]
+    found = pool("all", spectra)
+    energies, bases = (np.array([getattr(one, name) ** 2 for one in spectra]) for name in ("norm", "base_norm"))
+    assert found.energy.left == pytest.approx(np.average([one.energy.left for one in spectra], weights=energies))
+    assert found.size == pytest.approx(np.sqrt(energies.sum() / bases.sum()))
+    np.testing.assert_allclose(found.right_bins, np.average([s.right_bins for s in spectra], axis=0, weights=energies))
+    assert found.shift**2 == pytest.approx(np.average([one.shift**2 for one in spectra], weights=bases))
+    weights = [one.weights for one in spectra]
+    assert found.unchanged == pytest.approx(np.average([one.unchanged for one in spectra], weights=weights))
+    assert found.stable_rank == pytest.approx(np.mean([one.stable_rank for one in spectra]))
+    assert found.angle.right == max(one.angle.right for one in spectra)
+
+
+def merged_minus_base(base, policy, names):
+    """As plain PEFT merges, in float64."""
+    merged = policy.double().merge_and_unload()
+    weights = {name: base.get_submodule(name).weight.double() for name in names}
+    return {name: merged.get_submodule(name).weight.detach() - weight for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "adalora", "ia3", "ln-tuning"])
+def test_the_update_that_is_read_is_what_plain_peft_adds_to_the_base(method):
+    saved = find_adapter(f"zoo:sandbox-{method}")
+    found, left_out = updates_of_adapter(continue_adapter(load_base(ModelSection(), torch.device("cpu")), saved).eval())
+    chosen = [one for one in found if ".3." in one]
+    assert chosen
+    assert left_out == []
+    base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    with without_harmless_warnings():
+        policy = PeftModel.from_pretrained(copy.deepcopy(base), saved.folder)
+    expected = merged_minus_base(base, policy, chosen)
+    for one in chosen:
+        weight, update = found[one]()
+        assert torch.equal(weight.float(), base.get_submodule(one).weight)
+        assert (norm := expected[one].norm()) > 0
+        assert (update.double() - expected[one]).norm() / norm < 2e-6
+
+
+def trained(model, **config):
+    """An adapter of plain PEFT's that is no longer at its start."""
+    policy = get_peft_model(model, LoraConfig(r=3, task_type="CAUSAL_LM", **config)).eval()
+    torch.manual_seed(6)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape)
+    return policy
+
+
+def test_embeddings_modules_that_were_trained_whole_and_transposed_weights_are_read():
+    torch.manual_seed(5)
+    config = Qwen2Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=64, tie_word_embeddings=False,
+    )  # fmt: skip
+    base = Qwen2ForCausalLM(config).eval()
+    policy = trained(copy.deepcopy(base), target_modules=["q_proj", "embed_tokens"], modules_to_save=["lm_head"])
+    found, _ = updates_of_adapter(policy)
+    names = ["model.embed_tokens", "model.layers.0.self_attn.q_proj", "lm_head"]
+    assert sorted(found) == sorted(names)
+    updates = {name: found[name]()[1] for name in names}
+    expected = merged_minus_base(base, policy, names)
+    for name in names:
+        torch.testing.assert_close(updates[name].double(), expected[name], rtol=1e-4, atol=1e-6)
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).eval()
+    with pytest.warns(UserWarning, match="fan_in_fan_out is set to False"):
+        policy = trained(copy.deepcopy(gpt2), target_modules=["c_attn"])
+    ((name, read),) = updates_of_adapter(policy)[0].items()
+    weight, update = read()
+    assert torch.equal(weight, gpt2.transformer.h[0].attn.c_attn.weight.T)
+    torch.testing.assert_close(update, merged_minus_base(gpt2, policy, [name])[name].T, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_was_trained_itself_is_compared_with_its_base():
+    base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    after = copy.deepcopy(base)
+    with torch.no_grad():
+        after.model.layers[1].mlp.up_proj.weight += 0.01
+        after.model.norm.weight[3] += 1.0
+    found = updates_of_model(base, after)
+    assert set(found) == {n.removesuffix(".weight") for n, _ in base.named_parameters() if n.endswith(".weight")}
+    up = measure("up", *found["model.layers.1.mlp.up_proj"]())
+    assert up.norm == pytest.approx(0.01 * np.sqrt(up.weights), rel=1e-5)
+    assert up.stable_rank == pytest.approx(1.0, rel=1e-5)
+    assert found["model.norm"]()[1].nonzero().tolist() == [[3]]
+    assert found["model.layers.0.self_attn.q_proj"]()[1].abs().max() == 0
