@@ -59,7 +59,6 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 benchmark: $(VENV)/installed-dev $(VLLM)/installed
-	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/interval_coverage.py
 	$(BIN)/python benchmarks/power.py
 	$(BIN)/python benchmarks/eval_threads.py
@@ -75,9 +74,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/server_faults.py
-	$(BIN)/python benchmarks/publishing.py
 	$(BIN)/python benchmarks/leaks.py
-	$(BIN)/python benchmarks/report.py
 # What a plan says of a step, and several processes: on two cores about ten minutes each for the first two, three for a
 # line of strategies.py (every method by every strategy), and half an hour for thirty kills.
 	$(BIN)/python benchmarks/plan.py

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from perl.run import threads
+from perl.run import devices as threads
 from perl.run.folder import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from perl.policy.name import adapter_policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import zoo_adapter
 from perl.recipe.assets import zoo_folder
-from perl.run.folder import write_text
+from perl.run.files import write_text
 from perl.zoo.catalogue import open_zoo
 
 

@@ -1,8 +1,8 @@
 """Draws the rooms of the package and which of them imports which: ``python docs/draw_rooms.py``.
 
-src/perl/*.py, layers in pyproject.toml -> docs/rooms.svg, docs/rooms.png
+src/perl/*.py, layers in pyproject.toml -> docs/rooms.svg
 
-The files hold the graph that they show as JSON, so that a test can tell when the picture is out of date.
+The file holds the graph that it shows as JSON, so that a test can tell when the picture is out of date.
 """
 
 import ast
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).resolve().parent
 CHECKOUT = DOCS.parent
-SVG, PNG = DOCS / "rooms.svg", DOCS / "rooms.png"
+SVG = DOCS / "rooms.svg"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 
 # Kind of room -> its colour.
@@ -59,7 +59,7 @@ STEP = 1.0  # from one box to the next, to the right and down
 
 
 def draw() -> None:
-    """Writes both pictures."""
+    """Writes the picture."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -80,8 +80,7 @@ def draw() -> None:
         _draw_legend(axes, width)
         figure.subplots_adjust(0, 0, 1, 1)
         described = json.dumps(graph)
-        figure.savefig(SVG, metadata={"Description": described, "Date": None})
-        figure.savefig(PNG, dpi=110, metadata={"Description": described}, facecolor="white")
+        figure.savefig(SVG, metadata={"Description": described, "Date": None}, facecolor="white")
         pyplot.close(figure)
 
 

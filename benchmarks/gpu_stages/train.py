@@ -30,7 +30,7 @@ from gpu_stages.setting import Row, Setting
 from perl.policy.checkpoint import latest_checkpoint, step_of
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.run.folder import read_log
+from perl.run.logs import read_log
 
 QUICKSTART, ROLLOUTS, WHOLE, KILLED = "quickstart", "rollouts", "undisturbed", "killed and resumed"
 _STEPS, _SAVE = 8, 3

@@ -5,8 +5,6 @@ The runner is tested with stages that crash and hang, in which a module of no we
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -14,11 +12,15 @@ import time
 from pathlib import Path
 
 import gpu
-import gpu_log
+import gpu_wheels
 import pytest
+import torch
 from gpu import Stage
-from gpu_stages import OF_THE_STAGE
+from gpu_stages import OF_THE_STAGE, attention_cases, requirements
 
+from perl.packing.attention import packed_attention
+
+CPU = torch.device("cpu")
 LIMIT = 8.0  # of stages that hang: time enough to begin on a busy machine
 TORCH = """
 __version__ = "{version}"
@@ -63,34 +65,6 @@ FAKES = {
             (Path(__file__).parent / "sleeper").write_text(f"{own.pid} {os.getpid()}")
             yield {"case": "before"}
             time.sleep(600)
-        """,
-    "fork": """
-        import os, time
-        from pathlib import Path
-        def measure(setting):
-            yield {"case": "before"}
-            child = os.fork()
-            if child == 0: time.sleep(600)
-            (Path(__file__).parent / "child").write_text(str(child))
-            os._exit(3)
-        """,
-    # Tells no more, then takes longer to end than a stage that is asked to.
-    "slow": """
-        import os, time
-        def measure(setting):
-            yield {"case": "before"}
-            os.closerange(3, 256)
-            time.sleep(1.5)
-            os._exit(3)
-        """,
-    "loud": """
-        import sys
-        def measure(setting):
-            print("a warning")
-            sys.stdout.flush()
-            sys.stderr.write("x" * 5000)
-            yield {"case": "before"}
-            print("the last of it")
         """,
     "table": """
         def measure(setting):
@@ -146,29 +120,23 @@ def gone(pid: int) -> bool:
     return False
 
 
-def stage_and_sleeper(fakes: Path) -> list[int]:
-    return [int(pid) for pid in (fakes / "sleeper").read_text().split()]
-
-
-def test_a_stage_that_fails_keeps_its_rows_leaves_no_process_and_the_next_one_runs(fakes, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(gpu, "GRACE_SECONDS", 0.3)  # less than "slow" takes to end, which is not taken for stopped
+def test_a_stage_that_fails_keeps_its_rows_leaves_no_process_and_the_next_one_runs(fakes, tmp_path, capfd):
     (fakes / "repaired").write_text("yes")
-    assert run(tmp_path, "raises", "crashes", "hangs", "fork", "slow", "table", "good") == 1
-    ends = {"raises": "ValueError: it went wrong", "crashes": "SIGSEGV", "fork": "exit code 3"}
-    for name, said in (ends | {"hangs": "limit", "slow": "ended with exit code 3"}).items():
+    assert run(tmp_path, "raises", "crashes", "hangs", "table", "good") == 1
+    ends = {"raises": "ValueError: it went wrong", "crashes": "SIGSEGV", "hangs": "limit"}
+    for name, said in ends.items():
         result = found(tmp_path, name)
         assert [row["case"] for row in result["rows"]] == ["before", OF_THE_STAGE]
         assert said in result["rows"][1]["error"]
         assert not result["complete"]
     assert found(tmp_path, "crashes")["rows"][1]["log"][-1] == "last words"
     assert (tmp_path / "out" / "crashes.log").read_text().endswith("==\nlast words\n")
-    assert not (tmp_path / "out" / "fork.log").exists()  # it said nothing
     raised = found(tmp_path, "raises")["rows"][1]["log"]
     assert any('raise ValueError("it went' in line for line in raised)
     assert any('fakes/fake_raises.py", line' in line for line in raised)
     assert str(tmp_path) not in "".join(raised)  # results are published
     assert "ValueError: it went" in (tmp_path / "out" / "raises.log").read_text()
-    assert all(gone(pid) for pid in [int((fakes / "child").read_text()), *stage_and_sleeper(fakes)])
+    assert all(gone(int(pid)) for pid in (fakes / "sleeper").read_text().split())
     good = found(tmp_path, "good")
     assert good["complete"]
     assert good["stage"] == "good"
@@ -179,41 +147,6 @@ def test_a_stage_that_fails_keeps_its_rows_leaves_no_process_and_the_next_one_ru
     assert "| last words" in printed
     assert "no table: KeyError" in printed
     assert found(tmp_path, "table")["rows"] == [{"case": "before", "value": 1}]
-
-
-@pytest.mark.usefixtures("fakes")
-def test_what_a_stage_said_lies_beside_its_results_and_does_not_grow_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_log, "LOG_BYTES", 200)
-    log = tmp_path / "out" / "loud.log"
-    for _ in range(3):
-        assert run(tmp_path, "loud", again=True) == 0
-        kept = log.read_text()
-        assert "a warning" in kept[:200]
-        assert "bytes are left out" in kept
-        assert kept.endswith("the last of it\n")
-        assert len(kept) < 500
-    assert run(tmp_path, "loud") == 0  # nothing to do, nothing to say
-    assert log.read_text() == kept
-
-
-def test_results_of_another_folder_are_gone_on_from_and_left_as_they_are(fakes, tmp_path):
-    assert run(tmp_path, "good") == 1
-    earlier = (tmp_path / "out").rename(tmp_path / "earlier")
-    before = {path.name: path.read_bytes() for path in earlier.iterdir()}
-    assert before.keys() == {"good.json", "good.log"}
-    (fakes / "repaired").write_text("yes")
-    (fakes / "taken").write_text("")
-    assert run(tmp_path, "good", earlier=earlier) == 0
-    assert (fakes / "taken").read_text().split() == ["second"]
-    assert len(found(tmp_path, "good")["rows"]) == 3
-    assert {path.name: path.read_bytes() for path in earlier.iterdir()} == before
-    assert (tmp_path / "out" / "good.log").read_bytes().startswith(before["good.log"])
-    # A stage with nothing left to do is among the results all the same, and what is there counts before the other.
-    again = (tmp_path / "out").rename(tmp_path / "again")
-    assert run(tmp_path, "good", earlier=again) == 0
-    assert run(tmp_path, "good", earlier=earlier) == 0
-    assert (fakes / "taken").read_text().split() == ["second"]
-    assert (tmp_path / "out" / "good.json").read_bytes() == (again / "good.json").read_bytes()
 
 
 def test_the_same_command_goes_on_where_it_was(fakes, tmp_path):
@@ -240,40 +173,39 @@ def test_the_same_command_goes_on_where_it_was(fakes, tmp_path):
     assert taken() == ["first", "second", "third"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
-def test_ended_from_outside_it_leaves_rows_and_no_process(how, fakes, tmp_path, checkout):
-    program = "import gpu, sys; gpu.STAGES = (gpu.Stage('h', 'hangs', 'fake_hangs'),); sys.exit(gpu.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "hangs", "--tiny", "--device", "cpu", "--output", str(tmp_path / "out")]
-    paths = os.pathsep.join([str(checkout / "benchmarks"), str(fakes)])
-    process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert any("before: measured" in line for line in process.stdout)
-        process.send_signal(how)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert [row["case"] for row in found(tmp_path, "hangs")["rows"]] == ["before"]
-    sleeper, stage = stage_and_sleeper(fakes)
-    if how == signal.SIGKILL:  # nobody is left to end what has a session of its own; what is on the GPU ends by itself
-        assert gone(stage)
-        os.kill(sleeper, signal.SIGKILL)
-    else:
-        assert process.returncode == 130
-        assert "goes on from here" in said
-        assert gone(stage)
-        assert gone(sleeper)
+@pytest.mark.nightly
+def test_all_stages_run_small_on_a_cpu_and_all_checks_hold(tmp_path):
+    names = ["doctor", "correct", "step", "memory", "train"]
+    command = [sys.executable, gpu.__file__, *names, "--tiny", "--device", "cpu", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "all checks hold" in done.stdout
+    results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert results.keys() == set(names)
+    rows = {row["case"]: row for result in results.values() for row in result["rows"]}
+    assert [row for row in rows.values() if "error" in row or row.get("ok") is False] == []
+    assert rows["pass float32 compiled"]["gradient"] < 1e-5
+    assert rows["step beside TRL's, float32"]["difference"] < 1e-5
 
 
-@pytest.mark.usefixtures("fakes")
-def test_a_command_that_can_measure_nothing_names_why_and_writes_nothing(tmp_path, capsys):
-    for arguments, said in ((["x"], "no stage 'x'"), (["--device", "cpu"], "--tiny")):
-        with pytest.raises(SystemExit):
-            gpu.main(arguments)
-        assert said in capsys.readouterr().err
-    assert run(tmp_path, "good", "hangs", minutes=0.0) == 0
-    assert "g good, h hangs" in capsys.readouterr().out  # what there is no time for
-    assert run(tmp_path, "good", "raises", device="cuda") == 1
-    assert capsys.readouterr().out.count("no CUDA device") == 1
-    assert not (tmp_path / "out").exists()
+def wrong_scale(query, key, value, layout, **_):
+    return packed_attention(1.05 * query, key, value, layout)
+
+
+def no_gradient_of_keys(query, key, value, layout, **_):
+    return packed_attention(query, key + 0.1 * (key - key.detach()), value, layout)
+
+
+@pytest.mark.parametrize("wrong", [wrong_scale, no_gradient_of_keys])
+def test_attention_that_is_wrong_is_found(wrong, monkeypatch):
+    layout = attention_cases.layout_of(attention_cases.SHORT_LENGTHS["shared"], CPU)
+    assert attention_cases.compare(CPU, layout, "float32", 64, (8, 2))["ok"]
+    monkeypatch.setattr(attention_cases, "packed_attention", wrong)
+    assert not attention_cases.compare(CPU, layout, "float32", 64, (8, 2))["ok"]
+
+
+def test_the_wheels_are_all_that_is_needed_but_for_what_comes_with_torch(checkout):
+    names = gpu_wheels.needed(requirements.dependencies(), set(gpu_wheels.THERE), "3.12")
+    assert {"annotated-types", "typing-inspection", "httpcore2", "detect-secrets", "math-verify", "peft"} <= set(names)
+    assert not set(names) & {"torch", "numpy", "pandas", "pyarrow", "sympy", "mpmath", "networkx"}
+    assert all("==" in pin for pin in gpu_wheels.pinned(names, (checkout / "constraints.txt").read_text()))
