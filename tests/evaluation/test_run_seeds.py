@@ -16,7 +16,7 @@ from perl.evaluation.seeds import (
     student_quantile,
     student_within,
 )
-from perl.reports.comparison.cells import family_size
+from perl.reports.comparison.rows import family_size
 
 STUDIES = 2_000
 

@@ -3,11 +3,8 @@
 import json
 import re
 
-import pytest
-
 import perl
 from perl.cli import commands
-from perl.errors import RecipeError
 
 
 def test_a_plan_prints_as_the_command_does_and_is_a_table_in_a_notebook(capsys):
@@ -29,5 +26,3 @@ def test_what_a_recipe_names_is_text_in_the_table():
     object.__setattr__(found.forecast.plan.recipe.model, "name", "<img src=x>")
     assert "<img" not in found._repr_html_()
     assert "&lt;img src=x&gt;" in found._repr_html_()
-    with pytest.raises(RecipeError, match="rnak"):
-        perl.plan("quickstart", ["peft.rnak=3"])

@@ -8,12 +8,20 @@ import time
 import pytest
 
 from perl.errors import RunFolderError
-from perl.reports.completions import LONGEST_TEXT, newest_completion, read_completions, text_of
-from perl.reports.curves import MOST_POINTS, Curve, curves_of, panels_of, points_each, thinned
+from perl.reports.completions import LONGEST_TEXT, newest_completion, read_completions
+from perl.reports.curves import (
+    MOST_POINTS,
+    Curve,
+    curves_of,
+    panels_of,
+    points_each,
+    stage_means,
+    stages_of,
+    thinned,
+)
 from perl.reports.page_data import page_data
 from perl.reports.run_log import read_run, read_runs
-from perl.reports.timings import means_of, stages_of
-from tests.reports.written import alarm, metrics_of, samples_of, write_rows, write_run
+from tests.reports.written import metrics_of, samples_of, write_rows, write_run
 
 
 def test_a_run_that_trains_is_shown_as_far_as_it_is(tmp_path):
@@ -25,7 +33,7 @@ def test_a_run_that_trains_is_shown_as_far_as_it_is(tmp_path):
     assert run.state == "running, step 5 of 12"
     long_ago = time.time() - 7_200
     os.utime(folder / "metrics.jsonl", (long_ago, long_ago))
-    assert read_run(folder).state == "running, step 5 of 12; nothing logged for 2 h"
+    assert read_run(folder).state == "running, step 5 of 12; nothing logged for 2:00:00"
 
 
 def test_malformed_lines_are_left_out_and_counted(tmp_path):
@@ -43,10 +51,7 @@ def test_malformed_lines_are_left_out_and_counted(tmp_path):
     [
         (None, "no such folder"),
         ({}, "holds no run: it has neither run.json nor metrics.jsonl"),
-        ({"metrics.jsonl": ""}, "metrics.jsonl: no step is logged yet"),
-        ({"metrics.jsonl": "nothing\nof this\n"}, "is malformed: none of its 2 lines is a row"),
-        ({"metrics.jsonl": "nothing"}, "is malformed: none of its 1 lines is a row"),
-        ({"metrics.jsonl": '{"reward": 1.0}\n'}, "is malformed: no row has a step"),
+        ({"metrics.jsonl": 'nothing\n{"reward": 1.0}\n'}, "is malformed: none of its 2 lines is a row"),
         ({"run.json": "{", "metrics.jsonl": '{"step": 1}\n'}, "run.json"),
         ({"run.json": '{"status": "running"}'}, "no step is logged yet"),
     ],
@@ -62,14 +67,6 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path, files, said):
     assert said in str(error.value)
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_run_is_given_once(tmp_path):
-    folder = write_run(tmp_path / "run")
-    with pytest.raises(RunFolderError, match="is given twice"):
-        read_runs([folder, tmp_path / "." / "run"])
-    with pytest.raises(RunFolderError, match="no run is given"):
-        read_runs([])
 
 
 def test_the_folder_of_a_script_has_no_recipe_and_its_steps_are_known_from_a_checkpoint(tmp_path):
@@ -98,9 +95,6 @@ def test_every_reward_and_score_and_what_else_is_logged_has_a_panel(tmp_path):
     assert {"Gradient norm", "Learning rate", "Parity check", "KL to the teacher", "Value mean"} <= set(found)
     assert found["chain"].section == "Scores"
     assert found["odd"].section == "All others"
-    chosen = panels_of(["prompts/seen", "prompts/resting_solved", "prompts/resting_hopeless", "refill/flat_before"], {})
-    assert {panel.section for panel in chosen} == {"Prompts"}
-    assert [list(panel.metrics) for panel in chosen][1] == ["prompts/resting_solved", "prompts/resting_hopeless"]
     shown = {metric for panel in panels for metric in panel.metrics}
     assert {name for name in names if not name.endswith("_stderr")} <= shown
 
@@ -121,26 +115,13 @@ def test_a_long_curve_keeps_its_ends_and_its_spikes():
     assert 200 <= points_each(450) < 1_000
 
 
-def test_a_step_that_was_logged_twice_counts_once(tmp_path):
-    """As of a run that was gone on with before its log was rewound."""
-    folder = write_run(tmp_path / "run", steps=3)
-    rows = [
-        {"step": 1, "reward": 0.1},
-        {"step": 2, "reward": 0.2},
-        {"step": 2, "reward": 0.3},
-        {"step": 1, "reward": 9},
-    ]
-    write_rows(folder / "metrics.jsonl", rows)
-    assert curves_of(read_run(folder))["reward"] == Curve((1, 2), (0.1, 0.3))
-
-
 def test_seconds_of_stages_are_those_of_the_step(tmp_path):
     stages = stages_of(curves_of(read_run(write_run(tmp_path / "run"))))
-    means = means_of(stages)
+    means = stage_means(stages)
     assert sum(means.values()) == pytest.approx(1.0)
     assert [round(mean, 6) for mean in means.values()] == [0.1, 0.4, 0.3, 0.2]
     bare = {"step_time": Curve((1, 2, 3), (9.0, 1.0, 2.0))}
-    assert means_of(stages_of(bare)) == {"whole step": 1.5}  # the first opens engines
+    assert stage_means(stages_of(bare)) == {"whole step": 1.5}  # the first opens engines
     assert stages_of({}) == {}
 
 
@@ -151,10 +132,9 @@ def test_completions_are_kept_evenly_from_the_first_to_the_last_step(tmp_path):
     assert (len(whole.groups), whole.steps, whole.left_out) == (400, 400, 0)
     some = read_completions(log, log.stat().st_size // 10)
     steps = [group["step"] for group in some.groups]
-    assert 30 <= len(steps) <= 40
+    assert 38 <= len(steps) <= 42
     assert (steps[0], steps[-1]) == (1, 400)
-    gaps = {b - a for a, b in itertools.pairwise(steps)}
-    assert max(gaps) - min(gaps) <= 1
+    assert len({b - a for a, b in itertools.pairwise(steps[:-1])}) == 1
     (prompt,) = whole.groups[6]["prompts"]
     first, second, *_ = prompt["completions"]
     assert prompt["text"] == "7+1="
@@ -179,31 +159,15 @@ def test_a_long_text_is_shortened_and_one_that_is_being_written_waits(tmp_path):
     assert newest_completion(log)["step"] == 1
 
 
-def test_a_conversation_is_shown_with_who_said_what():
-    call = [{"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}, {"role": "tool", "content": "3"}]
-    assert text_of(call) == 'assistant: \n[{"name": "add"}]\ntool: 3'
-    assert text_of([{"role": "user", "content": "1+2="}]) == "1+2="
-    assert text_of("plain") == "plain"
-
-
 def test_what_differs_is_listed_and_what_is_alike_is_not(tmp_path):
     runs = read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", method="dora", rate=0.002, steps=8)])
     tables = {table["title"]: table["rows"] for table in page_data(runs)["differences"]}
     recipe = {row["label"]: row["values"] for row in tables["Recipe"]}
     assert recipe == {"peft.method": ["lora", "dora"], "train.learning_rate": ["0.001", "0.002"]}
-    assert {row["label"] for row in tables["Versions"]} == {"torch"}
-    assert {row["label"] for row in tables["Run"]} == {"method"}
+    assert {row["label"] for row in tables["Run"]} == {"method", "version of torch"}
     outcome = {row["label"]: row["values"] for row in tables["What came out"]}
     assert outcome["state"] == ["done, step 12 of 12", "done, step 8 of 12"]
     assert "±" in outcome["reward"][0]
-
-
-def test_alarms_have_what_explain_says_of_them_where_it_knows_them(tmp_path):
-    folder = write_run(tmp_path / "run", alarms=(alarm(3), alarm(5, "PRL101", stopped=True)))
-    unknown, known = page_data([read_run(folder)])["runs"][0]["alarms"]
-    assert (unknown["step"], unknown["code"], unknown["stopped"]) == (3, "PRL401", False)
-    assert known["explained"][0] == "versions of packages"
-    assert known["stopped"]
 
 
 def test_numbers_that_are_none_have_no_point(tmp_path):
@@ -229,12 +193,3 @@ def test_secrets_of_a_recipe_do_not_reach_the_page(tmp_path):
     data = json.dumps(page_data(read_runs([folder, other])))
     assert token not in data
     assert "***" in data
-
-
-def test_a_script_without_a_recipe_makes_no_setting_of_the_others_differ(tmp_path):
-    runs = [write_run(tmp_path / name, steps=3, rate=rate) for name, rate in (("a", 0.001), ("b", 0.002))]
-    script = write_run(tmp_path / "script", steps=3, status=None)
-    (script / "recipe.yaml").unlink(missing_ok=True)
-    (script / "run.json").unlink(missing_ok=True)
-    tables = {table["title"]: table["rows"] for table in page_data(read_runs([*runs, script]))["differences"]}
-    assert [row["label"] for row in tables["Recipe"]] == ["train.learning_rate"]

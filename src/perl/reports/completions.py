@@ -7,20 +7,20 @@ parsed.
 """
 
 import json
-import re
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perl.reports.curves import rounded
-from perl.reports.run_log import number
+from perl.run.logs import logged_step
 
 LONGEST_TEXT = 6_000
 """Characters of a prompt or completion that are shown: its begin and its end."""
 ALL_BYTES = 6_000_000
 """Of the completions of all runs on a page."""
-_STEP = re.compile(rb'^\{"step": ?(\d+)[,}]')
 _VERDICT, _ANSWER = "_verdict", "_answer"
 _LONGEST_LINE = 20_000_000
 
@@ -51,25 +51,25 @@ def read_completions(path: Path, most_bytes: int) -> Shown:
     """
     if not path.is_file():
         return Shown()
-    places, left_out = _places(path)
-    steps = sorted(places)
-    sizes = {step: sum(length for _, length in places[step]) for step in steps}
-    chosen, cut = _evenly(steps, sizes, most_bytes), 0
+    sizes: Counter[int] = Counter()
+    left_out = cut = 0
+    for line, step in _lines(path):
+        if step is None:
+            left_out += line.endswith(b"\n")  # else it is being written
+        else:
+            sizes[step] += len(line)
+    rows: dict[int, list[dict[str, Any]]] = {step: [] for step in _evenly(sorted(sizes), sizes.total(), most_bytes)}
+    for line, step in _lines(path):
+        if step in rows:
+            row = _parsed(line)
+            left_out += row is None
+            rows[step] += [] if row is None else [row]
     groups = []
-    with path.open("rb") as file:
-        for step in chosen:
-            rows = []
-            for offset, length in places[step]:
-                file.seek(offset)
-                row = _parsed(file.read(length))
-                if row is None:
-                    left_out += 1
-                else:
-                    rows.append(row)
-            group, shortened = _group(step, rows)
-            cut += shortened
-            groups.append(group)
-    return Shown(tuple(group for group in groups if group["prompts"]), len(steps), cut, left_out)
+    for step, found in rows.items():
+        group, shortened = _group(step, found)
+        cut += shortened
+        groups += [group] if group["prompts"] else []
+    return Shown(tuple(groups), len(sizes), cut, left_out)
 
 
 def newest_completion(path: Path) -> Mapping[str, Any] | None:
@@ -109,28 +109,13 @@ def _content(message: Mapping[str, Any]) -> str:
     return f"{text}\n{json.dumps(calls, ensure_ascii=False)}" if calls else text
 
 
-def _places(path: Path) -> tuple[dict[int, list[tuple[int, int]]], int]:
-    """Step -> where its lines are, and how many lines have no step; one that is being written does not count."""
-    places: dict[int, list[tuple[int, int]]] = {}
-    offset = left_out = 0
+def _lines(path: Path) -> Iterator[tuple[bytes, int | None]]:
+    """The lines of a log, each with its step; None: it is malformed."""
     with path.open("rb") as file:
         for line in file:
-            length = len(line)
-            match = _STEP.match(line)
-            step = int(match[1]) if match else _step_of(line)
-            if step is not None and line.rstrip().endswith(b"}") and length < _LONGEST_LINE:
-                places.setdefault(step, []).append((offset, length))
-            elif line.strip() and line.endswith(b"\n"):
-                left_out += 1
-            offset += length
-    return places, left_out
-
-
-def _step_of(line: bytes) -> int | None:
-    """Of a line that does not begin with it."""
-    row = _parsed(line)
-    step = None if row is None else number(row.get("step"))
-    return None if step is None else int(step)
+            if line.strip():
+                step = logged_step(line) if len(line) < _LONGEST_LINE else math.inf
+                yield line, int(step) if math.isfinite(step) else None
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -141,17 +126,9 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _evenly(steps: list[int], sizes: Mapping[int, int], most_bytes: int) -> list[int]:
-    """Steps from the first to the last that together fit; at least one."""
-    total = sum(sizes.values())
-    if total <= most_bytes or len(steps) < 2:
-        return steps
-    count = max(2, int(len(steps) * most_bytes / total))
-    while True:
-        chosen = sorted({steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)})
-        if count == 2 or sum(sizes[step] for step in chosen) <= most_bytes:
-            return chosen
-        count = max(2, int(count * 0.9))
+def _evenly(steps: list[int], size: int, most_bytes: int) -> list[int]:
+    """Steps from the first to the last of which about so many bytes fit."""
+    return sorted({*steps[:: max(1, math.ceil(size / most_bytes))], *steps[-1:]})
 
 
 def _group(step: int, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
@@ -171,8 +148,8 @@ def _completion(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     rewards = row.get("rewards")
     found: dict[str, Any] = {
         "text": text,
-        "rewards": {str(name): _number(value) for name, value in rewards.items()} if isinstance(rewards, dict) else {},
-        "advantage": _number(row.get("advantage")),
+        "rewards": {str(name): rounded(value) for name, value in rewards.items()} if isinstance(rewards, dict) else {},
+        "advantage": rounded(row.get("advantage")),
         "verdicts": {
             name.removesuffix(_VERDICT): value
             for name, value in row.items()
@@ -184,19 +161,10 @@ def _completion(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
             if name.endswith(_ANSWER) and value is not None
         },
     }
-    known = {"step", "prompt", "completion", "rewards", "advantage", "tokens", "gaps"}
-    extra = {name: value for name, value in row.items() if name not in known and not name.endswith((_VERDICT, _ANSWER))}
-    if extra:
-        found["extra"] = {str(name): str(value)[:200] for name, value in extra.items()}
     tokens, gaps = row.get("tokens"), row.get("gaps")
     if isinstance(tokens, list) and isinstance(gaps, list) and len(tokens) == len(gaps) and not cut:
-        found |= {"tokens": [str(token) for token in tokens], "gaps": [_number(gap) for gap in gaps]}
+        found |= {"tokens": [str(token) for token in tokens], "gaps": [rounded(gap) for gap in gaps]}
     return found, cut
-
-
-def _number(value: Any) -> float | None:  # noqa: ANN401 (JSON)
-    found = number(value)
-    return None if found is None else rounded(found)
 
 
 def _shortened(text: str) -> tuple[str, int]:

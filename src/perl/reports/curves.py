@@ -1,16 +1,17 @@
-"""The numbers of a run's steps as curves that a page can hold, and the panels they are drawn in.
+"""The numbers of a run's steps as curves that a page can hold, the panels they are drawn in, and where the time went.
 
-rows of metrics.jsonl -> curves by metric; runs -> panels
+rows of metrics.jsonl -> curves by metric -> panels, seconds of each stage
 
 A long curve is thinned: of each stretch of steps the smallest and the largest value stay, so that no spike is lost.
 """
 
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perl.reports.run_log import RunLog, number
+from perl.reports.run_log import RunLog, mapping, number
 
 MOST_POINTS = 2_000
 """Of a curve."""
@@ -21,6 +22,10 @@ _DIGITS = 6
 _SCORE = re.compile(r"eval/(?P<task>.+)/avg@(?P<k>\d+)")
 _REWARD = re.compile(r"rewards/(?P<name>.+)/mean")
 _VERDICT = re.compile(r"reward/(?P<name>.+)/(?P<verdict>[a-z_]+)_frac")
+_STAGES = (
+    *("policy to the engine", "rollouts", "forward and backward passes"),
+    "verdicts, rewards, log-probs, the rest",
+)
 # Not a quantity of the training.
 _NO_CURVES = {"step", "epoch", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
@@ -62,17 +67,6 @@ _FIXED = (
     Panel("Completions", "Truncated", "share of completions", {"completions/clipped_ratio": "truncated"}),
     Panel("Completions", "Trained on", "share of completions", {"rows/trained_fraction": "trained on"}),
     Panel("Completions", "Groups without a signal", "share of groups", {"frac_reward_zero_std": "all rewards equal"}),
-    Panel("Prompts", "Seen", "share of the prompts", {"prompts/seen": "seen at least once"}),
-    Panel(
-        *("Prompts", "Resting", "share of the prompts"),
-        {"prompts/resting_solved": "solved", "prompts/resting_hopeless": "hopeless"},
-    ),
-    Panel(
-        *("Prompts", "Groups without variance", "share of groups"),
-        {"refill/flat_before": "as first sampled", "refill/flat_after": "after the refill"},
-    ),
-    Panel("Prompts", "Sampled by the refill", "completions", {"refill/samples": "sampled besides"}),
-    Panel("Completions", "Masked out", "share of completions", {"rows/masked_fraction": "masked out"}),
     Panel("Policy", "Entropy", "nats per token", {"entropy": "entropy"}),
     Panel("Policy", "KL to the reference", "nats per token", {"kl": "KL"}),
     Panel(
@@ -90,22 +84,7 @@ _FIXED = (
         *("Engine", "Log-probs of engine and trainer differ", "nats"),
         {"sampling/sampling_logp_difference/mean": "mean", "sync/gap_limit": "what is usual"},
     ),
-    Panel("Engine", "Largest difference of a token", "nats", {"sampling/sampling_logp_difference/max": "largest"}),
     Panel("Engine", "Parity check", "nats", {"sync/logp_diff": "difference"}),
-    Panel(
-        *("Engine", "Importance ratio of engine and trainer", ""),
-        {
-            "sampling/importance_sampling_ratio/mean": "mean",
-            "sampling/importance_sampling_ratio/min": "smallest",
-            "sampling/importance_sampling_ratio/max": "largest",
-        },
-    ),
-    Panel("Engine", "Steps behind", "steps", {"rollout/steps_behind": "steps behind"}),
-    Panel(
-        *("Engine", "Staleness", "optimizer steps"),
-        {"sampling/staleness/mean": "mean", "sampling/staleness/max": "largest"},
-    ),
-    Panel("Engine", "Effective sample size", "share", {"sampling/effective_sample_size": "effective share"}),
     Panel("Speed", "Seconds of a step", "s", {"step_time": "step"}),
     Panel("Speed", "Tokens of rollouts", "tokens per second", {"rollout/tokens_per_second": "tokens per second"}),
 )
@@ -152,14 +131,15 @@ def thinned(curve: Curve, most: int) -> Curve:
     return Curve(tuple(curve.steps[i] for i in order), tuple(curve.values[i] for i in order))
 
 
-def shown(curve: Curve) -> dict[str, list[float]]:
+def shown(curve: Curve) -> dict[str, list[Any]]:
     """For the page's data, with as many digits as are seen."""
     return {"x": list(curve.steps), "y": [rounded(value) for value in curve.values]}
 
 
-def rounded(value: float) -> float:
-    """With six digits."""
-    return float(f"{value:.{_DIGITS}g}")
+def rounded(value: Any) -> float | None:  # noqa: ANN401 (JSON)
+    """With six digits; None: it is no finite number."""
+    found = number(value)
+    return None if found is None else float(f"{found:.{_DIGITS}g}")
 
 
 def panels_of(names: Iterable[str], weights: Mapping[str, Sequence[float]]) -> list[Panel]:
@@ -171,13 +151,19 @@ def panels_of(names: Iterable[str], weights: Mapping[str, Sequence[float]]) -> l
     """
     logged = set(names)
     panels = [panel for panel in _FIXED if next(iter(panel.metrics)) in logged]
-    panels += _rewards(logged, weights) + _scores(logged) + _critic(logged)
+    panels += _named(sorted(logged), weights)
     taken = {name for panel in panels for name in panel.metrics}
     others = sorted(name for name in logged - taken if not name.startswith("eval/"))
     panels += [Panel("All others", name, "", {name: name}) for name in others]
-    order = ("Rewards", "Scores", "Completions", "Prompts", "Policy", "Engine", "Critic", "Speed", "All others")
+    order = ("Rewards", "Scores", "Completions", "Policy", "Engine", "Critic", "Speed", "All others")
     # A reward follows the total, the total alone is not drawn twice where a single reward weighs 1.
     return sorted(panels, key=lambda panel: order.index(panel.section))
+
+
+def reward_of(metric: str) -> str | None:
+    """The reward whose mean a metric is; None: it is none."""
+    match = _REWARD.fullmatch(metric)
+    return match["name"] if match else None
 
 
 def task_of(metric: str) -> tuple[str, int] | None:
@@ -186,45 +172,67 @@ def task_of(metric: str) -> tuple[str, int] | None:
     return (match["task"], int(match["k"])) if match else None
 
 
-def _rewards(logged: set[str], weights: Mapping[str, Sequence[float]]) -> list[Panel]:
-    panels = []
-    for metric in sorted(logged):
-        if (match := _REWARD.fullmatch(metric)) is None:
-            continue
-        name = match["name"]
-        given = weights.get(name, ())
-        weight = f"weight {' / '.join(f'{one:g}' for one in given)}" if given else "mean"
-        panels.append(Panel("Rewards", f"Reward {name}", weight, {metric: name}))
-    judged = sorted({match["name"] for metric in logged if (match := _VERDICT.fullmatch(metric))})
-    for name in judged:
-        verdicts = {
-            metric: match["verdict"].replace("_", " ")
-            for metric in sorted(logged)
-            if (match := _VERDICT.fullmatch(metric)) and match["name"] == name
-        }
-        panels.append(Panel("Rewards", f"Verdicts of {name} that are not right", "share of completions", verdicts))
-    return panels
-
-
-def _scores(logged: set[str]) -> list[Panel]:
-    found = ((metric, task_of(metric)) for metric in sorted(logged))
-    return [Panel("Scores", f"{of[0]}", f"avg@{of[1]}", {metric: "policy"}) for metric, of in found if of is not None]
-
-
-def _critic(logged: set[str]) -> list[Panel]:
-    names = sorted(name for name in logged if name.startswith("critic/"))
-    return [
-        Panel("Critic", name.removeprefix("critic/").replace("_", " ").capitalize(), "", {name: name}) for name in names
-    ]
+def _named(logged: Sequence[str], weights: Mapping[str, Sequence[float]]) -> list[Panel]:
+    """Panels of rewards, their verdicts, scores and what a critic logs, by the names that the run has for them."""
+    panels, verdicts = list[Panel](), dict[str, dict[str, str]]()
+    for metric in logged:
+        if (reward := reward_of(metric)) is not None:
+            given = weights.get(reward, ())
+            weight = f"weight {' / '.join(f'{one:g}' for one in given)}" if given else "mean"
+            panels.append(Panel("Rewards", f"Reward {reward}", weight, {metric: reward}))
+        elif match := _VERDICT.fullmatch(metric):
+            verdicts.setdefault(match["name"], {})[metric] = match["verdict"].replace("_", " ")
+        elif (task := task_of(metric)) is not None:
+            panels.append(Panel("Scores", task[0], f"avg@{task[1]}", {metric: "policy"}))
+        elif metric.startswith("critic/"):
+            title = metric.removeprefix("critic/").replace("_", " ").capitalize()
+            panels.append(Panel("Critic", title, "", {metric: metric}))
+    title, unit = "Verdicts of {} that are not right", "share of completions"
+    return panels + [Panel("Rewards", title.format(name), unit, lines) for name, lines in verdicts.items()]
 
 
 def differing_weights(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Reward -> the weights that it has in the runs, each once."""
     found: dict[str, list[float]] = {}
     for facts in runs:
-        rewards = facts.get("rewards")
-        for name, weight in rewards.items() if isinstance(rewards, Mapping) else ():
+        for name, weight in mapping(facts.get("rewards")).items():
             amount = number(weight)
             if amount is not None and amount not in found.setdefault(str(name), []):
                 found[str(name)].append(amount)
     return found
+
+
+def stages_of(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Seconds of each stage that is known, step by step; together they are the step's.
+
+    Args:
+        curves: Of a run, whole; ``rollout/seconds`` holds ``sync/seconds``.
+    """
+    whole = curves.get("step_time")
+    if whole is None:
+        return {}
+    syncs, rollouts, updates = (_by_step(curves, f"{name}/seconds") for name in ("sync", "rollout", "update"))
+    if not (rollouts or updates):
+        return {"whole step": whole}
+    stages: dict[str, list[float]] = {name: [] for name in _STAGES}
+    for step, seconds in zip(whole.steps, whole.values, strict=True):
+        sync = min(syncs.get(step, 0.0), seconds)
+        rollout = max(0.0, min(rollouts.get(step, 0.0), seconds) - sync)
+        update = min(updates.get(step, 0.0), max(0.0, seconds - sync - rollout))
+        parts = (sync, rollout, update, max(0.0, seconds - sync - rollout - update))
+        for name, part in zip(stages, parts, strict=True):
+            stages[name].append(part)
+    return {name: Curve(whole.steps, tuple(values)) for name, values in stages.items() if any(values)}
+
+
+def stage_means(stages: Mapping[str, Curve]) -> dict[str, float]:
+    """Seconds of each stage in the mean step; the first, which opens engines, does not count if there are others."""
+    return {
+        name: statistics.fmean(curve.values[1:] if len(curve.values) > 1 else curve.values)
+        for name, curve in stages.items()
+    }
+
+
+def _by_step(curves: Mapping[str, Curve], name: str) -> Mapping[int, float]:
+    curve = curves.get(name)
+    return dict(zip(curve.steps, curve.values, strict=True)) if curve is not None else {}

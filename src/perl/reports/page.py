@@ -21,8 +21,7 @@ from perl.errors import MissingExtraError, RunFolderError, missing_extra
 from perl.reports.page_data import page_data
 from perl.reports.run_log import read_runs
 from perl.run.files import write_file
-from perl.run.html_templates import html_templates
-from perl.run.tables import plain
+from perl.run.tables import html_templates, plain
 
 if TYPE_CHECKING:
     from perl.run.folder import Run

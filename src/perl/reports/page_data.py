@@ -1,8 +1,9 @@
-"""All that a page shows of runs, as plain values.
+"""All that a page shows of runs, and what differs between them, as plain values.
 
 RunLog, ... -> the page's data
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,19 @@ from perl.reports.curves import (
     differing_weights,
     panels_of,
     points_each,
+    reward_of,
     rounded,
     shown,
+    stage_means,
+    stages_of,
     task_of,
     thinned,
 )
-from perl.reports.differing import differences_of, outcome
-from perl.reports.run_log import RunLog, number
-from perl.reports.timings import means_of, stages_of
+from perl.reports.run_log import RunLog, lines_text, mapping, names_of, number
+from perl.run.logs import Mean, ends
+from perl.run.progress import duration
+from perl.run.tables import differing, flat
+from perl.zoo.intervals import score_text
 
 if TYPE_CHECKING:
     from perl.evaluation.results import Results
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 
 _LONGEST_RECIPE = 100_000
 _MOST_ALARMS = 500
+# Settings that say where things are or go.
+_PLACES = {"train.output_dir", "hub.repo_id", "hub.push", "hub.private", "rollout.sync_folder"}
 
 
 def page_data(runs: Sequence[RunLog]) -> dict[str, Any]:
@@ -62,24 +70,14 @@ def page_data(runs: Sequence[RunLog]) -> dict[str, Any]:
     }
 
 
-def names_of(runs: Sequence[RunLog]) -> list[str]:
-    """The folders' names; with as much of the path as tells them apart."""
-    parts = [run.path.resolve().parts for run in runs]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(run.path) for run in runs]
-
-
 def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -> dict[str, Any]:
     completions = read_completions(run.samples, most_bytes)
     stages = stages_of(curves)
     notes = list(run.notes)
     if completions.left_out:
-        lines = "1 malformed line" if completions.left_out == 1 else f"{completions.left_out:,} malformed lines"
-        notes.append(f"samples.jsonl: {lines} left out")
+        notes.append(f"samples.jsonl: {lines_text(completions.left_out)} left out")
     settings = without_secrets(run.facts.get("settings"))
+    scored = [name for name in curves if task_of(name) is not None]
     return {
         "path": str(run.path),
         "status": run.status,
@@ -90,13 +88,13 @@ def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -
         "outcome": outcome(run, curves),
         "notes": notes,
         "curves": {name: shown(thinned(curve, most)) for name, curve in curves.items()},
-        "errors": _errors(curves),
+        "errors": {name: shown(curves[f"{name}_stderr"]) for name in scored if f"{name}_stderr" in curves},
         "scores": _scores(run.results),
         "stages": {name: shown(thinned(curve, most)) for name, curve in stages.items()},
-        "stage_means": {name: rounded(mean) for name, mean in means_of(stages).items()},
+        "stage_means": {name: rounded(mean) for name, mean in stage_means(stages).items()},
         "alarms": [_alarm(alarm) for alarm in run.alarms[:_MOST_ALARMS]],
         "recipe": None if run.recipe is None else shown_text(run.recipe[:_LONGEST_RECIPE]),
-        "settings": [[str(name), str(value)] for name, value in _mapping(settings).items()],
+        "settings": [[str(name), str(value)] for name, value in mapping(settings).items()],
         "plan": _plan(run),
         "completions": list(completions.groups),
         "completion_steps": completions.steps,
@@ -104,37 +102,20 @@ def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -
     }
 
 
-def _facts(run: RunLog) -> list[list[str]]:
+def _facts(run: RunLog) -> list[tuple[str, str]]:
     """What a run is, a label and a text each."""
-    facts = run.facts
-    hardware = _mapping(facts.get("hardware"))
-    found = {
-        "base": facts.get("base"),
-        "method": facts.get("method"),
-        "algorithm": facts.get("algorithm") or facts.get("loss"),
-        "trained parameters": _count(facts.get("trainable_parameters")),
-        "seed": facts.get("seed"),
-        "hardware": " x ".join(str(hardware[name]) for name in ("count", "device") if name in hardware) or None,
+    facts, names = run.facts, ("base", "revision", "base_dtype", "quantization", "method", "algorithm", "loss", "seed")
+    found = {name.replace("_", " "): facts.get(name) for name in names}
+    parameters = number(facts.get("trainable_parameters"))
+    found |= {
+        "trained parameters": None if parameters is None else f"{int(parameters):,}",
+        **{f"hardware: {name}": value for name, value in mapping(facts.get("hardware")).items()},
         "started": facts.get("created"),
         "commit": facts.get("git_commit"),
-        "versions": ", ".join(f"{name} {value}" for name, value in _mapping(facts.get("versions")).items()) or None,
+        **{f"version of {name}": value for name, value in mapping(facts.get("versions")).items()},
         "ended with": without_secrets(facts.get("error")),
     }
-    return [[name, str(value)] for name, value in found.items() if value not in (None, "")]
-
-
-def _count(value: Any) -> str | None:  # noqa: ANN401 (JSON)
-    amount = number(value)
-    return None if amount is None else f"{int(amount):,}"
-
-
-def _errors(curves: Mapping[str, Curve]) -> dict[str, dict[str, list[float]]]:
-    """Standard errors of the scores between steps, by the score's metric."""
-    return {
-        name: shown(curves[f"{name}_stderr"])
-        for name in curves
-        if task_of(name) is not None and f"{name}_stderr" in curves
-    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
 
 
 def _scores(results: "Results | None") -> list[dict[str, Any]]:
@@ -199,5 +180,51 @@ def _plan(run: RunLog) -> dict[str, Any]:
     return {"lines": [], "note": "There is no recipe in this folder, so that nothing can be planned of it."}
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:  # noqa: ANN401 (JSON)
-    return value if isinstance(value, Mapping) else {}
+def differences_of(runs: Sequence[RunLog], curves: Sequence[Mapping[str, Curve]]) -> list[dict[str, Any]]:
+    """What differs between several runs, as tables: a title, and rows of a label and a text for each run.
+
+    Args:
+        runs: Of one there is nothing to compare.
+        curves: Of each.
+    """
+    if len(runs) < 2:
+        return []
+    settings = [flat(without_secrets(run.settings)) for run in runs]
+    tables = {
+        "Recipe": differing([{key: text for key, text in one.items() if key not in _PLACES} for one in settings]),
+        "Run": differing([dict(_facts(run)) for run in runs]),
+        "What came out": differing(
+            [outcome(run, of_run) for run, of_run in zip(runs, curves, strict=True)], all_rows=True
+        ),
+    }
+    return [
+        {"title": title, "rows": [{"label": label, "values": values} for label, values in rows.items()]}
+        for title, rows in tables.items()
+        if rows
+    ]
+
+
+def outcome(run: RunLog, curves: Mapping[str, Curve]) -> dict[str, str]:
+    """Rewards at both ends, scores, time: a text for each."""
+    found = {"state": run.state}
+    rewards = {name: f"reward {reward}" for name in curves if (reward := reward_of(name)) is not None}
+    named = {"reward": "reward", **rewards, "completions/mean_length": "length", "entropy": "entropy"}
+    named |= {"kl": "KL to the reference", "teacher/kl": "KL to the teacher"}
+    for metric, label in named.items():
+        if metric in curves and (means := ends(curves[metric].values)) is not None:
+            found[label] = f"{_mean(means[0])} → {_mean(means[1])}"
+    for task in run.results.tasks if run.results is not None else ():
+        scores = [score for score in (task.base, task.adapter) if score is not None]
+        texts = [score_text(score.accuracy, score.stderr, score.n) for score in scores]
+        found[f"{task.title}, avg@{task.score.k}"] = " → ".join(texts)
+    seconds = number(run.facts.get("seconds"))
+    if seconds:
+        found["time"] = duration(seconds)
+    return found
+
+
+def _mean(mean: Mean) -> str:
+    """With as many decimals as a mean of its size needs."""
+    decimals = 3 if abs(mean.value) < 10 else 1
+    error = "" if math.isnan(mean.error) else f" ± {mean.error:.{decimals}f}"
+    return f"{mean.value:.{decimals}f}{error}"

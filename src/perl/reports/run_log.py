@@ -7,11 +7,10 @@ Lines that a kill or a running training cut short are left out, and counted.
 """
 
 import contextlib
-import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,17 +18,25 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from perl.errors import PerlError, RunFolderError
-from perl.reports.script_log import checkpoint_rows, checkpoints_of, is_script, script_facts
-from perl.run.facts import CARD_FACTS
-from perl.run.folder import LOCK, Run
-from perl.run.folder_check import is_held
+from perl.run.facts import CARD_FACTS, RUN_FACTS
+from perl.run.files import parse_mapping
+from perl.run.folder import LOCK, Run, is_held
 from perl.run.logs import log_rows
+from perl.run.progress import duration
 
 if TYPE_CHECKING:
     from perl.evaluation.results import Results
 
-# A training that has logged nothing for so many of its steps, and for so many seconds, may have been killed.
-_SILENT_STEPS, _SILENT_SECONDS = 20, 120.0
+METRICS = "metrics.jsonl"
+_STATE = "trainer_state.json"
+_LARGEST_STATE = 100_000_000
+# Of a script's ``perl_run.json``, by the names that ``run.json`` has for them.
+_FACTS = (
+    *("base", "revision", "quantization", "method", "seed", "loss", "ratio_level", "algorithm", "overridden"),
+    *("settings", "rewards", "trainable_parameters", "total_parameters", "seconds", "versions"),
+)
+# A training that has logged nothing for so long is in a long step, or was killed.
+_SILENT_SECONDS = 120.0
 # One whose folder nobody holds any more has been, once nothing was logged for so long: a disk that is shared between
 # machines may tell late who holds what.
 _LOCKLESS_SECONDS = 20.0
@@ -84,20 +91,17 @@ class RunLog:
         lock = self.path / LOCK
         if known == "running" and lock.is_file() and self._silent > _LOCKLESS_SECONDS and not is_held(lock):
             return "killed"  # its process had no time to write that it ends
-        if known:
-            return known
-        return "done" if self.planned is not None and self.step >= self.planned else "running"
+        return known or ("done" if self.planned is not None and self.step >= self.planned else "running")
 
     @property
     def state(self) -> str:
         """For a person: ``running, step 12 of 50``."""
         of_all = f" of {self.planned:,}" if self.planned else ""
         text = f"{self.status}, step {self.step:,}{of_all}"
-        silent = self._silent
         if self.status == "killed":
             text += "; its process is gone, and the same command goes on"
-        if self.status == "running" and silent > max(_SILENT_SECONDS, _SILENT_STEPS * (self.seconds_per_step or 0.0)):
-            text += f"; nothing logged for {_age(silent)}"
+        if self.status == "running" and self._silent > _SILENT_SECONDS:
+            text += f"; nothing logged for {duration(self._silent)}"
         return text
 
     @property
@@ -105,18 +109,11 @@ class RunLog:
         """Seconds since something was logged."""
         return time.time() - self.modified
 
-    @property
-    def seconds_per_step(self) -> float | None:
-        """Median of the last steps; None: not logged."""
-        seconds = sorted(number(row.get("step_time")) or 0.0 for row in self.rows[-50:] if "step_time" in row)
-        return seconds[len(seconds) // 2] if seconds else None
-
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The recipe's sections as values; empty without a readable recipe."""
         with contextlib.suppress(yaml.YAMLError, RecursionError):
-            found = yaml.safe_load(self.recipe or "")
-            return found if isinstance(found, dict) else {}
+            return mapping(yaml.safe_load(self.recipe or ""))
         return {}
 
 
@@ -134,20 +131,22 @@ def read_run(path: str | Path, *, begun: bool = True, scored: bool = True) -> Ru
     folder = Path(path)
     if not folder.is_dir():
         raise RunFolderError("is a file, not a folder" if folder.exists() else "no such folder", str(path))
-    metrics = folder / "metrics.jsonl"
-    facts = _facts(folder, metrics)
-    if is_script(folder) and not metrics.exists():
-        rows, notes = [row for row in checkpoint_rows(folder) if number(row.get("step")) is not None], list[str]()
-        modified = (folder / CARD_FACTS).stat().st_mtime
+    metrics = folder / METRICS
+    facts = _facts(folder)
+    if _is_script(folder) and not metrics.exists():
+        rows, modified, notes = _rows_of_checkpoint(folder), (folder / CARD_FACTS).stat().st_mtime, list[str]()
+    elif begun or (metrics.is_file() and metrics.stat().st_size > 0):
+        rows, modified, notes = _metrics(metrics)
     else:
-        has_rows = begun or (metrics.is_file() and metrics.stat().st_size > 0)
-        rows, modified, notes = _metrics(metrics) if has_rows else ([], time.time(), [])
+        rows, modified, notes = [], time.time(), []
     alarms, left_out = _rows_of(folder / "alarms.jsonl")
-    notes += [f"alarms.jsonl: {_lines(left_out)} left out"] if left_out else []
-    recipe, results = _recipe(folder, notes), _results(folder, notes) if scored else None
-    log = RunLog(folder, facts, tuple(rows), tuple(alarms), recipe, results, None, modified)
-    planned = _planned(log)
-    return RunLog(folder, facts, tuple(rows), tuple(alarms), recipe, results, planned, modified, tuple(notes))
+    notes += [f"alarms.jsonl: {lines_text(left_out)} left out"] if left_out else []
+    results = _results(folder, notes) if scored else None
+    recipe = None
+    with contextlib.suppress(OSError):
+        recipe = (folder / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
+    log = RunLog(folder, facts, tuple(rows), tuple(alarms), recipe, results, None, modified, tuple(notes))
+    return replace(log, planned=_planned(log))
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunLog]:
@@ -167,6 +166,16 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunLog]:
     return [read_run(path) for path in paths]
 
 
+def names_of(runs: Sequence[RunLog]) -> list[str]:
+    """The folders' names; with as much of the path as tells them apart."""
+    parts = [run.path.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(run.path) for run in runs]
+
+
 def number(value: Any) -> float | None:  # noqa: ANN401 (JSON)
     """A finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -176,33 +185,72 @@ def number(value: Any) -> float | None:  # noqa: ANN401 (JSON)
     return None
 
 
-def _facts(folder: Path, metrics: Path) -> Mapping[str, Any]:
-    if (folder / "run.json").exists():
+def mapping(value: Any) -> Mapping[str, Any]:  # noqa: ANN401 (JSON)
+    """The value, or an empty mapping where it is none."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def lines_text(count: int) -> str:
+    """How many lines of a log cannot be read."""
+    return "1 malformed line" if count == 1 else f"{count:,} malformed lines"
+
+
+def _is_script(folder: Path) -> bool:
+    """Whether a folder is the output folder of a script's trainer."""
+    return (folder / CARD_FACTS).is_file() and not (folder / RUN_FACTS).exists()
+
+
+def _facts(folder: Path) -> Mapping[str, Any]:
+    if (folder / RUN_FACTS).exists():
         return Run.read(folder).facts
-    if is_script(folder):
-        return script_facts(folder)
-    if not metrics.exists():
-        raise RunFolderError("holds no run: it has neither run.json nor metrics.jsonl", str(folder))
-    return {}
+    if not _is_script(folder):
+        if not (folder / METRICS).exists():
+            raise RunFolderError(f"holds no run: it has neither {RUN_FACTS} nor {METRICS}", str(folder))
+        return {}
+    from perl.hub.card.run_facts import read_run_facts  # with PEFT, which a recipe's run can be watched without
+
+    try:
+        known = read_run_facts((folder / CARD_FACTS).read_bytes()).model_dump(mode="json", exclude_none=True)
+    except OSError as error:
+        raise RunFolderError(f"cannot be read: {error.strerror or error}", str(folder / CARD_FACTS)) from None
+    except PerlError as error:
+        raise RunFolderError(str(error.mistakes[0]), str(folder)) from None
+    facts = {name: known[name] for name in _FACTS if name in known}
+    return facts | ({"steps": known["step"]} if "step" in known else {})
+
+
+def _states(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """What transformers wrote into the checkpoints of a training, those of a recipe's run too, the newest first."""
+    found = [*(folder / "checkpoints").glob("checkpoint-*"), *folder.glob("checkpoint-*")]
+    numbered = [(int(number), path) for path in found if (number := path.name.removeprefix("checkpoint-")).isdigit()]
+    for _, path in sorted(numbered, reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            if (path / _STATE).stat().st_size <= _LARGEST_STATE:
+                yield parse_mapping((path / _STATE).read_bytes(), finite=False)
+
+
+def _rows_of_checkpoint(folder: Path) -> list[dict[str, Any]]:
+    """The rows that a script's newest readable checkpoint knows; none without one."""
+    rows = next((state.get("log_history") for state in _states(folder)), None)
+    known = rows if isinstance(rows, list) else []
+    return [row for row in known if isinstance(row, dict) and number(row.get("step")) is not None]
 
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], float, list[str]]:
     """Rows, when they were written, and what is to be said of them."""
     if not path.exists():
-        raise RunFolderError("no step is logged yet: it has no metrics.jsonl", str(path.parent))
+        raise RunFolderError(f"no step is logged yet: it has no {METRICS}", str(path.parent))
     try:
         rows, left_out = _rows_of(path)
         modified = path.stat().st_mtime
     except OSError as error:
         raise RunFolderError(f"cannot be read: {error.strerror or error}", str(path)) from None
-    if not rows:
-        broken = f"is malformed: none of its {left_out:,} lines is a row" if left_out else "no step is logged yet"
-        raise RunFolderError(broken, str(path))
     with_steps = [row for row in rows if number(row.get("step")) is not None]
-    if not with_steps:
-        raise RunFolderError("is malformed: no row has a step", str(path))
     left_out += len(rows) - len(with_steps)
-    return with_steps, modified, [f"metrics.jsonl: {_lines(left_out)} left out"] if left_out else []
+    if not with_steps:
+        what = f"is malformed: none of its {left_out:,} lines is a row" if left_out else "no step is logged yet"
+        raise RunFolderError(what, str(path))
+    return with_steps, modified, [f"{METRICS}: {lines_text(left_out)} left out"] if left_out else []
 
 
 def _rows_of(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -215,22 +263,8 @@ def _rows_of(path: Path) -> tuple[list[dict[str, Any]], int]:
     whole, _, rest = text.rpartition("\n")
     lines = [line for line in whole.split("\n") if line.strip()]
     rows = [row for line in lines for row in log_rows(line)]
-    left_out = len(lines) - len(rows)
     last = log_rows(rest)
-    return rows + last, left_out + (1 if rest.strip() and not last and not lines else 0)
-
-
-def _lines(count: int) -> str:
-    return "1 malformed line" if count == 1 else f"{count:,} malformed lines"
-
-
-def _recipe(folder: Path, notes: list[str]) -> str | None:
-    path = folder / "recipe.yaml"
-    try:
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
-    except OSError as error:
-        notes.append(f"recipe.yaml: {error.strerror or error}")
-        return None
+    return rows + last, len(lines) - len(rows) + bool(rest.strip() and not last and not lines)
 
 
 def _results(folder: Path, notes: list[str]) -> "Results | None":
@@ -246,26 +280,10 @@ def _results(folder: Path, notes: list[str]) -> "Results | None":
 
 
 def _planned(log: RunLog) -> int | None:
-    """Steps in all: as recorded, as the recipe says, as a checkpoint knows, or from how much of an epoch is done."""
-    recorded = log.facts.get("planned_steps")
-    if isinstance(recorded, int) and recorded > 0:
-        return recorded
-    train = log.settings.get("train")
-    train = train if isinstance(train, dict) else {}
-    if isinstance(most := train.get("max_steps"), int) and most > 0:
-        return most
-    for folder in checkpoints_of(log.path):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["max_steps"]) or None
-    epochs, epoch = (
-        number(train.get("num_train_epochs", 3.0 if train else None)),
-        number(log.rows[-1].get("epoch")) if log.rows else None,
-    )
-    return max(log.step, round(log.step * epochs / epoch)) if epochs and epoch else None
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:,.0f} {unit}"
-    return f"{seconds:.0f} s"
+    """Steps in all: as recorded, as the recipe says, or as a checkpoint knows."""
+    states = (state.get("max_steps") for state in _states(log.path))
+    known = (log.facts.get("planned_steps"), mapping(log.settings.get("train")).get("max_steps"))
+    for steps in (*known, next(states, None)):
+        if isinstance(steps, int) and steps > 0:
+            return steps
+    return None

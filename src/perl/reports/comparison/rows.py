@@ -1,6 +1,9 @@
 """Runs as the rows of one table: settings by score, each with its seeds below it, then what has no score.
 
-RunLogs, measure -> Comparison
+RunLogs, measure -> Comparison: paired differences, with p values that are corrected for their number
+
+Two settings of several seeds are compared over the seeds that both have; two single runs are two adapters, which are
+compared over the problems that both answered.
 """
 
 import math
@@ -11,12 +14,13 @@ from pathlib import Path
 
 from perl.errors import PerlError, did_you_mean
 from perl.evaluation.bases import numbered
-from perl.evaluation.metrics import Difference
-from perl.reports.comparison.cells import Cell, CellDifference, SeedRun, best_of, compare_cells, family_size
+from perl.evaluation.metrics import Difference, corrected, paired_difference
+from perl.evaluation.seeds import mean_over_seeds, paired_by_seed
 from perl.reports.comparison.measure import REWARD, Measure, Measured, choose_measure, last_mean, measured
 from perl.reports.comparison.settings import SEEDS, differing_of, identity_of, seed_of, settings_of, what_differs
-from perl.reports.page_data import names_of
-from perl.reports.run_log import RunLog, number
+from perl.reports.run_log import RunLog, names_of, number
+
+SEED, PROBLEM = "seed", "problem"
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Row:
         score: None: there is none.
         stderr: Its standard error, over problems, steps or seeds; None: not known.
         count: Problems, steps or seeds that it is a mean of.
-        reference: Whether the others of its group are compared with it.
+        reference: Whether others are compared with it.
         difference: This less the reference, its p value corrected; None: it is not compared.
         p_value: The difference's own.
         paired: By ``seed``, by ``problem``, or not: empty.
@@ -78,33 +82,88 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ScoredRun:
+    """A run with its row, what it has in common with its other seeds, and what it scored."""
+
+    row: Row
+    identity: tuple[tuple[str, str], ...]
+    measured: Measured
+
+    @property
+    def seed(self) -> int:
+        """Of the training."""
+        return self.row.seeds[0]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in nothing but their seeds: at least one, all asked alike.
+
+    Attributes:
+        name: For people, unlike every other one's.
+        runs: Each with another seed.
+    """
+
+    name: str
+    runs: tuple[ScoredRun, ...]
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Seed -> score."""
+        return {run.seed: run.measured.value for run in self.runs}
+
+    @property
+    def score(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.by_seed.values())
+
+    @property
+    def stderr(self) -> float:
+        """Of several seeds from how they differ; of a single run its own, over problems or steps."""
+        if len(self.runs) == 1:
+            return self.runs[0].measured.stderr
+        return mean_over_seeds(list(self.by_seed.values())).stderr
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A setting less the reference; interval and p value are NaN where nothing pairs the two.
+
+    Attributes:
+        difference: With a p value that is corrected where several were compared.
+        p_value: The difference's own.
+        by: ``seed``, ``problem``, or empty.
+        pairs: How many.
+    """
+
+    difference: Difference
+    p_value: float
+    by: str
+    pairs: int
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs, compared.
 
     Attributes:
         measure: By what.
-        rows: The group of the reference first; each by score, a setting's seeds below it; then those without a score.
-        groups: Of each group the cells that were compared, with the number of the reference among them.
+        rows: Those that were asked as the reference first; by score, seeds below their setting; then those without.
+        groups: Settings that were asked alike; those of the first are compared.
         chosen: The reference is the best by these scores, and nobody named it before.
-        measured: Folder -> what the run has of the measure.
         tests: For how many differences p values are corrected.
     """
 
     measure: Measure
     rows: tuple[Row, ...]
-    groups: tuple[tuple[tuple[Cell, ...], int], ...]
+    groups: tuple[tuple[Setting, ...], ...]
     chosen: bool
-    measured: Mapping[str, Measured]
     tests: int
 
-
-@dataclass(frozen=True)
-class _Run:
-    """A run with its row, and what it scored."""
-
-    row: Row
-    settings: tuple[tuple[str, str], ...]
-    measured: Measured | str
+    @property
+    def scored(self) -> list[ScoredRun]:
+        """Every run that has a score."""
+        return [run for group in self.groups for setting in group for run in setting.runs]
 
 
 def compare_runs(runs: Sequence[RunLog], *, to: str | None = None, score: str | None = None) -> Comparison:
@@ -118,75 +177,113 @@ def compare_runs(runs: Sequence[RunLog], *, to: str | None = None, score: str | 
     Raises:
         PerlError: There is nothing to compare by, or the run to compare with is none of them or has no score.
     """
-    measure = choose_measure(runs, score)
+    measure, columns = choose_measure(runs, score), settings_of(runs)
     names = numbered(names_of(runs))
-    columns = settings_of(runs)
-    differing = differing_of(runs, columns)
-    known = [
-        _Run(
-            _row(run, name, settings),
-            identity_of(column),
-            measured(run, measure),
-        )
-        for run, name, settings, column in zip(runs, names, differing, columns, strict=True)
+    rows = [_row(*each) for each in zip(runs, names, differing_of(runs, columns), strict=True)]
+    found = [measured(run, measure) for run in runs]
+    scored = [
+        ScoredRun(row, identity_of(column), one)
+        for row, column, one in zip(rows, columns, found, strict=True)
+        if isinstance(one, Measured)
     ]
-    return _compared(measure, known, to)
-
-
-def _compared(measure: Measure, known: Sequence[_Run], to: str | None) -> Comparison:
-    cells = _cells(known)
-    named = None if to is None else _named(to, known, cells)
-    order = sorted(_groups(cells), key=lambda group: named is not None and named not in group)
-    groups = [[cells[i] for i in group] for group in order]
-    compared = [
-        (
-            tuple(one.cell for one in group),
-            numbers.index(named) if named in numbers else best_of([c.cell for c in group]),
-        )
-        for numbers, group in zip(order, groups, strict=True)
+    without = [replace(row, reason=one) for row, one in zip(rows, found, strict=True) if isinstance(one, str)]
+    settings = _settings(scored, names)
+    named = None if to is None else _named(to, settings, without)
+    groups = sorted(_groups(settings), key=lambda group: named is not None and named not in group)
+    first = groups[0] if groups else []
+    reference = named or max(first, key=lambda one: one.score, default=None)
+    pairs, tests = ({}, 0) if reference is None else compare_settings(first, reference, chosen=named is None)
+    shown = [
+        row
+        for number, group in enumerate(groups)
+        for setting in sorted(group, key=lambda one: -one.score)
+        for row in _rows_of(setting, number, pairs.get(setting.name), reference=setting is reference and tests > 0)
     ]
-    # With a named one only its own group is compared: the others are asked otherwise.
-    shown = compared if named is None else compared[:1]
-    found = compare_cells(shown, chosen=named is None)
-    rows: list[Row] = []
-    for at, (group, (_, reference)) in enumerate(zip(groups, compared, strict=True)):
-        differences = found[at] if at < len(found) else [None] * len(group)
-        for i in sorted(range(len(group)), key=lambda i: -group[i].cell.score):
-            is_reference = i == reference and at < len(found) and len(group) > 1
-            rows += group[i].rows(at, differences[i], is_reference=is_reference)
-    rows += [replace(run.row, reason=run.measured) for run in known if isinstance(run.measured, str)]
-    scores = {str(run.row.folder): run.measured for run in known if isinstance(run.measured, Measured)}
-    tests = sum(family_size(len(of_group), chosen=named is None) for of_group, _ in shown)
-    return Comparison(measure, tuple(rows), tuple(compared), named is None, scores, tests)
+    return Comparison(measure, (*shown, *without), tuple(map(tuple, groups)), named is None, tests)
 
 
-@dataclass(frozen=True)
-class _Members:
-    """A cell with the runs that it is made of."""
+def compare_settings(settings: Sequence[Setting], reference: Setting, *, chosen: bool) -> tuple[dict[str, Paired], int]:
+    """Every setting less the reference, with p values that are corrected for their number.
 
-    cell: Cell
-    runs: tuple[_Run, ...]
+    Args:
+        settings: That were asked alike, the reference among them.
+        reference: That the others are compared with.
+        chosen: It is the best by these scores, so that any two settings could have been compared: of n there are
+            n (n - 1) / 2 differences, else n - 1.
 
-    def rows(self, group: int, found: CellDifference | None, *, is_reference: bool) -> list[Row]:
-        """A row, and below it one for each of several seeds."""
-        single = [_with_score(run, group) for run in self.runs]
-        row = single[0] if len(single) == 1 else _over_seeds(self.cell.name, single)
-        row = replace(row, group=group, score=self.cell.score, stderr=_known(self.cell.stderr), reference=is_reference)
-        if found is not None:
-            own = _known(found.p_value)
-            row = replace(row, difference=found.difference, p_value=own, paired=found.paired, pairs=found.pairs)
-        return [row, *(replace(one, kind="seed") for one in single if len(single) > 1)]
+    Returns:
+        Name of a setting -> its difference; and for how many differences p values are corrected.
+    """
+    found = {one.name: difference_of(reference, one) for one in settings if one is not reference}
+    tests = family_size(len(settings), chosen=chosen)
+    together = corrected([one.difference for one in found.values()], tests if chosen else 0)
+    return {
+        name: replace(one, difference=difference or one.difference)
+        for (name, one), difference in zip(found.items(), together, strict=True)
+    }, tests
 
 
-def _over_seeds(name: str, single: Sequence[Row]) -> Row:
+def family_size(count: int, *, chosen: bool) -> int:
+    """How many differences p values are corrected for; see :func:`compare_settings`."""
+    return count * (count - 1) // 2 if chosen else count - 1
+
+
+def difference_of(reference: Setting, other: Setting) -> Paired:
+    """A setting less another one, not corrected.
+
+    Returns:
+        Paired by seed where two seeds or more are common; by problem for two single runs, or for the runs of the only
+        common seed; else the mean alone.
+    """
+    common = sorted(reference.by_seed.keys() & other.by_seed.keys())
+    found = paired_by_seed(reference.by_seed, other.by_seed)
+    if found is not None:
+        return Paired(found, found.p_value, SEED, len(common))
+    single = len(reference.runs) == len(other.runs) == 1
+    if single or len(common) == 1:
+        before, after = (
+            next(run.measured.by_problem for run in one.runs if single or run.seed == common[0])
+            for one in (reference, other)
+        )
+        if before and before.keys() == after.keys():
+            found = paired_difference([[value] for value in before.values()], [[after[id]] for id in before])
+            return Paired(found, found.p_value, PROBLEM, len(before))
+    mean = other.score - reference.score
+    return Paired(Difference(mean, math.nan, math.nan, math.nan, math.nan), math.nan, "", 0)
+
+
+def _rows_of(setting: Setting, group: int, found: Paired | None, *, reference: bool) -> list[Row]:
+    """A row, and below it one for each of several seeds."""
+    single = [
+        replace(
+            run.row,
+            group=group,
+            score=run.measured.value,
+            stderr=_known(run.measured.stderr),
+            count=run.measured.count,
+        )
+        for run in setting.runs
+    ]
+    row = single[0] if len(single) == 1 else _over_seeds(setting, single)
+    row = replace(row, reference=reference)
+    if found is not None:
+        own = _known(found.p_value)
+        row = replace(row, difference=found.difference, p_value=own, paired=found.by, pairs=found.pairs)
+    return [row, *(replace(one, kind="seed") for one in single if len(single) > 1)]
+
+
+def _over_seeds(setting: Setting, single: Sequence[Row]) -> Row:
     """A row for the mean of several."""
+    first = single[0]
     return replace(
-        single[0],
-        name=name,
+        first,
+        name=setting.name,
         kind="seeds",
         folder=None,
         seeds=tuple(row.seeds[0] for row in single),
-        settings={key: text for key, text in single[0].settings.items() if key not in SEEDS},
+        settings={key: text for key, text in first.settings.items() if key not in SEEDS},
+        score=setting.score,
+        stderr=_known(setting.stderr),
         count=len(single),
         reward=_mean([row.reward for row in single]),
         tokens=_mean([row.tokens for row in single]),
@@ -194,13 +291,6 @@ def _over_seeds(name: str, single: Sequence[Row]) -> Row:
         seconds=_mean([row.seconds for row in single]),
         trainable_parameters=_mean([row.trainable_parameters for row in single]),
     )
-
-
-def _with_score(run: _Run, group: int) -> Row:
-    if isinstance(run.measured, str):
-        return run.row
-    found = run.measured
-    return replace(run.row, group=group, score=found.value, stderr=_known(found.stderr), count=found.count)
 
 
 def _row(run: RunLog, name: str, settings: Mapping[str, str]) -> Row:
@@ -223,53 +313,52 @@ def _row(run: RunLog, name: str, settings: Mapping[str, str]) -> Row:
     )
 
 
-def _cells(runs: Sequence[_Run]) -> list[_Members]:
+def _settings(runs: Sequence[ScoredRun], taken: Sequence[str]) -> list[Setting]:
     """Runs of the same settings that were asked alike together, if their seeds differ."""
-    together: dict[tuple[object, ...], list[_Run]] = {}
+    together: dict[tuple[object, ...], list[ScoredRun]] = {}
     for i, run in enumerate(runs):
-        if isinstance(run.measured, str):
-            continue
         # Without any known setting nothing says that two are alike; nor do two runs of one seed.
-        key: tuple[object, ...] = (run.measured.asked, run.settings if run.settings else i)
-        if any(one.row.seeds == run.row.seeds for one in together.get(key, ())):
+        key: tuple[object, ...] = (_asked(run), run.identity or i)
+        if any(one.seed == run.seed for one in together.get(key, ())):
             key = (*key, i)
         together.setdefault(key, []).append(run)
-    found = list(together.values())
-    texts = [
-        what_differs(of[0].row.settings, seed=False) or f"{len(of)} seeds" if len(of) > 1 else of[0].row.name
-        for of in found
-    ]
-    taken = [run.row.name for run in runs]
-    several = [f"{text} *" if text in taken and len(of) > 1 else text for text, of in zip(texts, found, strict=True)]
-    return [
-        _Members(
-            Cell(name, tuple(SeedRun(run.row.seeds[0], m) for run in of if isinstance(m := run.measured, Measured))),
-            tuple(of),
-        )
-        for name, of in zip(numbered(several), found, strict=True)
-    ]
+    names = []
+    for of in together.values():
+        name = of[0].row.name
+        if len(of) > 1:
+            name = what_differs(of[0].row.settings, seed=False) or f"{len(of)} seeds"
+            name = f"{name} *" if name in taken else name
+        names.append(name)
+    return [Setting(name, tuple(of)) for name, of in zip(numbered(names), together.values(), strict=True)]
 
 
-def _groups(cells: Sequence[_Members]) -> list[list[int]]:
-    """Numbers of the cells that were asked alike, the largest group first."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i, one in enumerate(cells):
-        groups.setdefault(one.cell.runs[0].measured.asked, []).append(i)
+def _asked(run: ScoredRun) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(run.measured.asked.items()))
+
+
+def _groups(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Those that were asked alike, the largest group first."""
+    groups: dict[object, list[Setting]] = {}
+    for one in settings:
+        groups.setdefault(_asked(one.runs[0]), []).append(one)
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _named(to: str, runs: Sequence[_Run], cells: Sequence[_Members]) -> int:
-    """The number of the cell that a name or a folder stands for."""
+def _named(to: str, settings: Sequence[Setting], without: Sequence[Row]) -> Setting:
+    """The setting that a name or a folder stands for."""
     place = Path(to).expanduser().resolve()
-    for i, one in enumerate(cells):
-        folders = [Path(str(run.row.folder)).resolve() for run in one.runs]
-        if to == one.cell.name or to in [run.row.name for run in one.runs] or place in folders:
-            return i
-    for run in runs:
-        if isinstance(run.measured, str) and (to == run.row.name or place == Path(str(run.row.folder)).resolve()):
-            raise PerlError(f"{to} has no score to compare with: {run.measured}", "--to")
-    known = [*(run.row.name for run in runs), *(one.cell.name for one in cells)]
-    raise PerlError(f"{to!r} is not among the runs", "--to", did_you_mean(to, set(known)))
+
+    def is_meant(row: Row) -> bool:
+        return to == row.name or place == Path(str(row.folder)).resolve()
+
+    for one in settings:
+        if to == one.name or any(is_meant(run.row) for run in one.runs):
+            return one
+    for row in without:
+        if is_meant(row):
+            raise PerlError(f"{to} has no score to compare with: {row.reason}", "--to")
+    known = {*(row.name for row in without), *(run.row.name for one in settings for run in one.runs)}
+    raise PerlError(f"{to!r} is not among the runs", "--to", did_you_mean(to, known | {one.name for one in settings}))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

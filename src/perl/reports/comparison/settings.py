@@ -2,8 +2,7 @@
 
 RunLogs -> key -> text of each run; the keys that are not the same in all
 
-A script has no recipe. What its ``perl_run.json`` says is compared by the names that recipes have for it; a setting
-that only recipes, or only scripts, know of tells nothing of the others.
+A script has no recipe. What its ``perl_run.json`` says is compared by the names that recipes have for it.
 """
 
 import contextlib
@@ -21,8 +20,8 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import resolved_settings
 from perl.recipe.sections import PeftSection
 from perl.recipe.train_fields import train_fields
-from perl.reports.run_log import RunLog
-from perl.run.differing import DASH, NOTHING, as_text, flat
+from perl.reports.run_log import RunLog, mapping
+from perl.run.tables import NOTHING, as_text, flat
 
 SEEDS = ("train.seed", "train.data_seed")
 _SEED = 42
@@ -31,15 +30,13 @@ _SEED = 42
 _NO_EFFECT = re.compile(
     r"train\.(.*_dir|.*_path|hub_.*|run_name|project|report_to|trackio_.*|logging_.*|log_.*|save_.*|disable_tqdm)"
 )
+# Facts and settings of a script, as recipes call them.
 _KEYS = {
     "method": "peft.method",
     "base": "model.name",
     "quantization": "model.quantization",
-    "algorithm": "algorithm",
     "loss": "train.loss_type",
     "ratio_level": "train.importance_sampling_level",
-}
-_SETTINGS = {
     **{"rank": "peft.rank", "r": "peft.rank", "alpha": "peft.alpha", "lora_alpha": "peft.alpha"},
     **{"dropout": "peft.dropout", "lora_dropout": "peft.dropout", "target_modules": "peft.target_modules"},
     "learning rate": "train.learning_rate",
@@ -47,6 +44,7 @@ _SETTINGS = {
     "completions a prompt": "train.num_generations",
     "optimizer": "train.optim",
 }
+_FACTS = ("method", "base", "quantization", "algorithm", "loss", "ratio_level")
 
 
 def settings_of(runs: Sequence[RunLog]) -> list[dict[str, str]]:
@@ -55,38 +53,30 @@ def settings_of(runs: Sequence[RunLog]) -> list[dict[str, str]]:
     keys = {key for column in columns for key in column if key.startswith("train.")}
     for run, column in zip(runs, columns, strict=True):
         if not run.is_script and column:
-            usual = {key: text for key in keys - column.keys() if (text := _usual(key, column)) is not None}
-            column |= usual
+            column |= {key: text for key in keys - column.keys() if (text := _usual(key, column)) is not None}
     return columns
 
 
 def seed_of(run: RunLog) -> int:
     """The seed of a run's training."""
-    train = run.settings.get("train")
-    known = run.facts.get("seed", train.get("seed") if isinstance(train, Mapping) else None)
+    known = run.facts.get("seed", mapping(run.settings.get("train")).get("seed"))
     return known if isinstance(known, int) else _SEED
 
 
 def differing_of(runs: Sequence[RunLog], columns: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Of each run the settings that are not the same in all, the most telling ones first.
 
+    Of recipes beside scripts those are compared that both know.
+
     Args:
         runs: Finished or not.
         columns: As of :func:`settings_of`.
     """
-    of_kind: dict[bool, dict[str, str]] = {True: {}, False: {}}
-    for run, column in zip(runs, columns, strict=True):
-        of_kind[run.is_script] |= column
-    # What only the other kind knows of is no difference.
-    whole = [
-        _beside(column, of_kind[run.is_script], of_kind[not run.is_script])
-        for run, column in zip(runs, columns, strict=True)
-    ]
-    found = differing_settings([FoundResults(run.path, settings=c) for run, c in zip(runs, whole, strict=True)])
-    return [
-        {key: text for key, text in one.items() if key in column or text == DASH}
-        for one, column in zip(found, columns, strict=True)
-    ]
+    known = [column for column in columns if column]
+    if len({run.is_script for run in runs}) > 1:
+        common = set.intersection(*(set(column) for column in known)) if known else set()
+        columns = [{key: text for key, text in column.items() if key in common} for column in columns]
+    return differing_settings([FoundResults(run.path, settings=c) for run, c in zip(runs, columns, strict=True)])
 
 
 def identity_of(column: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -104,18 +94,14 @@ def what_differs(settings: Mapping[str, str], *, seed: bool = True) -> str:
     return settings_text({key: text for key, text in settings.items() if seed or key not in SEEDS})
 
 
-def _beside(column: Mapping[str, str], own: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """A column with what only the other kind of run knows of; one of which nothing is known stays empty."""
-    return {**{key: text for key, text in other.items() if key not in own}, **column} if column else {}
-
-
 def _recipe(run: RunLog) -> dict[str, str]:
     """As it was saved."""
     if not run.settings:
         return {}
     sections: dict[str, Any] = dict(without_secrets(run.settings))
     sections["peft"] = _resolved(sections.get("peft"))
-    found = {key: _plain(text) for key, text in flat(sections).items() if _counts(key)}
+    settings = flat(sections).items()
+    found = {key: _plain(text) for key, text in settings if is_setting(key) and not _NO_EFFECT.fullmatch(key)}
     return found | {"train.seed": str(seed_of(run))}
 
 
@@ -128,10 +114,9 @@ def _resolved(peft: Any) -> Any:  # noqa: ANN401 (YAML)
 
 
 def _script(run: RunLog) -> dict[str, str]:
-    facts, settings = run.facts, run.facts.get("settings")
-    found = {key: as_text(facts[name]) for name, key in _KEYS.items() if facts.get(name) is not None}
-    for name, value in settings.items() if isinstance(settings, Mapping) else ():
-        found[_SETTINGS.get(str(name), str(name))] = _plain(as_text(without_secrets(value)))
+    known = {name: run.facts[name] for name in _FACTS if run.facts.get(name) is not None}
+    known |= without_secrets(mapping(run.facts.get("settings")))
+    found = {_KEYS.get(str(name), str(name)): _plain(as_text(value)) for name, value in known.items()}
     return found | {"train.seed": str(seed_of(run))} if found else {}
 
 
@@ -142,10 +127,6 @@ def _usual(key: str, column: Mapping[str, str]) -> str | None:
         return as_text(method.learning_rate) if method is not None else None
     field = train_fields().get(key.removeprefix("train."))
     return None if field is None or field.computed else as_text(field.default)
-
-
-def _counts(key: str) -> bool:
-    return is_setting(key) and _NO_EFFECT.fullmatch(key) is None
 
 
 def _plain(text: str) -> str:

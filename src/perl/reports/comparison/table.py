@@ -1,29 +1,29 @@
-"""A comparison of runs to be looked at: in a terminal, in a notebook, as JSON and CSV.
+"""A comparison of runs to be looked at: in a terminal, in a notebook, as JSON and CSV, with what it cannot show.
 
 folders -> ComparedRuns: perl.compare
 """
 
-import contextlib
 import html
 import json
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perl.errors import PerlError, RunFolderError
-from perl.evaluation.metrics import Difference
-from perl.evaluation.results import RESULTS, read_results
-from perl.evaluation.table import difference_cell, p_cell
-from perl.reports.comparison.checks import of_another
-from perl.reports.comparison.found_runs import find_runs
-from perl.reports.comparison.measure import Measure
-from perl.reports.comparison.notes import NOT_DIFFERENT, group_titles, is_alike, notes_of
-from perl.reports.comparison.rows import Comparison, Row, compare_runs
-from perl.reports.run_log import RunLog, read_run
-from perl.run.tables import Value, csv_text, html_table, percent, plain, plain_table
+from perl.errors import RunFolderError
+from perl.evaluation.compare import engines_note
+from perl.evaluation.differing_protocols import ways_of
+from perl.evaluation.metrics import SMALL_P
+from perl.evaluation.power import guessed_error, smallest_gain
+from perl.evaluation.run_names import settings_text
+from perl.evaluation.seeds import smallest_difference
+from perl.evaluation.table import difference_cell, is_shown, p_cell
+from perl.reports.comparison.rows import PROBLEM, SEED, Comparison, Row, compare_runs
+from perl.reports.comparison.runs import find_runs, read_logs
+from perl.run.progress import duration
+from perl.run.tables import DASH, csv_text, differing, html_table, percent, plain, plain_table
 
 if TYPE_CHECKING:
     from perl.run.folder import Run
@@ -31,16 +31,13 @@ if TYPE_CHECKING:
 _WIDEST = 120
 _LONGEST = 44
 _NOTE_WIDTH = 100
+_MOST_SCORES = 6
+_NOT_DIFFERENT = "≈"
 _MEMBER = "·"
 """Before the name of a run that is a seed of the row above."""
 _HEADINGS = ("run", "what differs", "score", "difference [95 %]", "p")
 _FURTHER = ("reward", "tokens", "training", "in all", "trained", "status")
 _RIGHT = (False, False, True, True, True, *(True,) * 5, False)
-_CSV = (
-    *("name", "kind", "folder", "status", "reason", "what_differs", "seeds", "group", "score", "stderr", "count"),
-    *("reference", "difference", "difference_stderr", "difference_low", "difference_high", "p_value", "p_corrected"),
-    *("paired", "pairs", "reward", "tokens", "training_seconds", "seconds", "trainable_parameters"),
-)
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class ComparedRuns:
     """Runs beside each other; ``print`` shows what ``perl compare`` prints, a notebook a table.
 
     Attributes:
-        comparison: With the cells and their differences.
+        comparison: With the settings and their differences.
         notes: How it is to be read, a sentence each.
     """
 
@@ -69,11 +66,10 @@ class ComparedRuns:
         """All of it as plain values; what is not known is None."""
         measure = self.comparison.measure
         return {
-            "score": {"key": measure.key, "title": measure.title, "percent": measure.percent},
+            "score": {"key": measure.key, "title": measure.title, "percent": bool(measure.task)},
             "reference": [row.name for row in self.rows if row.reference],
             "reference_chosen_by_score": self.comparison.chosen,
             "differences_corrected_for": self.comparison.tests,
-            "groups": group_titles(self.comparison),
             "rows": [_plain_row(row) for row in self.rows],
             "notes": list(self.notes),
         }
@@ -84,11 +80,20 @@ class ComparedRuns:
 
     def to_csv(self) -> str:
         """A line a row, numbers as they are: scores from 0 to 1."""
-        return csv_text(_CSV, [[_csv_value(_plain_row(row), name) for name in _CSV] for row in self.rows])
+        names = ("mean", "stderr", "low", "high", "p_value", "p_corrected")
+        lines = []
+        for row in self.rows:
+            facts = _plain_row(row)
+            of = facts.pop("difference") or {}
+            facts |= {"difference" if name == "mean" else f"difference_{name}": of.get(name) for name in names}
+            del facts["settings"], facts["p_value"]
+            lines.append(facts | {"seeds": " ".join(map(str, row.seeds)), "reference": str(row.reference).lower()})
+        return csv_text(list(lines[0]), [list(line.values()) for line in lines])
 
     def __str__(self) -> str:
         """What ``perl compare`` prints."""
-        return "\n".join([*_lines(self.comparison), "", *_wrapped(self.notes)])
+        notes = [textwrap.fill(plain(note), _NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
+        return "\n".join([*_lines(self.comparison), "", *notes])
 
     def __repr__(self) -> str:
         """The text, as a console shows what was returned."""
@@ -96,10 +101,8 @@ class ComparedRuns:
 
     def _repr_html_(self) -> str:
         """A table, and the sentences below it; names and errors may hold anything."""
-        titles, rows = dict(_titled(self.comparison)), _cells(self.comparison)
-        lines = [line for j, row in enumerate(rows) for line in (*([[titles[j]]] if j in titles else []), row)]
         notes = "<br>".join(html.escape(plain(note)) for note in self.notes)
-        return f"{html_table([[plain(cell) for cell in row] for row in lines], _RIGHT)}<p>{notes}</p>"
+        return f"{html_table([list(map(plain, row)) for row in _cells(self.comparison)], _RIGHT)}<p>{notes}</p>"
 
 
 def compare(
@@ -113,8 +116,8 @@ def compare(
     Args:
         runs: Run folders, the output folders of scripts, patterns as ``runs/*``, folders of runs, or runs.
         to: The one that the others are compared with; None: the best.
-        score: A task of the evaluation at the end, ``TASK/avg@K``, ``TASK/pass@K``, ``best`` (of ``eval.best``), or a
-            number in ``metrics.jsonl``. None: the task that most runs were scored on, else ``reward``.
+        score: A task of the evaluation at the end, ``TASK/pass@K``, or a number in ``metrics.jsonl``. None: the task
+            that most runs were scored on, else ``reward``.
 
     Returns:
         A table, which a notebook shows; ``rows`` are plain records.
@@ -128,9 +131,9 @@ def compare(
     """
     many: Sequence[Any] = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     folders, left_out = find_runs([_folder_of(run, "runs") for run in many])
-    logs, unreadable = _read(folders)
+    logs, unreadable = read_logs(folders)
     compared = compare_runs(logs, to=None if to is None else str(_folder_of(to, "to")), score=score)
-    return ComparedRuns(compared, (*notes_of(compared), *left_out, *unreadable))
+    return ComparedRuns(compared, (*_notes(compared), *left_out, *unreadable))
 
 
 def _folder_of(run: "str | PathLike[str] | Run", argument: str) -> str | PathLike[str]:
@@ -138,33 +141,6 @@ def _folder_of(run: "str | PathLike[str] | Run", argument: str) -> str | PathLik
     if not isinstance(folder, str | PathLike):
         raise RunFolderError(f"must be a run or its folder, not {run!r:.60}", f"perl.compare({argument})")
     return folder
-
-
-def _read(folders: Sequence[Path]) -> tuple[list[RunLog], list[str]]:
-    """Runs that can be read, and a line for each that cannot; of a single one its error."""
-    logs: list[RunLog] = []
-    errors: list[RunFolderError] = []
-    for folder in folders:
-        try:
-            logs.append(_read_run(folder))
-        except RunFolderError as error:
-            errors.append(error)
-    if not logs:
-        raise errors[0]
-    return logs, [f"Left out: {error.mistakes[0]}." for error in errors]
-
-
-def _read_run(folder: Path) -> RunLog:
-    """A run, begun or not; one that was not scored at its end with the scores of ``perl eval``."""
-    log = read_run(folder, begun=False)
-    if (folder / "eval" / RESULTS).exists():
-        return log
-    for file in sorted((folder / "evals").glob(f"*/{RESULTS}")):
-        with contextlib.suppress(PerlError):
-            results = read_results(file)
-            if of_another(log, results) is None:
-                return replace(log, results=results)
-    return log
 
 
 def _lines(compared: Comparison) -> list[str]:
@@ -176,66 +152,63 @@ def _lines(compared: Comparison) -> list[str]:
     if max(map(len, whole)) > _WIDEST:
         parts = [plain_table([row[:count] for row in rows], _RIGHT[:count])]
         parts += [plain_table([[row[0], *row[count:]] for row in rows], (_RIGHT[0], *_RIGHT[count:]))]
-    titles = dict(_titled(compared))
-    first = [line for j, text in enumerate(parts[0]) for line in (*([titles[j]] if j in titles else []), text)]
-    return [*first, *(line for part in parts[1:] for line in ("", *part))]
+    return [*parts[0], *(line for part in parts[1:] for line in ("", *part))]
 
 
-def _titled(compared: Comparison) -> Iterator[tuple[int, str]]:
-    """The titles of groups, each with the number of the line that it stands before; the headings are line 0."""
-    titles, before = group_titles(compared), -1
-    for number, row in enumerate(compared.rows, start=1):
-        group = len(titles) if row.group is None else row.group
-        if group != before and any(titles):
-            yield number, titles[group] if group < len(titles) else "Without a score:"
-        before = group
+def _asked_otherwise(compared: Comparison) -> Iterator[str]:
+    """Which settings were asked otherwise than those that are compared, and how."""
+    found = [group[0].runs[0].measured for group in compared.groups]
+    if len(found) < 2:
+        return
+    if compared.measure.task:
+        ways = ways_of([one.results for one in found if one.results is not None], {compared.measure.task})
+    else:
+        rows = differing([one.asked for one in found])
+        ways = [settings_text({key: of[i] for key, of in rows.items() if of[i] != DASH}) for i, _ in enumerate(found)]
+    for group, way in zip(compared.groups[1:], ways[1:], strict=True):
+        names = ", ".join(plain(setting.name) for setting in group)
+        of = plain(way) or "nothing is known of it"
+        yield f"Asked otherwise than the others, and not compared: {names} ({of}; the others {plain(ways[0])})."
 
 
 def _cells(compared: Comparison) -> list[list[str]]:
     """Headings and rows."""
-    return [[*_HEADINGS, *_FURTHER], *(_row_cells(row, compared.measure) for row in compared.rows)]
+    show = percent if compared.measure.task else _decimals
+    rows = []
+    for row in compared.rows:
+        error = "" if row.stderr is None else f" ± {show(row.stderr)}"
+        status = row.reason if row.reason.startswith(row.status) else f"{row.status}: {row.reason}".removesuffix(": ")
+        rows.append(
+            [
+                _cut(f"{_MEMBER} {row.name}" if row.kind == "seed" else row.name),
+                _cut(row.what_differs) or DASH,
+                DASH if row.score is None else f"{show(row.score)}{error}{f' {_NOT_DIFFERENT}' * _is_alike(row)}",
+                _difference_cell(row, in_percent=bool(compared.measure.task)),
+                p_cell(row.difference) if row.paired else DASH,
+                DASH if row.reward is None else f"{row.reward:.3f}",
+                _count(row.tokens),
+                _seconds(row.training_seconds),
+                _seconds(row.seconds),
+                _count(row.trainable_parameters),
+                textwrap.shorten(plain(status), _WIDEST, placeholder="..."),
+            ]
+        )
+    return [[*_HEADINGS, *_FURTHER], *rows]
 
 
-def _row_cells(row: Row, measure: Measure) -> list[str]:
-    status = row.status if not row.reason or row.reason.startswith(row.status) else f"{row.status}: {row.reason}"
-    status = row.reason if row.reason.startswith(row.status) else status
-    reward = "-" if row.reward is None else f"{row.reward:.3f}"
-    return [
-        _cut(f"{_MEMBER} {row.name}" if row.kind == "seed" else row.name),
-        _cut(row.what_differs) or "-",
-        _score_cell(row, measure),
-        _difference_cell(row, measure),
-        p_cell(row.difference) if row.paired else "-",
-        reward,
-        _count(row.tokens),
-        _seconds(row.training_seconds),
-        _seconds(row.seconds),
-        _count(row.trainable_parameters),
-        textwrap.shorten(plain(status), _WIDEST, placeholder="..."),
-    ]
+def _is_alike(row: Row) -> bool:
+    """Whether a row is compared and not shown to differ from the reference."""
+    return row.difference is not None and bool(row.paired) and not is_shown(row.difference)
 
 
-def _score_cell(row: Row, measure: Measure) -> str:
-    if row.score is None:
-        return "-"
-    show = percent if measure.percent else _decimals
-    error = "" if row.stderr is None else f" ± {show(row.stderr)}"
-    return f"{show(row.score)}{error}{f' {NOT_DIFFERENT}' if is_alike(row) else ''}"
-
-
-def _difference_cell(row: Row, measure: Measure) -> str:
+def _difference_cell(row: Row, *, in_percent: bool) -> str:
     if row.reference:
         return "compared with"
     found = row.difference
-    if found is None or measure.percent:
+    if found is None or in_percent:
         return difference_cell(found)
-    if not row.paired or found.low != found.low:
-        return _signed(found.mean)
-    return f"{_signed(found.mean)} [{_signed(found.low)}, {_signed(found.high)}]"
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 3) + 0.0:+.3f}"
+    mean, *ends = (f"{round(value, 3) + 0.0:+.3f}" for value in (found.mean, found.low, found.high))
+    return mean if not row.paired or math.isnan(found.low) else f"{mean} [{', '.join(ends)}]"
 
 
 def _decimals(value: float) -> str:
@@ -243,19 +216,11 @@ def _decimals(value: float) -> str:
 
 
 def _count(value: float | None) -> str:
-    """``1.2M``; whole below 100,000."""
-    if value is None:
-        return "-"
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= 100 * size or (unit != "k" and value >= size):
-            return f"{value / size:.3g}{unit}" if value < 1000 * size else f"{value / size:,.0f}{unit}"
-    return f"{value:,.0f}"
+    return DASH if value is None else f"{value:,.0f}"
 
 
 def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f} s" if value < 100 else f"{value:,.0f} s" if value < 7200 else f"{value / 3600:.1f} h"
+    return DASH if value is None else duration(value)
 
 
 def _cut(text: str) -> str:
@@ -263,35 +228,81 @@ def _cut(text: str) -> str:
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
 
 
-def _wrapped(notes: Sequence[str]) -> list[str]:
-    return [textwrap.fill(plain(note), _NOTE_WIDTH, subsequent_indent="  ") for note in notes]
-
-
 def _plain_row(row: Row) -> dict[str, Any]:
     facts = asdict(row)
-    difference: Difference | None = row.difference
-    facts["difference"] = None
-    if difference is not None:
-        known = difference.as_dict()
+    if row.difference is not None:
+        known = row.difference.as_dict()
         facts["difference"] = {**known, "p_value": row.p_value, "p_corrected": known["p_value"]}
-    facts |= {name: _whole(facts[name]) for name in ("tokens", "trainable_parameters")}
-    facts |= {"what_differs": row.what_differs, "seeds": list(row.seeds), "settings": dict(row.settings)}
-    return facts
+    for name in ("tokens", "trainable_parameters"):
+        value = facts[name]
+        facts[name] = int(value) if value is not None and value.is_integer() else value
+    return facts | {"what_differs": row.what_differs, "seeds": list(row.seeds), "settings": dict(row.settings)}
 
 
-def _whole(value: float | None) -> float | None:
-    return int(value) if value is not None and value.is_integer() else value
+def _notes(compared: Comparison) -> Iterator[str]:
+    """What must be known to read the table, the most needed first."""
+    yield _score_note(compared)
+    tested = [row for row in compared.rows if row.difference is not None]
+    reference = next((plain(row.name) for row in compared.rows if row.reference), "")
+    if tested:
+        yield _difference_note(compared, tested, reference)
+    if any(map(_is_alike, tested)):
+        of = f"{_NOT_DIFFERENT}: not shown to differ from {reference}"
+        yield f"{of}: the interval includes 0, or p is above {SMALL_P}."
+    yield from _power_notes(compared, tested)
+    yield from _asked_otherwise(compared)
+    settings = [one for group in compared.groups for one in group]
+    single = sum(len(one.runs) == 1 for one in settings)
+    if single and len(settings) > 1:
+        some = f"{single} of {len(settings)} settings {'has' if single == 1 else 'have'}"
+        of = "All settings have" if single == len(settings) else some
+        yield f"{of} one seed: what is said of them is said of these adapters, another seed may give others."
+    scored = [(run.row.name, run.measured.results) for run in compared.scored if run.measured.results is not None]
+    yield from engines_note([results for _, results in scored], [plain(name) for name, _ in scored])
+    tasks = {f"{task.name}/avg@{task.score.k}": task.name for _, results in scored for task in results.tasks}
+    others = [key for key, name in tasks.items() if name != compared.measure.task][:_MOST_SCORES]
+    if others:
+        yield f"Other scores: --score {' or '.join(others)}; `perl eval compare` shows all at once."
 
 
-def _csv_value(facts: dict[str, Any], name: str) -> Value:
-    difference = facts["difference"] or {}
-    if name == "difference":
-        return difference.get("mean")
-    if name.startswith("difference_"):
-        return difference.get(name.removeprefix("difference_"))
-    if name in ("p_value", "p_corrected"):
-        return difference.get(name)
-    value = facts[name]
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else value
+def _score_note(compared: Comparison) -> str:
+    unit, over = (", in percent", "over problems") if compared.measure.task else ("", "over these steps")
+    several = ", of rows of several seeds over seeds" if any(row.kind == "seeds" for row in compared.rows) else ""
+    note = f"Score: {compared.measure.title}{unit}; ±: standard error {over}{several}."
+    if compared.measure.key == "reward":
+        note += " It is measured on training problems by the training's own rewards, and single runs are not paired."
+    return note
+
+
+def _difference_note(compared: Comparison, tested: Sequence[Row], reference: str) -> str:
+    which = ", the best by these scores, which looks better than it is" if compared.chosen else ""
+    first = f"Differences from {reference}{which}"
+    ways = {SEED: "by seed (Student's t)", PROBLEM: "by problem (sign flips)"}
+    how = " or ".join(text for way, text in ways.items() if any(row.paired == way for row in tested))
+    if not how:
+        return f"{first}; nothing pairs these scores, so that there are no intervals."
+    text = f"{first}, with 95 % intervals, each its own; paired {how}"
+    if compared.tests > 1:
+        text += f"; p: Holm over {compared.tests} differences{', all pairs' if compared.chosen else ''}"
+    return f"{text}."
+
+
+def _power_notes(compared: Comparison, tested: Sequence[Row]) -> Iterator[str]:
+    """How large a true difference had to be, so that 80 of 100 such comparisons show it, by the largest error."""
+    k = min((run.measured.k for run in compared.scored), default=1)
+    for how in (SEED, PROBLEM):
+        found = [(row.difference.stderr, row.pairs) for row in tested if row.difference and row.paired == how]
+        found = [pair for pair in found if pair[0] > 0 or how == PROBLEM]
+        if not found:
+            continue
+        error, pairs = max(found)
+        tests, of = max(1, compared.tests), f"{pairs:,} {how}s"
+        if how == SEED:
+            least: float | None = smallest_difference(error, pairs, tests)
+        else:
+            least = smallest_gain(error if error > 0 else guessed_error(pairs, k), pairs, tests)
+        if least is None:
+            yield f"Smallest difference that can be shown: {of} are too few to show any."
+        else:
+            text = f"{100 * least:.1f} points" if compared.measure.task else f"{least:.3g}"
+            yield f"Smallest difference that 4 of 5 such comparisons show: {text}, paired by {how} ({of})."

@@ -282,7 +282,6 @@
     if (completion.advantage !== null) tags.append(element("span", {}, "advantage ", element("b", { text: number(completion.advantage) })));
     for (const [name, verdict] of verdicts) tags.append(element("span", { class: kind(verdict), text: verdict.replaceAll("_", " "), title: `verdict of ${name}` }));
     for (const [name, answer] of Object.entries(completion.answers)) tags.append(element("span", { title: `answer that ${name} found` }, "answer ", element("b", { text: brief(answer, 60) })));
-    for (const [name, value] of Object.entries(completion.extra ?? {})) tags.append(element("span", {}, `${brief(name, 30)} `, element("b", { text: brief(value, 60) })));
     if (completion.gaps) tags.append(element("span", {}, "largest gap ", element("b", { text: `${number(gapOf(completion))} nats` })));
     const text = completion.tokens && !$("search").value ? tokens(completion, largest) : marked(completion.text, element("div", { class: "text", tabIndex: 0 }));
     return element("article", { class: `answer ${worst}`, "aria-label": "completion" }, tags, text);
