@@ -68,11 +68,6 @@ def test_signals_that_were_ignored_at_the_start_stay_ignored(simulated):
     assert started[0].returncode == 0
 
 
-def test_other_signals_are_handed_on(simulated):
-    simulated(("kill -TERM $PPID; sleep 60", None), ("sleep 60", None))
-    assert start(["train"], 2, Path("run")) == 130
-
-
 def test_processes_that_handle_no_signal_are_named_and_ended_by_the_second_one(simulated, monkeypatch, capfd):
     """As one does that waits in a collective for another, whose reward hangs."""
     for name in ("_SAY_AFTER_SECONDS", "_PATIENCE_SECONDS", "_AFTER_SIGTERM_SECONDS"):
@@ -90,24 +85,6 @@ def test_processes_that_handle_no_signal_are_named_and_ended_by_the_second_one(s
     assert Run.read(folder).status == "interrupted"
 
 
-def test_a_terminal_that_closes_after_ctrl_c_asks_for_no_more(simulated):
-    """SIGTERM once to each process, which then ends its step."""
-    once = "n=0; trap 'n=$((n+1))' TERM; kill -TERM $PPID; sleep 0.3; kill -HUP $PPID; sleep 0.3; exit $((129+n))"
-    started = simulated((once, End(0, "stopped", code=130)))
-    assert start(["train"], 1, Path("run")) == 130
-    assert started[0].returncode == 130
-
-
-def test_further_signals_do_not_put_the_end_off(simulated, monkeypatch):
-    for name in ("_SAY_AFTER_SECONDS", "_PATIENCE_SECONDS", "_AFTER_SIGTERM_SECONDS"):
-        monkeypatch.setattr(f"perl.launch.start.{name}", 1.0)
-    impatient = "trap '' INT TERM; while kill -INT $PPID; do sleep 0.1; done"
-    started = simulated((impatient, None))
-    with pytest.raises(InterruptedRunError, match="the step in hand is lost"):
-        start(["train"], 1, Path("run"))
-    assert started[0].returncode == -signal.SIGKILL
-
-
 def test_two_signals_do_not_hide_an_error_of_before(simulated, monkeypatch):
     monkeypatch.setattr("perl.launch.start._PATIENCE_SECONDS", 1.0)
     twice = "trap '' TERM; sleep 0.5; kill -TERM $PPID; sleep 0.3; kill -TERM $PPID; exit 1"
@@ -121,13 +98,6 @@ def test_a_process_that_the_handed_on_signal_ended_is_not_blamed_for_another_one
     simulated(("trap '' TERM; sleep 0.5; kill -TERM $PPID; sleep 0.5; kill -KILL $$", None), ("sleep 60", None))
     with pytest.raises(ProcessFailedError, match=r"rank 0 .* was killed by SIGKILL"):
         start(["train"], 2, Path("run"))
-
-
-def test_where_a_process_cannot_be_started_the_earlier_ones_are_ended(simulated):
-    started = simulated(("sleep 60", None), (BlockingIOError(11, "Resource temporarily unavailable"), None))
-    with pytest.raises(ProcessFailedError, match="rank 1 cannot be started: Resource temporarily unavailable"):
-        start(["train"], 2, Path("run"))
-    assert started[0].returncode == -signal.SIGTERM
 
 
 def test_a_signal_while_processes_are_started_reaches_the_one_that_is_being_started(simulated):
@@ -165,9 +135,3 @@ def test_sigterm_to_one_process_interrupts_the_run_and_names_it(simulated):
     assert found.value.exit_code == 130
     written = Run.read(folder)
     assert (written.status, "error" in written.facts) == ("interrupted", False)
-
-
-def test_an_interruption_that_the_main_process_has_told_is_told_once(simulated):
-    main = End(0, "stopped", "rank 1 has failed: rank 1 was stopped", code=130)
-    simulated(("sleep 0.5; exit 130", main), ("exit 130", End(1, "interrupted", "interrupted", code=130)))
-    assert start(["train"], 2, Path("run")) == 130

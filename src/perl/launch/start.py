@@ -39,8 +39,8 @@ from perl.launch.watch import END, GRACE_SECONDS, IN_ORDER, End
 from perl.recipe.recipe import launched
 from perl.recipe.sections import EngineSection
 from perl.run.folder import Run
+from perl.run.host import handled
 from perl.run.launched import STARTED_BY, who
-from perl.run.signals import handled
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Exit codes of a process that a signal has ended, with a checkpoint or without.

@@ -37,10 +37,9 @@ from perl.recipe import Recipe
 from perl.recipe.recipe import rank, world_size
 from perl.run.carried_files import spread_files
 from perl.run.folder import Run
-from perl.run.host import host
+from perl.run.host import handled, host
 from perl.run.joint_work import Processes
 from perl.run.launched import adopt_launcher, started_by_us, taken_over, who
-from perl.run.signals import handled
 
 logger = logging.getLogger("perl")
 

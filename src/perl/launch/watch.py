@@ -6,7 +6,6 @@ Collectives cannot tell: the CPU's raise whatever a socket says and name nobody,
 connection needs no clock: the kernel closes it when its process is killed, and leaves it open while that only waits.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from perl.errors import EXIT_FAILED, PerlError
@@ -35,14 +34,9 @@ _LOOK_EVERY_SECONDS = 0.5
 # Of a connection that nothing comes over: a node that is lost, not a process, is noticed after these.
 _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 10, 5, 3
 _LONGEST_MESSAGE = 2**16
-# Of one that has not said who it is: a token, two numbers and the name of a host, within so many seconds.
-_LONGEST_HELLO = 512
-_STRANGER_SECONDS = 10.0
 
 END = "end"
 """Topic under which the launcher of ``perl train --processes N`` finds how its processes ended."""
-_LEFT = "left"
-"""Topic under which one that comes late finds how the main process ended."""
 
 Kind = Literal["done", "stopped", "mistake", "interrupted", "error", "lost", "killed"]
 # After these the others end by themselves: all have been asked to, or nothing is left to do.
@@ -80,7 +74,7 @@ class End:
         """What the others say of it."""
         name = who(self.rank, self.pid, self.host)
         if self.kind == "killed":
-            return f"{name} ended without a word, as a process does that is killed"
+            return f"{name} was killed (no exit message)"
         if self.kind == "interrupted":
             return f"{name} was interrupted"
         return f"{name}: {self.text}" if self.kind == "mistake" else f"{name} failed: {self.text}"
@@ -94,7 +88,7 @@ class Watch:
 
         Raises:
             MeetingError: The main process cannot be reached.
-            LostProcessError: It has failed already.
+            LostProcessError: It has ended already.
         """
         self.at_loss: Callable[[PerlError], None] = lambda _: None
         self.hint: Callable[[], str] = str
@@ -162,10 +156,9 @@ class Watch:
             How the main process ended, where this one has failed and the main one says so in time.
         """
         early = own.kind not in IN_ORDER
-        if self._main and early:  # one that has yet to start must find somebody who tells it, or what it told
-            with contextlib.suppress(RuntimeError):  # whoever kept the store is gone
-                self._meeting.tell(_LEFT, asdict(own))
-            self._wait(lambda: self._heard_of >= self._meeting.size - 1)
+        if self._main and early:  # one that has yet to start must find somebody who tells it
+            with self._changed:
+                self._changed.wait_for(lambda: self._heard_of >= self._meeting.size - 1, GRACE_SECONDS)
         self._closing.set()
         self._thread.join()
         self._tell(own)
@@ -190,25 +183,17 @@ class Watch:
     def _end_of_main(self) -> End | None:
         return next((end for end in self._ends if end.rank == 0), None)
 
-    def _wait(self, until: Callable[[], bool]) -> None:
-        with self._changed:
-            self._changed.wait_for(until, GRACE_SECONDS)
-
     def _first(self) -> End | None:
         early = [end for end in self._ends if end.kind not in IN_ORDER]
         return next((end for end in early if end.kind != "lost"), None)
 
     def _listen(self) -> None:
         self._token = secrets.token_hex(16)
-        address = os.environ["MASTER_ADDR"]
-        if address in ("localhost", "127.0.0.1"):
-            server = socket.create_server(("127.0.0.1", 0), backlog=self._meeting.size)
-        elif socket.has_dualstack_ipv6():
-            server = socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=self._meeting.size
-            )
+        backlog, local = self._meeting.size, os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1")
+        if socket.has_dualstack_ipv6() and not local:
+            server = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
         else:
-            server = socket.create_server(("", 0), backlog=self._meeting.size)
+            server = socket.create_server(("127.0.0.1" if local else "", 0), backlog=backlog)
         self._selector.register(server, selectors.EVENT_READ)
         place = {"port": server.getsockname()[1], "token": self._token}
         self._meeting.tell("watch", {**place, "pid": os.getpid(), "host": socket.gethostname()})
@@ -219,26 +204,16 @@ class Watch:
         pid, host = int(place["pid"]), str(place["host"])
         try:
             connection = socket.create_connection(address, timeout=PATIENCE_SECONDS)
+        except ConnectionRefusedError:  # it has ended since, as its own output says
+            raise self.lost(End(0, "killed", pid=pid, host=host)) from None
         except OSError as error:
-            self._look_for_main()
             main = who(0, pid, host)
             what = f"rank {self._meeting.rank} cannot reach {main} at {address[0]}:{address[1]}: {error.strerror}"
-            hint = "it has ended since, as its own output says, or the nodes cannot connect to each other"
+            hint = "the nodes cannot connect to each other"
             raise MeetingError(what, "launcher", hint) from None
         self._take(connection, _Peer(0, pid, host, trusted=True))
         hello = {"token": place["token"], "rank": self._meeting.rank, "pid": os.getpid(), "host": socket.gethostname()}
         _send(connection, hello)
-
-    def _look_for_main(self) -> None:
-        """Raises the error of a main process that ended before this one came, if it has told it."""
-        end = self._left()
-        if end is not None:
-            raise self.lost(end)
-
-    def _left(self) -> End | None:
-        with contextlib.suppress(RuntimeError):  # whoever kept the store is gone
-            return End(**self._meeting.told(_LEFT)) if self._meeting.has_told(_LEFT, 0) else None
-        return None
 
     def _take(self, connection: socket.socket, peer: "_Peer") -> None:
         _keep_alive(connection)
@@ -274,16 +249,12 @@ class Watch:
             self._end_this_process(first)
 
     def _receive(self) -> None:
-        """Takes what the others say, and others that have come; strangers that say nothing have to leave."""
+        """Takes what the others say, and others that have come."""
         for key, _ in self._selector.select(_LOOK_EVERY_SECONDS):
             if key.fileobj in self._connections:
                 self._read(key.fileobj)
             else:
                 self._accept(key.fileobj)  # type: ignore[arg-type]
-        late = time.monotonic() - _STRANGER_SECONDS
-        for connection, peer in list(self._connections.items()):
-            if not peer.trusted and peer.came < late:
-                self._drop(connection)
 
     def _accept(self, server: socket.socket) -> None:
         try:
@@ -301,24 +272,15 @@ class Watch:
         *lines, peer.unread = peer.unread.split(b"\n")
         try:
             for line in lines:
-                peer.check(line)
                 self._hear(connection, peer, json.loads(line))
-            peer.check(peer.unread)
+            if len(peer.unread) > _LONGEST_MESSAGE:
+                raise ValueError("longer than any message")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a stranger, or a broken message
             data = b""
         if not data:
             self._drop(connection)
             if not peer.ended and peer.rank is not None:
-                self._add(self._end_of(peer))
-
-    def _end_of(self, peer: "_Peer") -> End:
-        """How a process has ended that says nothing more; a main process that had left already may have told it before.
-
-        Only then the store is asked: where a machine is lost, as is known after half a minute, it would not answer.
-        """
-        late = peer.rank == 0 and time.monotonic() - peer.came < GRACE_SECONDS
-        told = self._left() if late else None
-        return told or End(peer.rank or 0, "killed", pid=peer.pid, host=peer.host)
+                self._add(End(peer.rank, "killed", pid=peer.pid, host=peer.host))
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
@@ -373,11 +335,6 @@ class _Peer:
     ended: bool = False
     trusted: bool = False
     unread: bytes = b""
-    came: float = field(default_factory=time.monotonic)
-
-    def check(self, line: bytes) -> None:
-        if len(line) > (_LONGEST_MESSAGE if self.trusted else _LONGEST_HELLO):
-            raise ValueError("longer than any message")
 
 
 class LostProcessError(PerlError):

@@ -5,15 +5,13 @@ environment of srun or accelerate -> torch's variables (RANK, WORLD_SIZE, ...), 
 torchrun and accelerate set torch's variables themselves; a process that has them is told nothing else here.
 """
 
-import json
 import logging
 import os
 import re
 from functools import cache
-from pathlib import Path
 from typing import cast
 
-from perl.errors import RecipeError, first_line
+from perl.errors import RecipeError
 from perl.recipe.recipe import is_first_process, launched, world_size
 from perl.recipe.sections import Strategy
 from perl.run.warned import warn
@@ -106,10 +104,10 @@ def _asked_of_accelerate() -> Strategy | None:
         if _is_on(f"ACCELERATE_USE_{name}"):
             raise RecipeError(f"accelerate's configuration asks for {what}", "strategy", "ddp, zero2 or fsdp2")
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
-        stage = _stage_of_deepspeed()
-        if stage not in ("1", "2"):
-            hint = "use fsdp2" if stage == "3" else "stage 2"
-            raise RecipeError(f"accelerate's configuration asks for DeepSpeed ZeRO-{stage}", "strategy", hint)
+        file, stage = (os.environ.get(f"ACCELERATE_DEEPSPEED_{name}") for name in ("CONFIG_FILE", "ZERO_STAGE"))
+        if file not in (None, "none") or stage not in (None, "1", "2"):  # none: accelerate's word for no file
+            what = f"ZeRO-{stage}" if file in (None, "none") else f"what {file} says"
+            raise RecipeError(f"accelerate's configuration asks for DeepSpeed {what}", "strategy", "zero2 or fsdp2")
         for name in [name for name in os.environ if name.startswith(_OF_DEEPSPEED)]:
             del os.environ[name]  # accelerate would compare them with the configuration that is used
         return "zero2"
@@ -120,25 +118,6 @@ def _asked_of_accelerate() -> Strategy | None:
         raise RecipeError(what, "strategy", "use fsdp2: fsdp_version: 2 in accelerate's configuration")
     del os.environ["ACCELERATE_USE_FSDP"]
     return "fsdp2"
-
-
-def _stage_of_deepspeed() -> str:
-    """In accelerate's variable, or in the file that its configuration names; 2, accelerate's own, without either."""
-    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if file == "none":  # accelerate's word
-        return os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    hint = "one that accelerate reads, or engine.strategy: zero2"
-    try:
-        stage = json.loads(Path(file).read_text(encoding="utf-8"))["zero_optimization"]["stage"]
-    except OSError as error:
-        what = f"the DeepSpeed file of accelerate's configuration cannot be read: {error.strerror}"
-        raise RecipeError(what, file, hint) from error
-    except (ValueError, LookupError, TypeError) as error:
-        what = f"the DeepSpeed file of accelerate's configuration says no zero_optimization.stage: {first_line(error)}"
-        raise RecipeError(what, file, hint) from error
-    if type(stage) is not int and stage not in ("0", "1", "2", "3"):
-        raise RecipeError(f"zero_optimization.stage must be a whole number, not {stage!r}", file, hint)
-    return str(stage)
 
 
 def _is_on(name: str) -> bool:
@@ -209,3 +188,15 @@ def _number(name: str, otherwise: int) -> int:
         return int(os.environ[name])
     except (KeyError, ValueError):
         return otherwise
+
+
+def own_share(count: int) -> int:
+    """This process's part of what its node has, so that all of its processes together take no more.
+
+    At least one: more processes than there are take one each, and so more than there are.
+
+    Args:
+        count: How many there are for the node: worker processes, CPU threads.
+    """
+    processes, number = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    return max(1, count // processes + (number < count % processes))
