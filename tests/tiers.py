@@ -30,7 +30,7 @@ QUICK = (
         "training/test_costs.py",
         "training/test_recipes.py",
         "training/test_benchmark_scores.py",
-        "run/test_time_left.py",
+        "run/test_progress.py",
     ),
     *(f"evaluation/test_{name}.py" for name in ("compare", "earlier", "metrics", "protocol", "questions")),
     *(f"evaluation/test_{name}.py" for name in ("recount", "results", "samples", "score", "adapters_table", "table")),

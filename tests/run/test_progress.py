@@ -1,4 +1,4 @@
-"""A log hears every so often how much is done, also while nothing new is; a terminal and a quiet process do not."""
+"""A log hears how much is done, the time left holds, and a run's begin and end are means with their errors."""
 
 import logging
 import math
@@ -8,16 +8,12 @@ import threading
 
 import pytest
 
-import perl
-from perl.evaluation.request import EvalSettings
 from perl.run import progress as module
-from perl.run.progress import Progress, progress
-from tests.saved_adapters import save_adapter
+from perl.run.logs import ends, ends_text
+from perl.run.progress import Progress, Recurring, TimeLeft, progress
 
 
-@pytest.fixture
-def lines(monkeypatch):
-    """The logger's lines as they come; one each hundredth of a second, if it is given."""
+def test_a_log_has_lines_with_what_is_done_until_the_end_and_none_where_it_is_quiet(monkeypatch):
     logger, found, come = logging.getLogger("perl"), [], threading.Event()
 
     class Listener(logging.Handler):
@@ -25,47 +21,34 @@ def lines(monkeypatch):
             found.append(record.getMessage())
             come.set()
 
-    listener = Listener()
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0.01)
-    logger.setLevel(logging.INFO)
-    logger.addHandler(listener)
-
     def after_the_next():
         come.clear()
         assert come.wait(60)
         return found[-1]
 
-    yield found, after_the_next
-    logger.removeHandler(listener)
-
-
-def test_a_log_has_lines_with_what_is_done_until_the_end_and_none_where_it_is_quiet(lines):
-    found, after_the_next = lines
-
     def interrupted():
         with progress(2000, "scoring the base on sums", 500) as state:
             assert after_the_next().startswith("scoring the base on sums: 500/2,000 completions in 0:0")
-            assert after_the_next().endswith(", ETA not known yet")
             state.update(750)
             after_the_next()  # which may have been made before
-            assert ": 1,250/2,000 completions in 0:0" in after_the_next()
-            assert "ETA 0:0" in after_the_next()
+            assert re.search(r": 1,250/2,000 completions in 0:0\d, ETA 0:0", after_the_next())
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    count = len(found)
-    assert not any(thread.name == "progress" for thread in threading.enumerate())
-    logging.getLogger("perl").setLevel(logging.ERROR)
-    with progress(10, "scoring"):
-        assert not any(thread.name == "progress" for thread in threading.enumerate())
-    assert len(found) == count
+    listener = Listener()
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0.01)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(listener)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        logger.setLevel(logging.ERROR)
+        with progress(10, "scoring"):
+            assert not any(thread.name == "progress" for thread in threading.enumerate())
+    finally:
+        logger.removeHandler(listener)
 
 
-@pytest.mark.parametrize(
-    ("total", "there", "mean", "spread"),
-    [(1000, 400, 0.3, 0.0), (2000, 500, 0.12, 1.0), (90, 0, 3.5, 0.5), (64, 63, 2.0, 0.0), (9000, 8000, 61.7, 1.0)],
-)
+@pytest.mark.parametrize(("total", "there", "mean", "spread"), [(1000, 400, 0.3, 0.0), (2000, 500, 0.12, 1.0)])
 def test_the_time_left_is_that_of_a_simulated_run(monkeypatch, total, there, mean, spread):
     """Each unit takes a drawn time; what was there before took none. The estimate is as far off as chance allows."""
     draw = random.Random(total)
@@ -82,7 +65,6 @@ def test_the_time_left_is_that_of_a_simulated_run(monkeypatch, total, there, mea
         # The mean of n drawn times has a standard error of s / sqrt(n): five, for what is done and what is left.
         share = mean * spread / math.sqrt(3)
         chance = 5 * share * len(durations[done:]) * math.sqrt(1 / done + 1 / max(1, len(durations[done:])))
-        assert f"{there + done:,}/{total:,} completions in " in state.line()
         assert abs(taken - math.fsum(durations[:done])) <= 0.5 + 1e-6
         assert abs(left - remaining) <= 0.5 + 1e-6 + chance
 
@@ -92,11 +74,40 @@ def seconds_of(clock):
     return sum(60**place * int(part) for place, part in enumerate(reversed(clock.split(":"))))
 
 
-def test_an_evaluation_says_of_whom_and_on_which_task(lines, tmp_path):
-    found, _ = lines
-    save_adapter(tmp_path / "adapter")
-    chosen = EvalSettings(limit=4, max_new_tokens=40, lighteval=False, device="cpu", batch_size=2)
-    perl.evaluate(tmp_path / "adapter", None, ["sandbox:addition"], 2, output="out", settings=chosen)
-    said = [line for line in found if "/8 completions in " in line]
-    for who in ("base", "adapter"):
-        assert any(line.startswith(f"scoring the {who} on sandbox:addition: ") for line in said)
+@pytest.mark.parametrize(
+    ("evaluation_seconds", "every", "completions", "steps", "off"),
+    [
+        (60.0, 20, 0, range(21, 180), 0.02),  # one has come
+        (60.0, 50, 1920, [10], 0.05),  # none has, and a step samples 64 completions in 2 s
+        (0.0, 1000, 0, range(10, 190), 0.01),
+    ],
+)
+def test_the_time_left_of_a_training_counts_evaluations_as_often_as_they_come(
+    evaluation_seconds, every, completions, steps, off
+):
+    time, said, ended, now = TimeLeft((Recurring(every, completions),), 64), {}, {}, 0.0
+    assert time.left(0, 200) is None
+    for step in range(1, 201):
+        took = 30.0 if step == 1 else 2.0  # caches are empty
+        now += took
+        time.add_step(took)
+        ended[step], said[step] = now, time.left(step, 200)
+        between = 0.1 + (evaluation_seconds if step % every == 0 else 0.0)
+        now += between
+        time.add_between(step, between)
+    for step in steps:
+        true = now - ended[step] - (evaluation_seconds if step % every == 0 else 0.0)
+        assert said[step] == pytest.approx(true, rel=off)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (3, 1), (19, 9), (500, 10)])
+def test_ends_are_means_of_up_to_ten_steps_that_do_not_overlap(count, steps):
+    values = [math.sin(step) + step / 10 for step in range(count)]
+    first, last = ends(values)
+    assert (first.steps, last.steps) == (steps, steps)
+    for mean, own in ((first, values[:steps]), (last, values[count - steps :])):
+        assert mean.value == pytest.approx(sum(own) / steps, rel=1e-12)
+        squares = sum((value - mean.value) ** 2 for value in own)
+        expected = (squares / (steps - 1) / steps) ** 0.5 if steps > 1 else math.nan
+        assert mean.error == pytest.approx(expected, rel=1e-9, nan_ok=True)
+    assert ends_text([0.0, 0.5, 1.0, 1.0]) == "0.250 ± 0.250 -> 1.000 ± 0.000 (means of 2 steps)"

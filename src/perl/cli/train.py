@@ -57,7 +57,7 @@ def command(
         if not launched() and several and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
     from perl.rollouts.vllm.version import check_engine
-    from perl.run.folder_check import check_folder
+    from perl.run.folder import check_folder
     from perl.training.forecast_text import summary_lines
     from perl.training.question import forecast_of
     from perl.training.stages import prepare, read_recipe, train
@@ -156,12 +156,11 @@ def _publishing(run: "Run") -> list[str]:
 
 def _progress(run: "Run") -> str:
     """How the reward has changed, and how far the policy was from its teacher, those of the two that there are."""
-    from perl.run.ends import shown
-    from perl.run.folder import log_rows
+    from perl.run.logs import ends_text, log_rows
 
     rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
     taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
-    lines = [f"KL to the teacher {shown(taught)}"] if taught else []
+    lines = [f"KL to the teacher {ends_text(taught)}"] if taught else []
     if not taught or any(run.facts.get("rewards", {}).values()):
-        lines.insert(0, f"reward {shown([row['reward'] for row in rows if row.get('reward') is not None])}")
+        lines.insert(0, f"reward {ends_text([row['reward'] for row in rows if row.get('reward') is not None])}")
     return ", ".join(lines)

@@ -29,8 +29,8 @@ from perl.evaluation.request import EvalSettings, Evaluation, naming_options
 from perl.evaluation.results import SAMPLES, TABLE, Results, read_results
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.task import DEFAULT_TASKS
+from perl.run.devices import threads_kept, use_threads
 from perl.run.joint_work import Processes
-from perl.run.threads import threads_kept, use_threads
 from perl.run.warned import warn
 
 logger = logging.getLogger("perl")

@@ -15,8 +15,8 @@ import yaml
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.earlier import EARLIER
 from perl.evaluation.results import RESULTS, results_file
-from perl.run.differing import flat
 from perl.run.facts import RECIPE, is_run, run_above
+from perl.run.tables import flat
 
 # Where no results lie, or some that others have taken the place of.
 _LEFT_OUT = {EARLIER, "checkpoints"}

@@ -19,8 +19,7 @@ from perl.evaluation.results_schema import Who as Who
 from perl.evaluation.results_schema import checked
 from perl.evaluation.score import Score
 from perl.evaluation.task import MATH
-from perl.run.files import write_text
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, write_text
 
 VERSION = 2
 """Of the part under ``perl``."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from perl.evaluation.bases import numbered
 from perl.evaluation.found_results import FoundResults
 from perl.evaluation.results import Results
-from perl.run.differing import DASH, differing
+from perl.run.tables import DASH, differing
 
 # Settings that name a run by their values alone, then those with a short name; the rest by the last part of their keys.
 _BARE = ("peft.method", "algorithm", "model.name", "data.train.name")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
 from perl.errors import PerlError
-from perl.run.files import write_text
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, write_text
 from perl.types import Verdict, VerdictStatus
 
 Place = tuple[str, str, int]

@@ -23,7 +23,8 @@ from perl.hub.push.package import package_candidate
 from perl.hub.repository import fetched, open_repository, weights_of
 from perl.hub.run_card import shown_candidate
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 
 _READ = (CARD, RUN_FACTS, CONFIG, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
 _LEADERBOARDS = ".eval_results/"

@@ -18,8 +18,8 @@ from perl.hub.card.form import CARD
 from perl.hub.card.notes import split_notes
 from perl.hub.card.run_facts import RUN_FACTS
 from perl.hub.push.package import Package, package_candidate
-from perl.run.files import write_file
-from perl.run.folder import Run, write_text
+from perl.run.files import write_file, write_text
+from perl.run.folder import Run
 
 
 def run_package(run: Run, repo_id: str | None = None) -> Package:

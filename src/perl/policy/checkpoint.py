@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 from perl.errors import ModelError, first_line
 from perl.methods.hooks import hooks_of
 from perl.policy.attach import adapter_tensors, load_adapter_tensors
-from perl.run.folder import write_text
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, write_text
 from perl.run.warned import warn
 
 _MANIFEST = "complete.json"

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perl.run.files import sha256_of
-from perl.run.strict_json import parse_json
+from perl.run.files import parse_json, sha256_of
 
 # Keys of a config that do not change what a policy answers, and why. Whatever is not listed here counts.
 NOT_OF_THE_ADAPTER: Mapping[str, str] = MappingProxyType(

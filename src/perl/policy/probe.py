@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from perl.errors import RunFolderError
-from perl.run.folder import write_text
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, write_text
 
 PROBE = "probe.json"
 _TYPE = "float32"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from perl.errors import DataError, PerlError, RewardError
 from perl.rewards.workers.pool import WorkerPool, as_json
 from perl.rewards.workers.worker import imported, placed_line
-from perl.run.node import own_share
+from perl.run.launched import own_share
 from perl.run.warned import warn
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.

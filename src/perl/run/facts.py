@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping
 
 BEST = "best.json"
 RECIPE, RUN_FACTS = "recipe.yaml", "run.json"

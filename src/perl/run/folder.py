@@ -5,7 +5,10 @@ Recipe -> Run: OUT/{recipe.yaml, run.json, metrics.jsonl, samples.jsonl, adapter
 Every file is written whole or not at all, so a kill at any moment leaves a folder that the next start understands.
 """
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -25,20 +28,15 @@ from perl.recipe import Recipe
 from perl.recipe.batch_plan import NUMBERS, plan_batch
 from perl.recipe.quantisations import quantised_by
 from perl.run.facts import parse_run_facts
-from perl.run.files import read_regular as read_regular
-from perl.run.files import replace_folder as replace_folder
-from perl.run.files import sha256_of as sha256_of
-from perl.run.files import write_text as write_text
-from perl.run.logs import log_rows as log_rows
-from perl.run.logs import read_log as read_log
+from perl.run.files import read_regular, write_text
 
 LOCK = ".lock"
 VERL_JOB = "job"
 """Folder of a run that verl trains: the job that it was handed, with its checkpoints and its log."""
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
-# Settings that say where things are or go, or when a run ends, not what is done: a run may go on with others.
 # Seconds for which a dry run may hold a folder that it looks at.
 _A_LOOK = 0.5
+# Settings that say where things are or go, or when a run ends, not what is done: a run may go on with others.
 _PLACES = (
     "alarms",
     "hub",
@@ -185,6 +183,48 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
             yield run
     finally:
         lock.release()
+
+
+def check_folder(recipe: Recipe) -> None:
+    """Refuses what :func:`open_run` would refuse, in the same words, without writing or making anything.
+
+    Raises:
+        RunFolderError: The folder cannot be written, is in use, or holds something else.
+    """
+    path = recipe.output_dir
+    reason = _why_unwritable(path)
+    if reason is not None:
+        raise unwritable(path, os.strerror(reason))
+    if not path.exists():
+        return
+    if is_held(path / LOCK):
+        raise in_use(path)
+    run_of(path, recipe)
+
+
+def _why_unwritable(path: Path) -> int | None:
+    """The number of the error that making the folder, or a file in it, would end with."""
+    try:
+        if path.exists() and not path.is_dir():
+            return errno.EEXIST
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    except OSError as error:  # a folder on the way may not be looked into, or has too long a name
+        return error.errno
+    if not there.is_dir():
+        return errno.ENOTDIR
+    return None if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds a lock: a shared one, asked for and given back at once, is the only way to know."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or a disk without locks
+        return False
+    return False
 
 
 def follow_run(recipe: Recipe) -> Run:

@@ -1,13 +1,15 @@
 """What hosts this process where it is not a program of its own: who may stop its run, where its numbers and files go.
 
-worker loop of a cluster -> Host -> the run's callbacks, its rollouts
+worker loop of a cluster -> Host -> the run's callbacks, its rollouts; signals, handler -> handled for a while
 
 A program of its own has none of it: it hears signals, draws its progress, and writes into its folder.
 """
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from perl.recipe.server_address import ServerAddress
@@ -67,7 +69,7 @@ class Fleet(Protocol):
 
 
 class Host:
-    """A host that has no wishes: that of a program of its own."""
+    """The default host: that of a standalone process."""
 
     fleet: Fleet | None = None
     """The servers that it has started; None: it starts none."""
@@ -99,7 +101,7 @@ def host() -> Host:
     return _hosts[-1]
 
 
-@contextmanager
+@contextlib.contextmanager
 def hosted_by(who: Host) -> Iterator[None]:
     """Inside, runs of this process are hosted so."""
     _hosts.append(who)
@@ -107,3 +109,25 @@ def hosted_by(who: Host) -> Iterator[None]:
         yield
     finally:
         _hosts.remove(who)
+
+
+@contextlib.contextmanager
+def handled(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handles signals inside the block; only the main thread can.
+
+    One that was ignored when the process started stays ignored, since the program is to go on: ``nohup`` starts it with
+    SIGHUP ignored, a shell without a terminal starts ``command &`` with SIGINT ignored.
+
+    Args:
+        numbers: Which.
+        handler: As :func:`signal.signal` takes it.
+    """
+    before = {number: signal.getsignal(number) for number in numbers}
+    ours = [number for number, found in before.items() if found is not signal.SIG_IGN]
+    try:
+        for number in ours:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number] or signal.SIG_DFL)

@@ -1,19 +1,24 @@
-"""A run's logs, whose last line a kill may have cut short.
+"""A run's logs, whose last line a kill may have cut short, and what a logged quantity was at the begin and at the end.
 
-rows -> file, a JSON object a line; file, text -> rows
+rows -> file, a JSON object a line; file, text -> rows; values of steps -> first mean, last mean
 """
 
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _LARGEST_LOGGED = 2**63
 _STEP_FIRST = re.compile(rb'\{"step": (\d{1,18}),')
 _BLOCK = 2**20
+_MEANS = ("reward", "teacher/kl")
+# Of the means at both ends.
+_MOST_STEPS = 10
 
 
 def rewind_log(log: Path, step: int) -> None:
@@ -94,9 +99,6 @@ def log_rows(text: str) -> list[dict[str, Any]]:
     return rows
 
 
-_MEANS = ("reward", "teacher/kl")
-
-
 def _can_be_counted(row: Mapping[str, Any]) -> bool:
     """Whether steps, means and tokens are numbers, where they are there; a mean may be NaN."""
     for name in ("step", *_MEANS, "num_tokens"):
@@ -114,3 +116,52 @@ def _step_of(line: bytes) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return float("inf")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over steps that follow each other.
+
+    Attributes:
+        value: The mean.
+        error: Its standard error over the steps; NaN of a single one.
+        steps: How many.
+    """
+
+    value: float
+    error: float
+    steps: int
+
+    def __str__(self) -> str:
+        """As ``0.594 ± 0.021``."""
+        return f"{self.value:.3f}" if math.isnan(self.error) else f"{self.value:.3f} ± {self.error:.3f}"
+
+
+def ends(values: Sequence[float]) -> tuple[Mean, Mean] | None:
+    """The means of the first and of the last steps: ten of each, or half of the steps where there are fewer.
+
+    Args:
+        values: Of the steps, in order.
+
+    Returns:
+        None without a value.
+    """
+    if not values:
+        return None
+    steps = max(1, min(_MOST_STEPS, len(values) // 2))
+    return _mean(values[:steps]), _mean(values[-steps:])
+
+
+def ends_text(values: Sequence[float]) -> str:
+    """Both, with how many steps they are of: ``0.594 ± 0.021 -> 0.991 ± 0.003 (means of 10 steps)``."""
+    found = ends(values)
+    if found is None:
+        return "not scored"
+    first, last = found
+    of_steps = f"means of {first.steps} steps" if first.steps > 1 else "first and last step"
+    return f"{first} -> {last} ({of_steps})"
+
+
+def _mean(values: Sequence[float]) -> Mean:
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Mean(statistics.fmean(values), error, len(values))

@@ -1,6 +1,6 @@
-"""Columns as text: for a terminal, in Markdown, in HTML, as CSV.
+"""Columns as text: for a terminal, in Markdown, in HTML, as CSV; and which settings of several columns differ.
 
-headings and cells -> lines
+headings and cells -> lines; recipes as plain values -> key -> text; texts of several -> the keys that are not the same
 
 What others wrote (names, notes, methods) is made harmless for the place it is shown in.
 """
@@ -9,10 +9,19 @@ import csv
 import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 Value = str | int | float | None
 
+DASH = "-"
+"""What a run has that has not the key."""
+NOTHING = {DASH, "none", "{}", "[]"}
+"""Texts of a setting that stand for none."""
 _MARKDOWN = re.compile(r"([\\|<>\[\]*`&])")
 # A spreadsheet takes a text that begins so for a formula.
 _FORMULA = ("=", "+", "-", "@")
@@ -99,6 +108,59 @@ def size_text(size: int | None) -> str:
         if size >= bytes_of_it:
             return f"{size / bytes_of_it:.1f} {unit}"
     return f"{size} B"
+
+
+def flat(value: Any) -> dict[str, str]:  # noqa: ANN401 (YAML)
+    """``{"train": {"seed": 1}}`` -> ``{"train.seed": "1"}``."""
+    found: dict[str, str] = {}
+    _flatten(value, "", found)
+    return found
+
+
+def as_text(value: Any) -> str:  # noqa: ANN401 (JSON, YAML)
+    """A setting for a person to read."""
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def differing(columns: Sequence[Mapping[str, str]], *, all_rows: bool = False) -> dict[str, list[str]]:
+    """Key -> its text in each column, of the keys that are not the same in all; a dash where a column has it not.
+
+    A setting that one has at nothing and another has not is none. A column that is empty, as a script has no recipe, is
+    left out of the comparison.
+
+    Args:
+        columns: Key -> text.
+        all_rows: Those that are the same in all, too.
+    """
+    found = {}
+    for key in dict.fromkeys(key for column in columns for key in column):
+        values = {column.get(key, DASH) for column in columns if column}
+        if all_rows or (len(values) > 1 and not values <= NOTHING):
+            found[key] = [column.get(key, DASH) for column in columns]
+    return found
+
+
+def _flatten(value: Any, path: str, found: dict[str, str]) -> None:  # noqa: ANN401 (YAML)
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            _flatten(inner, f"{path}.{key}" if path else str(key), found)
+    elif path:
+        found[path] = as_text(value)
+
+
+def html_templates(folder: Path) -> "Environment":
+    """The templates of a folder: what stands in them is escaped, and a name that nobody gave is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _sides(right: Sequence[bool] | None, columns: int) -> Sequence[bool]:

@@ -24,7 +24,7 @@ from perl.packing.forward import score
 from perl.packing.micro_batches import MicroBatch, Window
 from perl.policy.critic import Critic
 from perl.policy.critic_file import WEIGHTS, facts_of_base, find_critic
-from perl.run.threads import threads_for
+from perl.run.devices import threads_for
 from perl.trainer.config import own_setting
 from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, mode_of

@@ -33,7 +33,7 @@ from perl.packing.rows import Row
 from perl.policy.critic import Critic
 from perl.policy.model import base_of, trainable_parameters
 from perl.policy.reference import Reference
-from perl.run.threads import threads_for
+from perl.run.devices import threads_for
 from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.live import LiveTrainer, most

@@ -23,7 +23,7 @@ from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
 from perl.packing.in_step import Kind
 from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
-from perl.run.threads import fitting_threads, threads_for
+from perl.run.devices import fitting_threads, threads_for
 from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import CriticTraining

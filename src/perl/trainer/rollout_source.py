@@ -29,9 +29,9 @@ from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import EngineSettings, holds_other_weights, open_engine
 from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import base_update, choose_form, make_update
+from perl.run.devices import threads_for
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
-from perl.run.threads import threads_for
 from perl.run.warned import warn
 from perl.trainer.early_verdicts import EarlyVerdicts
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most

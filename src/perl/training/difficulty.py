@@ -28,7 +28,7 @@ from perl.recipe.engines import TRANSFORMERS, best_backend
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import PromptsSection
 from perl.rewards.verifier import Judging
-from perl.run.threads import threads_kept, use_threads
+from perl.run.devices import threads_kept, use_threads
 from perl.training.plan import Plan, make_plan
 
 COLUMN = "pass_rate"

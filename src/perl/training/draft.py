@@ -23,8 +23,8 @@ from perl.recipe.plain_yaml import plain_value
 from perl.recipe.sections import ModelSection, RewardSetting
 from perl.rewards import reward_mistakes
 from perl.rewards.named import JUDGES, NAMED_REWARDS
+from perl.run.devices import threads_kept
 from perl.run.files import write_file
-from perl.run.threads import threads_kept
 from perl.sandbox import is_sandbox
 from perl.trainer.alarms.of_optimizer import usual_rate
 from perl.training.draft_data import held_out_of, sources_of, with_columns

@@ -22,8 +22,8 @@ from perl.recipe.beside import folders_beside
 from perl.recipe.optional_packages import Package, missing_package
 from perl.rollouts.vllm.version import check_version
 from perl.run.devices import accelerator
-from perl.run.folder import LOCK, Run, in_use, write_text
-from perl.run.folder_check import check_folder
+from perl.run.files import write_text
+from perl.run.folder import LOCK, Run, check_folder, in_use
 from perl.run.progress import Progress, duration, progress
 from perl.training.plan import Plan
 from perl.training.planned_server import planned_server

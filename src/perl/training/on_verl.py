@@ -20,8 +20,7 @@ from perl.launch.verl.job_files import VERL_VERSION
 from perl.launch.verl.run_job import OUTPUT, run_job
 from perl.recipe import Recipe
 from perl.run.facts import RECIPE
-from perl.run.folder import VERL_JOB, Run, differences, open_run
-from perl.run.folder_check import check_folder
+from perl.run.folder import VERL_JOB, Run, check_folder, differences, open_run
 from perl.training.to_verl import Export, prepare_export, write_export
 
 _HAS_VERL = "import sys; from importlib.util import find_spec; sys.exit(not (find_spec('verl') and find_spec('perl')))"

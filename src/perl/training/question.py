@@ -9,7 +9,7 @@ from perl.errors import PerlError
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.sections import STRATEGIES, Strategy
-from perl.run.threads import threads_kept, use_threads
+from perl.run.devices import threads_kept, use_threads
 from perl.training.forecast import Forecast, make_forecast
 from perl.training.hardware import Hardware, cpu, hardware_named
 from perl.training.lengths import lengths_of

@@ -55,11 +55,12 @@ from perl.recipe.sections import PeftSection
 from perl.rewards import Reward
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
-from perl.run.devices import processor_name
-from perl.run.folder import Run, follow_run, log_rows, open_run, sha256_of
+from perl.run.devices import processor_name, threads_kept, use_threads
+from perl.run.files import sha256_of
+from perl.run.folder import Run, follow_run, open_run
 from perl.run.host import host
 from perl.run.joint_work import Processes, joined
-from perl.run.threads import threads_kept, use_threads
+from perl.run.logs import log_rows
 from perl.run.warned import warn
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms

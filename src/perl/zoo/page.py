@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perl.recipe.assets import card_templates_folder
-from perl.run.html_templates import html_templates
-from perl.run.tables import plain, signed_percent, size_text
+from perl.run.tables import html_templates, plain, signed_percent, size_text
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.intervals import score_interval, score_text

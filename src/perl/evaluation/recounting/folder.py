@@ -28,7 +28,7 @@ from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES
 from perl.run.facts import RECIPE, run_above
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping
 from perl.sandbox import is_sandbox
 
 

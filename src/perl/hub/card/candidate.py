@@ -16,7 +16,8 @@ from perl.policy.checkpoint import complete_checkpoints, is_complete, step_of
 from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.facts import best_disagreement, read_best
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 from perl.run.logs import read_log
 from perl.run.warned import warn
 

@@ -29,7 +29,7 @@ from perl.recipe import Recipe, load_recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 from perl.recipe.quantisations import quantised_by
 from perl.recipe.sections import DataSource
-from perl.run.folder import log_rows
+from perl.run.logs import log_rows
 from perl.sandbox import is_sandbox, load_problems
 from perl.zoo.catalogue import PREFIX
 

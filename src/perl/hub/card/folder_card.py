@@ -11,7 +11,7 @@ from perl.hub.card.notes import with_notes
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, RunFacts
 from perl.policy.saved.adapter import CONFIG
-from perl.run.folder import write_text
+from perl.run.files import write_text
 
 
 def write_folder_card(folder: Path, facts: RunFacts) -> None:

@@ -17,8 +17,8 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from perl.errors import PerlError, RunFolderError
 from perl.hub.push.package import Package, read_package
-from perl.run.folder import Run, read_regular, replace_folder, write_text
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, read_regular, replace_folder, write_text
+from perl.run.folder import Run
 
 PUSH, OUTBOX = "push.json", "outbox"
 VERSION: Literal[2] = 2

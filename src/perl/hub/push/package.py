@@ -32,7 +32,8 @@ from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.teacher import ADAPTER_NAME
 from perl.recipe import Recipe
-from perl.run.folder import Run, log_rows
+from perl.run.folder import Run
+from perl.run.logs import log_rows
 
 Row = TypeVar("Row")
 MOST_ROWS = 1000

@@ -27,7 +27,7 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value
-from perl.run.folder import replace_folder, write_text
+from perl.run.files import replace_folder, write_text
 from perl.run.warned import warn
 from perl.zoo.entry import NAME, Entry, Location, Provenance, SeedScores, read_entry
 

@@ -24,7 +24,7 @@ from perl.hub.zoo_entries.material import Material, of_log, of_policy, steps_of
 from perl.hub.zoo_entries.scores import checked_scores
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 
 _READ = (CONFIG, PUBLIC_RECIPE, CARD, METRICS, SCORES, PUBLISHED)
 

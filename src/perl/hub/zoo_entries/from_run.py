@@ -19,7 +19,8 @@ from perl.hub.zoo_entries.material import Material, of_log, of_policy, steps_of
 from perl.hub.zoo_entries.scores import checked_scores
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
-from perl.run.folder import Run, log_rows
+from perl.run.folder import Run
+from perl.run.logs import log_rows
 
 
 def of_run(folder: Path) -> Material:

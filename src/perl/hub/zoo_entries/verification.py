@@ -25,7 +25,7 @@ from perl.policy.name import adapter_config_digest
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter, zoo_adapter
 from perl.recipe.engines import Backend
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.intervals import interval

@@ -44,7 +44,7 @@ from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
 from perl.launch.watch import GRACE_SECONDS
 from perl.recipe.sections import EngineSection
-from perl.run.signals import handled
+from perl.run.host import handled
 from perl.run.warned import warn
 
 RESTARTS = 3

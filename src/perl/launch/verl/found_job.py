@@ -21,8 +21,7 @@ from perl.launch.verl.shards import inside
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 from perl.run.facts import RECIPE
-from perl.run.files import read_regular, sha256_of
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, read_regular, sha256_of
 
 _LATEST = "latest_checkpointed_iteration.txt"
 _STEP = re.compile(r"global_step_(\d{1,9})")

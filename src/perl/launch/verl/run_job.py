@@ -25,8 +25,8 @@ from perl.launch.verl.found_job import FoundJob, newest_step
 from perl.launch.verl.job_files import EARLIER, LOG, RUN
 from perl.launch.verl.log import logged_in
 from perl.run.folder import in_use
+from perl.run.host import handled
 from perl.run.progress import Progress, progress
-from perl.run.signals import handled
 
 OUTPUT = "verl.log"
 """What verl and the check before it print, of all starts."""

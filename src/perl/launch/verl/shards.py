@@ -15,8 +15,7 @@ import torch
 
 from perl.errors import RunFolderError
 from perl.launch.verl.stored import Bounds, Part, read_stored
-from perl.run.files import read_regular
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, read_regular
 
 _FILE = re.compile(r"model_world_size_(\d{1,6})_rank_(\d{1,6})\.pt")
 _CONFIG = "fsdp_config.json"

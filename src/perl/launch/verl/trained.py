@@ -24,8 +24,7 @@ from perl.methods.settings import adaptation, continued_adaptation
 from perl.policy.attach import adapter_tensors, attach_adapter, continue_adapter, load_adapter_tensors, own_method
 from perl.policy.model import base_parameters, is_the_base
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
-from perl.run.files import read_regular
-from perl.run.strict_json import parse_mapping
+from perl.run.files import parse_mapping, read_regular
 
 _META = "lora_train_meta.json"
 # Where Megatron's checkpoint has the adapter in PEFT's form, if the weights were saved for Hugging Face too.

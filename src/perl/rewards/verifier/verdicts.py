@@ -18,7 +18,7 @@ from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
 from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS, Outcome, WorkerPool, WorkerStartError
-from perl.run.node import own_share
+from perl.run.launched import own_share
 from perl.types import Verdict, VerdictStatus
 
 # Wall time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest gold

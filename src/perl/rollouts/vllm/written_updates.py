@@ -15,7 +15,7 @@ from safetensors.torch import save, save_file
 from perl.errors import PerlError
 from perl.rollouts.engine import Update
 from perl.rollouts.vllm.http import PROBE
-from perl.run.folder import replace_folder
+from perl.run.files import replace_folder
 
 _ADAPTER, _ADAPTER_CONFIG, _WEIGHTS = "adapter_model.safetensors", "adapter_config.json", "model.safetensors"
 _METADATA = {"format": "pt"}

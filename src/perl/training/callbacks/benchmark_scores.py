@@ -36,7 +36,7 @@ from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine
 from perl.run.facts import BEST, averages, read_best
-from perl.run.folder import replace_folder, sha256_of, write_text
+from perl.run.files import replace_folder, sha256_of, write_text
 from perl.run.joint_work import Processes, joined
 from perl.run.progress import progress
 from perl.run.warned import warn

@@ -12,8 +12,7 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 
 from perl.recipe.recipe import is_first_process
 from perl.rewards.custom import Failures
-from perl.run.host import host
-from perl.run.signals import handled
+from perl.run.host import handled, host
 from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback
 

@@ -9,8 +9,7 @@ from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
-from perl.run.progress import duration, live_line
-from perl.run.time_left import Recurring, TimeLeft
+from perl.run.progress import Recurring, TimeLeft, duration, live_line
 from perl.trainer.callbacks.run_callback import Logs, RunCallback
 from perl.trainer.given_rewards import is_rewarded
 from perl.training.callbacks.benchmark_scores import BenchmarkScores
