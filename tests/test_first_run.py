@@ -1,12 +1,10 @@
-"""The notebook of a first run: well formed, without outputs, and its cells run in order in a fresh process."""
+"""The notebook of a first run: well formed, without outputs, and its cells run in order."""
 
 import contextlib
 import io
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -58,22 +56,8 @@ def test_the_notebook_is_one_of_format_4_5_and_keeps_nothing_that_a_run_printed(
     assert len(set(ids)) == len(ids)
 
 
-def ran_in_a_process(sources):
-    """What its cells print in a process of their own, as a kernel is one."""
-    ran = subprocess.run(
-        [sys.executable, "-c", KERNEL],
-        input=json.dumps(sources),
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
 def ran_here(sources):
-    """The same in a namespace of their own."""
+    """What its cells print in a namespace of their own."""
     with (
         pytest.MonkeyPatch.context() as changed,
         contextlib.redirect_stdout(io.StringIO()) as printed,
@@ -85,15 +69,14 @@ def ran_here(sources):
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("ran", [ran_here, pytest.param(ran_in_a_process, marks=pytest.mark.nightly)])
-def test_the_cells_run_in_order_without_a_gpu(ran, cells, tmp_path):
+def test_the_cells_run_in_order_without_a_gpu(cells, tmp_path):
     (parameters,) = filter(is_parameters, cells)
     names = re.compile(r"^(\w+) =", re.MULTILINE)
     assert names.findall(source_of(parameters)) == names.findall(SHORT)  # all of them are replaced
     sources = [
         (cell["id"], SHORT if is_parameters(cell) else source_of(cell)) for cell in cells if cell["cell_type"] == "code"
     ]
-    stdout = ran(sources)
+    stdout = ran_here(sources)
     said = dict(re.findall(r"^\[([\w-]+)\]\n(.*?)(?=^\[|\Z)", stdout, re.MULTILINE | re.DOTALL))
     assert list(said) == [name for name, _ in sources]
     assert said["train"].startswith("done ")

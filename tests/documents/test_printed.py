@@ -18,9 +18,7 @@ adapter 99.2 ± 0.3
     [
         ["base 66.6 ± 1.5, in 3:47", "...", "adapter 99.2 ± 0.3", "..."],
         ["...", "step 2/50 ...", "...", "12.5 s, sha256 0123456789ab"],
-        ["...", "step 1/50     reward 0.594", "..."],
         ["base ... in ...", "step ... 0.594", "..."],
-        [],
     ],
 )
 def test_what_was_printed_is_found(shown):
@@ -31,12 +29,9 @@ def test_what_was_printed_is_found(shown):
     ("shown", "lacking"),
     [
         (["base 66.7 ± 1.5, in 0:02"], ["base 66.7 ± 1.5, in 0:02"]),
-        (["step 1/50  reward 0.594", "adapter 99.2 ± 0.3"], ["step 1/50  reward 0.594", "adapter 99.2 ± 0.3"]),
         (["...", "adapter 99.2 ± 0.3", "...", "step 2/50 ...", "..."], ["step 2/50 ..."]),
-        (["...", "adapter 99.2 ± 0.3 and more", "..."], ["adapter 99.2 ± 0.3 and more"]),
         (["step 1/50  reward 0.594", "..."], ["step 1/50  reward 0.594"]),
         (["base 66.6 ± 1.5, in 0:02", "...", "adapter 99.2 ± 0.3"], ["adapter 99.2 ± 0.3"]),
-        (["base 66.6 ± 1.5, in 0:02"], ["base 66.6 ± 1.5, in 0:02"]),
     ],
 )
 def test_what_was_not_printed_or_not_in_this_order_is_named(shown, lacking):

@@ -12,8 +12,6 @@ from urllib.parse import unquote
 import pytest
 
 from tests.conftest import CHECKOUT
-from tests.documents.pages import DOCS
-from tests.reports.browser import BROWSER, FLAGS, needs_browser
 
 # What a browser fetches by itself, by element and attribute.
 _FETCHED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
@@ -58,11 +56,6 @@ def pages(site) -> dict[Path, _Page]:
     return {path: _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
 
 
-def test_every_document_is_a_page(pages):
-    assert {page.with_suffix(".html").name for page in DOCS.glob("*.md")} <= {path.name for path in pages}
-    assert len(pages) >= 30
-
-
 def test_no_link_of_the_site_is_dead(site, pages):
     dead, followed = [], 0
     for path, page in pages.items():
@@ -93,22 +86,6 @@ def test_a_page_fetches_nothing_from_another_host(site, pages):
         for found in re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']+", path.read_text(encoding="utf-8"))
     ]
     assert fetched + styles == []
-
-
-@needs_browser
-def test_a_browser_that_opens_a_page_asks_for_files_of_the_site_alone(site):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=list(FLAGS))
-        page, asked = browser.new_page(), []
-        page.on("request", lambda request: asked.append(request.url))
-        for name in ("index.html", "coming-from.html", "api.html"):
-            page.goto((site / name).as_uri(), wait_until="networkidle")
-            assert page.locator("h1").inner_text()
-        browser.close()
-    assert len(asked) > 3
-    assert [address for address in asked if not address.startswith((site.as_uri(), "data:", "blob:"))] == []
 
 
 def test_the_reference_has_signatures_and_arguments_of_every_public_name(site):

@@ -21,7 +21,8 @@ from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
 from perl.recipe import load_recipe
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 from perl.sandbox import BASE_NAME
 from tests.evaluations import results, task_result
 from tests.hub.files import png

@@ -19,7 +19,8 @@ from perl.hub.push.package import (
     thinned,
 )
 from perl.policy.name import policy_name
-from perl.run.folder import Run, log_rows
+from perl.run.folder import Run
+from perl.run.logs import log_rows
 from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
 from tests.hub_fixtures import TOKEN
 

@@ -16,7 +16,8 @@ from perl.hub.push.package import Package
 from perl.hub.push.publish import push_run, wanted_push
 from perl.hub.run_card import write_card
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 from tests.hub.files import weights
 from tests.hub.push_runs import FILES, REPO, add_checkpoint, files_of, publishable, weights_and_config
 from tests.hub_fixtures import TOKEN

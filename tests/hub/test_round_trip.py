@@ -22,7 +22,8 @@ from perl.policy.precision import in_float32
 from perl.policy.probe import write_probe
 from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.sections import ModelSection
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from tests.hub.push_runs import add_best, add_checkpoint, publishable
 

@@ -18,7 +18,7 @@ from perl.hub.push.package import evenly
 from perl.hub.zoo_entries import add, verification, verify
 from perl.hub.zoo_entries.from_run import of_run
 from perl.policy.name import adapter_policy_name, policy_name
-from perl.run.folder import sha256_of, write_text
+from perl.run.files import sha256_of, write_text
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import TaskScore, read_entry
 from tests.evaluation.forgeries import FORGERIES

@@ -15,7 +15,7 @@ from perl.callbacks import BenchmarkScores, GracefulStop, HubCheckpoints, Learni
 from perl.errors import PerlError, RecipeError
 from perl.hub.card.check import check_card
 from perl.run.facts import read_best
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER
 from tests.hub.push_runs import REPO, files_of
 from tests.ports import free_port

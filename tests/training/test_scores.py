@@ -16,7 +16,8 @@ from perl.hub.card.candidate import find_candidate, identity_mistakes
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe import load_recipe
 from perl.run.facts import best_disagreement
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 from perl.sandbox import load_problems
 from perl.training.stages import prepare, read_recipe
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import perl
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 
 STUDY = """\
 recipe: quickstart

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, InterruptedRunError, RunFolderError
-from perl.run.folder import LOCK, Run
-from perl.run.folder_check import is_held
+from perl.run.folder import LOCK, Run, is_held
+from perl.run.host import handled
 from perl.run.logs import read_log
 from perl.run.progress import Progress, progress
-from perl.run.signals import handled
 from perl.training.studies.cells import Cell
 from perl.training.studies.plan import Study
 
