@@ -84,8 +84,6 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/strategies.py --reference rolling:2
 	$(BIN)/python benchmarks/strategies.py --dtype bfloat16
 	$(BIN)/python benchmarks/killed_ranks.py
-# Up to 1,024 fake servers, four minutes; nothing of it is on a GPU.
-	$(BIN)/python benchmarks/scaling.py
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(VERL) .site-built dist .pytest_cache .mypy_cache .ruff_cache

@@ -35,8 +35,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 
 from perl.run.folder import installed_versions
-from perl.training.decoder import Types, decoder_of, weight_bytes
-from perl.training.sharing import Sharing, base_bytes
+from perl.training.decoder import Sharing, Types, base_bytes, decoder_of, weight_bytes
 
 HERE = Path(__file__).parent
 WORLDS = (1, 2, 4)

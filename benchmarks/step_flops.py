@@ -2,7 +2,8 @@
 
 model, groups -> ideal FLOPs; a step inside counter() -> executed FLOPs
 
-The formula is the one of plans (``perl.training.cost_flops``); here are its counter and the sizes of a real model.
+Here are the formula of what is needed, the counter of what is executed and the sizes of a real model; what plans derive
+is in ``perl.training.cost_flops``.
 
 **Ideal**, for a frozen base with LoRA, N_b weights in its linear layers, N_l in the adapter, a head of V x d, L layers
 of attention over heads x head_dim = d_a, and D distinct tokens (each prompt once, and the completions that have a
@@ -26,7 +27,7 @@ Shapes of sdpa: (B, heads, T, head_dim); of varlen attention: (tokens, heads, he
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -34,14 +35,7 @@ import torch.nn.attention.varlen  # registers torch_attn's operations
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from perl.training.cost_flops import (
-    BACKWARD_PRODUCTS,
-    FORWARD_PRODUCTS,
-    Group,
-    ModelSize,
-    attention_pairs,
-    ideal_flops,
-)
+from perl.training.cost_flops import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Group, ModelSize, attention_pairs
 
 __all__ = ["Group", "ModelSize", "attention_pairs", "counter", "ideal_flops", "model_size"]
 
@@ -82,6 +76,32 @@ def model_size(base: PreTrainedModel, rank: int) -> ModelSize:
         head=head.weight.numel(),
         attention=config.num_attention_heads * width * config.num_hidden_layers,
     )
+
+
+def ideal_flops(size: ModelSize, groups: Iterable[Group], *, with_reference: bool) -> int:
+    """The least that the gradient of a step takes.
+
+    Args:
+        size: The model's.
+        groups: Of one optimizer step.
+        with_reference: Whether the loss has a KL term (beta > 0). Then all rows have a gradient, and the base runs
+            forward once more, without an adapter: 2 N_b D + 2 V d sum(c) + attention.
+    """
+    total = 0
+    for group in groups:
+        if not (group.live or with_reference):
+            continue
+        scored = sum(group.completions)
+        distinct = group.prompt + scored
+        pairs = attention_pairs(group.prompt, group.prompt, causal=True) + sum(
+            attention_pairs(length, group.prompt + length, causal=True, at_end=True) for length in group.completions
+        )
+        attention = 4 * size.attention * pairs
+        linear = 4 * size.block + 6 * size.adapter - 2 * size.to_embeddings
+        total += linear * distinct + 4 * size.head * scored + 3 * attention
+        if with_reference:
+            total += 2 * size.block * distinct + 2 * size.head * scored + attention
+    return total
 
 
 def counter() -> FlopCounterMode:

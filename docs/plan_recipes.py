@@ -1,4 +1,4 @@
-"""Writes what `perl plan` derives for the recipes of many GPUs into `docs/scaling.md`, and at the head of recipes.
+"""Writes what `perl plan` derives at the head of recipes for GPUs, and for one of them into `docs/scaling.md`.
 
 Run as ``python docs/plan_recipes.py``. The Hub is not asked: models are of the sizes that their published configs have,
 without weights, and prompts stand for those of the data set by their number of tokens (161 on average, up to 500).
@@ -15,14 +15,14 @@ from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen2Conf
 
 from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER
-from perl.training.forecast import Forecast
+from perl.training.forecast import Forecast, Question, answer
 from perl.training.forecast_text import forecast_lines
 from perl.training.hardware import GIB
-from perl.training.question import Question, answer
 from perl.training.stages import read_recipe
 
 PAGE = Path(__file__).parent / "scaling.md"
-GPU = "H100"
+SHOWN = "node-7b"
+"""On the page."""
 NOT_RUN = "# Derived, not run: we have not trained it yet, and no score is known for it."
 
 
@@ -54,12 +54,6 @@ def llama_70b() -> LlamaConfig:
     )
 
 
-SIZES: dict[str, PretrainedConfig] = {
-    "node-1.5b": qwen(28, 1536, 8960, (12, 2), 151936),
-    "node-7b": qwen(28, 3584, 18944, (28, 4)),
-    "fsdp2-32b": qwen(64, 5120, 27648, (40, 8)),
-    "fsdp2-70b": llama_70b(),
-}
 # Recipes whose head has the figures of a plan: sizes of the model, and the GPU.
 HEADED: dict[str, tuple[PretrainedConfig, str]] = {
     "t4-0.5b": (qwen(24, 896, 4864, (14, 2), 151936, tied=True), "T4"),
@@ -74,7 +68,10 @@ HEADED: dict[str, tuple[PretrainedConfig, str]] = {
     "t4-1.5b-nf4": (qwen(28, 1536, 8960, (12, 2), 151936, tied=True), "T4"),
     "a100-7b-vllm": (qwen(28, 3584, 18944, (28, 4)), "A100 80GB"),
     "r1-distill-1.5b-lora": (qwen(28, 1536, 8960, (12, 2), 151936), "H100"),
-    **{name: (config, GPU) for name, config in SIZES.items()},
+    "node-1.5b": (qwen(28, 1536, 8960, (12, 2), 151936), "H100"),
+    "node-7b": (qwen(28, 3584, 18944, (28, 4)), "H100"),
+    "fsdp2-32b": (qwen(64, 5120, 27648, (40, 8)), "H100"),
+    "fsdp2-70b": (llama_70b(), "H100"),
 }
 
 
@@ -84,12 +81,6 @@ def write_prompts(path: Path) -> None:
     lengths = [*(draw.randint(120, 200) for _ in range(199)), 500]
     rows = [{"prompt": "".join(draw.choices("0123456789", k=length)), "solution": "1"} for length in lengths]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-
-
-def planned(name: str, folder: Path) -> str:
-    """The plan of a packaged recipe with stand-ins for model and data."""
-    lines = forecast_lines(forecast(name, SIZES[name], GPU, folder))
-    return "\n".join(lines).replace(str(folder), read_recipe(name).model.name)
 
 
 def forecast(name: str, config: PretrainedConfig, gpu: str, folder: Path) -> Forecast:
@@ -108,19 +99,14 @@ def figures(name: str, folder: Path) -> str:
     """The lines at the head of a recipe that say what it needs."""
     config, gpu = HEADED[name]
     found = forecast(name, config, gpu, folder)
-    column = next(iter(found.strategies.values()))
-    memory, hours = (
-        column.memory,
-        [seconds * found.plan.steps / 3600 for seconds in (column.step.low, column.step.high)],
-    )
+    memory = next(iter(found.strategies.values())).memory
     parts = {"base": memory.weights, "adapter": memory.adapter, "vLLM": memory.engine, "rollouts": memory.cache}
     shown = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items() if size)
     recomputed = ", activations computed again" if memory.plan.recompute else ""
     text = (
         f"`perl plan {name} --gpu '{gpu}'`: {memory.least / GIB:.1f} of {memory.available / GIB:.1f} GiB at least "
-        f"({shown}), passes of {memory.plan.tokens:,} tokens{recomputed}; {hours[0]:.2g} to {hours[1]:.2g} hours for "
-        f"{found.plan.steps} steps, with prompts of 161 tokens on average, up to 500, and completions of "
-        f"{found.setup.lengths.completion:,.0f} on average."
+        f"({shown}), passes of {memory.plan.tokens:,} tokens{recomputed}, with prompts of 161 tokens on average, up to "
+        "500."
     )
     return "\n".join([*textwrap.wrap(text, 117, initial_indent="# ", subsequent_indent="# "), NOT_RUN])
 
@@ -133,23 +119,20 @@ def with_figures(recipe: str, lines: str) -> str:
     return f"{sentence}\n#\n{lines}\n{further}{rest}"
 
 
-def block(name: str, text: str) -> str:
-    """As it stands on the page."""
-    return f"```bash\nperl plan {name} --gpu {GPU}\n```\n\n```text\n{text}\n```"
+def block(folder: Path) -> str:
+    """The plan that stands on the page, with its command."""
+    config, gpu = HEADED[SHOWN]
+    lines = forecast_lines(forecast(SHOWN, config, gpu, folder))
+    text = "\n".join(lines).replace(str(folder), read_recipe(SHOWN).model.name)
+    return f"```bash\nperl plan {SHOWN} --gpu {gpu}\n```\n\n```text\n{text}\n```"
 
 
 def main() -> None:
-    """Puts each plan and each head into its place."""
-    page = PAGE.read_text(encoding="utf-8")
-    for name in SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            text = block(name, planned(name, Path(folder)))
-        page = re.sub(
-            rf"```bash\nperl plan {re.escape(name)} --gpu .*?\n```\n\n```text\n.*?\n```",
-            lambda _, new=text: new,
-            page,
-            flags=re.DOTALL,
-        )
+    """Puts the plan and each head into its place."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = block(Path(folder))
+    place = rf"```bash\nperl plan {SHOWN} --gpu .*?\n```\n\n```text\n.*?\n```"
+    page = re.sub(place, lambda _: text, PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     PAGE.write_text(page, encoding="utf-8")
     for name in HEADED:
         path = packaged_recipes()[name]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perl.run.folder import Run as Run
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
-    from perl.training.draft import new_recipe as new_recipe
+    from perl.training.new_recipe import new_recipe as new_recipe
     from perl.training.stages import train as train
     from perl.training.studies.run_study import study as study
 
@@ -38,7 +38,7 @@ _HOMES = {
     "callbacks": "perl.callbacks",
     "compare": "perl.reports.comparison.table",
     "evaluate": "perl.evaluation.evaluate",
-    "new_recipe": "perl.training.draft",
+    "new_recipe": "perl.training.new_recipe",
     "plan": "perl.reports.plan_table",
     "push": "perl.hub.push.publish",
     "report": "perl.reports.page",

@@ -8,13 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trl import GRPOConfig
 
 from perl.algorithms.algorithm import NEUTRAL, Algorithm
-from perl.algorithms.coinciding import same_on_policy
 from perl.algorithms.estimators import ADVANTAGES as ESTIMATORS
-from perl.algorithms.importance import SamplingCorrection, sampling_ratio
-from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.named import (
     ALGORITHMS,
     algorithms_table,
@@ -214,95 +210,6 @@ def test_an_override_that_leaves_nothing_of_the_algorithm_is_refused(name, given
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
 ADVANTAGES = torch.tensor([[1.0], [-0.5], [2.0]], dtype=torch.float64)
-
-
-def update_on_policy(settings, *, corrected: bool = False, micro_batches: int = 2) -> torch.Tensor:
-    """The gradient of a step whose policy is the old one; corrected: of tokens that another engine has drawn."""
-    policy = torch.linspace(-2, -0.1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
-    engine = {}
-    if corrected:
-        apart = torch.linspace(-1.5, 1.5, 12, dtype=torch.float64).reshape(3, 4)
-        mode, low, high = (settings[f"vllm_importance_sampling_{name}"] for name in ("mode", "clip_min", "clip_max"))
-        correction = SamplingCorrection(mode, low, high)
-        ratio = sampling_ratio(policy.detach(), policy.detach() - apart, MASK, correction)
-        engine = {"sampling_ratio": ratio, "sampling_log_probs": policy.detach() - apart}
-    reference = policy.detach() - 0.3
-    given = LossInputs(policy, policy.detach().clone(), ADVANTAGES, MASK, reference_log_probs=reference, **engine)
-    given = dataclasses.replace(given, selected=MASK.bool() & torch.eye(3, 4).bool())
-    arguments = {field.name: field.default for field in dataclasses.fields(GRPOConfig)} | settings
-    loss = LossSettings.of(SimpleNamespace(**{**arguments, "max_completion_length": 6}))
-    tokens = MASK.sum().item() + (micro_batches > 1)  # of the window
-    weights = token_weights(
-        MASK, loss.loss_type, micro_batches=micro_batches, window_tokens=float(tokens), max_completion_length=6
-    )
-    (found,) = torch.autograd.grad((objective(given, loss).per_token * weights).sum(), policy)
-    return found * MASK
-
-
-def test_names_that_are_said_to_coincide_on_policy_have_the_same_gradient_and_others_do_not():
-    """With the same advantages; where two differ in those or in what is masked out, nothing is claimed."""
-    compared = same = 0
-    of_the_batch = ("advantage_estimator", "scale_rewards", "multi_objective_aggregation", "mask_truncated_completions")
-    for one, other in itertools.permutations(ROWS, 2):
-        settings, others = ({**DEFAULTS, **row.sets} for row in (one, other))
-        claimed = other.name in same_on_policy(one, settings, corrected=False, one_pass=False)
-        equal = torch.allclose(update_on_policy(settings), update_on_policy(others), rtol=1e-9, atol=1e-12)
-        alike = all(settings[name] == others[name] for name in of_the_batch)
-        alike = alike and one.needs_teacher == other.needs_teacher  # whose term is no part of this objective
-        assert claimed == (equal and alike), (one.name, other.name)
-        compared, same = compared + 1, same + claimed
-    assert compared == len(ROWS) * (len(ROWS) - 1)
-    assert same >= 4
-
-
-def test_names_that_are_said_to_coincide_where_tokens_are_an_engines_have_the_same_gradient():
-    claimed = 0
-    for row in ROWS:
-        settings = {**DEFAULTS, **row.sets}
-        for name in same_on_policy(row, settings, corrected=True, one_pass=False):
-            others = {**settings, **ALGORITHMS[name].sets}
-            found = [update_on_policy(chosen, corrected=True) for chosen in (settings, others)]
-            torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
-            claimed += 1
-    assert claimed == 0  # by the rows alone
-    plain = {**DEFAULTS, **ALGORITHMS["sapo"].sets, "loss_type": "grpo"}
-    found = [update_on_policy(chosen, corrected=True) for chosen in (plain, {**plain, "loss_type": "sapo"})]
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
-    assert same_on_policy(ALGORITHMS["grpo"], plain, corrected=True, one_pass=False) == ["sapo"]
-    for name in ("gspo", "gmpo", "icepop"):
-        apart = update_on_policy({**DEFAULTS, **ALGORITHMS[name].sets}, corrected=True)
-        assert not torch.allclose(apart, found[0], rtol=1e-3)
-
-
-def test_an_override_or_another_engine_parts_names_that_coincide():
-    row = ALGORITHMS["gspo"]
-
-    def same(settings, *, corrected=False):
-        return same_on_policy(row, {**DEFAULTS, **row.sets, **settings}, corrected=corrected, one_pass=False)
-
-    assert {"sapo", "gmpo", "icepop"} <= set(same({}))
-    assert "icepop" not in same({}, corrected=True)  # which alone masks the engine's tokens
-    assert same({}, corrected=True) == []  # one ratio for all tokens of a completion, which have weights of their own
-    assert "grpo" not in same({})  # which has a KL term
-    plain = {**ALGORITHMS["sapo"].sets, "loss_type": "grpo"}
-    assert same_on_policy(ALGORITHMS["grpo"], {**DEFAULTS, **plain}, corrected=True, one_pass=False) == ["sapo"]
-    masked = {**DEFAULTS, **plain, "off_policy_mask_threshold": 0.1}  # which no name sets
-    assert same_on_policy(ALGORITHMS["grpo"], masked, corrected=True, one_pass=False) == []
-    assert same({"off_policy_mask_threshold": 0.1}) == same({})  # where the engine's tokens are the policy's own
-    assert same({"beta": 0.1}) == []
-    assert same({"scale_rewards": "none"}) == []
-    assert "sapo" in same({"scale_rewards": True, "epsilon": 0.5})
-
-
-def test_a_mean_over_a_micro_batch_coincides_where_the_step_is_one_micro_batch_of_one_process():
-    dapo, bnpo = ({**DEFAULTS, "loss_type": name} for name in ("dapo", "bnpo"))
-    for row, name in ((ALGORITHMS["bnpo"], "cispo"), (ALGORITHMS["cispo"], "bnpo")):
-        settings = {**DEFAULTS, **row.sets}
-        assert name not in same_on_policy(row, settings, corrected=False, one_pass=False)
-        assert name in same_on_policy(row, settings, corrected=False, one_pass=True)
-    one, other = (update_on_policy(settings, micro_batches=1) for settings in (dapo, bnpo))
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
-    assert not torch.allclose(*(update_on_policy(settings) for settings in (dapo, bnpo)), rtol=1e-3)
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from perl.cli.reward import command
 from perl.rewards import check
 from perl.sandbox import HELDOUT_COUNT, TRAIN_COUNT, load_problems
 
@@ -64,39 +62,23 @@ def write_recipe(golds=(), **sections):
     return "recipe.yaml"
 
 
-def tried(*arguments, **options):
-    """The rows that `perl reward try` prints, by their first word."""
-    result = CliRunner().invoke(command, ["try", *arguments], **options)
-    assert result.exit_code == 0, result.output
-    return dict(line.split(maxsplit=1) for line in result.output.splitlines())
-
-
 VERDICTS = (
     ("1/2", r"so it is \boxed{0.5}", "right", "0.5", "1/2"),
-    ("12", "The answer is 13.", "wrong", "13", "12"),
     ("12", "I do not know", "no answer", "none", "12"),
     ("\\frac{1}{", r"\boxed{3}", "unparsable gold", "3", "\\frac{1}{"),
     ("9 - 2\n#### 7", "#### 7", "right", "7", "7"),
-    (r"we get \boxed{\frac{1}{2}}", r"\boxed{\frac12}", "right", r"\frac12", r"\frac{1}{2}"),
     ("-5", r"\boxed{-5}", "right", "-5", "-5"),
-    ("-5", "-5", "no answer", "none", "-5"),
-    ("a\nb", "", "no answer", "none", "a b"),
 )
 
 
-def test_try_prints_status_answer_and_gold_answer_also_of_stdin_and_as_json(perl_command):
+def test_try_prints_status_answer_and_gold_answer_also_of_stdin_and_as_json(printed, perl):
     for gold, completion, status, extracted, understood in VERDICTS:
-        rows = tried(gold, completion)
+        rows = dict(line.split(maxsplit=1) for line in printed("reward", "try", gold, completion).splitlines())
         assert float(rows.pop("seconds")) >= 0.0
         assert rows == {"status": status, "extracted": extracted, "gold": understood}
-    assert tried("7", "-", input=b"\xff\xfe \\boxed{7\xff}")["status"] == "wrong"  # bytes that are no text
-    assert tried("7", "\\boxed{\x1b[31m8\x07}")["extracted"] == "[31m8"  # nothing that a terminal would act on
-    result = perl_command("reward", "try", "7", "-", input="first 9,\nthen \\boxed{7}\n")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[:3] == ["status     right", "extracted  7", "gold       7"]
-    result = perl_command("reward", "try", "--json", "-12", "so\n\\boxed{ 11\n+ 1 }")
-    assert (result.returncode, result.stderr) == (0, "")
-    row = json.loads(result.stdout)
+    said = perl("reward", "try", "7", "-", stdin="first 9,\nthen \\boxed{7}\n")
+    assert said.out.splitlines()[:3] == ["status     right", "extracted  7", "gold       7"]
+    row = json.loads(printed("reward", "try", "--json", "-12", "so\n\\boxed{ 11\n+ 1 }"))
     assert row.pop("seconds") >= 0.0
     assert row == {"status": "wrong", "extracted": "11\n+ 1", "gold": "-12"}
 
@@ -116,10 +98,10 @@ def test_the_gold_answers_of_the_sandbox_are_all_right_and_no_torch_is_imported(
     assert len(load_problems("sandbox:addition", "train")) == TRAIN_COUNT
 
 
-def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row_in_the_file(perl_command):
-    result = perl_command("reward", "check", write_recipe(ROWS))
-    assert (result.returncode, result.stderr) == (1, "")
-    lines = result.stdout.splitlines()
+def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row_in_the_file(perl):
+    said = perl("reward", "check", write_recipe(ROWS))
+    assert (said.code, said.err) == (1, "")
+    lines = said.out.splitlines()
     assert lines[0].startswith("train  train.jsonl: 7 gold answers, ")
     assert lines[0].endswith(", 1 only letter for letter")
     assert lines[1:] == [
@@ -127,100 +109,80 @@ def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row_in_the_file(pe
         "1 row gives right completions no reward: drop or rewrite it",
     ]
     # What stands after #### is the gold answer, but a completion with that text has another one in its box.
-    result = perl_command("reward", "check", write_recipe(["#### 7", "the first \\boxed{8} is no #### 7"]), "--json")
-    assert result.returncode == 1
-    ((train,), rewards) = json.loads(result.stdout).values()
+    said = perl("reward", "check", write_recipe(["#### 7", "the first \\boxed{8} is no #### 7"]), "--json")
+    ((train,), rewards) = json.loads(said.out).values()
     assert train["failing"] == [{"row": 2, "gold": "the first \\boxed{8} is no #### 7", "status": "wrong"}]
-    assert (train["right"], train["unreadable"], rewards) == (1, 0, [])
-    # Also where overlapping rows are dropped, and of the column that training takes.
+    assert (said.code, train["right"], train["unreadable"], rewards) == (1, 1, 0, [])
+
+
+def test_rows_are_those_of_the_file_also_where_overlapping_ones_are_dropped_or_another_column_is_judged(perl):
     recipe = write_recipe(["1", "2", "\\frac{1}{", "4"])
     Path("eval.jsonl").write_text(json.dumps({"prompt": "question  1", "answer": "1"}) + "\n")
-    result = perl_command("reward", "check", recipe, "data.eval=eval.jsonl", "data.drop_overlap=true", "--json")
-    assert (result.returncode, result.stderr) == (1, "")
-    train = json.loads(result.stdout)["sets"][0]
+    said = perl("reward", "check", recipe, "data.eval=eval.jsonl", "data.drop_overlap=true", "--json")
+    train = json.loads(said.out)["sets"][0]
     assert (train["problems"], [row["row"] for row in train["failing"]]) == (3, [3])
-    refused = perl_command("reward", "check", recipe, "data.eval=eval.jsonl")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "1 training prompts are also held out" in refused.stderr
     rows = [{"prompt": f"{i}?", "answer": str(i), "gold2": "\\frac{1}{" if i == 2 else str(i)} for i in range(4)]
     Path("two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = "data: {train: two.jsonl, eval: null}\nrewards: {accuracy: {columns: {solution: gold2}}}\n"
-    Path("mapped.yaml").write_text(recipe)
-    for overrides in ([], ["data.train.columns.answer=null"]):
-        ended = perl_command("reward", "check", "mapped.yaml", *overrides, "--json")
-        assert ended.returncode == 1, ended.stderr
-        (checked,) = json.loads(ended.stdout)["sets"]
-        assert [row["row"] for row in checked["failing"]] == [3]
+    Path("mapped.yaml").write_text(
+        "data: {train: two.jsonl, eval: null}\nrewards: {accuracy: {columns: {solution: gold2}}}\n"
+    )
+    (checked,) = json.loads(perl("reward", "check", "mapped.yaml", "--json").out)["sets"]
+    assert [row["row"] for row in checked["failing"]] == [3]
 
 
-def test_at_most_twenty_rows_are_listed_but_all_as_json_and_n_rows_are_taken_evenly(perl_command):
+def test_at_most_twenty_rows_are_listed_but_all_as_json_and_n_rows_are_taken_evenly(perl):
     recipe = write_recipe(["1", *[f"\\frac{{{i}}}{{" for i in range(23)]])
-    lines = perl_command("reward", "check", recipe).stdout.splitlines()
+    lines = perl("reward", "check", recipe).out.splitlines()
     assert [line.split(":")[0] for line in lines[1:21]] == [f"  row {row}" for row in range(2, 22)]
     assert lines[21:] == ["  and 3 more", "23 rows give right completions no reward: drop or rewrite them"]
-    result = perl_command("reward", "check", recipe, "--json")
-    assert (result.returncode, result.stderr) == (1, "")
-    ((train,), _) = json.loads(result.stdout).values()
+    ((train,), _) = json.loads(perl("reward", "check", recipe, "--json").out).values()
     assert [row["row"] for row in train["failing"]] == list(range(2, 25))
-    assert (train["problems"], train["checked"], train["unreadable"]) == (24, 24, 23)
-    recipe = write_recipe([*[f"\\frac{{{i}}}{{" for i in range(10)]], eval={"enabled": False})
     write_rows("eval.jsonl", ["1", "2"])
     Path("eval.jsonl").write_text(Path("eval.jsonl").read_text().replace("question", "held out"))
-    result = perl_command("reward", "check", recipe, "data.eval=eval.jsonl", "--n", "4", "--json")
-    assert (result.returncode, result.stderr) == (1, "")
-    train, held = json.loads(result.stdout)["sets"]
-    assert [row["row"] for row in train["failing"]] == [i * 10 // 4 + 1 for i in range(4)] == [1, 3, 6, 8]
-    assert (train["role"], train["problems"], train["checked"]) == ("train", 10, 4)
+    said = perl("reward", "check", recipe, "data.eval=eval.jsonl", "--n", "4", "--json")
+    train, held = json.loads(said.out)["sets"]
+    assert [row["row"] for row in train["failing"]] == [7, 13, 19]  # of rows 1, 7, 13 and 19
+    assert (train["role"], train["problems"], train["checked"]) == ("train", 24, 4)
     assert (held["role"], held["name"], held["problems"], held["checked"], held["right"]) == ("eval", "eval", 2, 2, 2)
-    plain = perl_command("reward", "check", recipe, "--n", "4").stdout
-    assert plain.startswith("train  train.jsonl: 4 of 10 gold answers, ")
 
 
-def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(perl_command):
+def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(perl, monkeypatch):
+    monkeypatch.syspath_prepend(".")
     Path("own.py").write_text(REWARDS, encoding="utf-8")
     names = ("length", "level", "asks_for_more", "strict", "fails", "nothing", "slow")
     rewards = {"accuracy": 1, "format": 1, "repetition_penalty": 1, **{f"own:{name}": 1 for name in names}}
     rewards["process_reward"] = {"weight": 1, "args": {"model": "nobody/nothing", "positive": "+", "negative": "-"}}
-    result = perl_command("reward", "check", write_recipe(["12", "123"], rewards=rewards), "--json")
-    assert result.returncode == 0, result.stderr
-    found = {row["name"]: (row["mean"], row["skipped"]) for row in json.loads(result.stdout)["rewards"]}
+    said = perl("reward", "check", write_recipe(["12", "123"], rewards=rewards), "--json")
+    found = {row["name"]: (row["mean"], row["skipped"]) for row in json.loads(said.out)["rewards"]}
     assert list(found) == [name for name in rewards if name != "accuracy"]
-    assert found["format"] == (1.0, "")
+    means = {name: mean for name, (mean, _) in found.items() if mean is not None}
     lengths = [len(f"\\boxed{{{gold}}}") for gold in (12, 123)]
-    assert found["own:length"] == (pytest.approx(sum(lengths) / len(lengths)), "")
-    assert found["own:level"] == (0.5, "")
-    assert found["own:slow"] == (2.0, "")
-    reasons = {name: skipped for name, (mean, skipped) in found.items() if mean is None}
-    assert set(reasons) == {
-        "repetition_penalty", "own:asks_for_more", "own:strict", "own:fails", "own:nothing", "process_reward"
-    }  # fmt: skip
-    assert "completion_ids" in reasons["repetition_penalty"]
-    assert "colour" in reasons["own:asks_for_more"]
-    assert "**kwargs" in reasons["own:strict"]
-    assert "2 of 2" in reasons["own:fails"]
-    assert "not today" in reasons["own:fails"]
-    assert "None" in reasons["own:nothing"]
-    assert "model" in reasons["process_reward"]
-    lines = perl_command("reward", "check", "recipe.yaml").stdout.splitlines()
-    assert "reward format of the training set's boxed gold answers: mean 1.000" in lines
-    assert any(line.startswith("reward process_reward of the training set's boxed") for line in lines)
+    assert means == {"format": 1.0, "own:length": sum(lengths) / 2, "own:level": 0.5, "own:slow": 2.0}
+    why = {name: skipped for name, (mean, skipped) in found.items() if mean is None}
+    for name, word in (
+        *(("repetition_penalty", "completion_ids"), ("own:asks_for_more", "colour"), ("own:strict", "**kwargs")),
+        *(("own:fails", "2 of 2"), ("own:fails", "not today"), ("own:nothing", "None"), ("process_reward", "model")),
+    ):
+        assert word in why[name]
+    assert (
+        "reward format of the training set's boxed gold answers: mean 1.000"
+        in perl("reward", "check", "recipe.yaml").out
+    )
     # Messages where the prompts are some.
-    recipe = write_recipe(["12"], rewards={"own:chat": 1})
-    result = perl_command("reward", "check", recipe, "data.system_prompt=Think.", "--json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["rewards"] == [{"name": "own:chat", "mean": 1.0, "skipped": ""}]
+    said = perl("reward", "check", write_recipe(["12"], rewards={"own:chat": 1}), "data.system_prompt=Think.", "--json")
+    assert json.loads(said.out)["rewards"] == [{"name": "own:chat", "mean": 1.0, "skipped": ""}]
 
 
-def test_a_policy_is_asked_how_hard_the_problems_are_and_the_answers_become_a_column(perl_command):
+def test_a_policy_is_asked_how_hard_the_problems_are_and_the_answers_become_a_column(perl):
     recipe = write_recipe([str(20 + i + 100) for i in range(8)], extends="quickstart", eval={"enabled": False})
     rows = [{"question": f"{20 + i}+{100}=", "gold": 120 + i, "source": "a\u2028b"} for i in range(8)]
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     columns = "data.train={name: train.jsonl, columns: {prompt: question, answer: gold}}"
     asked = ("reward", "check", recipe, columns, "--rollouts", "4", "--write", "hard.jsonl")
     # The column that it is to write need not be there yet.
-    result = perl_command(*asked, "prompts.curriculum=-pass_rate", "--json")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)["difficulty"]
+    said = perl(*asked, "prompts.curriculum=-pass_rate", "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)["difficulty"]
     written = [json.loads(line) for line in Path("hard.jsonl").read_text().split("\n") if line]
     assert [{**row, "gold": int(row["gold"])} for row in written] == [
         {**row, "pass_rate": new["pass_rate"]} for row, new in zip(rows, written, strict=True)
@@ -237,57 +199,40 @@ def test_a_policy_is_asked_how_hard_the_problems_are_and_the_answers_become_a_co
     # The same again draws nothing; more completions draw the rest; some problems alone are some rows.
     for count, there, options in ((4, 32, ()), (5, 32, ()), (4, 0, ("--n", "2"))):
         Path("hard.jsonl").unlink()
-        again = perl_command(*asked[:-4], "--rollouts", str(count), *options, *asked[-2:])
-        assert again.returncode == 0, again.stderr
-        assert (f"{there} of {8 * count} completions are there already" in again.stderr) == bool(there)
+        again = perl(*asked[:-4], "--rollouts", str(count), *options, *asked[-2:])
+        assert again.code == 0, again.err
+        assert (f"{there} of {8 * count} completions are there already" in again.err) == bool(there)
     some = [json.loads(line) for line in Path("hard.jsonl").read_text().split("\n") if line]
     assert [row["question"] for row in some] == ["20+100=", "24+100="]
 
 
-ASKED = (
-    (("--adapter", "zoo:lora"), "--adapter: is about a policy that is asked"),
-    (("--write", "hard.jsonl"), "--write: is about a policy that is asked"),
-    (("--rollouts", "2", "--write", "hard.csv"), "--write: hard.csv would be JSON lines (hard.jsonl)"),
-    (("--rollouts", "2", "--write", "rows.jsonl"), "--write: rows.jsonl is there already"),
-    (("--rollouts", "2", "--write", "absent/hard.jsonl"), "--write: no such folder: absent"),
-    (("--rollouts", "2", "--adapter", "./absent"), "--adapter: ./absent: no such folder"),
-    (("--rollouts", "2", "peft.adapter=./absent"), "peft.adapter: ./absent: no such folder"),
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("quickstart", "--adapter", "zoo:lora"), "--adapter: is about a policy that is asked"),
+        (
+            ("quickstart", "--rollouts", "2", "--write", "hard.csv"),
+            "--write: hard.csv would be JSON lines (hard.jsonl)",
+        ),
+        (("quickstart", "--rollouts", "2", "--write", "rows.jsonl"), "--write: rows.jsonl is there already"),
+        (("quickstart", "--rollouts", "2", "--write", "absent/hard.jsonl"), "--write: no such folder: absent"),
+        (("quickstart", "--rollouts", "2", "--adapter", "./absent"), "--adapter: ./absent: no such folder"),
+        (("quickstart", "--rollouts", "2", "peft.adapter=./absent"), "peft.adapter: ./absent: no such folder"),
+        (("quickstart", "rewards.acuracy=1"), "did you mean accuracy?"),
+        (("quickstart", "data.train.columns.answer=gold"), "has no column 'gold'"),
+        (("quickstart", "data.train.columns.answer=null"), "no gold answers to check"),
+        (("quickstart", "data.chat=false", "data.system_prompt=Think."), "data.system_prompt: a system prompt needs"),
+    ],
 )
-
-
-@pytest.mark.parametrize(("options", "words"), ASKED)
-def test_a_policy_that_cannot_be_asked_is_one_line(options, words, perl_command):
+def test_a_mistake_is_one_line(arguments, words, mistake):
     write_rows("rows.jsonl", ["1", "2"])
-    result = perl_command("reward", "check", "quickstart", "data.train=rows.jsonl", *options)
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert words in line
+    recipe, *further = arguments
+    assert words in mistake("reward", "check", recipe, "data.train=rows.jsonl", *further)
     assert Path("rows.jsonl").read_text().count("\n") == 2
-
-
-MISTAKES = (
-    (("absent.yaml",), "no such file"),
-    (("quikstart",), "did you mean quickstart?"),
-    (("quickstart", "peft.rnak=4"), "did you mean rank?"),
-    (("quickstart", "rewards.acuracy=1"), "did you mean accuracy?"),
-    (("quickstart", "data.train=absent.jsonl"), "data.train: no such file: absent.jsonl"),
-    (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=gold"), "has no column 'gold'"),
-    (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=null"), "no gold answers to check"),
-    (("quickstart", "data.train=empty.jsonl"), "is empty"),
-    (("quickstart", "data.chat=false", "data.system_prompt=Think."), "data.system_prompt: a system prompt needs"),
-)
-
-
-def test_a_mistake_in_the_recipe_or_its_data_is_one_line(perl_command):
-    write_rows("rows.jsonl", ["1"])
-    Path("empty.jsonl").touch()
-    for arguments, words in MISTAKES:
-        result = perl_command("reward", "check", *arguments)
-        assert (result.returncode, result.stdout) == (2, ""), arguments
-        (line,) = result.stderr.splitlines()
-        assert line.startswith("error: ")
-        assert words in line, arguments
-    wrong_use = (("try",), ("try", "7"), ("try", "7", "8", "9"), ("try", "7", "8", "--yaml"), ("try", "7", "--jsn"))
-    for arguments in (*wrong_use, ("check", "quickstart", "--n", "0")):
-        assert CliRunner().invoke(command, arguments).exit_code == 2, arguments
+    for wrong in (
+        ("try", "7"),
+        ("try", "7", "8", "--yaml"),
+        ("try", "7", "--jsn"),
+        ("check", "quickstart", "--n", "0"),
+    ):
+        mistake("reward", *wrong)

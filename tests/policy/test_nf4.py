@@ -40,6 +40,7 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
+from perl.training.plan_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
@@ -306,8 +307,8 @@ def test_the_plan_counts_numbers_and_not_bytes():
     linear = [tensor.shape for name, tensor in tensors.items() if "_proj" in name]
     lora = sum(2 * (outputs + inputs) for outputs, inputs in linear)  # of rank 2
     assert plain == (numbers + lora, lora)
-    assert next(plans[0].lines()) == f"model    sandbox:base, {numbers:,} parameters, base in 4 bits (nf4)"
-    assert "bits" not in next(plans[1].lines())
+    assert next(plan_lines(plans[0])) == f"model    sandbox:base, {numbers:,} parameters, base in 4 bits (nf4)"
+    assert "bits" not in next(plan_lines(plans[1]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -420,7 +421,9 @@ def test_without_bitsandbytes_it_is_refused_with_the_extra_to_install(run, monke
 
 def test_servers_are_given_adapters_only_and_serve_the_base_in_4_bits():
     plan = prepare(read_recipe(recipe(rollout=SERVED)))
-    assert any("its base must be quantised too, as `perl rollout command` starts it" in line for line in plan.lines())
+    assert any(
+        "its base must be quantised too, as `perl rollout command` starts it" in line for line in plan_lines(plan)
+    )
     said = server_command(plan.recipe.model, 100, 8000, on_cpu=False, form=plan.form, rank=plan.served_rank)
     assert "--quantization bitsandbytes" in said
 

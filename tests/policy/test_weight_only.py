@@ -42,6 +42,7 @@ from perl.rollouts.sync import base_update, make_update
 from perl.rollouts.vllm.server_command import server_command
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
+from perl.training.plan_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, trainer
@@ -392,7 +393,7 @@ def test_plan_and_server_command_know_the_table():
     served = {"backend": "vllm-server", "servers": ["http://a:1"]}
     for name, kind in KINDS.items():
         plan = prepare(read_recipe(recipe(quantization=name, rollout=served)))
-        assert next(plan.lines()).endswith(f"base in 8 bits ({name})")
+        assert next(plan_lines(plan)).endswith(f"base in 8 bits ({name})")
         said = server_command(plan.recipe.model, 100, 8000, on_cpu=False, form=plan.form, rank=plan.served_rank)
         overrides = re.search(r"--quantization torchao --hf-overrides '(.*?)' ", said).group(1)
         config = json.loads(json.loads(overrides)["quantization_config_dict_json"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from step_flops import counter, model_size
+from step_flops import counter, ideal_flops, model_size
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from perl.errors import PerlError
@@ -21,37 +21,23 @@ from perl.packing.head import LogitSettings, add_scored_forward
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.critic import Critic
-from perl.recipe import load_recipe
 from perl.recipe.engines import TRANSFORMERS, VLLM_SERVER
 from perl.recipe.sections import STRATEGIES, PeftSection
-from perl.training import measured_rates
-from perl.training.cost_flops import (
-    Execution,
-    Group,
-    executed_flops,
-    generation_flops,
-    ideal_flops,
-    largest_pass,
-    size_of,
-)
-from perl.training.cost_time import (
-    NOTHING,
-    Part,
+from perl.training.cost_flops import Execution, Group, executed_flops, generation_flops, largest_pass, size_of
+from perl.training.decoder import ALONE, Sharing, Types, base_bytes, decoder_of, trained_bytes, weight_bytes
+from perl.training.hardware import (
+    GIB,
+    HARDWARE,
     Range,
-    Rates,
-    Writing,
-    derived_rates,
-    rollout_part,
-    step_seconds,
-    supply,
-    sync_part,
-    training_part,
+    hardware_named,
+    product_rate,
+    sold_as,
+    taking,
+    this_machine,
+    token_seconds,
 )
-from perl.training.cost_traffic import Passes, sync_bytes, traffic_of
-from perl.training.decoder import Types, decoder_of, weight_bytes
-from perl.training.hardware import GIB, HARDWARE, hardware_named, sold_as
 from perl.training.memory_estimate import Work, estimate_memory
-from perl.training.sharing import ALONE, Sharing, base_bytes, trained_bytes
+from perl.training.run_shape import measured_lengths
 
 RANK = 4
 
@@ -92,9 +78,9 @@ def rows_of(groups: list[Group]) -> tuple[list[Row], list[list[int]]]:
     return rows, members
 
 
-@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "method"), [("qwen2", "lora"), ("llama", "lora"), ("qwen3", "lora"), ("qwen2", "dora"), ("qwen3", "dora")]
+    ("kind", "method", "shared"),
+    [("qwen2", "lora", True), ("llama", "lora", False), ("qwen3", "dora", True), ("qwen2", "dora", False)],
 )
 def test_flops_of_a_packed_pass_are_those_that_are_counted(kind, method, shared):
     config = config_of(kind)
@@ -137,7 +123,7 @@ def test_flops_of_a_critic_are_those_that_are_counted():
     head = 2 * decoder.hidden * sum(sum(group.completions) for group in groups)  # the value head is not counted
     assert found.scoring - without.scoring == forward.get_total_flops() - head
     assert found.training - without.training == counted.get_total_flops() - 3 * head
-    assert (found.micro_batches, found.scoring_passes) == (2, 1)
+    assert found.micro_batches == 2
 
 
 def test_flops_of_a_teacher_are_those_that_are_counted():
@@ -233,14 +219,13 @@ def test_a_base_in_shards_is_a_part_and_the_layers_that_are_gathered():
     assert gathered == pytest.approx(3 * layer + 2 * 96 * 32, rel=0.03)  # norms and biases besides
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5, 40])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("layers", "tied"), [(1, True), (2, False), (5, True), (40, False)])
 def test_more_processes_never_need_more_memory_but_for_buckets_and_shards_never_more_than_copies(layers, tied):
     model, types = decoder_of(config_of(tied=tied, layers=layers)), Types(2, 2)
     work = Work(200, completions=0)
 
     def held(strategy: str, processes: int) -> float:
-        found = estimate_memory(model, types, RANK, "16 GB", work, Sharing(strategy, processes))
+        found = estimate_memory(model, types, RANK, work, sold_as(16), Sharing(strategy, processes))
         assert not found.plan.recompute
         return found.least
 
@@ -257,149 +242,31 @@ def test_more_processes_never_need_more_memory_but_for_buckets_and_shards_never_
 
 def test_parts_of_memory_are_all_that_is_held():
     model, types = decoder_of(config_of()), Types(2, 2)
-    found = estimate_memory(model, types, RANK, "24 GB", Work(100, completions=8), Sharing("fsdp2", 2))
+    found = estimate_memory(model, types, RANK, Work(100, completions=8), sold_as(24), Sharing("fsdp2", 2))
     passes = found.activations(recompute=False) + found.head
     assert found.least == found.context + found.weights + found.gathered + found.adapter + max(passes, found.cache)
     assert found.available == sold_as(24) == 22.0 * GIB
-    assert estimate_memory(model, types, RANK, "24 GB", Work(100), trained=10**9).adapter == 16 * 10**9
+    assert estimate_memory(model, types, RANK, Work(100), sold_as(24), trained=10**9).adapter == 16 * 10**9
 
 
-def test_bytes_between_processes_are_added_up_by_hand():
-    model, types = decoder_of(config_of()), Types(2, 2)
-    whole, head = weight_bytes(model, types), 2 * 96 * 32
-    found = traffic_of(model, types, Sharing("fsdp2", 4), Passes(3, 2, 50), trained=1000, synced=7.0)
-    # Both ways but for the head, which is kept, and the embedding, which has no way back.
-    assert found.gathered == pytest.approx(3 / 4 * (3 * (2 * whole - 2 * head) + 2 * whole))
-    assert found.gathered_for_rollouts == 3 / 4 * 50 * whole
-    assert found.averaged == 2 * 3 / 4 * 4 * 1000
-    assert found.synced == 7.0
-    copies = traffic_of(model, types, Sharing("ddp", 4), Passes(3, 2, 50), trained=1000, synced=0.0)
-    assert (copies.gathered, copies.gathered_for_rollouts) == (0, 0)
-    assert copies.averaged == 2 * 3 / 4 * 4 * 1000
-    shares = traffic_of(model, types, Sharing("zero2", 4), Passes(3, 2, 50), trained=1000, synced=0.0)
-    assert shares.averaged == 2 * 3 / 4 * 4 * 1000 + 3 / 4 * 4 * 1000  # the mean, then updated parameters
-    assert sync_bytes(model, types, RANK) == 2 * model.lora_parameters(RANK)
-    assert sync_bytes(model, types, None) == 2 * model.linear_parameters
-
-
-RATES = Rates(
-    products=Range(1e12, 2e12),
-    writing=Range(1e12, 2e12),
-    bandwidth=Range(1e9, 2e9),
-    link=Range(1e9, 4e9),
-    token=Range(0.001, 0.002),
-)
-
-
-def test_seconds_go_from_all_at_once_to_one_after_the_other():
-    training = training_part(4e12, 8e9, 0.0, RATES)
-    assert training.seconds == Range(max(2.0, 2.0), 4.0 + 8.0)
-    assert training.bound == "gathering the base"
-    assert training_part(4e12, 0.0, 0.0, RATES).bound == "products"
-    # 10 completions of 80 tokens, up to 100, 5 at a time: 200 tokens in turn; the base is read at each of them, a cache
-    # at its own.
-    work = Writing(10, 5, 100, 80, 1e12, 0.0, weights=1e7, cache=1e5)
-    rollouts = rollout_part(work, RATES)
-    reading = 200 * 1e7 + 10 * 80 * 1e5
-    assert rollouts.seconds.low == pytest.approx(max(0.2, reading / 2e9, 0.5))
-    assert rollouts.seconds.high == pytest.approx(0.4 + reading / 1e9 + 1.0)
-    assert rollout_part(Writing(0, 1, 0, 0, 0.0, 0.0, 0.0, 0.0), RATES).seconds == NOTHING
-    measured = rollout_part(work, RATES.with_measured({"token": 0.01}))
-    assert measured.measured
-    assert measured.seconds == Range(pytest.approx(200 * 0.0075), pytest.approx(200 * 0.0135))
-
-
-def test_a_step_is_its_parts_one_after_the_other_or_rollouts_beside_the_rest():
-    seconds = {"rollouts": Range(10, 20), "training": Range(3, 6), "sync": Range(1, 2)}
-    parts = {name: Part(name, value, "") for name, value in seconds.items()}
-    assert step_seconds(parts, overlapped=False) == Range(14, 28)
-    assert step_seconds(parts, overlapped=True) == Range(10, 20)
-    assert sync_part(0.0, 4).seconds == NOTHING
-    assert sync_part(1e9, 4).seconds.high > sync_part(1e9, 1).seconds.high
-
-
-def test_more_servers_need_fewer_completions_each_and_too_few_are_said_to_be_so():
-    work = Writing(128, 128, 1000, 1000, 128 * 1000 * 1e6, 0.0, weights=1e6, cache=10.0)
-    one, four = (supply(20_000, work, RATES, servers=count, trainers=2) for count in (1, 4))
-    assert one.samples > four.samples >= 1
-    # 20,000 tokens/s at 1 / sqrt(0.001 * 0.002) of them a second for each completion
-    assert one.samples == -(-20_000 * (0.001 * 0.002) ** 0.5 // 1)
-    assert supply(10**9, work, RATES, servers=1, trainers=2).samples is None
-    assert one.servers_per_trainer == pytest.approx(20_000 / (128 / (0.001 * 0.002) ** 0.5) / 2)
-
-
-def test_a_server_writes_no_more_at_a_time_than_it_has_memory_for_and_no_more_than_a_step_has():
-    # A token of a completion takes 1e12 FLOP, so a server with 1e12 to 2e12 FLOP/s writes sqrt(2) of them a second.
-    work = Writing(8, 128, 1000, 500, 8 * 500 * 1e12, 0.0, weights=1.0, cache=0.0)
-    bound = supply(1.0, work, RATES, servers=1, trainers=1)
-    assert (bound.samples, bound.at_once) == (1, 8)
-    assert bound.servers_per_trainer == pytest.approx(2**-0.5)
-    # Without products a completion is written at 1 / sqrt(0.001 * 0.002) tokens/s.
-    free, alone = replace(work, flops=0.0), (0.001 * 0.002) ** -0.5
-    assert supply(8.5 * alone, free, RATES, servers=1, trainers=1).samples is None
-    ahead = supply(8.5 * alone, free, RATES, servers=1, trainers=1, ahead=1)
-    assert (ahead.samples, ahead.at_once) == (9, 16)
-    assert supply(1.0, replace(free, at_once=5), RATES, servers=1, trainers=1, ahead=1).at_once == 5
-
-
-def test_rates_follow_the_device_and_measured_ones_say_so():
-    how = {"peak": HARDWARE["H100"].peak, "on_a_node": 1, "nodes": 1}
-    fast = derived_rates(HARDWARE["H100"], TRANSFORMERS, 28, **how)
-    slow = derived_rates(HARDWARE["L4"], TRANSFORMERS, 28, **{**how, "peak": HARDWARE["L4"].peak})
-    assert slow.products.high < fast.products.low
-    assert slow.token == fast.token
-    served = derived_rates(HARDWARE["H100"], VLLM_SERVER, 28, **how)
-    assert served.token.high < fast.token.high
-    far, farther = (
-        derived_rates(HARDWARE["H100"], VLLM_SERVER, 28, **{**how, "nodes": 2, "on_a_node": count}) for count in (2, 8)
-    )
-    assert far.link.high == 4 * farther.link.high  # processes of a node share its link to the others
-    assert far.bandwidth == farther.bandwidth
-    on_cpu = [derived_rates(hardware_named("cpu"), TRANSFORMERS, 28, **{**how, "on_a_node": n}) for n in (1, 4)]
-    assert on_cpu[0].products.high == 4 * on_cpu[1].products.high
-    assert far.link.high < served.link.low
-    measured = fast.with_measured({"products": 1e12})
-    assert measured.products.low < 1e12 < measured.products.high
-    assert measured.measured == {"products"}
-    assert measured.bandwidth == fast.bandwidth
-
-
-def test_products_in_float32_are_slower_than_in_half_precision():
-    for row in HARDWARE.values():
-        assert row.peak_of(4) <= row.peak_of(4, tf32=True) < row.peak_of(2) == row.peak_of(2, tf32=True) == row.peak
-    assert HARDWARE["A100 80GB"].peak_of(4) == 19.5e12
-    assert hardware_named("cpu").peak_of(4) == hardware_named("cpu").peak_of(2)
-
-
-@pytest.mark.parametrize(
-    ("train", "device", "type_"),
-    [
-        ({}, "cpu", None),
-        ({"bf16": True}, "cpu", torch.bfloat16),
-        ({}, "cuda", torch.bfloat16),
-        ({"bf16": False}, "cuda", None),
-        ({"fp16": True}, "cuda", torch.float16),
-    ],
-)
-def test_rates_are_measured_in_the_type_of_the_run(train, device, type_):
-    recipe = load_recipe("quickstart", [f"train.{name}={value}" for name, value in train.items()])
-    found = SimpleNamespace(enabled=None)
-
-    def autocast(kind, dtype, *, enabled):
-        found.kind, found.dtype, found.enabled = kind, dtype, enabled
-
-    with pytest.MonkeyPatch.context() as patch:  # there may be no GPU here
-        patch.setattr(measured_rates.torch, "autocast", autocast)
-        measured_rates.autocast_of(recipe, torch.device(device))
-    assert (found.kind, found.enabled) == (device, type_ is not None)
-    assert type_ in (None, found.dtype)
+def test_seconds_go_from_what_a_data_sheet_allows_to_what_plain_programs_take():
+    half, whole = (product_rate(HARDWARE["A100 80GB"], compute=size, sharing=1) for size in (2, 4))
+    assert half == Range(0.1 * 312e12, 0.5 * 312e12)
+    assert whole == Range(0.1 * 19.5e12, 0.5 * 19.5e12)
+    assert taking(1e12, Range(1e12, 4e12)) == Range(0.25, 1.0)
+    on_cpu = [product_rate(hardware_named("cpu"), compute=4, sharing=count) for count in (1, 4)]
+    assert on_cpu[0].high == 4 * on_cpu[1].high
+    card, few, many = HARDWARE["H100"], 1e6, 100e9
+    assert token_seconds(card, TRANSFORMERS, 28, few, sharing=1).low == 28 * 0.5e-3  # kernels that are started
+    assert token_seconds(card, TRANSFORMERS, 28, many, sharing=1).low == many / (0.85 * 3350e9)  # bytes that are read
+    served = token_seconds(card, VLLM_SERVER, 28, many, sharing=1)
+    assert served.high == pytest.approx(28 * 0.35e-3 + many / (0.45 * 3350e9))
 
 
 def test_hardware_is_found_by_name_or_by_its_memory():
     for name in ("H100", "h100", "NVIDIA H100", "h100-sxm"):
         assert hardware_named(name) == HARDWARE["H100"]
     assert hardware_named("a100") == hardware_named("A100-80GB") == HARDWARE["A100 80GB"]
-    assert hardware_named("A100", 40.0).memory == HARDWARE["A100 40GB"].memory
     assert hardware_named("A100", 40.0) == HARDWARE["A100 40GB"]
     assert hardware_named("H100", 80.0) == HARDWARE["H100"]
     for name in ("H100", None):
@@ -411,21 +278,21 @@ def test_hardware_is_found_by_name_or_by_its_memory():
     assert hardware_named("rtx4090").name == "RTX 4090"
     assert hardware_named("cpu", 64.0).memory == 64 * GIB
     assert hardware_named("CPU").on_cpu
-    with pytest.raises(PerlError, match=r"no hardware 'H1000' \(did you mean H100"):
-        hardware_named("H1000")
+    assert hardware_named("24GB") == hardware_named(None, 24.0)
+    for name, said in (("H1000", r"no hardware 'H1000' \(did you mean H100"), ("0", "no GPU has 0 GB")):
+        with pytest.raises(PerlError, match=said):
+            hardware_named(name)
 
 
 def test_lengths_of_an_earlier_run_are_those_of_its_last_steps(tmp_path):
-    from perl.training.lengths import _measured
-
     rows = [{"completions/mean_length": 10.0 * (step > 5), "completions/max_length": 20} for step in range(56)]
     rows = [{**row, "rows/trained_fraction": 0.5, "step_time": 2.0} for row in rows]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"epoch": 1}])))
-    found = _measured(tmp_path, 7, None)
+    found = measured_lengths(tmp_path, 7, None)
     assert (found.prompt, found.completion, found.longest, found.live, found.seconds) == (7, 10, 20, 0.5, 2.0)
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}')
     with pytest.raises(PerlError, match="no step of this run"):
-        _measured(tmp_path, 7, None)
+        measured_lengths(tmp_path, 7, None)
 
 
 def test_an_engine_in_the_process_must_have_room_for_its_copy_of_the_base():
@@ -433,15 +300,31 @@ def test_an_engine_in_the_process_must_have_room_for_its_copy_of_the_base():
     whole = weight_bytes(model, types) + 2 * model.layers * model.keys * 2 * 500
     for share, fits in ((0.9 * whole, False), (1.1 * whole, True)):
         work = Work(500, engine_share=share / sold_as(80))
-        found = estimate_memory(model, types, RANK, "80 GB", work)
+        found = estimate_memory(model, types, RANK, work, sold_as(80))
         assert found.least < found.available
         assert found.fits == fits
 
 
-@pytest.mark.parametrize(("few", "more", "token"), [(2.0, 10.0, 1.0), (6.0, 5.0, 0.5)])
-def test_a_token_has_a_measured_time_even_if_more_tokens_were_written_faster_than_few(monkeypatch, few, more, token):
-    """As happens beside other work."""
-    taken = iter((few, more))
-    monkeypatch.setattr(measured_rates, "_seconds", lambda *_: next(taken))
-    policy = SimpleNamespace(config=SimpleNamespace(vocab_size=8), eval=lambda: None)
-    assert measured_rates._writing_seconds(policy, 1, 1, torch.device("cpu")) == token
+@pytest.mark.parametrize(
+    ("seen", "memory", "capability", "row"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79.2, (8, 0), "A100 80GB"),
+        ("NVIDIA A10", 22.0, (8, 6), "A10"),
+        ("NVIDIA L4", 22.0, (8, 9), "L4"),
+        ("NVIDIA L40S", 44.4, (8, 9), None),
+        ("Tesla T4", 14.6, (7, 5), "T4"),
+        ("Tesla V100-SXM2-16GB", 15.8, (7, 0), None),
+        ("NVIDIA H100 80GB HBM3", 79.1, (9, 0), "H100"),
+    ],
+)
+def test_a_card_is_known_by_whole_words_and_has_the_memory_that_is_there(monkeypatch, seen, memory, capability, row):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: seen)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    properties = SimpleNamespace(total_memory=memory * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    found = this_machine()
+    assert found.name == (row or seen)
+    assert found.memory == pytest.approx(memory * GIB)
+    assert found.bfloat16 == (capability >= (8, 0))
+    assert row is None or found.bandwidth == HARDWARE[row].bandwidth

@@ -5,7 +5,6 @@ import gc
 import pytest
 import torch
 from live_bytes import LiveBytes
-from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from perl.methods.packed import parts_of
@@ -19,23 +18,13 @@ from perl.packing.memory import measure, plan_memory
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, total_parameters, trainable_parameters
-from perl.recipe import load_recipe
 from perl.recipe.quantisations import QUANTISATIONS
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.trainer.config import PeftRLConfig
 from perl.training.decoder import Decoder, Types, cached_bytes, decoder_of, weight_bytes
-from perl.training.memory_estimate import (
-    GPUS,
-    Attention,
-    Work,
-    estimate_memory,
-    recipe_estimates,
-    token_bytes,
-)
-from perl.training.stages import prepare, read_recipe
+from perl.training.hardware import GIB, sold_as
+from perl.training.memory_estimate import Attention, Work, estimate_memory, token_bytes
 from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
 
-GIB = 2**30
 WITHIN = 0.01
 # Type, layers, hidden, inner, heads, key-value heads, vocabulary, rank, further.
 SHAPES = {
@@ -47,7 +36,6 @@ SHAPES = {
     "mistral": ("mistral", 2, 64, 160, 4, 2, 64, 32, {"head_dim": 32, "sliding_window": None}),
 }
 BY_SEGMENT = Attention(kernel=False)  # as on a CPU
-every_shape = pytest.mark.parametrize("name", SHAPES)
 
 
 def config_of(name: str):
@@ -83,13 +71,15 @@ def test_parameters_of_base_and_adapter_are_those_of_the_model():
         assert weight_bytes(decoder, Types(weights=2)) == 2 * decoder.parameters, name
 
 
-@every_shape
+FULL, HALF, MIXED = (torch.float32, None), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "autocast"),
-    [(torch.float32, None), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)],
-    ids=["float32", "bfloat16", "float32 under autocast"],
+    ("name", "types"),
+    [*(("qwen3", types) for types in (FULL, HALF, MIXED)), *((name, MIXED) for name in SHAPES if name != "qwen3")],
 )
-def test_bytes_of_a_token_are_those_that_are_measured(name, dtype, autocast):
+def test_bytes_of_a_token_are_those_that_are_measured(name, types):
+    dtype, autocast = types
     policy = policy_of(name, dtype)
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         measured = measure(policy, packed=True)
@@ -99,7 +89,7 @@ def test_bytes_of_a_token_are_those_that_are_measured(name, dtype, autocast):
     assert estimated.recomputed == pytest.approx(measured.recomputed, rel=WITHIN)
 
 
-@every_shape
+@pytest.mark.parametrize("name", ["qwen3", "llama with biases"])
 def test_bytes_of_a_token_with_a_dora_are_those_that_are_held_between_the_passes(name):
     policy, decoder = policy_of(name, method="dora"), decoder_of(config_of(name))
     assert decoder.lora_parameters(SHAPES[name][7]) + decoder.outputs == trainable_parameters(policy)
@@ -196,7 +186,7 @@ def test_a_known_model_has_the_parameters_and_the_cache_that_are_published():
 
 
 def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
-    found = estimate_memory(QWEN2_1B5, Types(), 16, "80 GB", Work(4096, completions=64))
+    found = estimate_memory(QWEN2_1B5, Types(), 16, Work(4096, completions=64), sold_as(80))
     assert found.weights == 2 * 1_543_714_304
     assert found.adapter == 16 * 18_464_768
     assert found.cache == 28_672 * 4096 * 64
@@ -208,24 +198,27 @@ def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
 
 
 def test_a_cache_or_an_engine_beside_the_trainer_takes_its_share_of_a_gpu():
-    few, many = (estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(4096, completions=count)) for count in (8, 512))
+    few, many = (
+        estimate_memory(QWEN2_1B5, Types(), 16, Work(4096, completions=count), sold_as(24)) for count in (8, 512)
+    )
     for found, count in ((few, 8), (many, 512)):
         assert found.cache == count * 4096 * cached_bytes(QWEN2_1B5, Types())
-        assert found.fits == (found.least <= GPUS["24 GB"])
+        assert found.fits == (found.least <= sold_as(24))
     assert few.fits
-    assert many.cache > GPUS["24 GB"]
+    assert many.cache > sold_as(24)
     assert not many.fits
     alone, beside = (
-        estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(2048, engine_share=share)) for share in (0.0, 0.4)
+        estimate_memory(QWEN2_1B5, Types(), 16, Work(2048, engine_share=share), sold_as(24)) for share in (0.0, 0.4)
     )
-    assert beside.engine == 0.4 * GPUS["24 GB"]
+    assert beside.engine == 0.4 * sold_as(24)
     assert beside.plan.tokens < alone.plan.tokens
     assert alone.cache == beside.cache == 0
 
 
 def test_a_teacher_takes_its_adapter_two_states_and_a_slope_of_each_token_and_more_logits():
     alone, base, other = (
-        estimate_memory(QWEN2_1B5, Types(), 16, "80 GB", Work(4096, teacher=count)) for count in (None, 0, 18_464_768)
+        estimate_memory(QWEN2_1B5, Types(), 16, Work(4096, teacher=count), sold_as(80))
+        for count in (None, 0, 18_464_768)
     )
     assert (alone.teacher, base.teacher, other.teacher) == (0, 0, 4 * 18_464_768)
     assert base.per_token.kept - alone.per_token.kept == 1536 * (2 + 2 + 4)
@@ -252,12 +245,9 @@ def test_what_a_divergence_holds_besides_its_vectors_is_what_is_measured(compute
     assert live.peak - of_tokens == pytest.approx(held, rel=0.1)
 
 
-every_way = pytest.mark.parametrize("attention", EVERY_WAY, ids=str)
-
-
-@every_way
-@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
-def test_bytes_of_shared_prompts_are_those_that_are_measured_whatever_way_attention_takes(name, attention, monkeypatch):
+@pytest.mark.parametrize("attention", EVERY_WAY, ids=str)
+def test_bytes_of_shared_prompts_are_those_that_are_measured_whatever_way_attention_takes(attention, monkeypatch):
+    name = "qwen3"
     as_on_a_gpu(monkeypatch, attention)
     policy = policy_of(name, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
@@ -283,28 +273,3 @@ def test_what_a_completion_sees_of_a_shared_prompt_is_counted_by_hand():
     plan = plan_memory(40 * GIB, 10**7, repeated, longest_row=4100)
     assert plan.copy_cost == 172_032 / repeated.kept
     assert 4800 + 32_000 * plan.copy_cost == pytest.approx((4800 * repeated.kept + more) / repeated.kept)
-
-
-def test_nothing_is_said_of_a_run_on_the_cpu_of_an_unknown_model_or_of_another_method():
-    base, plain = config_of("qwen2"), LoraConfig(target_modules="all-linear")
-    arguments = PeftRLConfig("out", report_to=[])
-
-    def found(overrides=(), config=base, adapter=plain):
-        return recipe_estimates(load_recipe("quickstart", overrides), arguments, config, adapter, 128)
-
-    lora = found(["engine.device=auto"])
-    dora = found(["engine.device=auto"], adapter=LoraConfig(target_modules="all-linear", use_dora=True))
-    assert [estimate.gpu for estimate in lora] == [estimate.gpu for estimate in dora] == list(GPUS)
-    assert all(one.per_token.kept > other.per_token.kept for one, other in zip(dora, lora, strict=True))
-    assert found() == []
-    assert found(["engine.device=auto"], AutoConfig.for_model("gpt2")) == []
-    assert found(["engine.device=auto"], adapter=LoraConfig(target_modules="all-linear", lora_dropout=0.1)) == []
-    assert found(["engine.device=auto"], adapter=LoraConfig(target_modules=["q_proj"])) == []
-    assert found(["engine.device=auto"], adapter=None) == []
-    # The plan of a run on a GPU has a line.
-    lines = list(prepare(read_recipe("quickstart", ["engine.device=auto", "engine.threads=null"])).lines())
-    (line,) = [line for line in lines if line.startswith("memory")]
-    assert "GiB at least (estimated: weights" in line
-    assert all(gpu in line for gpu in GPUS)
-    on_a_cpu = prepare(read_recipe("quickstart")).lines()
-    assert not [line for line in on_a_cpu if line.startswith("memory")]

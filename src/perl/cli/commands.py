@@ -1,4 +1,4 @@
-"""Dispatches to the commands, each in a module of its own that is imported when it runs.
+"""Dispatches to the commands, whose modules are imported when they run.
 
 arguments -> exit code
 
@@ -36,7 +36,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"perl.cli.{cmd_name.replace('-', '_')}").command
+        module, _, function = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(f"perl.cli.{module}"), function)
         return command if isinstance(command, click.Command) else None
 
 

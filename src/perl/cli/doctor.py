@@ -1,4 +1,4 @@
-"""``perl doctor``: what keeps a run from starting here, or makes it slow."""
+"""``perl doctor``: what keeps a run from starting here or makes it slow; ``perl explain``: what a code means."""
 
 import json
 from dataclasses import asdict
@@ -20,7 +20,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def command(recipe: str | None, overrides: tuple[str, ...], *, as_json: bool) -> int:
+def doctor(recipe: str | None, overrides: tuple[str, ...], *, as_json: bool) -> int:
     """Look at versions, devices, vLLM, the Hub, folders, cores and threads; with RECIPE also at what it needs.
 
     A line for each finding, with what to do about it. Exits with 1 if there is a problem.
@@ -38,3 +38,16 @@ def command(recipe: str | None, overrides: tuple[str, ...], *, as_json: bool) ->
     else:
         say("`perl explain CODE` says more of a line")
     return EXIT_FAILED if any(finding.level == "problem" for finding in findings) else EXIT_DONE
+
+
+@click.command("explain", short_help="Explain the code of a line, as PRL108.")
+@click.argument("code", required=False)
+def explain(code: str | None) -> None:
+    """Print what CODE means, why it matters, an example and what to do; without CODE all of them, a line each."""
+    from perl.doctor.codes import codes, explained, find_code
+
+    if code is None:
+        say("\n".join(f"{row.name}  {row.title}" for row in codes().values()))
+        return
+    row = find_code(code)
+    say(f"{row.name}: {row.title}\n\n{explained(row)}".rstrip())

@@ -1,21 +1,19 @@
-"""``perl plan``: what a run costs in memory, FLOPs, bytes and time, before it is paid for."""
+"""``perl plan``: what a run costs in memory, FLOPs and time, before it is paid for."""
 
 import json
 from typing import Any
 
 import click
 
-from perl.cli.options import with_options
 from perl.cli.output import say, set_up_output
 from perl.recipe.sections import STRATEGIES
 
 
-@click.command("plan", short_help="Print what a run needs and takes: memory, FLOPs, bytes, seconds.")
+@click.command("plan", short_help="Print what a run needs and takes: memory, FLOPs, seconds.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--processes", metavar="N", help="That train, one a GPU (engine.processes).")
-@click.option("--nodes", type=click.IntRange(1, 65536), default=1, show_default=True, help="Machines they are on.")
-@click.option("--gpu", help="What each process has: T4, L4, A10, RTX 4090, A100, H100, H200 or CPU.")
+@click.option("--gpu", help="What each process has: T4, L4, A10, RTX 4090, A100, H100, H200, gigabytes as 24, or CPU.")
 @click.option("--memory", type=click.FloatRange(0, min_open=True), help="Its gigabytes, as it is sold.")
 @click.option(
     "--strategy",
@@ -42,20 +40,20 @@ def command(
 ) -> None:
     """Print what RECIPE costs on so many processes, before it is paid for; no weights are loaded.
 
-    Numbers are derived from the model's config, the prompts and data sheets, and the plan says so. With --measure those
-    of the hardware at hand take the place of data sheets.
+    Numbers are derived from the model's config and the prompts. Seconds are a wide range, from data sheets; with
+    --measure they are of what the hardware at hand reaches.
     """
     set_up_output(quiet=True)
-    overrides = with_options(overrides, processes, strategy)
-    from perl.training.checked_recipe import checked_recipe
+    from perl.training.checked_recipe import checked_recipe, with_options
 
+    overrides = with_options(overrides, processes, strategy)
     checked_recipe(recipe, overrides)
     from perl.training.hardware import hardware_named
 
     if asked["gpu"] is not None:
         hardware_named(asked["gpu"], asked["memory"])
+    from perl.training.forecast import Question, answer
     from perl.training.forecast_text import forecast_lines, forecast_values
-    from perl.training.question import Question, answer
     from perl.training.stages import read_recipe
 
     forecast = answer(read_recipe(recipe, overrides), Question(**asked))

@@ -22,11 +22,10 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     Reads the recipe, its data and the model's config; loads no weights.
     """
     set_up_output(quiet=True)
-    from perl.training.planned_server import planned_server
     from perl.training.stages import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides), engine_here=False)
-    say(planned_server(plan, port, on_cpu=plan.recipe.engine.device == "cpu"))
+    say(plan.server_command(port, on_cpu=plan.recipe.engine.device == "cpu"))
 
 
 @command.command("check", short_help="Check whether RECIPE's servers are compatible.")

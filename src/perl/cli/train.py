@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perl.cli.options import with_options
 from perl.cli.output import ARGUMENTS, say, set_up_output
 from perl.errors import EXIT_DONE, PerlError, raise_all
 from perl.recipe.recipe import is_first_process, launched, world_size
@@ -48,18 +47,19 @@ def command(
     """
     adopt_launcher()
     set_up_output(quiet=quiet)
+    from perl.training.checked_recipe import checked_recipe, with_options
+
     overrides = with_options(overrides, processes, strategy)
     if world_size() == 1:  # of several processes each would say the same
-        from perl.training.checked_recipe import checked_recipe
-
         checked = checked_recipe(recipe, overrides)
         several = (checked.engine.processes or 1) > 1 and not checked.engine.on_ray  # which starts them itself
         if not launched() and several and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
     from perl.rollouts.vllm.version import check_engine
     from perl.run.folder import check_folder
+    from perl.training.forecast import forecast_of
     from perl.training.forecast_text import summary_lines
-    from perl.training.question import forecast_of
+    from perl.training.plan_text import plan_lines
     from perl.training.stages import prepare, read_recipe, train
 
     if dry_run:
@@ -74,7 +74,7 @@ def command(
         if is_first_process():
             check_folder(resolved)
             say(resolved.to_yaml())
-            say("\n".join(f"# {line}" for line in (*plan.lines(), *summary_lines(forecast_of(plan)))))
+            say("\n".join(f"# {line}" for line in (*plan_lines(plan), *summary_lines(forecast_of(plan)))))
             if resolved.engine.on_ray:
                 _look_at_cluster(resolved, recipe)
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too

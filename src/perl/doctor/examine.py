@@ -37,8 +37,8 @@ def examine(recipe: str | None, overrides: Sequence[str], runs: Path) -> Iterato
 
 def _look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
     """A line for each mistake, as a dry run prints them; else its plan, and its servers where it has some."""
+    from perl.training.forecast import forecast_of
     from perl.training.forecast_text import summary_lines
-    from perl.training.question import forecast_of
     from perl.training.stages import prepare, read_recipe
 
     try:

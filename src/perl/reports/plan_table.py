@@ -1,25 +1,18 @@
 """What a run needs and takes, for a notebook: ``perl.plan``.
 
-recipe -> forecast -> text, a table in HTML
+recipe -> forecast -> text, tables in HTML
 """
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perl.recipe import Recipe
 from perl.run.tables import html_table
-from perl.training.forecast import Forecast
-from perl.training.forecast_text import (
-    forecast_lines,
-    forecast_tables,
-    forecast_values,
-    run_lines,
-    serving_lines,
-)
-from perl.training.question import Question, answer
+from perl.training.forecast import Forecast, Question, answer
+from perl.training.forecast_text import forecast_lines, forecast_tables, forecast_values, run_lines
 from perl.training.stages import read_recipe
 
 
@@ -28,7 +21,7 @@ class ShownPlan:
     """What a run costs; ``str()`` is what ``perl plan`` prints, and a notebook shows a table.
 
     Attributes:
-        forecast: Memory, work and seconds under each strategy.
+        forecast: Memory, FLOPs and seconds under each strategy.
     """
 
     forecast: Forecast
@@ -47,28 +40,27 @@ class ShownPlan:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """What is planned as text, and a table for memory, work and time each."""
-        texts = [_text(run_lines(self.forecast)), *map(html_table, forecast_tables(self.forecast))]
-        return "".join([*texts, _text(serving_lines(self.forecast))])
+        """What is planned as text, and a table for memory and one for a step."""
+        lines = html.escape("\n".join(run_lines(self.forecast)))
+        tables = "".join(map(html_table, forecast_tables(self.forecast)))
+        return f'<pre style="white-space: pre-wrap">{lines}</pre>{tables}'
 
 
 def plan(
     recipe: str | Path | Mapping[str, Any] | Recipe,
     overrides: Sequence[str] = (),
     *,
-    nodes: int = 1,
     gpu: str | None = None,
     memory: float | None = None,
     completion_tokens: int | None = None,
     run: str | Path | None = None,
     measure: bool = False,
 ) -> ShownPlan:
-    """What a run costs in memory, FLOPs, bytes and time, before it is paid for; no weights are loaded.
+    """What a run costs in memory, FLOPs and time, before it is paid for; no weights are loaded.
 
     Args:
         recipe: A recipe file, the name of a packaged one, a mapping, or a :class:`perl.Recipe`.
         overrides: ``section.key=value``, as ``engine.processes=8``.
-        nodes: Machines that the processes are on.
         gpu: What each process has: T4, L4, A10, RTX 4090, A100, H100, H200 or CPU; None: what is here.
         memory: Its gigabytes, as it is sold.
         completion_tokens: Of a completion on average; None: half of the most.
@@ -81,10 +73,5 @@ def plan(
     Example:
         ``perl.plan("quickstart", ["train.num_generations=16"], gpu="A100")``
     """
-    question = Question(nodes, gpu, memory, completion_tokens, None if run is None else str(run), measure)
+    question = Question(gpu, memory, completion_tokens, None if run is None else str(run), measure)
     return ShownPlan(answer(read_recipe(recipe, overrides), question))
-
-
-def _text(lines: Iterable[str]) -> str:
-    found = html.escape("\n".join(lines))
-    return f'<pre style="white-space: pre-wrap">{found}</pre>' if found else ""

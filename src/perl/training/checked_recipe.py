@@ -31,3 +31,9 @@ def checked_recipe(
     """
     checks = (loss_mistakes, method_mistakes, quantization_mistakes, strategy_mistakes, reward_mistakes, *further)
     return load_recipe(recipe, overrides, checks)
+
+
+def with_options(overrides: Sequence[str], processes: str | None, strategy: str | None) -> tuple[str, ...]:
+    """The overrides with two options of commands that are keys of a recipe, whose values are checked as theirs."""
+    asked = {"engine.processes": processes, "engine.strategy": strategy}
+    return (*overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None))

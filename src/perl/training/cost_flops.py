@@ -1,4 +1,4 @@
-"""FLOPs of a step: the least that its gradient takes, and what is executed for it, rollouts included.
+"""FLOPs that are executed for a step, rollouts included.
 
 sizes of a model, lengths of prompts and completions, how rows are run -> FLOPs
 
@@ -8,7 +8,7 @@ forward 2 (N_b + N_l) D, backward 2 (N_b + 2 N_l) D, since the base has no gradi
 each pair of a query and a key that it sees. Sizes are those of a LoRA on all linear layers but the head.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,7 +103,6 @@ class StepFlops:
         scoring: Passes without gradient: reference, old policy, the critic's values.
         rollouts: Of its share of the completions, where transformers write them in the process.
         micro_batches: Forward and backward passes.
-        scoring_passes: Forward passes without gradient.
         tokens: That the training passes run.
     """
 
@@ -111,18 +110,12 @@ class StepFlops:
     scoring: float
     rollouts: float
     micro_batches: int
-    scoring_passes: int
     tokens: int
 
     @property
     def in_training(self) -> float:
         """Without the rollouts."""
         return self.training + self.scoring
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.training + self.scoring + self.rollouts
 
 
 def size_of(model: Decoder, rank: int, *, dora: bool = False) -> ModelSize:
@@ -155,32 +148,6 @@ def attention_pairs(queries: int, keys: int, *, causal: bool, at_end: bool = Fal
     return growing * offset + growing * (growing + 1) // 2 + (queries - growing) * keys
 
 
-def ideal_flops(size: ModelSize, groups: Iterable[Group], *, with_reference: bool) -> int:
-    """The least that the gradient of a step takes.
-
-    Args:
-        size: The model's.
-        groups: Of one optimizer step.
-        with_reference: Whether the loss has a KL term (beta > 0). Then all rows have a gradient, and the base runs
-            forward once more, without an adapter: 2 N_b D + 2 V d sum(c) + attention.
-    """
-    total = 0
-    for group in groups:
-        if not (group.live or with_reference):
-            continue
-        scored = sum(group.completions)
-        distinct = group.prompt + scored
-        pairs = attention_pairs(group.prompt, group.prompt, causal=True) + sum(
-            attention_pairs(length, group.prompt + length, causal=True, at_end=True) for length in group.completions
-        )
-        attention = 4 * size.attention * pairs
-        linear = 4 * size.block + 6 * size.adapter - 2 * size.to_embeddings
-        total += linear * distinct + 4 * size.head * scored + 3 * attention
-        if with_reference:
-            total += 2 * size.block * distinct + 2 * size.head * scored + attention
-    return total
-
-
 def executed_flops(size: ModelSize, groups: Sequence[Group], how: Execution) -> StepFlops:
     """What a process executes of a step's training half.
 
@@ -201,7 +168,7 @@ def executed_flops(size: ModelSize, groups: Sequence[Group], how: Execution) -> 
     scored = [sizes for sizes, runs in wanted if sizes is not None and runs]
     scoring = sum(_pass_flops(sizes, all_rows, batch, how, gradient=False) for sizes in scored for batch in found)
     tokens = sum(_tokens(rows, batch, how) for batch in batches)
-    return StepFlops(training, scoring, 0.0, len(trained) * len(batches), len(scored) * len(found), tokens)
+    return StepFlops(training, scoring, 0.0, len(trained) * len(batches), tokens)
 
 
 def largest_pass(groups: Sequence[Group], how: Execution) -> int:

@@ -1,8 +1,10 @@
-"""The sizes of a decoder that a run's cost depends on, from the model's config alone.
+"""The sizes of a decoder that a run's cost depends on, from the model's config alone, and a process's part of them.
 
-config of a model -> Decoder: parameters, bytes of weights, bytes of a cached token
+config of a model -> Decoder: parameters, bytes of weights, bytes of a cached token; Sharing -> bytes of a process
 
-Of decoders as Llama, Mistral, Qwen2 and Qwen3 have them. What memory, FLOPs and traffic are derived from.
+Of decoders as Llama, Mistral, Qwen2 and Qwen3 have them. What memory and FLOPs are derived from. The adapter and its
+gradient are whole in each process under every strategy; the base is whole but under FSDP2, the optimizer's state but
+under ZeRO-2.
 """
 
 from dataclasses import dataclass
@@ -12,9 +14,15 @@ import torch
 
 from perl.recipe import Recipe
 from perl.recipe.quantisations import QUANTISATIONS, Quantisation
+from perl.recipe.sections import Strategy
 
 # Whose layers are counted here.
 _KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+_FLOAT32 = 4
+# Adam's two averages, of each trained number.
+_ADAM = 8
+# Of a base in shards: the layer that computes, the one that is fetched meanwhile, and the buffer that it arrives in.
+_LAYERS_WHOLE = 3
 
 
 @dataclass(frozen=True)
@@ -141,16 +149,89 @@ def cached_bytes(model: Decoder, types: Types) -> int:
     return 2 * model.layers * model.keys * types.compute
 
 
-def types_of(recipe: Recipe, base: Any) -> Types:  # noqa: ANN401 (a config of transformers)
-    """The types of a recipe's numbers on a GPU."""
-    name = recipe.model.dtype if recipe.model.dtype != "auto" else getattr(base, "dtype", None) or "float32"
+def types_of(recipe: Recipe, base: Any, *, on_cpu: bool = False) -> Types:  # noqa: ANN401 (a config of transformers)
+    """The types of a recipe's numbers; on a CPU ``auto`` is float32, and nothing is mixed unless it is asked for."""
+    usual = "float32" if on_cpu else getattr(base, "dtype", None) or "float32"
+    name = recipe.model.dtype if recipe.model.dtype != "auto" else usual
     weights = (getattr(torch, name) if isinstance(name, str) else name).itemsize
-    mixed = recipe.train.get("bf16") is not False or bool(recipe.train.get("fp16"))
+    bf16, fp16 = recipe.train.get("bf16"), bool(recipe.train.get("fp16"))
+    mixed = bool(bf16) if on_cpu else bf16 is not False or fp16
     return Types(weights, 2 if mixed else weights, quantised=QUANTISATIONS.get(recipe.model.quantization or ""))
 
 
-def types_on_cpu(recipe: Recipe, base: Any) -> Types:  # noqa: ANN401 (a config of transformers)
-    """The same on a CPU, where ``auto`` is float32 and nothing is mixed unless it is asked for."""
-    found = types_of(recipe, base)
-    weights = 4 if recipe.model.dtype == "auto" else found.weights
-    return Types(weights, 2 if recipe.train.get("bf16") else weights, quantised=found.quantised)
+@dataclass(frozen=True)
+class Sharing:
+    """How the processes of a run share what each would hold alone.
+
+    Attributes:
+        strategy: ``ddp``, ``zero2`` or ``fsdp2``.
+        processes: How many there are.
+    """
+
+    strategy: Strategy = "ddp"
+    processes: int = 1
+
+    @property
+    def shards_base(self) -> bool:
+        """Whether a process keeps a part of the base only."""
+        return self.strategy == "fsdp2" and self.processes > 1
+
+
+ALONE = Sharing()
+"""One process."""
+
+
+@dataclass(frozen=True)
+class TrainedBytes:
+    """What a process holds of the adapter.
+
+    Attributes:
+        parameters: In float32, whole in each process under every strategy.
+        gradients: Whole in each process; with DDP a second time, in the buckets in which they are averaged.
+        optimizer: Adam's two averages; under ZeRO-2 a part of them, with a copy of that part of the parameters and,
+            during the step, of the gradients.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def trained_bytes(trained: int, sharing: Sharing) -> TrainedBytes:
+    """What a process holds of so many trained parameters, all of them float32.
+
+    One process has 16 bytes of each: the parameter, its gradient, two averages. DDP's reducer keeps buckets besides,
+    which are as large as the gradient. Under ZeRO-2 a process has parameter and gradient of each, and 16 bytes of its
+    share: a copy of the parameter, its gradient, two averages.
+    """
+    whole = _FLOAT32 * trained
+    if sharing.processes == 1 or sharing.strategy == "fsdp2":
+        return TrainedBytes(whole, whole, _ADAM * trained)
+    if sharing.strategy == "zero2":
+        return TrainedBytes(whole, whole, (_ADAM + 2 * _FLOAT32) * trained / sharing.processes)
+    return TrainedBytes(whole, 2 * whole, _ADAM * trained)
+
+
+def base_bytes(model: Decoder, types: Types, sharing: Sharing) -> tuple[float, float]:
+    """The part of the base that a process keeps, and what it holds besides while a pass runs.
+
+    FSDP2 as transformers applies it: each layer is gathered for its turn, the next one while it computes, and both are
+    copied out of the buffer that they arrive in; the head stays whole between the two passes. A world of one keeps
+    nothing in shards.
+    """
+    weights = weight_bytes(model, types)
+    if not sharing.shards_base:
+        return weights, 0.0
+    layer = (weights - _outside_layers(model, types)) / model.layers
+    part = weights / sharing.processes
+    # However few layers there are, a process never holds more than the whole.
+    return part, min(_LAYERS_WHOLE * layer + model.head_parameters * types.weights, weights - part)
+
+
+def _outside_layers(model: Decoder, types: Types) -> float:
+    return float(model.head_parameters * (1 if model.tied else 2) * types.weights)

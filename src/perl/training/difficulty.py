@@ -1,20 +1,23 @@
 """How hard a recipe's training problems are for a policy: the share of its completions that are right.
 
-Recipe, completions a problem -> pass rate of each training problem
+Recipe, completions a problem -> pass rate of each training problem, and a file of the data with them
 
 Completions are drawn at the temperature of the recipe's rollouts by what draws an evaluation's, and are kept in a
 folder: the same call goes on where it was stopped, and one for more completions draws the rest.
 """
 
+import json
+import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from perl.data import render_prompts
-from perl.errors import DataError, PerlError
+from perl.data import read_source, render_prompts
+from perl.errors import DataError, InterruptedRunError, PerlError
 from perl.evaluation.drawn_samples import draw_samples
 from perl.evaluation.heldout import heldout_task
 from perl.evaluation.policies import load_policies
@@ -29,10 +32,78 @@ from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import PromptsSection
 from perl.rewards.verifier import Judging
 from perl.run.devices import threads_kept, use_threads
+from perl.run.files import write_text
+from perl.training.gold_answers import GoldCheck
 from perl.training.plan import Plan, make_plan
 
 COLUMN = "pass_rate"
 """Of data that is written with its difficulty."""
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """What a policy makes of the training problems.
+
+    Attributes:
+        policy: The adapter, or the base.
+        problems: That it was asked.
+        rollouts: Completions of each.
+        mean: Pass rate.
+        never: Share of the problems of which no completion is right.
+        always: Share of which all are.
+        written: The file with a pass rate for each.
+    """
+
+    policy: str
+    problems: int
+    rollouts: int
+    mean: float
+    never: float
+    always: float
+    written: str | None = None
+
+    def lines(self) -> Iterator[str]:
+        """For a person to read."""
+        asked = f"{self.problems:,} training problems x {self.rollouts:,} completions, pass rate {self.mean:.3f}"
+        shares = f"of the problems {self.never:.2f} never, {self.always:.2f} always right"
+        yield f"policy {self.policy}: {asked}; {shares}"
+        if self.written is not None:
+            how = f"data.train={self.written} prompts.curriculum=-{COLUMN}"
+            yield f"wrote  {self.written}: easy first with {how}"
+
+
+def measured_difficulty(
+    recipe: Recipe, gold: GoldCheck, rollouts: int, adapter: str | None, write: str | None
+) -> Difficulty:
+    """Asks the policy, and writes what came of it.
+
+    Args:
+        recipe: Of the data.
+        gold: Of the same recipe: which training problems are asked, and their rows in the data set.
+        rollouts: Completions of each.
+        adapter: Of the policy; None: the recipe's, or the base.
+        write: The file, whose completions are kept beside it; None: nothing is kept.
+
+    Raises:
+        InterruptedRunError: Ctrl-C; the same call goes on if a file is named.
+        PerlError: As :func:`pass_rates`.
+    """
+    file = None if write is None else Path(write).expanduser()
+    with tempfile.TemporaryDirectory() as scratch:
+        kept = Path(scratch) if file is None else file.with_name(f"{file.stem}_completions")
+        try:
+            rates = pass_rates(recipe, rollouts, kept, adapter, gold.chosen)
+        except KeyboardInterrupt:
+            raise InterruptedRunError("stopped", str(kept), "the same command goes on" if file else "") from None
+        except PerlError as error:
+            raise recipe.located(error) from error
+    if file is not None:
+        source, _ = read_source(recipe.data.train, "train", "data.train")
+        rows = [{**source[gold.rows[i]], COLUMN: rate} for i, rate in zip(gold.chosen, rates, strict=True)]
+        write_text(file, "".join(f"{json.dumps(row, ensure_ascii=False, default=str)}\n" for row in rows))
+    policy, share = adapter or recipe.peft.adapter or recipe.model.name, 1 / len(rates)
+    never, always = (share * sum(rate == end for rate in rates) for end in (0.0, 1.0))
+    return Difficulty(policy, len(rates), rollouts, share * math.fsum(rates), never, always, write)
 
 
 def pass_rates(

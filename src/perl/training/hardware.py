@@ -1,19 +1,20 @@
-"""What hardware a plan is made for: one small table, and what this machine is.
+"""What hardware a plan is made for, and what programs reach there: one small table, and what this machine is.
 
-name, or gigabytes -> Hardware
+name, or gigabytes -> Hardware; Hardware, bytes -> FLOP/s, seconds of a token
 
-Numbers are those of the makers' data sheets, dense and not sparse: an upper bound that no program reaches. What a
-program does reach is stated where it is assumed (:mod:`perl.training.cost_time`) or measured
-(:mod:`perl.training.measured_rates`).
+Numbers are those of the makers' data sheets, dense and not sparse: an upper bound that no program reaches. So what a
+program takes is a range: from what well-tuned programs reach to what plain ones do.
 """
 
 import os
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from perl.errors import PerlError, did_you_mean
+from perl.recipe.engines import Capabilities
 
 GIB = 2**30
 
@@ -25,11 +26,9 @@ class Hardware:
     Attributes:
         name: As ``--gpu`` takes it.
         peak: FLOP/s of products in half precision, dense (of a CPU: in float32).
-        float32: The same in float32, as torch multiplies unless it is told otherwise.
-        tf32: The same in TF32, which ``train.tf32`` chooses; without tensor cores for it those of float32.
+        float32: The same in float32.
         bandwidth: Bytes/s between its memory and its cores.
         memory: Bytes that a program can have.
-        link: Bytes/s that a device sends to the others of its node.
         bfloat16: Whether it multiplies bfloat16.
         source: Where the numbers are from.
     """
@@ -37,10 +36,8 @@ class Hardware:
     name: str
     peak: float
     float32: float
-    tf32: float
     bandwidth: float
     memory: float
-    link: float
     bfloat16: bool = True
     source: str = "NVIDIA data sheet"
 
@@ -49,68 +46,62 @@ class Hardware:
         """Whether it is a CPU: rollouts, passes and processes share it."""
         return self.name == "CPU"
 
-    def peak_of(self, size: int, *, tf32: bool = False) -> float:
-        """FLOP/s of products of numbers with so many bytes."""
-        if size < torch.float32.itemsize:
-            return self.peak
-        return self.tf32 if tf32 else self.float32
-
 
 # From NVIDIA's data sheets of T4, L4, A10, A100, H100 (SXM) and H200 (SXM), and the white paper of the Ada architecture
-# for the RTX 4090: products in half precision, in float32 ("FP32") and in TF32, where a sheet gives only sparse numbers
-# half of them. NVLink counts both directions; here is one. PCIe: x16 of the generation that the card has.
+# for the RTX 4090: products in half precision and in float32 ("FP32"), where a sheet gives only sparse numbers half of
+# them.
 HARDWARE = {
     device.name: device
     for device in (
-        Hardware("T4", 65e12, 8.1e12, 8.1e12, 320e9, 14.7 * GIB, 16e9, bfloat16=False),  # float16; PCIe 3
-        Hardware("L4", 121e12, 30.3e12, 60e12, 300e9, 22.0 * GIB, 32e9),  # PCIe 4
-        Hardware("A10", 125e12, 31.2e12, 62.5e12, 600e9, 22.0 * GIB, 32e9),
-        Hardware("RTX 4090", 165e12, 82.6e12, 82.6e12, 1008e9, 23.5 * GIB, 32e9),  # accumulating in float32
-        Hardware("A100 40GB", 312e12, 19.5e12, 156e12, 1555e9, 39.4 * GIB, 300e9),  # SXM, NVLink 3
-        Hardware("A100 80GB", 312e12, 19.5e12, 156e12, 2039e9, 79.2 * GIB, 300e9),
-        Hardware("H100", 989e12, 67e12, 494.5e12, 3350e9, 79.2 * GIB, 450e9),  # SXM, NVLink 4
-        Hardware("H200", 989e12, 67e12, 494.5e12, 4800e9, 139.8 * GIB, 450e9),
+        Hardware("T4", 65e12, 8.1e12, 320e9, 14.7 * GIB, bfloat16=False),  # float16
+        Hardware("L4", 121e12, 30.3e12, 300e9, 22.0 * GIB),
+        Hardware("A10", 125e12, 31.2e12, 600e9, 22.0 * GIB),
+        Hardware("RTX 4090", 165e12, 82.6e12, 1008e9, 23.5 * GIB),  # accumulating in float32
+        Hardware("A100 40GB", 312e12, 19.5e12, 1555e9, 39.4 * GIB),  # SXM
+        Hardware("A100 80GB", 312e12, 19.5e12, 2039e9, 79.2 * GIB),
+        Hardware("H100", 989e12, 67e12, 3350e9, 79.2 * GIB),  # SXM
+        Hardware("H200", 989e12, 67e12, 4800e9, 139.8 * GIB),
     )
 }
 # What a card of a size that is sold really has: of several the least (a T4, an L4 or A10G, an L40S or A6000, ...).
-SIZES = {16: 14.7, 24: 22.0, 40: 39.4, 48: 44.4, 80: 79.2, 141: 139.8}
+SIZES: dict[float, float] = {16: 14.7, 24: 22.0, 40: 39.4, 48: 44.4, 80: 79.2, 141: 139.8}
 # Of another size: what the driver leaves.
 _LEFT = 0.93
-# Assumed of a CPU until it is measured: two AVX2 units of 8 float32, multiply and add, at 2.5 GHz.
+_LARGEST = 1024.0
+# Assumed of a CPU: two AVX2 units of 8 float32, multiply and add, at 2.5 GHz.
 _CORE_PEAK = 2 * 8 * 2 * 2.5e9
-_CORE_BANDWIDTH, _CPU_LINK = 5e9, 2e9
+_CORE_BANDWIDTH = 5e9
 
 
 def hardware_named(name: str | None, gigabytes: float | None = None) -> Hardware:
     """The row of a name; without one that of the GPU which is sold with so much memory, or this machine's.
 
     Args:
-        name: As a person writes it: ``h100``, ``A100-80GB``, ``cpu``.
-        gigabytes: Memory as it is sold; where the row has other memory, it takes its place, and the name's.
+        name: As a person writes it: ``h100``, ``A100-80GB``, ``24GB``, ``cpu``.
+        gigabytes: Memory as it is sold; where the row has other memory, it takes its place.
 
     Raises:
         PerlError: There is no such row.
     """
+    sold = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:gi?b?)?\s*", name or "", re.IGNORECASE)
+    if sold:
+        name, gigabytes = None, float(sold[1])
     if name is not None and _plain(name) == "cpu":
         return cpu(gigabytes)
+    if gigabytes is not None and not 1 <= gigabytes <= _LARGEST:
+        raise PerlError(f"no GPU has {gigabytes:g} GB", "--gpu", "gigabytes as it is sold with, as 24")
+    rows = [this_machine(gigabytes)] if name is None else _rows(name)
     if gigabytes is None:
-        return this_machine() if name is None else _rows(name)[-1]  # of an A100 the larger
-    rows = [HARDWARE[this_machine(gigabytes).name]] if name is None else _rows(name)
-    found = next((row for row in rows if row.memory == sold_as(gigabytes)), None)
-    return found or _with_memory(rows[-1], gigabytes)
-
-
-def _with_memory(row: Hardware, gigabytes: float) -> Hardware:
-    """A card with other memory, under another name: no data sheet is about it."""
-    source = f"memory as given, all else that of {row.name}, {row.source}"
-    return replace(row, name=f"{gigabytes:g} GB", memory=sold_as(gigabytes), source=source)
+        return rows[-1]  # of an A100 the larger
+    memory, other = sold_as(gigabytes), rows[-1]
+    source = f"memory as given, all else that of {other.name}, {other.source}"
+    other = replace(other, name=f"{gigabytes:g} GB", memory=memory, source=source)
+    return next((row for row in rows if row.memory == memory), other)
 
 
 def sold_as(gigabytes: float) -> float:
     """Bytes that a program can have of a card that is sold with so many gigabytes."""
-    return (
-        GIB * SIZES.get(int(gigabytes), _LEFT * gigabytes) if gigabytes == int(gigabytes) else GIB * _LEFT * gigabytes
-    )
+    return GIB * SIZES.get(gigabytes, _LEFT * gigabytes)
 
 
 def cpu(gigabytes: float | None = None) -> Hardware:
@@ -124,7 +115,7 @@ def cpu(gigabytes: float | None = None) -> Hardware:
     memory = here if gigabytes is None else GIB * gigabytes
     source = f"assumed for {threads} threads; --measure measures it"
     peak = threads * _CORE_PEAK
-    return Hardware("CPU", peak, peak, peak, threads * _CORE_BANDWIDTH, memory, _CPU_LINK, source=source)
+    return Hardware("CPU", peak, peak, threads * _CORE_BANDWIDTH, memory, source=source)
 
 
 def this_machine(gigabytes: float | None = None) -> Hardware:
@@ -134,11 +125,15 @@ def this_machine(gigabytes: float | None = None) -> Hardware:
         here = _row_of(seen)
         if here is not None:
             return replace(here, memory=memory)
-        row = next((row for row in HARDWARE.values() if row.memory >= memory), HARDWARE["H200"])
+        row = _with_memory_of(memory)
         bfloat16 = torch.cuda.get_device_capability() >= (8, 0)
         return replace(row, name=seen, memory=memory, bfloat16=bfloat16, source=f"assumed as of {row.name}")
-    wanted = sold_as(80.0 if gigabytes is None else gigabytes)
-    return next((row for row in HARDWARE.values() if row.memory >= wanted), HARDWARE["H200"])
+    return _with_memory_of(sold_as(80.0 if gigabytes is None else gigabytes))
+
+
+def _with_memory_of(memory: float) -> Hardware:
+    """The smallest of the table that has so many bytes; of more than all have, the largest."""
+    return next((row for row in HARDWARE.values() if row.memory >= memory), HARDWARE["H200"])
 
 
 def _row_of(seen: str) -> Hardware | None:
@@ -159,3 +154,63 @@ def _rows(name: str) -> list[Hardware]:
 
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("nvidia")
+
+
+class Range(NamedTuple):
+    """From the least to the most."""
+
+    low: float
+    high: float
+
+    def times(self, factor: float) -> "Range":
+        """Both ends."""
+        return Range(self.low * factor, self.high * factor)
+
+    def plus(self, other: "Range") -> "Range":
+        """One after the other."""
+        return Range(self.low + other.low, self.high + other.high)
+
+
+# Shares of a data sheet's number that programs reach. Products of a LoRA training: 11 to 37 % are published for one
+# H100 (prime-rl's benchmarks, Qwen3 of 0.6B and 4B, 16k and 65k tokens); packed passes of large models reach half.
+_OF_PEAK = Range(0.10, 0.50)
+_OF_BANDWIDTH = Range(0.45, 0.85)
+# Seconds that a layer's kernels take to be started for one token: transformers without graphs and with an adapter
+# beside each matrix; vLLM with graphs. Assumed.
+_LAYER_EAGER = Range(0.5e-3, 2.0e-3)
+_LAYER_GRAPH = Range(0.08e-3, 0.35e-3)
+_LAYER_CPU = Range(0.1e-3, 1.0e-3)
+# Around a measured rate: other lengths, other loads of the machine.
+AROUND_MEASURED = Range(0.75, 1.35)
+
+
+def product_rate(device: Hardware, *, compute: int, sharing: int) -> Range:
+    """FLOP/s that a process reaches, by the data sheet.
+
+    Args:
+        device: Of the process.
+        compute: Bytes of a number that is multiplied.
+        sharing: Processes that share the device.
+    """
+    half = 2
+    return _OF_PEAK.times((device.peak if compute <= half else device.float32) / sharing)
+
+
+def token_seconds(device: Hardware, engine: Capabilities, layers: int, read: float, *, sharing: int) -> Range:
+    """Seconds of a step of the engine, in which each completion grows by a token, by the data sheet.
+
+    Args:
+        device: Of the engine.
+        engine: That writes.
+        layers: Of the model.
+        read: Bytes of the base and of the completions' keys and values, read once.
+        sharing: Processes that share the device.
+    """
+    layer = _LAYER_CPU if device.on_cpu else _LAYER_GRAPH if engine.takes_updates else _LAYER_EAGER
+    reading = taking(read, _OF_BANDWIDTH.times(device.bandwidth / sharing))
+    return Range(max(layers * layer.low, reading.low), layers * layer.high + reading.high)
+
+
+def taking(work: float, rate: Range) -> Range:
+    """Seconds of work at a rate."""
+    return Range(work / rate.high, work / rate.low)

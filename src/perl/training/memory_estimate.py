@@ -8,24 +8,25 @@ not estimated. All sizes are bytes.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig
 
-from perl.packing.attention import KERNEL_CALL, Machine, needs_every_head
 from perl.packing.divergence import divergence_bytes
 from perl.packing.head import head_bytes
 from perl.packing.memory import BYTES_PER_TRAINED, CPU_TOKENS, MemoryPlan, TokenBytes, plan_memory
-from perl.recipe import Recipe
-from perl.trainer.config import PeftRLConfig
-from perl.training.decoder import Decoder, Types, cached_bytes, decoder_of, types_of, weight_bytes
-from perl.training.hardware import GIB, sold_as
-from perl.training.sharing import ALONE, Sharing, TrainedBytes, base_bytes, trained_bytes
+from perl.training.decoder import (
+    ALONE,
+    Decoder,
+    Sharing,
+    TrainedBytes,
+    Types,
+    base_bytes,
+    cached_bytes,
+    trained_bytes,
+    weight_bytes,
+)
+from perl.training.hardware import GIB
 
-# As GPUs are sold.
-GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
-ON_CPU = "CPU"
 # The CUDA context and the libraries' memory; not measured yet.
 _CONTEXT = 0.6 * GIB
 _FLOAT32 = 4
@@ -59,7 +60,7 @@ class Work:
         attention: How.
         fused_head: Whether the head's derivative is taken in its forward pass.
         fixed_tokens: Tokens of a micro-batch, where the recipe sets them.
-        teacher: Numbers of the teacher's adapter, 0 where the teacher is the base; None: nobody teaches.
+        teacher: Numbers of the teacher's adapter, 0 where the teacher is the base; None: no teacher.
         pass_tokens: Of the longest micro-batch at the lengths that are reckoned with, on a CPU, where the budget is a
             number; None: it is full.
         dora: Whether the LoRA's weights are decomposed.
@@ -92,7 +93,6 @@ class MemoryEstimate:
         plan: Tokens of a pass, and whether activations are computed again.
         longest_row: Tokens of the longest prompt with its completion.
         in_a_pass: Tokens that a micro-batch must hold: of the longest row, or as many as the recipe sets.
-        gpu: As it is sold, a name in :data:`GPUS` or another.
         available: Bytes that there are.
         context: Bytes of the driver's context and the libraries.
         teacher: Of the teacher's adapter, in float32; its states are in ``per_token``, its logits in ``head``.
@@ -109,7 +109,6 @@ class MemoryEstimate:
     plan: MemoryPlan
     longest_row: int
     in_a_pass: int
-    gpu: str
     available: float
     context: float
     teacher: float = 0.0
@@ -198,12 +197,12 @@ def estimate_memory(
     model: Decoder,
     types: Types,
     rank: int,
-    gpu: str,
     work: Work,
+    available: float,
     sharing: Sharing = ALONE,
     *,
     trained: int | None = None,
-    available: float | None = None,
+    on_cpu: bool = False,
 ) -> MemoryEstimate:
     """What a run needs of one GPU, or of this machine's memory for a process on its CPU.
 
@@ -211,36 +210,34 @@ def estimate_memory(
         model: The base.
         types: Of its numbers.
         rank: Of the LoRA on all linear layers; what another method keeps for its gradient is taken to be that of one.
-        gpu: One of :data:`GPUS`; any name where the bytes are given, :data:`ON_CPU` for a CPU.
         work: What is done there.
+        available: Bytes that there are.
         sharing: How the processes share it.
         trained: Parameters that train; None: of that LoRA.
-        available: Bytes; None: what a GPU of that name has.
+        on_cpu: Whether there is no GPU.
     """
     count = model.lora_parameters(rank) if trained is None else trained
-    held, on_cpu = trained_bytes(count, sharing), gpu == ON_CPU
-    room = GPUS[gpu] if available is None else available
+    held = trained_bytes(count, sharing)
     context = 0.0 if on_cpu else _CONTEXT
-    engine = work.engine_share * room
+    engine = work.engine_share * available
     of_row = cached_bytes(model, types) * work.longest_row
-    needed = weight_bytes(model, types) + of_row if engine else 0.0
     weights, gathered = base_bytes(model, types, sharing)
     stored, compute = (torch.float32 if size == _FLOAT32 else torch.bfloat16 for size in (types.weights, types.compute))
-    sizes = (model.vocabulary, model.hidden)
-    head = float(head_bytes(sizes, stored, compute, None if on_cpu else int(room), fused=work.fused_head or on_cpu))
+    sizes, of_gpu = (model.vocabulary, model.hidden), None if on_cpu else int(available)
+    head = float(head_bytes(sizes, stored, compute, of_gpu, fused=work.fused_head or on_cpu))
     per_token, teacher = token_bytes(model, types, rank, work.attention, dora=work.dora), 0.0
     if work.teacher is not None:
         per_token, teacher = _taught(per_token, model, types), float(_FLOAT32 * work.teacher)
-        head = max(head, float(divergence_bytes(sizes, stored, compute, None if on_cpu else int(room))))
+        head = max(head, float(divergence_bytes(sizes, stored, compute, of_gpu)))
     per_token = replace(per_token, fixed=per_token.fixed + head)
-    in_a_pass = max(work.fixed_tokens or 0, work.longest_row)
-    free = room - context - weights - gathered - held.parameters - teacher - engine
-    if on_cpu:  # activations are kept, whatever memory there is
-        in_a_pass = _tokens_on_cpu(work)
+    if on_cpu:  # activations are kept, whatever memory there is; a row is not cut
+        in_a_pass = max(work.pass_tokens or work.fixed_tokens or CPU_TOKENS, work.longest_row)
         plan = MemoryPlan(max(work.fixed_tokens or CPU_TOKENS, work.longest_row), recompute=False)
     else:
+        in_a_pass = max(work.fixed_tokens or 0, work.longest_row)
         # What gradients and optimizer take besides the parameters, as if it were 12 bytes of each parameter.
         beside = held.gradients + held.optimizer - BYTES_PER_TRAINED * count
+        free = available - context - weights - gathered - held.parameters - teacher - engine
         plan = plan_memory(free - beside, count, per_token, longest_row=work.longest_row)
         plan = plan if not work.fixed_tokens else MemoryPlan(in_a_pass, plan.recompute)
     return MemoryEstimate(
@@ -249,14 +246,13 @@ def estimate_memory(
         trained=held,
         cache=float(of_row * work.completions),
         engine=engine,
-        engine_needs=needed,
+        engine_needs=weight_bytes(model, types) + of_row if engine else 0.0,
         head=head,
         per_token=per_token,
         plan=plan,
         longest_row=work.longest_row,
         in_a_pass=in_a_pass,
-        gpu=gpu,
-        available=room,
+        available=available,
         context=context,
         teacher=teacher,
     )
@@ -269,85 +265,3 @@ def _taught(per_token: TokenBytes, model: Decoder, types: Types) -> TokenBytes:
     """
     states = model.hidden * (2 * types.weights + _FLOAT32)
     return replace(per_token, kept=per_token.kept + states, recomputed=per_token.recomputed + states)
-
-
-def _tokens_on_cpu(work: Work) -> int:
-    """Of the longest micro-batch; a row is not cut."""
-    return max(work.pass_tokens or work.fixed_tokens or CPU_TOKENS, work.longest_row)
-
-
-def recipe_estimates(
-    recipe: Recipe,
-    arguments: PeftRLConfig,
-    base: Any,  # noqa: ANN401 (a config of transformers)
-    adapter: PeftConfig | None,
-    longest_row: int,
-    critic_parameters: int = 0,
-    teacher_parameters: int | None = None,
-) -> list[MemoryEstimate]:
-    """What a process of the run needs on each of :data:`GPUS`.
-
-    Nothing for a run on the CPU, an unknown model, or another method than LoRA and DoRA.
-
-    Args:
-        recipe: Of the run.
-        arguments: Of its trainer.
-        base: The model's config.
-        adapter: The adapter's.
-        longest_row: Tokens of the longest prompt with its completion.
-        critic_parameters: That are trained beside the adapter.
-        teacher_parameters: As :attr:`Work.teacher`.
-    """
-    model = decoder_of(base)
-    if recipe.engine.device == "cpu" or model is None or adapter is None or not _is_plain(adapter):
-        return []
-    engine = recipe.rollout.capabilities
-    work = Work(
-        longest_row,
-        completions=0 if engine.takes_updates else written_at_once(recipe),
-        engine_share=arguments.vllm_gpu_memory_utilization if engine.in_process else 0.0,
-        attention=attention_of(arguments, fp16=bool(recipe.train.get("fp16"))),
-        fused_head=bool(arguments.fused_head),
-        fixed_tokens=arguments.train_tokens_per_microbatch,
-        dora=adapter.use_dora,
-        teacher=teacher_parameters,
-    )
-    sharing = Sharing(recipe.engine.strategy, recipe.batch.world_size)
-    trained = model.lora_parameters(adapter.r) + (model.outputs if adapter.use_dora else 0) + critic_parameters
-    types = types_of(recipe, base)
-    return [estimate_memory(model, types, adapter.r, gpu, work, sharing, trained=trained) for gpu in GPUS]
-
-
-def written_at_once(recipe: Recipe) -> int:
-    """Completions that transformers write at once in a process: its share of a generation batch."""
-    batch = recipe.batch
-    passes = recipe.train.get("steps_per_generation") or batch.gradient_accumulation_steps
-    return int(batch.per_device_train_batch_size * passes)
-
-
-def attention_of(arguments: PeftRLConfig, *, fp16: bool) -> Attention:
-    """Of a run on a GPU, with the torch that is installed."""
-    shared = bool(arguments.padding_free and arguments.share_prompts)
-    if fp16:  # for GPUs without bfloat16, which have no kernel either
-        return Attention(kernel=False, grouped=not needs_every_head(Machine("cuda")), shared=shared)
-    return Attention(grouped=KERNEL_CALL is not None and KERNEL_CALL.grouped, shared=shared)
-
-
-def _is_plain(adapter: PeftConfig) -> bool:
-    """Whether an adapter is a LoRA, or a DoRA, on all linear layers and no more."""
-    if type(adapter) is not LoraConfig or adapter.target_modules != "all-linear":
-        return False
-    return not (adapter.lora_dropout or adapter.modules_to_save)
-
-
-def described(estimates: list[MemoryEstimate]) -> str:
-    """A line for a plan, of the same run on GPUs of several sizes, the smallest first."""
-    fitting = [estimate for estimate in estimates if estimate.fits]
-    if not fitting:
-        return f"more than {estimates[-1].gpu} (estimated)"
-    first = fitting[0]
-    parts = {"weights": first.weights, "adapter": first.adapter, "teacher": first.teacher}
-    parts |= {"vLLM": first.engine, "rollouts": first.cache}
-    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts.items() if value)
-    passes = (f"{e.plan.tokens:,}{' recomputed' if e.plan.recompute else ''} on {e.gpu}" for e in fitting)
-    return f"{first.least / GIB:.1f} GiB at least (estimated: {shown}); tokens in a pass: {', '.join(passes)}"

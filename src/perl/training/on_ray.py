@@ -26,7 +26,6 @@ from perl.run.files import write_text
 from perl.run.folder import LOCK, Run, check_folder, in_use
 from perl.run.progress import Progress, duration, progress
 from perl.training.plan import Plan
-from perl.training.planned_server import planned_server
 
 # Where a run folder remembers what the run is called in Ray's storage.
 _NAME = ".in-storage"
@@ -76,7 +75,7 @@ def train_on_ray(
             key, command = secrets.token_hex(16), None
             if servers is not None:
                 gpus = gpus_of_server(cluster, servers)
-                started = planned_server(plan, PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
+                started = plan.server_command(PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
                 command = ServerCommand(started, servers.python, gpus, key)
             with _held(folder, storage):
                 task = Task(

@@ -6,19 +6,17 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 """
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from datasets import Dataset
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.unrewarded import counts
-from perl.data import ProblemSet, load_problem_set, render_prompts
-from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, RecipeError, raise_all
+from perl.data import ProblemSet, load_problem_set
+from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
 from perl.methods.on_quantised import check_on_quantised
@@ -39,39 +37,28 @@ from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher, is_same
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages, tracker_mistakes
-from perl.recipe.quantisations import in_few_bits
-from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
-from perl.rewards.custom import unsendable
 from perl.rewards.process.model import read_process_config
 from perl.rewards.process.reward import ProcessReward
-from perl.rewards.resolve import GOLD, by_own_names
-from perl.rewards.verifier import Judging, unreadable
+from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Form
+from perl.rollouts.vllm.server_command import server_command
 from perl.rollouts.vllm.version import check_engine
-from perl.run.progress import live_line
-from perl.run.warned import warn
 from perl.trainer.argument_checks import of_our_step
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.recipe_arguments import training_arguments
 from perl.trainer.signal_checks import check_teacher, taught_alone
-from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
-from perl.training.plan_text import algorithm_lines, critic_lines, prompt_lines, rollout_lines
-from perl.training.prompt_checks import steps_of
+from perl.training.plan_checks import (
+    asked_problems,
+    check_rewards,
+    check_teacher_prompts,
+    check_template,
+    judging_of,
+    prompt_tokens,
+    steps_of,
+)
 from perl.training.tasks import run_protocol, run_tasks
-from perl.training.teacher_fit import check_teacher_prompts
-
-# A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
-_MOST_UNREADABLE = 0.05
-_ANSWERS_AT_A_TIME = 500
-
-# Arguments that TRL hands to every reward function; all others are columns of the data set.
-_ARGUMENTS_FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "environments"}
-_ARGUMENTS_FROM_TRL |= {"log_extra", "log_metric"}
-
-# What to do about an argument that no column can fill.
-_HINTS = {"solution": "set data.train.columns.answer", "prompt": "it is called prompts, as in TRL"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +75,6 @@ class Plan:
         method: The row of the table of methods.
         settings: The adapter's settings, defaults filled in.
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
-        memory: What it is estimated to need on GPUs of several sizes; empty if that is not known.
         critic_parameters: Trained beside the adapter; 0: there is no critic.
         teacher: The adapter of the teacher, if it has one.
     """
@@ -108,19 +94,20 @@ class Plan:
     trainable_parameters: int
     total_parameters: int
     served_rank: int | None
-    memory: list[MemoryEstimate]
     critic_parameters: int = 0
     teacher: SavedAdapter | None = None
 
     @property
     def teacher_parameters(self) -> int | None:
-        """Of the teacher's adapter; 0: the teacher is the base; None: nobody teaches."""
-        return _teacher_parameters(self.recipe, self.teacher)
+        """Of the teacher's adapter; 0: the teacher is the base; None: no teacher."""
+        if not self.recipe.teacher.acts:
+            return None
+        return 0 if self.teacher is None else sum(math.prod(shape) for shape in self.teacher.shapes.values())
 
     @property
     def judging(self) -> Judging | None:
         """How answers are compared with gold answers, in training and evaluation; None if they never are."""
-        return _judging(self.rewards) or (Judging() if self.tasks else None)
+        return judging_of(self.rewards) or (Judging() if self.tasks else None)
 
     @property
     def longest_text(self) -> int:
@@ -133,35 +120,24 @@ class Plan:
         """In which vLLM gets the policy."""
         return "merged" if self.served_rank is None else "adapter"
 
-    def lines(self) -> Iterator[str]:
-        """The plan for a person to read."""
-        share = 100 * self.trainable_parameters / self.total_parameters
-        heldout = len(self.problems.heldout) if self.problems.heldout is not None else 0
-        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
-        base = self.total_parameters - (self.trainable_parameters if self.method.config else 0)
-        quantization = self.recipe.model.quantization
-        in_bits = f", base{in_few_bits(quantization)}" if quantization else ""
-        yield f"model    {self.recipe.model.name}, {base:,} parameters{in_bits}"
-        yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
-        yield from algorithm_lines(self.recipe, self.arguments)
-        yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
-        yield from critic_lines(self.arguments, self.method, self.critic_parameters)
-        yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
-        yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
-        yield from prompt_lines(self.recipe, self.arguments)
-        yield from rollout_lines(self.recipe, self.served_rank)
-        yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards) or 'none: the teacher alone'}"
-        greedy = ADVANTAGES[self.arguments.advantage_estimator].writes_greedy
-        more = f", and {self.recipe.batch.prompts_per_step} greedy completions" if greedy else ""
-        yield f"batch    {self.recipe.batch}{more}"
-        if self.recipe.batch.world_size > 1:
-            yield f"strategy {self.recipe.engine.strategy}"
-        completions = self.steps * self.recipe.batch.completions_per_step
-        least = "at least " if self.recipe.prompts.refill else ""
-        yield f"steps    {self.steps} ({least}{completions:,} completions in all)"
-        if self.memory:
-            yield f"memory   {described(self.memory)}"
-        yield f"output   {self.recipe.output_dir}"
+    def server_command(self, port: int | str, *, on_cpu: bool, gpus: int = 1) -> str:
+        """How a vLLM server for the run is started, with the environment variables that it needs.
+
+        Args:
+            port: That it listens on, or what stands for it.
+            on_cpu: It has no GPU.
+            gpus: Over which it splits the base.
+        """
+        return server_command(
+            self.recipe.model,
+            self.longest_text,
+            port,
+            on_cpu=on_cpu,
+            form=self.form,
+            rank=self.served_rank,
+            adapters=1 + self.recipe.rollout.prefetch,  # those of rollouts that are sampled ahead, and the newest
+            gpus=gpus,
+        )
 
 
 def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> Plan:
@@ -199,17 +175,15 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
-    _check_template(problems, tokenizer)
-    asked = _asked(problems, arguments)
-    _check_rewards(rewards, asked, problems, recipe)
-    longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
+    check_template(problems, tokenizer)
+    asked = asked_problems(problems, arguments)
+    check_rewards(rewards, asked, problems, recipe)
+    longest, mean = prompt_tokens(problems, tokenizer, empty.config, arguments)
     alone = taught_alone(arguments, rewarded=counts(r.weight for r in rewards), continued=saved is not None)
     same = alone and is_same(how, saved, teacher)
     check_teacher_prompts(recipe.teacher, asked, tokenizer, empty.config, arguments, same=same)
     protocol = run_protocol(recipe)
-    solution = (_judging(rewards) or Judging()).solution
-    critic = _critic_that_fits(recipe, arguments, empty)
-    longest_row = longest + arguments.max_completion_length
+    solution = (judging_of(rewards) or Judging()).solution
     plan = Plan(
         recipe=recipe,
         arguments=arguments,
@@ -226,10 +200,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
         trainable_parameters=trained,
         total_parameters=total + trained if how.config else total,
         served_rank=_served_rank(recipe, how),
-        memory=recipe_estimates(
-            recipe, arguments, empty.config, how.config, longest_row, critic, _teacher_parameters(recipe, teacher)
-        ),
-        critic_parameters=critic,
+        critic_parameters=_critic_that_fits(recipe, arguments, empty),
         teacher=teacher,
     )
     if arguments.vllm_max_model_length is None:
@@ -251,15 +222,6 @@ def _adaptation(recipe: Recipe, arguments: PeftRLConfig, saved: SavedAdapter | N
     if not arguments.learning_rate_asked:
         arguments.learning_rate = how.method.learning_rate
     return how
-
-
-def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: ProblemSet, recipe: Recipe) -> None:
-    """Refuses rewards that the data has no columns or answers for, and says which columns were taken."""
-    for what, rows in asked.items():
-        _check_rewards_fit(rewards, rows, what, problems.own_names)
-    for line in (*problems.renamed, *_with_two_answers(rewards, problems, recipe)):
-        warn("PRL314", "%s", line)
-    _check_answers(rewards, problems, recipe)
 
 
 def _check_packages(recipe: Recipe) -> None:
@@ -352,12 +314,6 @@ def _teacher_that_fits(
     return saved
 
 
-def _teacher_parameters(recipe: Recipe, teacher: SavedAdapter | None) -> int | None:
-    if not recipe.teacher.acts:
-        return None
-    return 0 if teacher is None else sum(math.prod(shape) for shape in teacher.shapes.values())
-
-
 def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
     """The adapter's settings for a person to read."""
     if saved is None:
@@ -378,112 +334,3 @@ def _check_quantised(recipe: Recipe, quantization: str, how: Adaptation, argumen
     if recipe.rollout.capabilities.needs_servers and _served_rank(recipe, how) is None:
         what = f"{how.method.name} sends weights after each step, which servers of a quantised base do not take"
         raise ModelError(what, "peft.method", "lora, or rollout.backend: transformers")
-
-
-def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Messages need a chat template to become tokens."""
-    for role, rows in (("train", problems.train), ("eval", problems.heldout)):
-        if rows is not None and tokenizer.chat_template is None and not isinstance(rows[0]["prompt"], str):
-            raise DataError(
-                "prompts are chat messages, but the model has no chat template", f"data.{role}", "set data.chat: false"
-            )
-
-
-def _asked(problems: ProblemSet, arguments: PeftRLConfig) -> dict[str, Dataset]:
-    """What the policy is asked and rewarded for, in training and between its steps, by what it is called."""
-    evaluated = problems.heldout if arguments.eval_strategy != "no" else None
-    return {"data": problems.train, **({} if evaluated is None else {"held-out data": evaluated})}
-
-
-def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str, own_names: Mapping[str, str]) -> None:
-    """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
-    found: list[Mistake] = []
-    known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
-    for reward in rewards:
-        where = f"rewards.{reward.name}"
-        stored = dict.fromkeys(rows.column_names, "")
-        own = by_own_names(stored, own_names) if reward.failures is not None else {}
-        for name in reward.needs:
-            if name not in known and name not in own:
-                column = "an answer" if name == "solution" else f"the column {name!r}"
-                hint = f"there are {', '.join(sorted(known & set(rows.column_names)))}; {where}.columns maps names"
-                hint = _HINTS.get(name, hint)
-                found.append(Mistake(f"needs {column}, which the {what} does not have", where, hint))
-        if not reward.takes_all:
-            hint = "TRL hands every column of the data to every reward"
-            found.append(Mistake("the function must accept **kwargs", where, hint))
-        unsent = unsendable(rows[0]) if reward.in_workers else None
-        if unsent:
-            found.append(Mistake(f"cannot be given to a worker process: {unsent}", where, "leave workers out"))
-    raise_all(DataError, found)
-
-
-def _with_two_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> Iterator[str]:
-    """A line for each custom reward that asks for ``solution`` where that is not the gold answer."""
-    if GOLD not in problems.own_names:
-        return
-    gold = recipe.data.train.columns.answer
-    for reward in rewards:
-        if reward.failures is not None and GOLD in reward.by_name:
-            yield (
-                f"rewards.{reward.name}: {GOLD} is the data set's column of that name; the gold answer, from {gold}, "
-                f"is {'answer' if gold != 'answer' and 'answer' not in problems.train.column_names else gold}"
-            )
-
-
-def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
-    """Gold answers that cannot be read are right only letter for letter: many of them are a mistake."""
-    judging = _judging(rewards)
-    sets = [("train", problems.train)] if judging is not None else []
-    if problems.heldout is not None and recipe.eval.enabled:
-        sets.append(("eval", problems.heldout))
-    judging = judging or Judging()
-    found = []
-    for role, rows in sets:
-        if judging.solution not in rows.column_names:  # of the training data it is checked as any other column
-            found.append(Mistake("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
-        elif is_first_process():  # the others would find the same
-            found += _unreadable_answers(rows[judging.solution], role, judging.workers)
-    raise_all(DataError, found)
-
-
-def _judging(rewards: list[Reward]) -> Judging | None:
-    """How the first reward that judges answers does it."""
-    return next((reward.judging for reward in rewards if reward.judging is not None), None)
-
-
-def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Mistake]:
-    """A mistake if there are many; a few are logged."""
-    bad: list[int] = []
-    with live_line(len(golds), "reading gold answers") as line:
-        for start in range(0, len(golds), _ANSWERS_AT_A_TIME):
-            part = golds[start : start + _ANSWERS_AT_A_TIME]
-            bad += [start + position for position in unreadable(part, workers)]
-            line.update(len(part))
-    if not bad:
-        return []
-    what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {str(golds[bad[0]])[:40]!r}"
-    if len(bad) > _MOST_UNREADABLE * len(golds):
-        hint = "`perl reward check RECIPE` lists them; drop those rows, or use a custom reward"
-        return [Mistake(what, f"data.{role}", hint)]
-    warn("PRL315", "data.%s: %s; right only letter for letter, else without a reward", role, what)
-    return []
-
-
-def _prompt_tokens(
-    problems: ProblemSet, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, arguments: PeftRLConfig
-) -> tuple[int, float]:
-    """Of the longest prompt, and on average; refuses one that leaves no room for the completion in the context."""
-    sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]
-    rendered = [render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs) for rows in sets]
-    lengths = [[len(prompt.token_ids) for prompt in prompts] for prompts in rendered]
-    longest = max(max(of_set) for of_set in lengths)
-    context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and longest + arguments.max_completion_length > context:
-        raise ModelError(
-            f"the longest prompt has {longest} tokens, with {arguments.max_completion_length} of completion that is "
-            f"more than the model's {context}",
-            "rollout.max_completion_length",
-            f"at most {context - longest}" if context > longest else "shorten or drop the long prompts",
-        )
-    return longest, sum(lengths[0]) / len(lengths[0])

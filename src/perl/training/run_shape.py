@@ -1,34 +1,55 @@
-"""What is run on what: processes, device, model, batch; and how a process of it runs its rows.
+"""What is run on what: processes, device, model, batch, lengths; and how a process of it runs its rows.
 
-Plan, Setup -> Shape, BatchPlan, MemoryEstimate, Execution
+Plan, a number or an earlier run -> Lengths; Plan, Setup -> Shape, MemoryEstimate, Execution
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from peft import LoraConfig, PeftConfig
 
 from perl.algorithms.registry import LOSSES
-from perl.errors import ModelError
+from perl.errors import ModelError, PerlError
 from perl.methods.settings import adaptation
+from perl.packing.attention import KERNEL_CALL, Machine, needs_every_head
 from perl.packing.memory import CPU_TOKENS
 from perl.policy.model import load_empty_base
 from perl.recipe.batch_plan import BatchPlan
 from perl.recipe.sections import Strategy
 from perl.training.cost_flops import Execution, Group, ModelSize, largest_pass, size_of
-from perl.training.decoder import Decoder, Types, decoder_of, types_of, types_on_cpu
+from perl.training.decoder import Decoder, Sharing, Types, decoder_of, types_of
 from perl.training.hardware import Hardware
-from perl.training.lengths import Lengths
-from perl.training.memory_estimate import (
-    Attention,
-    MemoryEstimate,
-    Work,
-    attention_of,
-    estimate_memory,
-    written_at_once,
-)
+from perl.training.memory_estimate import Attention, MemoryEstimate, Work, estimate_memory
 from perl.training.plan import Plan
-from perl.training.sharing import Sharing
+
+# Of an earlier run's steps the last ones count: completions grow or shrink while it trains.
+_LAST_STEPS = 50
+_LENGTH, _LONGEST, _TRAINED = "completions/mean_length", "completions/max_length", "rows/trained_fraction"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts and completions.
+
+    Attributes:
+        prompt: On average.
+        completion: On average.
+        longest: Of the longest completion of a step.
+        live: Share of the completions that have a gradient.
+        source: Where the numbers are from, for a person to read.
+        seconds: That a step of the earlier run took; None without one.
+    """
+
+    prompt: int
+    completion: int
+    longest: int
+    live: float
+    source: str
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,15 +58,13 @@ class Setup:
 
     Attributes:
         batch: Of a step, over the processes that train.
-        nodes: They are on.
-        device: Of each process; a CPU is shared by all processes of a node.
+        device: Of each process; a CPU is shared by all.
         strategies: To be compared, one or all.
         lengths: Of prompts and completions.
-        measured: Rates measured here, by the names of :class:`perl.training.cost_time.Rates`.
+        measured: Rates measured here: ``products`` and ``token``, as :mod:`perl.training.measured_rates` has them.
     """
 
     batch: BatchPlan
-    nodes: int
     device: Hardware
     strategies: tuple[Strategy, ...]
     lengths: Lengths
@@ -57,14 +76,14 @@ class Setup:
         return self.batch.world_size
 
     @property
+    def sharing(self) -> int:
+        """Processes that share a device."""
+        return self.processes if self.device.on_cpu else 1
+
+    @property
     def rows(self) -> int:
         """Completions of a process in a step."""
         return self.batch.completions_per_step // self.processes
-
-    @property
-    def on_a_node(self) -> int:
-        """Processes of a node."""
-        return -(-self.processes // self.nodes)
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,54 @@ class Shape:
         return size_of(self.model, self.rank, dora=self.dora)
 
 
+def lengths_of(plan: Plan, *, completion: int | None = None, run: str | None = None) -> Lengths:
+    """What a plan reckons with.
+
+    Args:
+        plan: Of the run.
+        completion: Tokens of a completion on average; None: half of the most.
+        run: Folder of an earlier run, whose lengths are taken.
+
+    Raises:
+        PerlError: The run has no metrics, or the number is more than a completion may have.
+    """
+    prompt, most = round(plan.mean_prompt), int(plan.arguments.max_completion_length or 1)
+    if completion is not None and not 1 <= completion <= most:
+        raise PerlError(f"{completion} tokens", "--completion-tokens", f"1 to {most}, rollout.max_completion_length")
+    if run is not None:
+        return measured_lengths(Path(run), prompt, completion)
+    if completion is not None:
+        return Lengths(prompt, completion, most, 1.0, "as given; the longest as long as allowed")
+    return Lengths(prompt, max(most // 2, 1), most, 1.0, "assumed: half of the most; the longest as long as allowed")
+
+
+def measured_lengths(run: Path, prompt: int, completion: int | None) -> Lengths:
+    """Of the last steps of a run."""
+    rows = [row for row in _metrics(run) if _LENGTH in row][-_LAST_STEPS:]
+    if not rows:
+        raise PerlError("no step of this run has been logged", str(run / "metrics.jsonl"))
+    mean, longest = (round(fmean(row[name] for row in rows)) for name in (_LENGTH, _LONGEST))
+    seconds = [row["step_time"] for row in rows if "step_time" in row]
+    return Lengths(
+        prompt,
+        completion or max(mean, 1),
+        max(longest, completion or mean, 1),
+        fmean(row.get(_TRAINED, 1.0) for row in rows),
+        f"measured in {run}, the last {len(rows)} steps",
+        fmean(seconds) if seconds else None,
+    )
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError:
+        raise PerlError("not a run folder", str(run), "the OUTPUT of an earlier `perl train`") from None
+    except ValueError:
+        raise PerlError("is damaged", str(path)) from None
+
+
 def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
     """The sizes that costs are derived from.
 
@@ -104,18 +171,18 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
     if model is None:
         known = "Llama, Mistral, Qwen2 and Qwen3 are"
         raise ModelError(f"costs of a {config.model_type} are not derived", "model.name", known)
-    types = types_on_cpu(plan.recipe, config) if on_cpu else types_of(plan.recipe, config)
     adapter = adaptation(plan.recipe.peft).config if plan.method.config else None
     rank = _rank_of(adapter)
     dora = isinstance(adapter, LoraConfig) and bool(adapter.use_dora)
     as_known = model.lora_parameters(rank) + (model.outputs if dora else 0) == plan.trainable_parameters
-    plain = type(adapter) is LoraConfig and as_known
-    return Shape(model, types, rank, plan.trainable_parameters + plan.critic_parameters, plain, dora)
-
-
-def peak_of(plan: Plan, shape: Shape, device: Hardware) -> float:
-    """FLOP/s of a device's products in the type of the run."""
-    return device.peak_of(shape.types.compute, tf32=bool(plan.recipe.train.get("tf32")))
+    return Shape(
+        model=model,
+        types=types_of(plan.recipe, config, on_cpu=on_cpu),
+        rank=rank,
+        trained=plan.trainable_parameters + plan.critic_parameters,
+        exact=type(adapter) is LoraConfig and as_known,
+        dora=dora,
+    )
 
 
 def _rank_of(adapter: PeftConfig | None) -> int:
@@ -123,9 +190,7 @@ def _rank_of(adapter: PeftConfig | None) -> int:
     return int(rank) if isinstance(rank, int) else 8
 
 
-def memory_on(
-    plan: Plan, setup: Setup, shape: Shape, strategy: Strategy, available: tuple[str, float]
-) -> MemoryEstimate:
+def memory_on(plan: Plan, setup: Setup, shape: Shape, strategy: Strategy, available: float) -> MemoryEstimate:
     """What a process holds.
 
     Args:
@@ -133,12 +198,13 @@ def memory_on(
         setup: What it is to run on.
         shape: Model and adapter.
         strategy: How processes share.
-        available: Name and bytes of the memory.
+        available: Bytes of the memory.
     """
-    arguments, engine = plan.arguments, plan.recipe.rollout.capabilities
+    arguments, engine, batch = plan.arguments, plan.recipe.rollout.capabilities, setup.batch
+    passes = plan.recipe.train.get("steps_per_generation") or batch.gradient_accumulation_steps
     work = Work(
         plan.longest_prompt + int(arguments.max_completion_length or 0),
-        completions=0 if engine.takes_updates else written_at_once(replace(plan.recipe, batch=setup.batch)),
+        completions=0 if engine.takes_updates else int(batch.per_device_train_batch_size * passes),
         engine_share=arguments.vllm_gpu_memory_utilization if engine.in_process else 0.0,
         attention=attention_on(plan, setup.device),
         fused_head=setup.device.on_cpu or bool(arguments.fused_head),
@@ -147,10 +213,15 @@ def memory_on(
         dora=shape.dora,
         teacher=plan.teacher_parameters,
     )
-    sharing = Sharing(strategy, setup.processes)
-    name, size = available
     return estimate_memory(
-        shape.model, shape.types, shape.rank, name, work, sharing, trained=shape.trained, available=size
+        shape.model,
+        shape.types,
+        shape.rank,
+        work,
+        available,
+        Sharing(strategy, setup.processes),
+        trained=shape.trained,
+        on_cpu=setup.device.on_cpu,
     )
 
 
@@ -167,11 +238,15 @@ def _largest_on_cpu(plan: Plan, setup: Setup) -> int:
 
 
 def attention_on(plan: Plan, device: Hardware) -> Attention:
-    """How packed rows are attended to there."""
-    found = attention_of(plan.arguments, fp16=bool(plan.recipe.train.get("fp16")))
+    """How packed rows are attended to there, with the torch that is installed."""
+    shared = bool(plan.arguments.padding_free and plan.arguments.share_prompts)
     if device.on_cpu:
-        return Attention(kernel=False, grouped=True, shared=found.shared)
-    return found if device.bfloat16 else Attention(kernel=False, grouped=False, shared=found.shared)
+        return Attention(kernel=False, grouped=True, shared=shared)
+    if not device.bfloat16:  # such GPUs have no kernel either
+        return Attention(kernel=False, grouped=False, shared=shared)
+    if plan.recipe.train.get("fp16"):
+        return Attention(kernel=False, grouped=not needs_every_head(Machine("cuda")), shared=shared)
+    return Attention(grouped=KERNEL_CALL is not None and KERNEL_CALL.grouped, shared=shared)
 
 
 def execution_of(plan: Plan, shape: Shape, memory: MemoryEstimate, device: Hardware) -> Execution:

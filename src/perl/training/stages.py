@@ -76,11 +76,11 @@ from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
 from perl.training.callbacks.run_record import RunRecord
 from perl.training.checked_recipe import checked_recipe
+from perl.training.forecast import forecast_of
 from perl.training.forecast_text import forecast_lines
 from perl.training.on_ray import train_on_ray
 from perl.training.on_verl import train_on_verl
 from perl.training.plan import Plan, make_plan
-from perl.training.question import forecast_of
 from perl.training.scores import between_steps, score_base, score_best, score_run
 
 logger = logging.getLogger("perl")

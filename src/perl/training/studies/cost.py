@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from perl.errors import RecipeError
 from perl.run.progress import duration
 from perl.run.tables import plain_table
-from perl.training.cost_time import NOTHING
-from perl.training.hardware import GIB
-from perl.training.question import forecast_of
+from perl.training.forecast import forecast_of
+from perl.training.hardware import GIB, Range
 from perl.training.stages import prepare
 from perl.training.studies.cells import counted
 from perl.training.studies.plan import Study
@@ -39,7 +38,7 @@ def cost_lines(planned: Study) -> Iterator[str]:
     check_servers(planned)
     file = planned.file
     rows = [["arm", "cells that choose", "cells that score", "trains", "GiB a cell", "a cell trains"]]
-    cells, time, memory = 0, NOTHING, 0.0
+    cells, time, memory = 0, Range(0.0, 0.0), 0.0
     for arm in planned.arms:
         plan = prepare(planned.recipe_of(arm[0]), engine_here=False)
         ((_, column),) = forecast_of(plan).strategies.items()

@@ -1,7 +1,6 @@
-"""A recipe that is drafted has sizes that fit by ``perl plan``'s own estimate, and reads as if written by hand."""
+"""A recipe that is written anew has sizes that fit by ``perl plan``'s own estimate, and reads as if written by hand."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from perl.recipe import load_recipe
 from perl.recipe.engines import VLLM
 from perl.recipe.optional_packages import Package
 from perl.sandbox import BASE_FOLDER
-from perl.training import draft_data, draft_sizes
+from perl.training import new_data, new_recipe
 from perl.training.hardware import hardware_named
 
 SUMS = [{"problem": f"{i}+{j}=", "answer": str(i + j), "solution": "We count."} for i in range(10) for j in range(10)]
@@ -51,7 +50,7 @@ def weightless(size, layers=28):
 
 @pytest.mark.parametrize(
     ("size", "gpu", "quantization", "prompts"),
-    [("1.5b", "T4", None, 16), ("7b", "T4", "nf4", 16), ("7b", "24", None, 8), ("7b", "80GB", None, 16)],
+    [("7b", "T4", "nf4", 16), ("7b", "24", None, 8)],
 )
 def test_sizes_are_the_largest_of_a_few_that_fit_by_the_plans_estimate(size, gpu, quantization, prompts):
     found = perl.new_recipe(weightless(size), write_sums(), gpu=gpu).recipe
@@ -113,26 +112,20 @@ def test_completions_fit_the_context_and_steps_the_data():
     assert few.train["max_steps"] <= 10 * 3
 
 
-def test_a_reward_of_ones_own_needs_no_gold_answers_and_lies_beside_the_recipe(monkeypatch):
-    monkeypatch.setattr("sys.path", [*sys.path])
-    Path("mine").mkdir()
-    Path("mine/drafted_reward.py").write_text("def f(completions, hint, **_):\n    return [0.0] * len(completions)\n")
+def test_a_reward_of_ones_own_needs_no_gold_answers(monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    Path("drafted_reward.py").write_text("def f(completions, hint, **_):\n    return [0.0] * len(completions)\n")
     write_sums("hints.jsonl", [{"question": f"{i}?", "hint": "x"} for i in range(20)])
-    asked = {"reward": "mine/drafted_reward.py:f", "gpu": "cpu"}
-    found = perl.new_recipe(str(BASE_FOLDER), "hints.jsonl", "mine/new.yaml", **asked).recipe
+    found = perl.new_recipe(str(BASE_FOLDER), "hints.jsonl", reward="drafted_reward:f", gpu="cpu").recipe
     assert list(found.rewards) == ["drafted_reward:f"]
     assert found.data.train.columns.answer is None
     assert found.data.prompt_template is None
-    with pytest.raises(PerlError, match="does not lie beside the recipe"):
-        perl.new_recipe(str(BASE_FOLDER), "hints.jsonl", "new.yaml", **asked)
-    with pytest.raises(PerlError, match="which column holds the gold answer"):
-        perl.new_recipe(str(BASE_FOLDER), "hints.jsonl", gpu="cpu")
 
 
 def test_vllm_is_chosen_where_it_is_installed_and_fits(monkeypatch):
     monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", True)
     assert VLLM.installed
-    chosen = [one.backend for one in draft_sizes._candidates(hardware_named("H100"))]
+    chosen = [one.backend for one in new_recipe._candidates(hardware_named("H100"), None)]
     assert chosen[:2] == ["vllm", "vllm"]
     assert set(chosen[2:]) == {"transformers"}
 
@@ -140,19 +133,19 @@ def test_vllm_is_chosen_where_it_is_installed_and_fits(monkeypatch):
 def test_a_hub_data_sets_own_test_split_is_held_out_if_it_can_be_read(monkeypatch):
     asked = []
 
-    def rows_of(source, where="data.train"):
-        asked.append((source.get("split"), where))
-        if source["name"] == "me/without-test":
+    def read(source, role, where):
+        asked.append((source.split, role, where))
+        if source.name == "me/without-test":
             raise PerlError("no such split")
 
-    monkeypatch.setattr(draft_data, "rows_of", rows_of)
+    monkeypatch.setattr(new_data, "read_source", read)
     columns = {"prompt": "question", "answer": "answer"}
     train = {"name": "me/maths", "subset": "main", "split": "train", "limit": 9, "columns": columns}
-    found = draft_data.held_out_of(train, None)
+    found = new_data._test_split(train)
     assert found == {"name": "me/maths", "subset": "main", "split": "test", "columns": columns}
-    assert asked == [("test", "data.eval")]
-    assert draft_data.held_out_of({**train, "name": "me/without-test"}, None) is None
-    assert draft_data.held_out_of({**train, "name": "sums.jsonl"}, None) is None
+    assert asked == [("test", "eval", "data.eval")]
+    assert new_data._test_split({**train, "name": "me/without-test"}) is None
+    assert new_data._test_split({**train, "name": "sums.jsonl"}) is None
 
 
 CHAT = [{"hint": "x", "talk": [{"role": "user", "content": f"{i}+1="}], "answer": str(i + 1)} for i in range(9)]
@@ -163,9 +156,7 @@ PLAIN = {"question": "1+1=", "answer": "2", "number": "3"}
     ("data", "columns"),
     [
         ("plain.jsonl", ("question", "answer")),
-        ({"name": "plain.jsonl", "columns": {"prompt": "question"}}, ("question", "answer")),
-        ({"name": "plain.jsonl", "columns": {"answer": "number"}}, ("question", "number")),
-        ({"train": {"name": "plain.jsonl", "limit": 5}}, ("question", "answer")),
+        ({"train": {"name": "plain.jsonl", "limit": 5, "columns": {"answer": "number"}}}, ("question", "number")),
         ("chat.jsonl", ("talk", "answer")),
         ("sandbox:addition", ("prompt", "answer")),
     ],
@@ -182,27 +173,11 @@ def test_columns_that_are_not_named_are_guessed(data, columns):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({}, "data.train.name: is required"),
         (3, "data: must be a name or a mapping, not 3"),
-        ("", "data.train.name: must have at least 1 character"),
-        ({"eval": "plain.jsonl"}, "data.train: is required"),
         ({"train": 3}, "data.train: must be a mapping, not 3"),
-        ({"name": None}, "data.train.name: must be text, not null"),
         ({"name": "plain.jsonl", "colums": {}}, "data.train.colums: unknown key (did you mean columns?)"),
-        (
-            {"name": "plain.jsonl", "prompt": "x"},
-            "data.train.prompt: unknown key (did you mean columns: {prompt: ...}?)",
-        ),
-        ({"name": "plain.jsonl", "columns": "x"}, "data.train.columns: must be a mapping, not 'x'"),
         ({"name": "plain.jsonl", "columns": {"prompt": "zz"}}, "data.train.columns.prompt: plain.jsonl has no column"),
-        ({"name": "plain.jsonl", "split": "test"}, "data.train.split: plain.jsonl has no split"),
-        (
-            {"name": "sandbox:addition", "columns": {"prompt": "x"}},
-            "data.train.columns: sandbox:addition has columns of",
-        ),
-        ({"train": "plain.jsonl", "evl": "plain.jsonl"}, "data.evl: is not taken here (did you mean eval?)"),
-        ({"train": "plain.jsonl", "chat": True}, "data.chat: is not taken here (train and eval are"),
-        ({"train": "plain.jsonl", "eval": {"limit": 3}}, "data.eval.name: is required"),
+        ({"name": "sandbox:addition", "columns": {"prompt": "x"}}, "data.train.columns: sandbox:addition has columns"),
     ],
 )
 def test_data_is_checked_as_a_recipes_is(data, said):
@@ -213,54 +188,18 @@ def test_data_is_checked_as_a_recipes_is(data, said):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"output": 3}, "output: must be a file, not 3"),
-        ({"reward": 3}, "reward: must be the name of a reward, not 3"),
-        ({"reward": ["accuracy", None]}, "reward: must be the name of a reward, not None"),
-    ],
-)
-def test_what_is_no_file_and_no_name_is_refused(wrong, said):
-    with pytest.raises(PerlError) as found:
-        perl.new_recipe(str(BASE_FOLDER), "sandbox:addition", gpu="cpu", **wrong)
-    assert str(found.value).startswith(said)
-
-
-@pytest.mark.parametrize(
     ("question", "answer"),
-    [
-        ("a\x85b", "c\\d\x85e"),
-        ("a\u2028b\\", "x: #"),
-        ("yes", "null"),
-        ("1e5", "- a"),
-        ('"', "'"),
-        ("a\nb", "..."),
-        (" x ", "\ufeff"),
-        ("数学", "😀"),
-        ("", "{a}"),
-    ],
+    [("a\x85b", "c\\d\x85e"), ("a\u2028b\\", "x: #"), ("yes", "null"), ("1e5", "- a"), ('"', "a\nb")],
 )
 def test_what_is_read_from_the_file_is_what_was_meant_whatever_names_there_are(question, answer):
-    rows = [{question: f"{i}+1=", answer: str(i + 1)} for i in range(9)]
-    for name in ("sums.jsonl", "a\x85b: #.jsonl"):
-        perl.new_recipe(
-            str(BASE_FOLDER), write_sums(name, rows), "new.yaml", prompt=question, answer=answer, gpu="cpu", force=True
-        )
-        found = load_recipe("new.yaml").data.train
-        assert (found.name, found.columns.prompt, found.columns.answer) == (name, question, answer)
-
-
-def test_a_name_that_would_be_read_as_another_is_refused(monkeypatch):
-    monkeypatch.setattr("perl.training.draft_text._plain", lambda value: "lost" if value == "question" else repr(value))
-    write_sums("plain.jsonl", [PLAIN] * 9)
-    with pytest.raises(PerlError, match=r"^data\.train: .*'question'.* would be read as .*'lost'"):
-        perl.new_recipe(str(BASE_FOLDER), "plain.jsonl", "new.yaml", gpu="cpu")
-    assert not Path("new.yaml").exists()
+    name = write_sums("a\x85b: #.jsonl", [{question: f"{i}+1=", answer: str(i + 1)} for i in range(9)])
+    perl.new_recipe(str(BASE_FOLDER), name, "new.yaml", prompt=question, answer=answer, gpu="cpu")
+    found = load_recipe("new.yaml").data.train
+    assert (found.name, found.columns.prompt, found.columns.answer) == (name, question, answer)
 
 
 @pytest.mark.parametrize(
-    ("installed", "quantization"),
-    [(("bitsandbytes", "torchao"), "nf4"), (("torchao",), "int8"), ((), None)],
+    ("installed", "quantization"), [(("bitsandbytes", "torchao"), "nf4"), (("torchao",), "int8"), ((), None)]
 )
 def test_a_base_is_quantised_by_what_is_installed(monkeypatch, installed, quantization):
     monkeypatch.setattr(Package, "installed", property(lambda package: package.pip in installed))
@@ -271,4 +210,4 @@ def test_a_base_is_quantised_by_what_is_installed(monkeypatch, installed, quanti
         return
     made = perl.new_recipe(*asked, gpu="T4")
     assert made.recipe.model.quantization == quantization
-    assert f"{'4 bits, as in QLoRA' if quantization == 'nf4' else '8 bits'}, by {installed[0]}" in made.text
+    assert f"{'4' if quantization == 'nf4' else '8'} bits, by {installed[0]}" in made.text

@@ -1,0 +1,271 @@
+r"""Whether a recipe's own gold answers count as right: each as the completion ``\boxed{gold answer}``.
+
+Recipe -> verdicts on its gold answers; what its other rewards give them
+
+Loads no model and imports no torch.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from datasets import Dataset
+
+from perl.data import ProblemSet, load_problem_set, prompt_text
+from perl.errors import DataError, PerlError
+from perl.recipe import Recipe
+from perl.recipe.sections import DataSection
+from perl.rewards import Reward, resolve_rewards
+from perl.rewards.answers import gold_answer
+from perl.rewards.named import MADE_REWARDS
+from perl.rewards.resolve import by_own_names
+from perl.rewards.verifier import Judging, check_all, unreadable
+from perl.run.progress import live_line
+
+_LISTED_ROWS = 20
+# Rows that are compared at a time, between two drawings of the live line.
+_AT_A_TIME = 200
+
+
+@dataclass(frozen=True)
+class FailingRow:
+    """A row of a data set whose gold answer the verifier does not judge right.
+
+    Attributes:
+        row: Counted from 1, in the data set as it was read.
+        status: Of the verdict on it; ``unparsable_gold`` also where it is right letter for letter.
+    """
+
+    row: int
+    gold: str
+    status: str
+
+
+@dataclass(frozen=True)
+class CheckedSet:
+    """What came of the gold answers of one set; ``unreadable`` ones can be matched letter for letter only."""
+
+    role: str
+    name: str
+    problems: int
+    checked: int
+    right: int
+    unreadable: int
+    failing: list[FailingRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RewardOfGold:
+    """The mean that another reward gives the gold answers, or why there is none."""
+
+    name: str
+    mean: float | None = None
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class GoldCheck:
+    """What came of a recipe's gold answers.
+
+    Attributes:
+        chosen: Which training problems were taken.
+        rows: Of each training problem, its row in the data set.
+    """
+
+    sets: list[CheckedSet]
+    rewards: list[RewardOfGold]
+    chosen: Sequence[int]
+    rows: Sequence[int]
+
+    @property
+    def failing(self) -> int:
+        """Rows that give right completions no reward."""
+        return sum(len(checked.failing) for checked in self.sets)
+
+    def lines(self) -> Iterator[str]:
+        """For a person to read."""
+        for checked in self.sets:
+            among = "" if checked.checked == checked.problems else f"{checked.checked:,} of "
+            letters = f", {checked.unreadable:,} only letter for letter" if checked.unreadable else ""
+            counts = f"{among}{checked.problems:,} gold answers, {checked.right:,} right{letters}"
+            yield f"{checked.role:5}  {beginning(checked.name)}: {counts}"
+            for row in checked.failing[:_LISTED_ROWS]:
+                yield f"  row {row.row}: {row.status.replace('_', ' ')}: {beginning(row.gold)}"
+            if len(checked.failing) > _LISTED_ROWS:
+                yield f"  and {len(checked.failing) - _LISTED_ROWS:,} more"
+        for other in self.rewards:
+            text = f"mean {other.mean:.3f}" if other.mean is not None else f"skipped, {beginning(other.skipped, 200)}"
+            yield f"reward {other.name} of the training set's boxed gold answers: {text}"
+        if self.failing:
+            rows = "1 row gives" if self.failing == 1 else f"{self.failing:,} rows give"
+            yield f"{rows} right completions no reward: drop or rewrite {'it' if self.failing == 1 else 'them'}"
+
+
+def beginning(text: str, longest: int = 80) -> str:
+    """Of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[:longest]}..."
+
+
+def check_gold_answers(recipe: Recipe, limit: int | None) -> GoldCheck:
+    """Judges each gold answer as a completion; all should be right.
+
+    Args:
+        recipe: Names data and rewards.
+        limit: Rows of each set, evenly spaced; None: all.
+
+    Raises:
+        PerlError: The data cannot be read, or has no gold answers.
+    """
+    rewards = resolve_rewards(recipe.rewards, recipe.rollout)
+    judging = next((reward.judging for reward in rewards if reward.judging is not None), None) or Judging()
+    try:
+        problems, rows = _read_problems(recipe.data, judging.solution)
+    except PerlError as error:
+        raise recipe.located(error) from error
+    chosen = _evenly(len(problems.train), limit)
+    sets, others = [], []
+    if "solution" in problems.train.column_names:
+        sets.append(_checked("train", recipe.data.train.name, problems.train, rows, limit, judging))
+        named = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
+        taken, own = problems.train.select(chosen), problems.own_names
+        others = [_reward_of_gold(reward, taken, own) for reward in named if reward.name != "accuracy"]
+    if problems.heldout is not None and "solution" in problems.heldout.column_names:
+        of_heldout, name = range(len(problems.heldout)), problems.heldout_name or ""
+        sets.append(_checked("eval", name, problems.heldout, of_heldout, limit, judging))
+    return GoldCheck(sets, others, chosen, rows)
+
+
+def _evenly(count: int, limit: int | None) -> Sequence[int]:
+    """At most ``limit`` positions of ``count``, evenly spaced, the first among them."""
+    return range(count) if limit is None or limit >= count else [i * count // limit for i in range(limit)]
+
+
+def _read_problems(section: DataSection, gold: str) -> tuple[ProblemSet, Sequence[int]]:
+    """The problems with their gold answers as ``solution``, and which row of the data set each training problem is.
+
+    Overlapping ones may have been dropped.
+
+    Args:
+        section: The recipe's ``data``.
+        gold: The column of the gold answers.
+    """
+    sources = (section.train, section.eval or section.train)
+    if gold == "solution" and all(source.columns.answer is None for source in sources):
+        hint = "columns: {answer: NAME}, the column that holds the gold answer"
+        raise DataError("there are no gold answers to check", "data.train", hint)
+    # Without a model it is not known whether it has a chat template; a system prompt needs one.
+    chat = bool(section.system_prompt)
+    problems = load_problem_set(section, chat=chat)
+    heldout = None if problems.heldout is None else _with_solution(problems.heldout, gold)
+    problems = replace(problems, train=_with_solution(problems.train, gold), heldout=heldout)
+    if not section.drop_overlap:
+        return problems, range(len(problems.train))
+    kept = {prompt_text(prompt) for prompt in problems.train["prompt"]}
+    everything = load_problem_set(section.model_copy(update={"eval": None}), chat=chat).train["prompt"]
+    return problems, [row for row, prompt in enumerate(everything) if prompt_text(prompt) in kept]
+
+
+def _with_solution(rows: Dataset, gold: str) -> Dataset:
+    """The rows with another column's answers as ``solution``."""
+    if gold == "solution" or gold not in rows.column_names:
+        return rows
+    others = [name for name in rows.column_names if name != "solution"]
+    return rows.select_columns(others).add_column("solution", rows[gold][:])
+
+
+def _checked(
+    role: str, name: str, problems: Dataset, rows: Sequence[int], limit: int | None, judging: Judging
+) -> CheckedSet:
+    """The verdicts on a set's gold answers.
+
+    Args:
+        role: train or eval.
+        name: The set's.
+        problems: With ``solution``.
+        rows: Of each problem, in the data set.
+        limit: How many to check; None: all.
+        judging: The limits of a comparison.
+    """
+    golds: list[str] = problems["solution"][:]
+    chosen = list(_evenly(len(golds), limit))
+    failing: list[FailingRow] = []
+    letters = right = 0
+    with live_line(len(chosen), f"checking {role}") as line:
+        for start in range(0, len(chosen), _AT_A_TIME):
+            part = chosen[start : start + _AT_A_TIME]
+            bad = set(unreadable([golds[i] for i in part], judging.workers))
+            statuses = _statuses([golds[i] for i in part], judging)
+            right += statuses.count("right")
+            letters += len(bad)
+            for k, status in enumerate(statuses):
+                if status != "right" or k in bad:
+                    found = "unparsable_gold" if k in bad else status
+                    failing.append(FailingRow(rows[part[k]] + 1, golds[part[k]], found))
+            line.update(len(part))
+    return CheckedSet(role, name, len(golds), len(chosen), right, letters, failing)
+
+
+def _statuses(golds: Sequence[str], judging: Judging) -> list[str]:
+    """The first status that is not right of each gold answer: boxed, and as it stands if that is a worked solution."""
+    pairs: list[tuple[int, str]] = []
+    for k, gold in enumerate(golds):
+        pairs.append((k, _boxed(gold)))
+        if "####" in gold or "\\boxed" in gold:
+            pairs.append((k, gold))
+    verdicts = check_all(
+        [golds[k] for k, _ in pairs],
+        [completion for _, completion in pairs],
+        timeout_seconds=judging.timeout_seconds,
+        workers=judging.workers,
+    )
+    statuses = ["right"] * len(golds)
+    for (k, _), verdict in zip(pairs, verdicts, strict=True):
+        if statuses[k] == "right":
+            statuses[k] = verdict.status
+    return statuses
+
+
+def _boxed(gold: str) -> str:
+    return f"\\boxed{{{gold_answer(gold)}}}"
+
+
+def _reward_of_gold(reward: Reward, problems: Dataset, own_names: Mapping[str, str]) -> RewardOfGold:
+    """The mean of what a reward gives the boxed gold answers; it is skipped where it needs more than the data holds."""
+    columns = problems.to_dict()
+    prompts = columns.pop("prompt")
+    boxed: list[Any] = [_boxed(gold) for gold in columns["solution"]]
+    if not isinstance(prompts[0], str):
+        boxed = [[{"role": "assistant", "content": text}] for text in boxed]
+    given = {**columns, "prompts": prompts, "completions": boxed}
+    own = {} if reward.failures is None else by_own_names(given, own_names)
+    missing = [name for name in reward.needs if name not in {**given, **own}]
+    if reward.name in MADE_REWARDS:
+        return RewardOfGold(reward.name, skipped="it loads a model")
+    if missing:
+        return RewardOfGold(reward.name, skipped=f"it needs {', '.join(missing)}, which the data does not have")
+    if not reward.takes_all:
+        return RewardOfGold(reward.name, skipped="it must accept **kwargs: every column is handed to every reward")
+    try:
+        values = _called(reward, given)
+    except (PerlError, ValueError, TypeError) as error:  # a column of the data that holds something else
+        return RewardOfGold(reward.name, skipped=f"it failed: {error}")
+    if reward.failures is not None and reward.failures.count:
+        failed = f"it failed for {reward.failures.count} of {len(boxed)}: {reward.failures.newest}"
+        return RewardOfGold(reward.name, skipped=failed)
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    if not numbers:
+        return RewardOfGold(reward.name, skipped="it gives None to all of them")
+    return RewardOfGold(reward.name, mean=math.fsum(numbers) / len(numbers))
+
+
+def _called(reward: Reward, given: dict[str, Any]) -> list[float | None]:
+    values = reward.function(**given)
+
+    async def awaited() -> Any:  # noqa: ANN401 (what a reward returns)
+        return await values
+
+    return list(asyncio.run(awaited()) if inspect.isawaitable(values) else values)

@@ -1,0 +1,308 @@
+"""A recipe for somebody's model, data and device: ``perl.new_recipe``, what ``perl new`` calls.
+
+model, data, device -> recipe that has been planned -> file
+
+Nothing is written before data and model have been read, the sizes fit and the recipe has passed what a dry run checks.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perl.data import read_source
+from perl.errors import ModelError, PerlError, RecipeError
+from perl.methods.registry import METHODS
+from perl.policy.model import load_empty_base, load_tokenizer
+from perl.recipe import Recipe
+from perl.recipe.batch_plan import plan_batch
+from perl.recipe.engines import TRANSFORMERS, VLLM
+from perl.recipe.plain_yaml import plain_value
+from perl.recipe.quantisations import EXTRA, QUANTISATIONS
+from perl.recipe.sections import DataSource, ModelSection
+from perl.rewards.named import JUDGES, NAMED_REWARDS
+from perl.run.files import write_file
+from perl.run.devices import threads_kept
+from perl.sandbox import is_sandbox
+from perl.trainer.alarms.of_optimizer import usual_rate
+from perl.training.forecast import make_forecast
+from perl.training.forecast_text import bytes_text, summary_lines
+from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_machine
+from perl.training.memory_estimate import MemoryEstimate
+from perl.training.new_data import data_section
+from perl.training.new_text import recipe_text
+from perl.training.plan import Plan, make_plan
+from perl.training.run_shape import Setup, lengths_of, memory_on, shape_of
+from perl.training.stages import read_recipe
+
+BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+"""Around the question, where answers are judged."""
+_STEPS, _STEPS_ON_CPU = 200, 50
+_LENGTH, _LENGTH_ON_SMALL, _LENGTH_ON_CPU = 1024, 768, 128
+_RANK, _RANK_ON_CPU = 16, 8
+_GENERATIONS = 8
+_MOST_EPOCHS = 10
+_SMALL = 16e9
+# Prompts of a step, and fewer ones, where the base as it is published or quantised does not fit with these.
+_PROMPTS, _FEWER = (16, 8), (4, 2, 1)
+_UNKNOWN_PROMPTS = 8
+# Of the memory that there is; estimates are of what is needed at least.
+_TAKEN = 0.9
+
+
+@dataclass(frozen=True)
+class NewRecipe:
+    """A recipe that has been planned.
+
+    Attributes:
+        text: The file, with comments.
+        recipe: The same, checked; :func:`perl.train` takes it.
+        path: Where it was written; None: nowhere.
+        summary: What it needs and takes, a line each, as far as that can be derived.
+    """
+
+    text: str
+    recipe: Recipe
+    path: Path | None
+    summary: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The file's text."""
+        return self.text
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a first run is.
+
+    Attributes:
+        prompts: Of an optimizer step.
+        quantization: As ``model.quantization``.
+        backend: As ``rollout.backend``.
+        memory: What it needs; None: the model's layers are not known to the formulas, and nothing was estimated.
+    """
+
+    prompts: int
+    quantization: Any = None
+    backend: Any = TRANSFORMERS.name
+    memory: MemoryEstimate | None = None
+
+
+def new_recipe(
+    model: str,
+    data: str | Mapping[str, Any],
+    output: str | Path | None = None,
+    *,
+    prompt: str | None = None,
+    answer: str | None = None,
+    reward: str | Sequence[str] = (),
+    gpu: str | float | None = None,
+    force: bool = False,
+) -> NewRecipe:
+    """Writes a commented recipe for a model, data and a device, of sizes that fit there by ``perl plan``'s estimates.
+
+    Args:
+        model: Hub id, folder, or ``sandbox:base``.
+        data: ``sandbox:TASK``, a file or a Hub data set; or a mapping as ``data.train`` has it, or as ``data``.
+        output: File to write, ending in .yaml; None: nothing is written.
+        prompt: Column of the question; None: the first usual name that the data has.
+        answer: Column of the gold answer; None: likewise, and none where there is a reward that needs none.
+        reward: Names of rewards, ``module:function`` for your own; none: ``accuracy``.
+        gpu: A name as ``T4`` or ``H100``, gigabytes as ``24``, or ``cpu``; None: what this machine has.
+        force: Whether a file that is there may be replaced.
+
+    Raises:
+        PerlError: Data or model cannot be read, nothing fits, or the file is there. Then nothing is written.
+
+    Example:
+        ``perl.train(perl.new_recipe("sandbox:base", "sandbox:chain", gpu="cpu").recipe)``
+    """
+    path = None if output is None else _checked_output(Path(output).expanduser(), force=force)
+    if path is not None and str(path.parent.absolute()) not in sys.path:
+        sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
+    device = hardware_named(str(gpu)) if gpu is not None else this_machine() if torch.cuda.is_available() else cpu()
+    rewards = ((reward,) if isinstance(reward, str) else tuple(reward)) or ("accuracy",)
+    judged = any(NAMED_REWARDS.get(name) in JUDGES for name in rewards)  # of a custom reward nobody knows
+    named = {role: column for role, column in (("prompt", prompt), ("answer", answer)) if column is not None}
+    section = data_section(data, named, judged=judged)
+    with threads_kept():
+        values, sizes, notes = _sized(model, section, rewards, device, judged=judged)
+        text = recipe_text(values, notes)
+        if plain_value(text) != values:
+            raise RecipeError("the recipe's text would be read as something else", "data", "other names of columns")
+        recipe = replace(read_recipe(values), name="recipe" if path is None else path.stem)
+        plan = make_plan(recipe, engine_here=False)
+        summary = () if sizes.memory is None else tuple(summary_lines(make_forecast(plan, _setup(plan, device))))
+    if path is not None:
+        _write(path, text, force=force)
+    return NewRecipe(text, plan.recipe, path, summary)
+
+
+def _checked_output(path: Path, *, force: bool) -> Path:
+    """Refuses a file that is there, whose folder is not, or that would not be found as a recipe."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise PerlError("a recipe's file ends in .yaml", str(path), f"{path}.yaml")
+    if not path.parent.is_dir():
+        raise PerlError("no such folder", str(path.parent))
+    if path.exists() and not force:
+        raise PerlError("is there already, and is not overwritten", str(path), "another name, or --force")
+    return path
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    """Writes the file; without ``force`` only if it is still not there."""
+    try:
+        if force:
+            write_file(path.resolve(), lambda staged: staged.write_text(text, encoding="utf-8"))
+            return
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise PerlError(f"cannot be written: {os.strerror(error.errno or 0)}", str(path)) from None
+
+
+def _sized(
+    model: str, data: dict[str, Any], rewards: tuple[str, ...], device: Hardware, *, judged: bool
+) -> tuple[dict[str, Any], Sizes, dict[str, str]]:
+    """The recipe with sizes that fit, and what is said of its keys.
+
+    Lengths and counts are of a plan with the shortest completion there can be.
+    """
+    if judged and (template := _template(model, data)):
+        data = {**data, "prompt_template": template}
+    rank = _RANK_ON_CPU if device.on_cpu else _RANK
+    has_answers = data["train"].get("columns", {"answer": "answer"})["answer"] is not None
+    values: dict[str, Any] = {
+        "model": {"name": model, **({} if device.on_cpu else {"dtype": "bfloat16" if device.bfloat16 else "float16"})},
+        "peft": {"method": "lora", "rank": rank, "alpha": 2 * rank},
+        "data": data,
+        "rewards": dict.fromkeys(rewards, 1.0),
+        "train": {"prompts_per_step": 1, "num_generations": _GENERATIONS, "max_steps": 1},
+        "rollout": {"backend": TRANSFORMERS.name, "max_completion_length": 1},
+        "eval": {"enabled": has_answers},
+        "engine": {"device": "cpu" if device.on_cpu else "auto"},
+    }
+    plan = make_plan(read_recipe(values), runs_here=False)
+    config = load_empty_base(plan.recipe.model).config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    room = None if context is None else max(context - plan.longest_prompt, 1)
+    length = _LENGTH_ON_CPU if device.on_cpu else _LENGTH_ON_SMALL if device.memory < _SMALL else _LENGTH
+    length = plan.arguments.max_completion_length = length if room is None else min(length, room)
+    sizes, problems = choose_sizes(plan, device), len(plan.problems.train)
+    rate = usual_rate(METHODS["lora"].learning_rate, getattr(config, "hidden_size", None)) or 1e-5
+    steps = min(_STEPS_ON_CPU if device.on_cpu else _STEPS, max(_MOST_EPOCHS * problems // sizes.prompts, 1))
+    values["model"] |= {} if sizes.quantization is None else {"quantization": sizes.quantization}
+    values["train"] = {
+        "prompts_per_step": sizes.prompts,
+        "num_generations": _GENERATIONS,
+        "max_steps": steps,
+        "learning_rate": float(f"{rate:.0e}"),
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        **({} if device.on_cpu or device.bfloat16 else {"fp16": True, "bf16": False}),
+        "save_steps": max(steps // 10, 1),
+    }
+    backend = {} if device.on_cpu else {"backend": sizes.backend}
+    values["rollout"] = {**backend, "max_completion_length": length}
+    heldout = plan.problems.heldout
+    if has_answers and heldout is not None:
+        values["eval"] = {"k": 1, "limit": 256, "batch_size": sizes.prompts * _GENERATIONS}
+    elif has_answers:
+        del values["eval"]
+    notes = {
+        "": _head(model, data, device, sizes),
+        "data.train.name": f"{problems:,} problems",
+        "train.prompts_per_step": f"x num_generations = {sizes.prompts * _GENERATIONS} completions a step",
+        "train.max_steps": f"{steps * sizes.prompts / problems:.2g} times through the {problems:,} problems",
+        "rollout.max_completion_length": f"tokens; the context has room for {room or length:,}",
+    }
+    if sizes.quantization is not None:
+        row, published = QUANTISATIONS[sizes.quantization], bytes_text(2 * plan.total_parameters)
+        notes["model.quantization"] = (
+            f"linear layers in {row.bits} bits, by {row.package.pip}: as published the base takes {published}"
+        )
+    return values, sizes, notes
+
+
+def _template(model: str, data: Mapping[str, Any]) -> str | None:
+    """How an instructed model is asked for an answer that can be found; the sandbox's model is not instructed."""
+    source = DataSource(**data["train"])
+    instructed = not is_sandbox(model) and load_tokenizer(ModelSection(name=model)).chat_template is not None
+    if data.get("prompt_template") is not None or is_sandbox(source.name) or not instructed:
+        return None
+    first = read_source(source, "train", "data.train")[0][0]
+    return BOXED if isinstance(first.get(source.columns.prompt), str) else None
+
+
+def _head(model: str, data: Mapping[str, Any], device: Hardware, sizes: Sizes) -> str:
+    where = "a CPU" if device.on_cpu else f"one {device.name} of {bytes_text(device.memory)}"
+    memory = sizes.memory
+    if memory is None:
+        needs = "What it needs is not estimated for models of this kind; a first step shows it."
+    else:
+        parts = {"base": memory.weights, "adapter with its optimizer": memory.adapter}
+        parts |= {"vLLM": memory.engine, "rollouts": memory.cache}
+        shown = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items() if size)
+        needs = f"Derived from the model's config: {bytes_text(memory.least)} at least ({shown})."
+    return (
+        f"{model} on {data['train']['name']} with LoRA and GRPO, for {where}; begun by `perl new`.\n\n{needs}\n"
+        "What it costs elsewhere: `perl plan FILE --gpu NAME`. Every other setting: `perl recipes --settings`."
+    )
+
+
+def choose_sizes(plan: Plan, device: Hardware) -> Sizes:
+    """The largest of the usual sizes that fits: a base as it is published rather than quantised, many prompts first.
+
+    Args:
+        plan: Of a run without quantisation, for one process.
+        device: That it is to train on.
+
+    Raises:
+        PerlError: Nothing fits.
+    """
+    most = len(plan.problems.train)
+    memory, bits = None, _quantisation()
+    for candidate in _candidates(device, bits):
+        sizes = replace(candidate, prompts=min(candidate.prompts, most))
+        try:
+            memory = _memory(plan, device, sizes)
+        except ModelError:  # costs of such a model are not derived
+            return Sizes(min(_UNKNOWN_PROMPTS, most))
+        if memory.fits and memory.least <= _TAKEN * memory.available:
+            return replace(sizes, memory=memory)
+    assert memory is not None  # noqa: S101 (there are candidates)
+    hint = "a larger one, a smaller model, or several: docs/scaling.md"
+    if not device.on_cpu and bits != "nf4":
+        hint = f"in 4 bits it takes less: pip install 'perl-rl[{EXTRA}]'; else {hint}"
+    needs = f"{memory.least / GIB:.1f} GiB at least, and has {memory.available / GIB:.1f}"
+    raise PerlError(f"{plan.recipe.model.name} does not fit {device.name}: it needs {needs}", "gpu", hint)
+
+
+def _quantisation() -> str | None:
+    """The one of the fewest bits whose package is installed; None: there is none."""
+    return next((name for name in ("nf4", "int8") if QUANTISATIONS[name].package.installed), None)
+
+
+def _candidates(device: Hardware, bits: str | None) -> list[Sizes]:
+    if device.on_cpu:
+        return [Sizes(prompts) for prompts in (*_PROMPTS[1:], *_FEWER)]
+    served = [Sizes(prompts, backend=VLLM.name) for prompts in _PROMPTS] if VLLM.installed else []
+    either = (None, bits) if bits else (None,)
+    return [*served, *(Sizes(prompts, how) for counts in (_PROMPTS, _FEWER) for how in either for prompts in counts)]
+
+
+def _memory(plan: Plan, device: Hardware, sizes: Sizes) -> MemoryEstimate:
+    """What a run of these sizes needs, without reading data or model again."""
+    model = plan.recipe.model.model_copy(update={"quantization": sizes.quantization})
+    rollout = plan.recipe.rollout.model_copy(update={"backend": sizes.backend})
+    batch = plan_batch(prompts_per_step=sizes.prompts, num_generations=_GENERATIONS)
+    changed = replace(plan, recipe=replace(plan.recipe, model=model, rollout=rollout, batch=batch))
+    return memory_on(changed, _setup(changed, device), shape_of(changed, on_cpu=device.on_cpu), "ddp", device.memory)
+
+
+def _setup(plan: Plan, device: Hardware) -> Setup:
+    return Setup(plan.recipe.batch, device, ("ddp",), lengths_of(plan))
