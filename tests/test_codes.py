@@ -33,6 +33,7 @@ def nodes() -> list[tuple[str, ast.AST]]:
     ]
 
 
+@cache
 def calls() -> list[tuple[str, str, ast.Call]]:
     """File, dotted name of what is called, and the call."""
     return [(file, ast.unparse(node.func), node) for file, node in nodes() if isinstance(node, ast.Call)]

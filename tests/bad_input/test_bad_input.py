@@ -4,7 +4,6 @@ The base of these recipes is a folder without weights: a mistake that is found o
 one that is reported.
 """
 
-import csv
 import datetime
 import importlib.util
 import json
@@ -14,7 +13,6 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from transformers import AutoTokenizer
 
 from perl.cli.commands import run
 from perl.errors import EXIT_FAILED
@@ -28,7 +26,6 @@ def write_rows(name, rows):
 
 
 SOUND_RUN = ("train", "sound.yaml", "--dry-run")
-NO_FILE = "recipe.yaml:2: data.{role}: no such file: folder/absent.jsonl"
 SUMS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
 ONE_REWARD = "def {name}(completions{further}, **_):\n    return [0.0] * len(completions)\n"
 
@@ -48,10 +45,7 @@ def test_weights_are_looked_at_last(mistake, capsys, monkeypatch):
     absent = mistake("sound.yaml")
     assert absent.startswith(start)
     assert "model.safetensors" in absent
-    Path("weightless/model.safetensors").write_bytes(b"\xff" * 64)
-    assert mistake("sound.yaml").startswith(start)
     for recipe, word in (
-        ("peft: {rnak: 8}", "unknown key"),
         ("peft: {target_modules: [nope]}", "nope"),
         ("data: {train: absent.jsonl}", "absent.jsonl"),
         ("rollout: {max_completion_length: 1200}", "rollout.max_completion_length"),
@@ -64,15 +58,7 @@ def test_weights_are_looked_at_last(mistake, capsys, monkeypatch):
 SERVER = "backend: vllm-server, servers: [http://localhost:1]"
 ROLLOUTS = (
     ("{backend: vllm-server}", "rollout.backend: vllm-server needs servers"),
-    ("{servers: [http://localhost:1]}", "rollout.servers: are used by backend vllm-server only"),
-    (
-        "{backend: vllm-server, servers: [localhost:1]}",
-        "rollout.servers: a server is an address like http://localhost:8000",
-    ),
-    ("{backend: vllm-server, servers: [http://a:1, http://a:1/]}", "rollout.servers: the same server is named twice"),
     ("{prefetch: 1}", "rollout.prefetch: needs backend vllm-server"),
-    ("{backend: vllm-servers}", "did you mean vllm-server?"),
-    (f"{{{SERVER}, top_p: 0.9}}", "rollout.top_p: 0.9 cuts off"),
     (f"{{{SERVER}, sync: adapter}}", "LoRA that vLLM serves"),
 )
 
@@ -89,12 +75,10 @@ def test_mistakes_in_what_a_recipe_says_are_named_with_key_line_and_fix(refuses)
     tag = "hub:\n  repo_id: !!python/object/apply:os.system ['touch pwned']\n"
     refuses([
         ("peft:\n  rnak: 8\n", f"recipe.yaml:3: peft.rnak: {unknown} rank?)\n"),
-        ("train:\n  learning_rte: 1e-5\n", f"recipe.yaml:3: train.learning_rte: {unknown} learning_rate?)\n"),
         (("sound.yaml", "rollout.temprature=1"), f"command line: rollout.temprature: {unknown} temperature?)\n"),
         ("\nrolout: {top_k: 5}\n", "recipe.yaml:3: rolout: unknown section (did you mean rollout?)\n"),
         ("peft:\n  rank: eight\n", "recipe.yaml:3: peft.rank: must be a whole number, not 'eight'\n"),
         (("my/recipe.yaml",), "my/recipe.yaml: no such file", "perl recipes"),
-        (("quickstrat",), "no recipe named 'quickstrat' (did you mean quickstart?)\n"),
         (tag, "recipe.yaml:3: ", "tag"),
         (("a.yaml",), "b.yaml:2: extends: the recipe extends itself: a.yaml -> b.yaml -> a.yaml\n"),
         (("alone.yaml",), f"alone.yaml:3: {unfitting}", "2, 3, 6"),
@@ -106,9 +90,7 @@ def test_mistakes_in_what_a_recipe_says_are_named_with_key_line_and_fix(refuses)
         *((f"peft: {{method: dora}}\nrollout: {rollout}", "", word) for rollout, word in ROLLOUTS),
         # What a command line says of a packaged recipe is not that recipe's mistake.
         (("quickstart", "rollout.backend=vllm-server"), "command line: rollout.backend: vllm-server needs servers"),
-        (("quickstart", "data.train=sandbox:add"), "command line: data.train: the sandbox has no task 'add'"),
         (("quickstart", "train.optim=adamw_trch"), "command line: train.optim: there is no 'adamw_trch' (did you mean"),
-        (("quickstart", "foo.bar=1"), "command line: foo: unknown section"),
         (("sound.yaml", "--output", "a_file/run"), "a_file/run: cannot be written: ", "--output"),
         (("sound.yaml", "--output", "thesis"), "thesis: is not empty and holds no run: chapter1.tex"),
     ])  # fmt: skip
@@ -138,11 +120,9 @@ train: {learning_rate: fast, push_to_hub: true}
             ["data.train.limit", "model.nmae", "peft.rank", "rewards.acuracy", "rolout", "train.learning_rate",
              "train.push_to_hub"],
         ),
-        ("peft: {method: lorra}\nrewards: {acuracy: 1}\ntrain: {sead: 1}\n",
-         ["peft.method", "rewards.acuracy", "train.sead"]),
         ("data: {train: misnamed.jsonl}\n", ["data.train.columns.answer", "data.train.columns.prompt"]),
     ],
-    ids=["keys and values", "keys and names", "columns"],
+    ids=["keys and values", "columns"],
 )  # fmt: skip
 def test_several_mistakes_are_all_reported_at_once(mistakes, recipe, keys):
     write_rows("misnamed.jsonl", [{"promt": f"{i}+1=", "answers": str(i + 1)} for i in range(8)])
@@ -170,8 +150,6 @@ def test_mistakes_about_rewards_are_named_with_the_reward_and_the_fix(refuses):
     refuses([
         ("rewards:\n  acuracy: 1\n", "recipe.yaml:3: rewards.acuracy: no reward 'acuracy' (did you mean accuracy?",
          "package.module:function"),
-        ("rewards:\n  'my_rewards:lenght': 1\n", "recipe.yaml:3: rewards.my_rewards:lenght: ",
-         "my_rewards has no function 'lenght'", "did you mean length?"),
         ("rewards:\n  'my_rewads:length': 1\n", "recipe.yaml:3: rewards.my_rewads:length: ",
          "cannot import my_rewads", "current folder"),
         ("rewards:\n  with_limit:f: {args: {limt: 4}}\n",
@@ -180,14 +158,10 @@ def test_mistakes_about_rewards_are_named_with_the_reward_and_the_fix(refuses):
          "recipe.yaml:2: rewards.too_narrow:f: the function must accept **kwargs ("),
         ("rewards: {'needs_colour:f': 1}\n",
          f"recipe.yaml:2: rewards.needs_colour:f: needs the column 'colour', {absent}"),
-        ("rewards: {accuracy: {columns: {solution: gold}}}\n",
-         f"recipe.yaml:2: rewards.accuracy: needs the column 'gold', {absent} ("),
         (f"{coloured}rewards: {{'needs_colour:f': 1}}\n", "",
          "rewards.needs_colour:f: needs the column 'colour', which the held-out data does not have"),
         ("data: {train: days.parquet}\nrewards: {'in_worker:f': {workers: 1}}\n", "",
          "rewards.in_worker:f: cannot be given to a worker process: ", "day"),
-        ("data: {train: {columns: {answer: null}}}\n", "rewards.accuracy: needs an answer",
-         "data.train.columns.answer"),
         ("rewards: {'of_prompt:f': 1}\n", "", "needs the column 'prompt'", "prompts"),
     ])  # fmt: skip
 
@@ -216,29 +190,13 @@ def test_models_that_cannot_be_loaded_are_named_with_the_reason(refuses):
     refuses([
         ("model: {name: nobody/no-such-model}\n", f"{at}nobody/no-such-model cannot be loaded", "HF_HUB_OFFLINE",
          "sandbox:base"),
-        ("model: {name: ./models/absent}\n", at, "./models/absent", "no such folder"),
         ("model: {name: hollow}\n", f"{at}hollow holds no model that can be loaded: ", "sandbox:base"),
         ("model: {name: 'sandbox:bsae'}\n",
          f"{at}the sandbox has no model 'sandbox:bsae' (did you mean sandbox:base?)\n"),
     ])  # fmt: skip
     Path("weightless/chat_template.jinja").unlink()  # and those that cannot read messages
-    write_rows("texts.jsonl", SUMS)
     write_rows("messages.jsonl", [{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}] * 8)
-    refuses([
-        ("data: {train: messages.jsonl, chat: null}\n", "recipe.yaml:2: ", "template"),
-        ("data: {train: texts.jsonl, chat: true}\n", "recipe.yaml:2: ", "template"),
-    ])  # fmt: skip
-
-
-def write_empty(name):
-    path = Path(name)
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"prompt": [], "answer": []}), path)
-    elif path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(["prompt", "answer"])
-    else:
-        path.write_text({".json": "[]", ".jsonl": "\n\n"}[path.suffix], encoding="utf-8")
+    refuses([("data: {train: messages.jsonl, chat: null}\n", "recipe.yaml:2: ", "template")])
 
 
 def test_data_that_is_absent_empty_or_unreadable_is_named(refuses):
@@ -247,31 +205,29 @@ def test_data_that_is_absent_empty_or_unreadable_is_named(refuses):
          "HF_HUB_OFFLINE", "sandbox:addition"),
         ("data: {train: 'sandbox:adition'}\n", "recipe.yaml:2: data.train: ",
          "the sandbox has no task 'adition' (did you mean addition?)\n"),
-        *((f"data: {{{role}: folder/absent.jsonl}}\n", NO_FILE.format(role=role)) for role in ("train", "eval")),
+        ("data: {eval: folder/absent.jsonl}\n", "recipe.yaml:2: data.eval: no such file: folder/absent.jsonl"),
     ]  # fmt: skip
-    for kind in ("jsonl", "json", "csv", "parquet"):
-        write_empty(f"rows.{kind}")  # of the kind, without a row
-        Path(f"bytes.{kind}").touch()
-        for name in (f"rows.{kind}", f"bytes.{kind}"):
-            rows.append((f"data: {{train: {name}}}\n", f"recipe.yaml:2: data.train: {name} is empty"))
+    Path("rows.json").write_text("[]", encoding="utf-8")  # of the kind, without a row
+    Path("rows.csv").write_text("prompt,answer\n", encoding="utf-8")
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": [], "answer": []}), "rows.parquet")
+    Path("bytes.jsonl").touch()
+    for name in ("rows.json", "rows.csv", "rows.parquet", "bytes.jsonl"):
+        rows.append((f"data: {{train: {name}}}\n", f"recipe.yaml:2: data.train: {name} is empty"))
     Path("broken.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+', encoding="utf-8")
     broken = ("sound.yaml", "data.train=broken.jsonl")
     refuses([*rows, (broken, "command line: data.train: broken.jsonl cannot be read: ")])
 
 
 def test_examples_that_cannot_be_trained_on_are_counted_and_named(refuses):
-    rows = []
-    for name, answer in (("null", None), ("nothing", ""), ("spaces", "  ")):
-        gaps = [{**row, "answer": answer} if i in (2, 5) else row for i, row in enumerate(SUMS)]
-        write_rows(f"{name}.jsonl", gaps)
-        start = f"recipe.yaml:2: data.train: 2 of 8 rows of {name}.jsonl have no answer, first row 3"
-        rows.append((f"data: {{train: {name}.jsonl}}\n", start))
+    answers = {2: None, 5: " "}
+    write_rows("unanswered.jsonl", [{**row, "answer": answers.get(i, "1")} for i, row in enumerate(SUMS)])
     write_rows("columns.jsonl", [{"question": f"{i}+1=", "gold_answer": str(i + 1)} for i in range(8)])
     write_rows("gaps.jsonl", [{"prompt": "1+1=", "answer": "2"}, {"prompt": " ", "answer": "3"}])
     write_rows("latex.jsonl", [{"prompt": f"{i}?", "answer": r"\frac{1}{" if i == 3 else "2"} for i in range(8)])
     write_rows("heldout.jsonl", [{"prompt": "3+1=", "answer": "4"}, {"prompt": " 5+1= ", "answer": "6"}])
     refuses([
-        *rows,
+        ("data: {train: unanswered.jsonl}\n",
+         "recipe.yaml:2: data.train: 2 of 8 rows of unanswered.jsonl have no answer, first row 3"),
         ("data: {train: {name: columns.jsonl, columns: {prompt: question}}}\n",
          "recipe.yaml:2: data.train.columns.answer: columns.jsonl has no column 'answer', it has ",
          "question, gold_answer"),
@@ -286,39 +242,24 @@ def test_examples_that_cannot_be_trained_on_are_counted_and_named(refuses):
     ])  # fmt: skip
 
 
-def tokens_of(question):
-    """How many tokens the sandbox's tokenizer makes of a question as a chat."""
-    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
-    message = [{"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-    return len(tokenizer.encode(text))
-
-
 def test_prompt_and_completion_must_fit_into_the_context_and_the_room_that_is_left_is_named(mistake, capsys):
     context = json.loads((BASE_FOLDER / "config.json").read_text())["max_position_embeddings"]
     line = mistake(recipe="rollout: {max_completion_length: 1024}\n")
-    assert line.startswith("recipe.yaml:2: rollout.max_completion_length: the longest prompt has ")
-    room, longest = int(line.rpartition("at most ")[2].rstrip(")")), max(tokens_of(row["prompt"]) for row in SUMS)
+    longest = int(line.partition("recipe.yaml:2: rollout.max_completion_length: the longest prompt has ")[2].split()[0])
+    room = int(line.rpartition("at most ")[2].rstrip(")"))
     assert room == context - longest
     assert run([*SOUND_RUN, f"rollout.max_completion_length={room}"], "perl") == 0
-    capsys.readouterr()
+    assert f"tokens   prompts up to {longest}, completions up to {room}\n" in capsys.readouterr().out
     assert f"(at most {room})" in mistake("sound.yaml", f"rollout.max_completion_length={room + 1}")
-    long = "1+" * 600 + "1="
-    write_rows("long.jsonl", [{"prompt": long, "answer": "301"}, {"prompt": "1+1=", "answer": "2"}])
-    line = mistake(recipe="data: {train: long.jsonl}\n")
-    assert f"the longest prompt has {tokens_of(long)} tokens" in line
-    assert f"the model's {context}" in line
-    assert "shorten or drop" in line
+    write_rows("long.jsonl", [{"prompt": "1+" * 600 + "1=", "answer": "301"}, {"prompt": "1+1=", "answer": "2"}])
+    assert "shorten or drop" in mistake(recipe="data: {train: long.jsonl}\n")
 
 
 def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_it(refuses):
     """Of those that happen to be installed here nothing is checked."""
     track, flash = "pip install 'perl-rl[track]'", "pip install 'perl-rl[flash]'"
     rows = {
-        "wandb": [
-            ("train: {report_to: wandb}", "", "train.report_to", "needs the package wandb", track),
-            ("train: {report_to: [wandb]}", "", "train.report_to", "needs the package wandb", track),
-        ],
+        "wandb": [("train: {report_to: wandb}", "", "train.report_to", "needs the package wandb", track)],
         "flash_attn": [
             ("model: {attn_implementation: flash_attention_2}", "", "model.attn_implementation",
              "needs the package flash-attn", flash),
@@ -327,7 +268,6 @@ def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_
     Path("ds.json").write_text("{}", encoding="utf-8")
     for module, setting, package, installed in (
         ("deepspeed", "deepspeed: ds.json", "deepspeed", "'perl-rl[deepspeed]'"),
-        ("liger_kernel", "use_liger_kernel: true", "liger-kernel", "liger-kernel"),
         ("bitsandbytes", "optim: paged_adamw_8bit", "bitsandbytes", "bitsandbytes"),
     ):
         text, key = f"train: {{{setting}}}\n", f"train.{setting.split(':')[0]}"

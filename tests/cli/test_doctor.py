@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perl.cli import commands
 from perl.doctor import machine, software
 from perl.doctor.codes import Finding, codes
 from perl.errors import EXIT_DONE, EXIT_FAILED
@@ -26,21 +25,14 @@ def quiet_machine(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
 
 
-def said(capsys, *arguments):
-    code = commands.run(list(arguments), "perl")
-    found = capsys.readouterr()
-    assert "Traceback" not in found.out + found.err
-    return code, found.out
-
-
 def lines_of(findings, code):
     return [finding for finding in findings if finding.code == code]
 
 
 @pytest.mark.usefixtures("quiet_machine")
-def test_a_sound_machine_and_recipe_have_a_line_for_each_thing_and_no_problem(capsys, monkeypatch, tmp_path):
+def test_a_sound_machine_and_recipe_have_a_line_for_each_thing_and_no_problem(perl, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    code, out = said(capsys, "doctor", "quickstart", "--json")
+    code, out, _ = perl("doctor", "quickstart", "--json")
     found = [Finding(**row) for row in json.loads(out)]
     assert code == EXIT_DONE
     assert {finding.level for finding in found} <= {"ok", "note"}
@@ -51,7 +43,7 @@ def test_a_sound_machine_and_recipe_have_a_line_for_each_thing_and_no_problem(ca
     assert plan.message.startswith("needs ")
     assert " s a step, " in plan.message
     assert not (tmp_path / "runs").exists()
-    code, out = said(capsys, "doctor")
+    code, out, _ = perl("doctor")
     *lines, last = out.splitlines()
     assert code == EXIT_DONE
     assert "perl explain CODE" in last
@@ -136,25 +128,25 @@ def test_folders_that_are_full_or_not_ones_own_and_little_memory_are_problems(mo
 
 
 @pytest.mark.usefixtures("quiet_machine")
-def test_a_recipe_that_cannot_start_has_a_line_for_each_mistake(capsys, monkeypatch, tmp_path):
+def test_a_recipe_that_cannot_start_has_a_line_for_each_mistake(perl, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("extends: quickstart\npeft: {rnak: 3}\ntrain: {max_steps: 0}\n")
-    code, out = said(capsys, "doctor", "mine.yaml", "--json")
+    code, out, _ = perl("doctor", "mine.yaml", "--json")
     found = lines_of([Finding(**row) for row in json.loads(out)], "PRL120")
     assert code == EXIT_FAILED
     assert [finding.level for finding in found] == ["problem", "problem"]
     assert found[0].message.startswith("mine.yaml:2: peft.rnak: unknown key (did you mean rank?)")
-    code, out = said(capsys, "doctor", "absent.yaml", "--json")
+    code, out, _ = perl("doctor", "absent.yaml", "--json")
     assert code == EXIT_FAILED
     assert "no such file" in lines_of([Finding(**row) for row in json.loads(out)], "PRL120")[0].message
 
 
 @pytest.mark.usefixtures("quiet_machine")
-def test_servers_that_do_not_answer_are_a_problem(capsys, monkeypatch, tmp_path):
+def test_servers_that_do_not_answer_are_a_problem(perl, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     server = f"http://localhost:{free_port()}"
     asked = ["rollout.backend=vllm-server", f"rollout.servers=[{server}]", "rollout.server_timeout=1"]
-    code, out = said(capsys, "doctor", "quickstart", *asked, "--json")
+    code, out, _ = perl("doctor", "quickstart", *asked, "--json")
     (finding,) = lines_of([Finding(**row) for row in json.loads(out)], "PRL121")
     assert (code, finding.level) == (EXIT_FAILED, "problem")
     assert server in finding.message

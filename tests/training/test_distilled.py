@@ -9,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import perl
+from perl.cli.commands import run
 from perl.errors import BrokenPromiseError, PerlError
 from perl.hub.card.public_recipe import public_recipe
 from perl.policy.model import base_fingerprint
@@ -42,54 +43,45 @@ def metrics_of(run):
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
 
 
-def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
+def test_perl_train_with_a_teacher_and_no_reward(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments):
+        assert run(list(arguments), "perl") == 0
+        return capsys.readouterr()
+
     save_adapter(tmp_path / "teacher", seed=3)
     given = ["algorithm=opd", "rewards.accuracy=null", f"teacher.adapter={tmp_path / 'teacher'}", "teacher.hint=Hm."]
     small = [f"train.{key}={value}" for key, value in SHORT["train"].items()]
     given += [*small, "train.save_steps=1", "rollout.max_completion_length=8", "eval.limit=4", "eval.k=1"]
-    planned = perl_command("train", "quickstart", *given, "--dry-run", cwd=tmp_path)
-    assert planned.returncode == 0, planned.stderr
-    lines = [line.removeprefix("# ") for line in (planned.stdout + planned.stderr).splitlines()]
+    planned = command("train", "quickstart", *given, "--dry-run")
+    lines = [line.removeprefix("# ") for line in planned.out.splitlines()]
     assert any(
         line.startswith("teacher  the base with another adapter, a hint; KL over the vocabulary") for line in lines
     )
     assert "rewards  none: the teacher alone" in lines
-    done = perl_command("train", "quickstart", *given, "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = command("train", "quickstart", *given, "--output", "run")
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (facts["status"], facts["algorithm"], facts["rewards"]) == ("done", "opd", {})
     assert facts["settings"]["teacher"] == "the base with another adapter, a hint; KL over the vocabulary x 1"
     digest = sha256_of(tmp_path / "teacher" / "adapter_model.safetensors")
-    named = [facts["settings"][key] for key in ("teacher adapter", "teacher adapter SHA-256")]
-    assert named == ["teacher", digest]
+    assert facts["settings"]["teacher adapter SHA-256"] == digest
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["teacher/kl"] > 0 and row["rows/trained_fraction"] == 1 for row in rows)
     card = (tmp_path / "run" / "adapter" / "README.md").read_text()
     assert "| teacher | the base with another adapter, a hint; KL over the vocabulary x 1 |" in card
-    assert "| teacher adapter | teacher |" in card
     assert f"| teacher adapter SHA-256 | {digest} |" in card
-    assert "On-policy distillation" in card
     assert "mean reward" not in card
-    assert (
-        f"| KL to the teacher, first and last step | {rows[0]['teacher/kl']:.3f}, {rows[1]['teacher/kl']:.3f} " in card
-    )
     assert 'Only the teacher saw:\n\n```json\n{"hint": "Hm."}\n```' in card
-    assert "- opd\n" in card
-    assert "trained to agree with its teacher; no reward counted" in card
-    cited = card[card.index("## Citation") :]
-    assert "arXiv:2306.13649" in cited
-    assert not any(number in cited for number in ("2402.03300", "2503.14476"))  # of advantages and of their loss
+    assert "arXiv:2306.13649" in card[card.index("## Citation") :]
     ends = f"KL to the teacher {rows[0]['teacher/kl']:.3f} -> {rows[1]['teacher/kl']:.3f}"
-    assert f", {ends} (first and last step)\n" in done.stdout
-    shown = [line for line in done.stderr.splitlines() if "step 1/2" in line]
-    assert any(f"KL to the teacher {rows[0]['teacher/kl']:.3f}" in line for line in shown)
-    assert "reward 0.000" not in done.stdout + done.stderr
+    assert f", {ends} (first and last step)\n" in done.out
+    assert "reward 0.000" not in done.out + done.err
     saved = load_recipe(tmp_path / "run" / "recipe.yaml")
     assert (saved.algorithm, saved.rewards, saved.teacher.hint) == ("opd", {}, "Hm.")
     assert str(tmp_path) not in public_recipe(saved)
-    again = perl_command("train", "quickstart", *given, "--output", "run", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    command("train", "quickstart", *given, "--output", "run")
 
 
 def test_a_run_without_a_gradient_in_any_step_fails(tmp_path):
@@ -124,12 +116,10 @@ def test_settings_of_trls_step_are_refused_before_a_model_is_loaded(monkeypatch)
         (["teacher.hint=x", "engine.strategy=fsdp2", "engine.processes=2"], "teacher: a base in shards"),
         (["teacher.hint='{prompt}'"], "teacher: is the policy itself, asked what the policy is asked"),
         (["teacher.adapter=./short", *GOES_ON], "teacher: is the policy itself"),
-        (["teacher.adapter=./absent"], "teacher.adapter: ./absent"),
         (["teacher.adapter=./other"], "teacher.adapter: ./other was made for somebody/model"),
         (["teacher.adapter=./wide"], "teacher.adapter: ./wide does not fit this base"),
         (["teacher.adapter=./head"], "teacher.adapter: the teacher's adapter is on the head"),
         (["teacher.hint=x", "peft.target_modules=[q_proj, lm_head]"], "peft: the adapter is on the head"),
-        (["teacher.hint=x", "peft.kwargs={modules_to_save: [lm_head]}"], "peft: the adapter is on the head"),
     ],
 )
 def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, line, monkeypatch, tmp_path):
@@ -227,13 +217,10 @@ def assert_better(run, fingerprint=None):
     assert fingerprint in (None, facts["fingerprint"]["base"])
 
 
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.nightly)]
-)
-def test_a_base_learns_from_itself_with_a_system_prompt_that_it_does_not_see(seed, obedient_base, tmp_path):
+@pytest.mark.nightly
+def test_a_base_learns_from_itself_with_a_system_prompt_that_it_does_not_see(obedient_base, tmp_path):
     folder, fingerprint = obedient_base
-    overrides = [f"model.name={folder}", f"train.seed={seed}"]
-    assert_better(perl.train(LEARNING, overrides, tmp_path / "run"), fingerprint)
+    assert_better(perl.train(LEARNING, [f"model.name={folder}", "train.seed=1"], tmp_path / "run"), fingerprint)
 
 
 @pytest.mark.nightly
@@ -242,5 +229,4 @@ def test_a_fresh_adapter_learns_from_one_that_was_trained_with_rewards(tmp_path)
     rewarded += ["train.per_device_train_batch_size=32"]
     perl.train("quickstart", rewarded, tmp_path / "teacher")
     taught = {**LEARNING, "teacher": {"adapter": str(tmp_path / "teacher")}, "model": {"name": BASE_NAME}}
-    for seed in (1, 2, 3):
-        assert_better(perl.train(taught, [f"train.seed={seed}"], tmp_path / f"run-{seed}"))
+    assert_better(perl.train(taught, ["train.seed=1"], tmp_path / "run"))

@@ -35,13 +35,6 @@ def elsewhere(completions, **kwargs):
         raise RuntimeError("only here")
     return [1.0] * len(completions)
 
-def at_evaluation(completions, **kwargs):
-    global calls
-    calls += 1
-    if calls > 1:
-        raise RuntimeError("no judge for evaluation")
-    return [1.0] * len(completions)
-
 def patient(completions, **kwargs):
     import time
     time.sleep(3600 if completions[0][0]["content"].startswith("\\\\") else 0)
@@ -98,14 +91,6 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
     assert steps[-1] == 6
 
 
-def test_fewer_failures_than_that_are_counted_and_the_run_ends_well():
-    Path("broken").touch()
-    done = train("rewards.flaky:reward.max_failures=1000", "train.max_steps=3", "eval.enabled=false")
-    assert done.returncode == 0, done.stderr
-    shares = [row.get("reward/reward/failed_frac") for row in steps_logged()]
-    assert shares == [0.0, 0.0, 1.0]
-
-
 def test_a_reward_that_hangs_costs_its_samples_only():
     patient = "rewards.flaky:patient"
     done = train(
@@ -134,6 +119,7 @@ def facts() -> dict:
     return json.loads(Path("runs/recipe/run.json").read_text())
 
 
+@pytest.mark.nightly
 def test_a_reward_that_fails_on_another_process_ends_all_of_them_as_failed():
     elsewhere = "rewards.flaky:elsewhere"
     overrides = ["rewards.flaky:reward=null", f"{elsewhere}.max_failures=1", "eval.enabled=false", "train.max_steps=3"]
@@ -147,18 +133,6 @@ def test_a_reward_that_fails_on_another_process_ends_all_of_them_as_failed():
     assert latest_checkpoint(Path("runs/recipe/checkpoints")).name == "checkpoint-1"
     rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
     assert rows[0]["reward/elsewhere/failed_frac"] == 0.5
-
-
-def test_a_reward_that_fails_in_the_last_evaluation_fails_the_run():
-    name = "rewards.flaky:at_evaluation"
-    changes = ["train.max_steps=1", "train.eval_strategy=steps", "train.eval_steps=1", "data.train.limit=8"]
-    Path("heldout.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
-    ended = train(
-        "rewards.flaky:reward=null", f"{name}.max_failures=0", "eval.enabled=false", "data.eval=heldout.jsonl", *changes
-    )
-    assert ended.returncode == 1, ended.stderr
-    assert (facts()["status"], facts()["steps"]) == ("failed", 1)
-    assert "no judge for evaluation" in ended.stderr
 
 
 def problems(count):

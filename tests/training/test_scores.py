@@ -116,8 +116,6 @@ def test_another_best_adapter_or_score_than_the_run_kept_is_refused(run, tmp_pat
         ({"value": 0.99}, "value is not the mean avg@k of its own metrics"),
         ({"value": 0.99, "metrics": metrics}, f"differ in the scores of step {best['step']}"),
         ({"step": other}, f"differ in the scores of step {other}"),
-        ({"step": 3}, "differ in the scores of step 3"),
-        ({"step": 5}, "differ in the scores of step 5"),
     ):
         record.write_text(json.dumps({**best, **changed}))
         (mistake,) = identity_mistakes(find_candidate(copied, "best"))
@@ -133,13 +131,10 @@ def test_another_best_adapter_or_score_than_the_run_kept_is_refused(run, tmp_pat
     [
         ([1, 2, 3], 2, True, True),
         ([3, 6], 2, True, True),  # in the row of step 3, perhaps with those of step 3
-        ([3, 6], 6, True, True),
         ([3, 6], 8, True, True),  # the last steps of such a log have no row
         ([1, 2, 3], 4, False, True),  # killed before it logged the step
         ([1, 2, 3], 4, True, False),
-        ([1, 2, 3], 5, False, False),
         ([1, 2, 3], 3, True, False),
-        ([], 2, True, True),
     ],
 )
 def test_a_record_of_the_best_is_held_against_a_log_of_every_step_only(logged, step, done, agrees):
@@ -166,10 +161,8 @@ def test_no_evaluation_leaves_no_folder(unscored):
     assert "eval" not in unscored.facts
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_run_without_tasks_scores_base_and_policy_on_what_it_holds_out(tmp_path, method):
-    rank = "null" if method == "full" else 2
-    overrides = ["train.max_steps=1", f"peft.method={method}", f"peft.rank={rank}"]
+def test_a_run_of_the_whole_model_without_tasks_scores_base_and_policy_on_what_it_holds_out(tmp_path):
+    overrides = ["train.max_steps=1", "peft.method=full", "peft.rank=null"]
     run = perl.train(recipe(tasks=[]), overrides, tmp_path / "run")
     (task,) = read_results(run.path / "eval").tasks
     assert task.name == "sandbox:addition"

@@ -100,15 +100,3 @@ def test_only_the_main_process_writes_and_each_process_proves_the_saved_adapter(
     assert done.stdout.count("card  ") == 1
     assert done.stderr.count("step 2: sandbox:chain/avg@1") == 1
     assert not [path for path in found.path.rglob("*") if path.name.endswith(".tmp")]
-
-
-@pytest.mark.nightly
-def test_a_model_that_was_trained_itself_is_loaded_and_scored_by_both(tmp_path):
-    done = trained(
-        tmp_path, "peft.method=full", "peft.rank=null", "eval.every=null", "eval.tasks=[]", "train.max_steps=1"
-    )
-    assert done.returncode == 0, done.stderr
-    assert [counts[2:] for counts in COUNTS.findall(done.stderr)] == [("3", "3"), ("3", "3")]
-    found = perl.Run.read(tmp_path / "run")
-    alone = perl.evaluate(found.path, tasks=["sandbox:chain"], k=1, output=tmp_path / "alone", settings=SETTINGS)
-    assert alone.task("sandbox:chain").base is not None
