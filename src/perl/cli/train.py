@@ -47,7 +47,7 @@ def command(
     """
     adopt_launcher()
     set_up_output(quiet=quiet)
-    from perl.training.checked_recipe import checked_recipe, with_options
+    from perl.training.checked_recipe import checked_recipe, located, with_options
 
     overrides = with_options(overrides, processes, strategy)
     if world_size() == 1:  # of several processes each would say the same
@@ -76,7 +76,10 @@ def command(
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan_lines(plan), *summary_lines(forecast_of(plan)))))
             if resolved.engine.on_ray:
-                _look_at_cluster(resolved, recipe)
+                from perl.training.on_ray import look_at_cluster
+
+                with located(resolved):
+                    say(f"# {look_at_cluster(resolved, recipe)}")
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too
         return EXIT_DONE
     run = train(recipe, overrides, output)
@@ -90,21 +93,11 @@ def command(
 def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> int:
     """Starts the same command as several processes."""
     from perl.launch.start import check_processes, start
+    from perl.training.checked_recipe import located
 
-    try:
+    with located(checked):
         check_processes(checked.engine)
-    except PerlError as error:
-        raise checked.located(error) from None
     return start(arguments, checked.engine.processes or 1, Path(output) if output else checked.output_dir)
-
-
-def _look_at_cluster(resolved: "Recipe", source: str) -> None:
-    from perl.training.on_ray import look_at_cluster
-
-    try:
-        say(f"# {look_at_cluster(resolved, source)}")
-    except PerlError as error:
-        raise resolved.located(error) from None
 
 
 def _leave() -> None:

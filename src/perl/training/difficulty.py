@@ -33,6 +33,7 @@ from perl.recipe.sections import PromptsSection
 from perl.rewards.verifier import Judging
 from perl.run.devices import threads_kept, use_threads
 from perl.run.files import write_text
+from perl.training.checked_recipe import located
 from perl.training.gold_answers import GoldCheck
 from perl.training.plan import Plan, make_plan
 
@@ -92,11 +93,10 @@ def measured_difficulty(
     with tempfile.TemporaryDirectory() as scratch:
         kept = Path(scratch) if file is None else file.with_name(f"{file.stem}_completions")
         try:
-            rates = pass_rates(recipe, rollouts, kept, adapter, gold.chosen)
+            with located(recipe):
+                rates = pass_rates(recipe, rollouts, kept, adapter, gold.chosen)
         except KeyboardInterrupt:
             raise InterruptedRunError("stopped", str(kept), "the same command goes on" if file else "") from None
-        except PerlError as error:
-            raise recipe.located(error) from error
     if file is not None:
         source, _ = read_source(recipe.data.train, "train", "data.train")
         rows = [{**source[gold.rows[i]], COLUMN: rate} for i, rate in zip(gold.chosen, rates, strict=True)]

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perl.algorithms.estimators import ADVANTAGES
-from perl.errors import PerlError
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.sections import STRATEGIES, Strategy
 from perl.run.devices import threads_kept, use_threads
+from perl.training.checked_recipe import located
 from perl.training.cost_flops import StepFlops, executed_flops, generation_flops
 from perl.training.decoder import cached_bytes, weight_bytes
 from perl.training.hardware import (
@@ -116,13 +116,10 @@ def answer(recipe: Recipe, question: Question) -> Forecast:
     Raises:
         PerlError: The recipe, or what is asked of it, is impossible.
     """
-    with threads_kept():
+    with threads_kept(), located(recipe):
         if recipe.engine.threads is not None:
             use_threads(recipe.engine.threads)
-        try:
-            return _answer(recipe, question)
-        except PerlError as error:
-            raise recipe.located(error) from error
+        return _answer(recipe, question)
 
 
 def forecast_of(plan: Plan) -> Forecast:

@@ -24,6 +24,7 @@ from perl.rewards.named import MADE_REWARDS
 from perl.rewards.resolve import by_own_names
 from perl.rewards.verifier import Judging, check_all, unreadable
 from perl.run.progress import live_line
+from perl.training.checked_recipe import located
 
 _LISTED_ROWS = 20
 # Rows that are compared at a time, between two drawings of the live line.
@@ -122,10 +123,8 @@ def check_gold_answers(recipe: Recipe, limit: int | None) -> GoldCheck:
     """
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
     judging = next((reward.judging for reward in rewards if reward.judging is not None), None) or Judging()
-    try:
+    with located(recipe):
         problems, rows = _read_problems(recipe.data, judging.solution)
-    except PerlError as error:
-        raise recipe.located(error) from error
     chosen = _evenly(len(problems.train), limit)
     sets, others = [], []
     if "solution" in problems.train.column_names:

@@ -1,0 +1,167 @@
+"""The stage that trains: from a base to an adapter that is saved and proven to be the trained one.
+
+Plan, base, run -> trainer, trained -> adapter/
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+
+from perl.data import render_prompts
+from perl.errors import (
+    BrokenPromiseError,
+    InterruptedRunError,
+    RewardError,
+)
+from perl.hub.card.candidate import source_of_run
+from perl.launch.together import see_files
+from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
+from perl.policy.guards import check_saved_adapter, check_saved_model
+from perl.policy.name import weights_digest
+from perl.policy.probe import write_probe
+from perl.policy.saved.adapter import WEIGHTS
+from perl.recipe.recipe import is_first_process
+from perl.rewards import Reward
+from perl.run.files import sha256_of
+from perl.run.folder import Run
+from perl.run.logs import log_rows
+from perl.run.joint_work import Processes, joined
+from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
+from perl.trainer.callbacks.alarms import HealthAlarms
+from perl.trainer.callbacks.learning_curves import LearningCurves
+from perl.trainer.callbacks.samples_log import SamplesLog
+from perl.trainer.trainer import PeftGRPOTrainer
+from perl.training.callbacks.graceful_stop import GracefulStop
+from perl.training.callbacks.hosted import Hosted
+from perl.training.callbacks.hub_checkpoints import HubCheckpoints
+from perl.training.callbacks.live_progress import LiveProgress
+from perl.training.callbacks.run_record import RunRecord
+from perl.training.checked_recipe import located
+from perl.training.identity import run_title
+from perl.training.plan import Plan
+from perl.training.scores import between_steps
+
+logger = logging.getLogger("perl")
+
+# Prompts on which the saved adapter is compared with the one in memory.
+_PROBE_PROMPTS = 4
+
+
+def train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
+    """Trains, from the newest checkpoint if there is one; a signal ends it in order."""
+    checkpoint = _checkpoint_of_main(run)
+    alarms = HealthAlarms(plan.recipe.alarms.stop, run.path)
+    trainer = PeftGRPOTrainer(
+        model=model,
+        reward_funcs=[reward.function for reward in plan.rewards],
+        args=plan.arguments,
+        train_dataset=plan.problems.train,
+        eval_dataset=plan.problems.heldout if plan.arguments.eval_strategy != "no" else None,
+        processing_class=plan.tokenizer,
+        callbacks=[alarms],
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress shows the same in a line
+    trainer.rollout_source.verdicts.judging = plan.judging
+    trainer.base_fingerprint = source_of_run(run)
+    custom = [reward for reward in plan.rewards if reward.failures is not None]
+    stop = GracefulStop([reward.failures for reward in custom if reward.failures is not None])
+    for callback in (*_callbacks(plan, run), stop):
+        trainer.add_callback(callback)
+    if is_first_process():
+        discard_incomplete(run.checkpoints)
+    if checkpoint:
+        logger.info("resuming from step %d", step_of(checkpoint))
+    with stop.listening(), located(plan.recipe):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    stop.look()  # a last evaluation may have failed too
+    if alarms.stopped is not None:
+        raise plan.recipe.located(alarms.error(alarms.stopped))
+    _check_trained(trainer, plan, run)
+    if stop.failed is not None:
+        raise plan.recipe.located(_failed(custom[stop.failed], trainer.state.global_step))
+    if stop.requested:
+        raise InterruptedRunError(
+            f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
+        )
+    return trainer
+
+
+def _callbacks(plan: Plan, run: Run) -> list[TrainerCallback]:
+    """What happens beside the steps; the same classes that a script takes from :mod:`perl.callbacks`."""
+    hub = plan.recipe.hub
+    scores = between_steps(plan, run)
+    pushing = [HubCheckpoints(hub.repo_id, private=hub.private, run=run)] if hub.push == "every_save" else []
+    live = [LiveProgress(say=logger.info)] if logger.isEnabledFor(logging.INFO) else []
+    logs = [LearningCurves(run.path, title=run_title(run)), SamplesLog(run.path), RunRecord(run)]
+    return [*([scores] if scores else []), *pushing, *logs, *live, Hosted(run)]
+
+
+def _check_trained(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
+    """Refuses to score and publish an adapter that is as it began.
+
+    Raises:
+        BrokenPromiseError: No step of a whole training had a gradient, however often the run was gone on with.
+    """
+    (watch,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, AdapterCallback))
+    began = watch.movement is not None  # not where a run is gone on with after its last step
+    if (began and not watch.idle) or trainer.state.global_step < plan.steps:
+        return
+    # Of a run that was gone on with, the log tells of the steps before, if it has them all.
+    rows = joined().by_main(lambda: log_rows(run.metrics.read_text(encoding="utf-8")))
+    norms = [row["grad_norm"] for row in rows if "grad_norm" in row] if plan.arguments.logging_steps == 1 else []
+    if (began and not watch.begun_at) or (norms and all(norm == 0 for norm in norms)):
+        hint = "rewards of a prompt's completions must differ: another reward, harder or easier problems, no top_k: 1"
+        raise BrokenPromiseError(f"{NOTHING_TRAINED} of {plan.steps} steps", str(plan.recipe.output_dir), hint)
+
+
+def _checkpoint_of_main(run: Run) -> Path | None:
+    """The newest complete checkpoint as the main process finds it; what another process lists may be older."""
+    step = joined().by_main(lambda: latest_step(run.checkpoints))
+    return run.checkpoints / f"checkpoint-{step}" if step else None
+
+
+def _failed(reward: Reward, step: int) -> RewardError:
+    """The error of a custom reward that failed too often."""
+    failures = reward.failures
+    here = failures is not None and failures.too_many
+    what = f"failed on {failures.count} samples, at last: {failures.newest}" if here and failures else None
+    return RewardError(
+        what or "failed too often on another process of this run, see its log",
+        f"rewards.{reward.name}",
+        f"stopped after step {step} with a checkpoint; fix it, and the same command goes on",
+    )
+
+
+def save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run, processes: Processes) -> None:
+    """Writes the adapter, then each process proves that it is the one that it trained."""
+    fingerprint = run.facts["fingerprint"]
+    trainer.save_adapter(run.adapter)
+    see_files(run.adapter, processes)
+    if trainer.critic_training is not None:
+        trainer.save_critic(run.critic)
+    difference = 0.0
+    if isinstance(trainer.policy, PeftModel):
+        probe = _probe(plan, trainer.args.device)
+        difference = check_saved_adapter(trainer.policy, run.adapter, probe)
+        log_probs = trainer.policy_log_probs(probe, torch.ones_like(probe))
+        if processes.main:
+            write_probe(run.path, probe, log_probs)
+        digest = sha256_of(run.adapter / WEIGHTS)
+    else:
+        check_saved_model(trainer.policy, run.adapter)
+        digest = weights_digest(run.adapter)
+    run.record(
+        steps=trainer.state.global_step, fingerprint={**fingerprint, "adapter": digest}, reload_difference=difference
+    )
+
+
+def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
+    """(B, T) the ends of a few training prompts, all of one length."""
+    prompts = render_prompts(
+        list(plan.problems.train.select(range(min(_PROBE_PROMPTS, len(plan.problems.train))))), plan.tokenizer
+    )
+    width = min(len(prompt.token_ids) for prompt in prompts)
+    return torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=device)
