@@ -1,26 +1,22 @@
 """Runs with a teacher and without a reward, from a recipe to a card; the student becomes better at a task."""
 
 import json
-import random
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import perl
 from perl.cli.commands import run
 from perl.errors import BrokenPromiseError, PerlError
 from perl.hub.card.public_recipe import public_recipe
-from perl.policy.model import base_fingerprint
 from perl.recipe import load_recipe
 from perl.run.files import sha256_of
-from perl.sandbox import BASE_FOLDER, BASE_NAME, tasks
-from perl.sandbox.pretrain import EOS, arithmetic, asked, collate
+from perl.sandbox import BASE_FOLDER, BASE_NAME
 from perl.training.stages import prepare, read_recipe
 from tests.saved_adapters import save_adapter
 
-SYSTEM = "Work it out."
 SHORT = {
     "extends": "quickstart",
     "rewards": {"accuracy": None},
@@ -161,40 +157,8 @@ def test_accuracy_may_be_watched_without_being_rewarded(tmp_path):
     assert all(row["loss"] == pytest.approx(row["teacher/kl"], rel=1e-5) for row in rows)
 
 
-@pytest.fixture(scope="module")
-def obedient_base(tmp_path_factory):
-    """The sandbox's base, taught to work the answer out where a system message asks for it, and else as it was.
-
-    Its folder and its fingerprint.
-    """
-    folder, steps = tmp_path_factory.mktemp("obedient"), 80
-    torch.manual_seed(5)
-    torch.set_num_threads(1)
-    rng = random.Random(5)
-    model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
-    additions, practice = tasks.stream("addition", "train", seed=6), arithmetic(rng, seed=5)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(steps):
-        problems = [next(additions) for _ in range(12)]
-        rows = [
-            (f"<|system|>{SYSTEM}<|user|>{one.question}<|assistant|>", tasks.careful_completion(one) + EOS)
-            for one in problems
-        ]
-        rows += [asked(rng, *next(practice)) for _ in range(12)]
-        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
-        model(**collate(rows, tokenizer)).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder, base_fingerprint(model)
-
-
 LEARNING = {
     **SHORT,
-    "teacher": {"system_prompt": SYSTEM},
     "rollout": {"max_completion_length": 64},
     "eval": {"limit": 128, "k": 1},
     "train": {
@@ -207,26 +171,14 @@ LEARNING = {
 }
 
 
-def assert_better(run, fingerprint=None):
-    facts = json.loads((run.path / "run.json").read_text())
-    scores, rows = facts["eval"]["sandbox:addition"], metrics_of(run)
+@pytest.mark.nightly
+def test_a_fresh_adapter_learns_from_one_that_was_trained_with_rewards(tmp_path):
+    rewarded = ["eval.enabled=false", "train.num_generations=4", "train.max_steps=40"]
+    perl.train("quickstart", [*rewarded, "train.per_device_train_batch_size=32"], tmp_path / "teacher")
+    taught = {**LEARNING, "teacher": {"adapter": str(tmp_path / "teacher")}, "model": {"name": BASE_NAME}}
+    run = perl.train(taught, ["train.seed=1"], tmp_path / "run")
+    scores, rows = run.facts["eval"]["sandbox:addition"], metrics_of(run)
     assert scores["base"] < 0.75
     assert scores["adapter"] > max(0.85, scores["base"] + 0.1)
     assert rows[-1]["teacher/kl"] < 0.5 * rows[0]["teacher/kl"]
     assert rows[-1]["teacher/agreement"] > rows[0]["teacher/agreement"]
-    assert fingerprint in (None, facts["fingerprint"]["base"])
-
-
-@pytest.mark.nightly
-def test_a_base_learns_from_itself_with_a_system_prompt_that_it_does_not_see(obedient_base, tmp_path):
-    folder, fingerprint = obedient_base
-    assert_better(perl.train(LEARNING, [f"model.name={folder}", "train.seed=1"], tmp_path / "run"), fingerprint)
-
-
-@pytest.mark.nightly
-def test_a_fresh_adapter_learns_from_one_that_was_trained_with_rewards(tmp_path):
-    rewarded = ["eval.enabled=false", "train.num_generations=4", "train.max_steps=40"]
-    rewarded += ["train.per_device_train_batch_size=32"]
-    perl.train("quickstart", rewarded, tmp_path / "teacher")
-    taught = {**LEARNING, "teacher": {"adapter": str(tmp_path / "teacher")}, "model": {"name": BASE_NAME}}
-    assert_better(perl.train(taught, ["train.seed=1"], tmp_path / "run"))

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import perl
 from perl.algorithms.algorithm import Algorithm
 from perl.algorithms.named import ALGORITHMS
-from perl.algorithms.registry import LOSSES, Paper
+from perl.algorithms.registry import Paper
 from perl.cli import algorithms
 from perl.errors import RecipeError, RunFolderError
 from perl.recipe import load_recipe
@@ -95,17 +95,3 @@ def test_a_row_added_at_run_time_is_printed_by_its_command(toy):
     assert [line.split()[:2] for line in table.output.splitlines() if line.startswith("toy")] == [["toy", "TOY"]]
     (row,) = json.loads(runner.invoke(algorithms.command, ["toy", "--json"]).output)
     assert row["settings"] == toy.settings
-
-
-def test_a_training_by_a_row_added_at_run_time_has_its_facts_metrics_and_card(toy, tmp_path, trainers):
-    run = perl.train(SHORT, ["algorithm=toy", "train.beta=0.02"], tmp_path / "run")
-    (trainer,) = trainers
-    assert (trainer.loss_type, trainer.epsilon_low, trainer.epsilon_high) == ("bnpo", 0.07, 0.07)
-    facts = json.loads((run.path / "run.json").read_text())
-    assert (facts["algorithm"], facts["overridden"], facts["loss"]) == ("toy", {"beta": 0.02}, "bnpo")
-    logged = {name for line in (run.path / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
-    assert set(LOSSES[toy.settings["loss_type"]].metrics) | {"kl"} <= logged
-    card = run.card.read_text()
-    assert "| algorithm | toy; overridden: beta 0.02 |" in card
-    assert "- algorithm TOY: Nobody et al. 2031, [arXiv:3101.00001]" in card
-    assert load_recipe(run.path / "recipe.yaml").train["epsilon"] == 0.07
