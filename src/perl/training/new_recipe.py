@@ -25,8 +25,8 @@ from perl.recipe.plain_yaml import plain_value
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 from perl.recipe.sections import DataSource, ModelSection
 from perl.rewards.named import JUDGES, NAMED_REWARDS
-from perl.run.files import write_file
 from perl.run.devices import threads_kept
+from perl.run.files import write_file
 from perl.sandbox import is_sandbox
 from perl.trainer.alarms.of_optimizer import usual_rate
 from perl.training.forecast import make_forecast

@@ -27,8 +27,8 @@ from perl.recipe.recipe import is_first_process
 from perl.rewards import Reward
 from perl.run.files import sha256_of
 from perl.run.folder import Run
-from perl.run.logs import log_rows
 from perl.run.joint_work import Processes, joined
+from perl.run.logs import log_rows
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.learning_curves import LearningCurves
