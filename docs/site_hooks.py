@@ -3,8 +3,9 @@
 page as GitHub shows it -> page of the site
 
 Links that lead out of ``docs/`` lead to copies of those files in the site: Markdown becomes a page, anything else is
-a file. ``<!-- api: NAME -->``, which GitHub does not show, becomes the reference of that name from its docstrings;
-``<!-- api: NAME as PUBLIC: one two -->`` has the name that users import it by, and these members alone.
+a file. The zoo's one page (``perl zoo html``) is made anew. ``<!-- api: NAME -->``, which GitHub does not show, becomes
+the reference of that name from its docstrings; ``<!-- api: NAME as PUBLIC: one two -->`` has the name that users import
+it by, and these members alone.
 """
 
 import posixpath
@@ -15,12 +16,16 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from perl.zoo.catalogue import open_zoo
+from perl.zoo.page import html_page
+
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?!https?://|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _API = re.compile(r"^<!-- api: ([\w.]+)(?: as ([\w.]+))?(?:: ([\w ]+))? -->$", re.MULTILINE)
 _WIDE = ("coming-from.md", "MODEL_ZOO.md")  # their tables need the place of the table of contents
 _HOME = "index.md"
+_ZOO, _ZOO_PAGE = "zoo.md", "zoo-page.html"
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "MODEL_ZOO.md", "benchmarks/README.md", "eval/README.md")
 
 
@@ -28,6 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files outside of ``docs/`` that pages link to, and those that these link to."""
     for name in _PROJECT:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, _ZOO_PAGE, content=html_page(open_zoo(ROOT / "model_cards" / "zoo"))))
     waiting = [file.src_uri for file in files.documentation_pages()]
     while waiting:
         page = waiting.pop()
@@ -61,6 +67,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     text = _API.sub(_reference, text)
     if page.file.src_uri in _WIDE:
         page.meta["hide"] = ["toc"]
+    if page.file.src_uri == _ZOO:
+        text += f"\n[The zoo that comes with the package, as one page]({_ZOO_PAGE}) made by `perl zoo html`.\n"
     return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], text)
 
 

@@ -99,7 +99,7 @@ def test_an_entry_is_found_by_name_in_the_named_zoo_or_the_absence_of_either_is_
 def test_the_entries_of_an_installed_package_lie_in_one_file(tmp_path):
     """As ``hatch_build.py`` packs them: the same entries, with the line of a malformed one."""
     files = sorted((open_zoo().folder / "entries").glob("*.json"))
-    assert len(files) >= 80
+    assert len(files) > 60
     packed = tmp_path / "entries.jsonl"
     packed.write_text("".join(json.dumps(json.loads(file.read_text())) + "\n" for file in files))
     assert open_zoo(tmp_path).entries == open_zoo().entries
