@@ -3,33 +3,29 @@
 Run as ``python benchmarks/leaks.py`` (seconds). Every form of a secret, made up by a random generator, and every path
 of a machine is put into a card, a log and a recipe. Honest files are those of this repository that are published or are
 of their kinds; ``--run FOLDER`` adds the package of a run, ``--problems FOLDER`` problems of competitions (JSON lines)
-as logs and cards. ``--before REVISION`` asks that revision's rules too. Prints a table and writes
-``results/leaks.json``.
+as logs and cards. Prints what is
+found and writes ``results/leaks.json``.
 """
 
 import argparse
 import base64
-import importlib.util
 import json
 import random
 import string
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from perl.errors import Mistake
-from perl.hub.gate import leaks
+from perl.hub.gate.gate import text_of
+from perl.hub.gate.leaks import Machine, find_leaks
 from perl.run.folder import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 HEX, WORD = "0123456789abcdef", string.ascii_letters + string.digits
 BASE64 = WORD + "+/"
 _RANDOM = random.Random(7)  # noqa: S311 (secrets of nobody)
-Find = Callable[[dict[str, bytes]], list[Mistake]]
 
 
 def some(count: int, letters: str = WORD) -> str:
@@ -167,42 +163,25 @@ def of_problems(folder: Path, in_one: int = 100) -> Iterator[tuple[str, bytes]]:
             yield f"{path.stem}-{start}.md", "\n\n".join(texts).encode()
 
 
-def rules_of(revision: str) -> Find:
-    """That revision's search."""
-    text = subprocess.run(  # noqa: S603
-        ["git", "show", f"{revision}:src/perl/hub/leaks.py"],  # noqa: S607
-        cwd=CHECKOUT, check=True, capture_output=True,
-    ).stdout  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "leaks_before.py"
-        file.write_bytes(text)
-        spec = importlib.util.spec_from_file_location("leaks_before", file)
-        assert spec is not None  # noqa: S101
-        assert spec.loader is not None  # noqa: S101
-        module: ModuleType = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return lambda files: list(module.find_leaks(files, module.Machine()))
-
-
 def now(files: dict[str, bytes]) -> list[Mistake]:
     """Today's search, without what is this machine's own."""
-    return leaks.find_leaks(files, leaks.Machine())
+    return [line for name, content in files.items() for line in find_leaks(name, text_of(name, content), Machine())]
 
 
-def missed(texts: dict[str, str], find: Find) -> dict[str, list[str]]:
+def missed(texts: dict[str, str]) -> dict[str, list[str]]:
     """Of each text the kinds of files in which it was not found."""
-    found = {name: [kind for kind, files in carriers(text).items() if not find(files)] for name, text in texts.items()}
+    found = {name: [kind for kind, files in carriers(text).items() if not now(files)] for name, text in texts.items()}
     return {name: kinds for name, kinds in found.items() if kinds}
 
 
-def measured(find: Find, honest: dict[str, bytes]) -> dict[str, Any]:
+def measured(honest: dict[str, bytes]) -> dict[str, Any]:
     """What a search finds, and where it finds what is none."""
     paths = {path: path for path in PATHS}
-    started = time.perf_counter()
-    alarms = {name: [str(problem) for problem in find({name: content})] for name, content in honest.items()}
-    seconds = time.perf_counter() - started
+    started = time.process_time()
+    alarms = {name: [str(problem) for problem in now({name: content})] for name, content in honest.items()}
+    seconds = time.process_time() - started
     alarms = {name: lines[:5] for name, lines in alarms.items() if lines}
-    missed_secrets, missed_paths = missed(SECRETS, find), missed(paths, find)
+    missed_secrets, missed_paths = missed(SECRETS), missed(paths)
     return {
         "secrets": len(SECRETS), "secrets_found": len(SECRETS) - len(missed_secrets), "secrets_missed": missed_secrets,
         "paths": len(PATHS), "paths_found": len(PATHS) - len(missed_paths), "paths_missed": list(missed_paths),
@@ -216,25 +195,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, action="append", default=[])
     parser.add_argument("--problems", type=Path)
-    parser.add_argument("--before")
     options = parser.parse_args()
     honest = in_repository()
     for run in options.run:
         honest |= {f"{run.name}/{name}": content for name, content in of_run(run).items()}
     if options.problems:
         honest |= dict(of_problems(options.problems))
-    found = {"now": measured(now, honest)}
-    if options.before:
-        found["before"] = {"revision": options.before, **measured(rules_of(options.before), honest)}
-    print("| rules | secrets found in all of card, log, recipe | paths | false alarms | seconds on honest files |")
-    print("|---|---|---|---|---|")
-    for name, row in found.items():
-        print(
-            f"| {name} | {row['secrets_found']} of {row['secrets']} | {row['paths_found']} of {row['paths']} | "
-            f"{row['false_alarms']} of {row['honest_files']} files | {row['seconds_on_honest_files']} |"
-        )
+    found = measured(honest)
+    for what, number, of in (("secrets", "secrets_found", "secrets"), ("paths", "paths_found", "paths")):
+        print(f"{what} found in all of card, log, recipe: {found[number]} of {found[of]}")
+    print(f"false alarms: {found['false_alarms']} of {found['honest_files']} files")
     for key in ("secrets_missed", "paths_missed", "alarms"):
-        print(f"{key}: {json.dumps(found['now'][key], indent=1)}")
+        print(f"{key}: {json.dumps(found[key], indent=1)}")
     target = CHECKOUT / "benchmarks" / "results" / "leaks.json"
     versions = installed_versions(["detect-secrets"])
     target.write_text(json.dumps({"versions": versions, **found}, indent=1) + "\n", encoding="utf-8")

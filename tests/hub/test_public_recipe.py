@@ -29,7 +29,7 @@ def test_nothing_of_this_machine_is_in_it_and_it_is_the_same_recipe_otherwise(so
     before = load_recipe(PRIVATE)
     text = public_recipe(before)
     machine = Machine(users=("alice",), hosts=("gpu-17.alice.org",))
-    assert find_leaks({"perl_recipe.yaml": text.encode()}, machine) == []
+    assert find_leaks("perl_recipe.yaml", text, machine) == []
     assert "alice" not in text
     assert "gpu-17" not in text
     (tmp_path / "perl_recipe.yaml").write_text(text)

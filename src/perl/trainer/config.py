@@ -11,7 +11,7 @@ import torch
 from trl import GRPOConfig
 
 from perl.errors import RecipeError, did_you_mean, raise_all
-from perl.hub.gate.hidden import without_secrets
+from perl.hub.gate.secrets import without_secrets
 from perl.methods.registry import METHODS
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.quantisations import QUANTIZATIONS

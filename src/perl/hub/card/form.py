@@ -17,7 +17,7 @@ from perl.errors import Mistake, PerlError
 from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
 from perl.hub.card.names import has_hub_form
 from perl.hub.gate.gate import largest
-from perl.hub.gate.paths import ROOTS
+from perl.hub.gate.leaks import ROOTS
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
 CARD = "README.md"

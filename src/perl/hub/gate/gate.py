@@ -7,14 +7,18 @@ that must not leave this machine. Files get here as bytes (:mod:`perl.hub.gate.s
 following a link), and these bytes are sent.
 """
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
-from perl.errors import Mistake
-from perl.hub.gate.file_kinds import MalformedFileError, read_passages
+import yaml
+
+from perl.errors import Mistake, first_line
 from perl.hub.gate.leaks import Machine, find_leaks, this_machine
 from perl.hub.gate.snapshot import is_simple_name
 from perl.recipe.assets import evaluation_tasks
+from perl.recipe.plain_yaml import plain_value, refuse_tags
 
 _SIMPLE = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
@@ -37,11 +41,19 @@ EXPECTED: Expected = {
 ZOO: Expected = {
     r"adapter_model\.safetensors": 50_000_000_000,
     r"adapter_config\.json": 1_000_000,
-    r"[a-z0-9][a-z0-9._-]*\.json": 10_000_000,  # of an entry its reader says what is too much
+    r"[a-z0-9][a-z0-9._-]*\.json": 1_000_000
     r"MODEL_ZOO\.md": 10_000_000,
     r"zoo\.(?:csv|html)": 50_000_000,
 }
 """In a zoo."""
+_LARGEST_HEADER = 100_000_000  # of weights, as safetensors itself says
+_PNG = b"\x89PNG\r\n\x1a\n"
+# What moves a terminal's cursor, or turns text around, so that it reads otherwise than it is.
+_DECEITFUL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class MalformedFileError(ValueError):
+    """A file is not what its ending says."""
 
 
 def largest(name: str, among: Expected = EXPECTED) -> int | None:
@@ -71,6 +83,7 @@ def gate_mistakes(
     Returns:
         Nothing, if they may.
     """
+    machine = machine if machine is not None else this_machine()
     mistakes: list[Mistake] = []
     for name, content in files.items():
         most = largest(name, among)
@@ -80,7 +93,49 @@ def gate_mistakes(
             mistakes.append(Mistake(f"has {len(content):,} bytes, at most {most:,} are published", name))
         else:
             try:
-                read_passages(name, content)
+                mistakes += find_leaks(name, text_of(name, content), machine)
             except MalformedFileError as error:
                 mistakes.append(Mistake(str(error), name))
-    return mistakes + find_leaks(files, machine if machine is not None else this_machine())
+    return mistakes
+
+
+def text_of(name: str, content: bytes) -> str:
+    """What a file says: of weights the header, of a picture what stands before its pixels.
+
+    Raises:
+        MalformedFileError: It is not what its ending says.
+    """
+    kind = PurePosixPath(name).suffix
+    if kind == ".png":
+        if not content.startswith(_PNG):
+            raise MalformedFileError("is not a valid PNG")
+        return content.partition(b"IDAT")[0].decode("latin-1")
+    if kind == ".safetensors":
+        length = int.from_bytes(content[:8], "little")
+        if len(content) < 8 or length > min(_LARGEST_HEADER, len(content) - 8):
+            raise MalformedFileError("is not a valid safetensors file: it has no whole header")
+        content = content[8 : 8 + length]
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise MalformedFileError("is not UTF-8") from None
+    _check_data(kind, text)
+    return text
+
+
+def _check_data(kind: str, text: str) -> None:
+    """Whether a text is what its ending says."""
+    try:
+        if kind == ".jsonl":
+            for line in filter(str.strip, text.split("\n")):
+                json.loads(line)
+        elif kind in (".json", ".safetensors"):
+            json.loads(text)
+        elif kind == ".yaml":
+            refuse_tags(text, "")  # an alias may stand for any number of values
+            plain_value(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise MalformedFileError(f"is not valid {kind[1:]}: {first_line(error)[:80]}") from None
+    if kind == ".md" and (hidden := _DECEITFUL.search(text)):
+        number = text.count("\n", 0, hidden.start()) + 1
+        raise MalformedFileError(f"holds the control character U+{ord(hidden[0]):04X} in line {number}")

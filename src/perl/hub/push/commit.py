@@ -18,7 +18,6 @@ from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from perl.errors import BrokenPromiseError, PerlError, raise_all
 from perl.hub.card.form import CARD, FRONT_MATTER, LARGEST_CARD, read_front_matter
 from perl.hub.gate.gate import gate_mistakes, is_ours
-from perl.hub.gate.leaks import PICKLES
 from perl.hub.push.package import Package
 from perl.hub.push.retries import Sleep, retry
 from perl.policy.saved.adapter import WEIGHTS
@@ -29,6 +28,8 @@ MAIN, CHECKPOINTS = "main", "checkpoints"
 _MODELS = (".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite")
 # What the Hub itself puts into a repository.
 _OF_THE_HUB = (".gitattributes",)
+# Endings of files that run code when they are loaded, or may.
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".h5", ".msgpack")
 
 
 @dataclass(frozen=True)

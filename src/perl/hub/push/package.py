@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perl.errors import Mistake, PerlError, raise_all
+from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.card.candidate import Candidate
@@ -75,10 +75,8 @@ def read_package(folder: Path) -> Package:
     Raises:
         PerlError: A link lies in it, or another thing that is not a regular file; or a file that we do not publish.
     """
-    names, files = dict(names_in(folder, deep=True)), {}
-    strange = [name for name, regular in names.items() if not regular]
-    raise_all(PerlError, [Mistake("is a link, or no regular file", str(folder / name)) for name in strange])
-    for name in names:
+    files = {}
+    for name in names_in(folder, deep=True):
         most = largest(name)
         if most is None:
             raise PerlError("is not a file that perl publishes", str(folder / name), "leave it out")
@@ -201,7 +199,7 @@ def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
 
 def _pictures(run: Run, folder: Path, published: str) -> dict[str, bytes]:
     """Those of a folder; of one with a name that we never give nothing is read, the gate refuses it by its name."""
-    names = {f"{published}/{name}": name for name, _ in names_in(folder) if name.endswith(".png")}
+    names = {f"{published}/{name}": name for name in names_in(folder) if name.endswith(".png")}
     return {public: _take(run, folder, name, public) if largest(public) else b"" for public, name in names.items()}
 
 
