@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from perl.zoo.catalogue import open_zoo
-from perl.zoo.page import html_page
+from perl.zoo.summary import html_page
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

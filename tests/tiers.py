@@ -39,7 +39,7 @@ QUICK = (
     *(f"rewards/test_{name}.py" for name in ("accuracy", "answers", "countdown", "lengths", "partial", "shaping")),
     *(f"rollouts/test_{name}.py" for name in ("gap", "vllm_version")),
     *(f"trainer/test_{name}.py" for name in ("config", "logs_of_callbacks")),
-    *(f"zoo/test_{name}.py" for name in ("entry", "listing", "ranking", "reported", "summary")),
+    *(f"zoo/test_{name}.py" for name in ("entry", "ranking", "reported", "summary", "table")),
 )
 # In these folders, of thousands of answers or of a model's weights.
 LONGER = ("rewards/verifier/test_public_answers.py", "sandbox/test_base.py", "sandbox/test_copyist.py")

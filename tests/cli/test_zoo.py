@@ -46,16 +46,11 @@ def first_words(text):
 
 
 def test_list_filters_sorts_and_chooses_columns_in_every_form(perl, zoo):
-    code, out, _ = perl("list", "--zoo", zoo)
-    assert code == 0
-    assert first_words(out) == ["a-lora", "b-vera", "c-hot", "d-paper"]
+    assert first_words(perl("list", "--zoo", zoo)[1]) == ["a-lora", "b-vera", "c-hot", "d-paper"]
     assert first_words(perl("list", "--task", "sums", "--zoo", zoo)[1]) == ["c-hot", "b-vera", "a-lora"]
-    assert first_words(perl("list", "--sort", "sums", "--reverse", "--zoo", zoo)[1]) == [
-        *("a-lora", "b-vera", "c-hot", "d-paper")
-    ]
-    filters = ("--method", "lora", "--base", "SANDBOX", "--provenance", "trained-here")
+    filters = ("--method", "lora", "--base", "SANDBOX", "--provenance", "trained-here", "--reverse")
     out = perl("list", *filters, "--columns", "name,sums.gain", "--zoo", zoo)[1]
-    assert out.splitlines() == ["name    sums.gain", "a-lora      +10.0", "c-hot       +50.0"]
+    assert out.splitlines() == ["name    sums.gain", "c-hot       +50.0", "a-lora      +10.0"]
     header = perl("list", "--sort", "sums", "--zoo", zoo)[1].splitlines()[0].split()
     assert header[4:7] == ["sums", "sums.base", "sums.gain"]  # the task that it is sorted by
     chosen = ("--columns", "name,sums", "--sort", "sums", "--zoo", zoo)
@@ -64,20 +59,17 @@ def test_list_filters_sorts_and_chooses_columns_in_every_form(perl, zoo):
     assert list(csv.reader(io.StringIO(found["csv"])))[1] == ["c-hot", "0.9"]
     assert found["markdown"].splitlines()[2] == "| c-hot | 90.0 ± 1.0 |"
     rows = {row["name"]: row for row in json.loads(perl("list", "--json", "--zoo", zoo)[1])}
-    assert rows["a-lora"]["seeds"] == 3
-    assert rows["d-paper"]["products"] == 0.2
+    assert (rows["a-lora"]["seeds"], rows["d-paper"]["products"]) == (3, 0.2)
 
 
 MISTAKES = (
     (("list", "--columns", "nmae"), "error: --columns: no column 'nmae' (did you mean name?)"),
-    (("list", "--sort", "smus"), "error: --sort: nothing is called 'smus' (did you mean sums?)"),
     (("list", "--method", "verra"), "(did you mean vera?)"),
-    (("show", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
-    (("pull", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
     (("verify", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
     (("rank", "smus"), "error: no entry of the zoo has a score on 'smus' (did you mean sums?)"),
     (("html", "-o", "file/zoo.html"), "error: file/zoo.html: cannot be written"),
     (("add", "nowhere"), "is neither a run folder nor a name on the Hub"),
+    (("list", "--hub"), "error: HF_HUB_OFFLINE: "),
 )
 
 
@@ -88,13 +80,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(perl, zoo, tmp_path, monkeypatch)
         assert (code, out) == (2, ""), arguments
         assert words in err
         assert len(err.splitlines()) == 1
-    for arguments in (["list"], ["show", "x"], ["rank", "x"], ["pull", "x"], ["verify", "x"], ["html"], ["render"]):
-        code, _, err = perl(*arguments, "--zoo", tmp_path / "none")
-        assert (code, len(err.splitlines())) == (2, 1), arguments
-        assert "is not a zoo" in err
-    code, out, err = perl("list", "--hub", "--zoo", zoo)  # there is no Hub
-    assert (code, out) == (2, "")
-    assert err.startswith("error: HF_HUB_OFFLINE: ")
+    code, _, err = perl("list", "--zoo", tmp_path / "none")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "is not a zoo" in err
     monkeypatch.setattr("perl.cli.zoo.zoo_folder", lambda: tmp_path / "site-packages" / "model_cards" / "zoo")
     code, _, err = perl("add", "run")
     assert code == 2
@@ -105,7 +93,7 @@ def test_show_says_scores_seeds_and_notes(perl, zoo):
     lines = perl("show", "a-lora", "--zoo", zoo)[1].splitlines()
     assert lines[0].split() == ["name", "a-lora"]
     row = next(line for line in lines if line.startswith("sums"))
-    assert " ".join(row.split()) == f"sums avg@4 50.0 ± 1.0 40.0 ± 1.2 +10.0 500 {PROTOCOL}"
+    assert " ".join(row.split()) == f"sums avg@4 500 50.0 ± 1.0 40.0 ± 1.2 +10.0 {PROTOCOL}"
     assert "seed 1: sums 51.0" in lines
     assert not any("licence" in line for line in lines)
     assert "- One seed." in perl("show", "d-paper", "--zoo", zoo)[1]
@@ -118,7 +106,6 @@ def test_rank_shows_ranks_and_names_what_is_not_ranked(perl, zoo):
     assert out.splitlines()[0] == f"sums, {PROTOCOL}"
     assert [line.split()[:2] for line in out.splitlines()[3:5]] == [["1", "b-vera"], ["2", "a-lora"]]
     assert f"Not ranked, measured otherwise ({OTHER_PROTOCOL}): c-hot." in out
-    assert "c-hot" in perl("rank", "sums", "--protocol", OTHER_PROTOCOL, "--zoo", zoo)[1].splitlines()[3]
     found = json.loads(perl("rank", "sums", "--json", "--zoo", zoo)[1])
     assert [(row["rank"], row["name"], row["error"]) for row in found["ranks"]] == [
         ("1", "b-vera", 0.01),
@@ -129,30 +116,27 @@ def test_rank_shows_ranks_and_names_what_is_not_ranked(perl, zoo):
     assert "\n| 1 | b-vera |" in perl("rank", "sums", "--markdown", "--zoo", zoo)[1]
 
 
-def test_render_writes_and_checks_and_html_is_written_where_it_is_asked_for(perl, zoo, tmp_path):
-    code, _, err = perl("render", "--check", "--zoo", zoo)
-    assert code == 2
-    assert err.splitlines() == [
-        f"error: {zoo}/MODEL_ZOO.md: is absent (perl zoo render) [PRL206]",
-        f"error: {zoo}/zoo.csv: is absent (perl zoo render) [PRL206]",
+def test_render_writes_and_checks_and_a_malformed_entry_stops_it_alone(perl, zoo, tmp_path):
+    absent = [
+        f"error: {zoo}/{name}: is not what the entries say (perl zoo render) [PRL206]"
+        for name in ("MODEL_ZOO.md", "zoo.csv")
     ]
+    code, _, err = perl("render", "--check", "--zoo", zoo)
+    assert (code, err.splitlines()) == (2, absent)
     assert perl("render", "--zoo", zoo)[1].splitlines() == [f"{zoo}/MODEL_ZOO.md", f"{zoo}/zoo.csv"]
     assert perl("render", "--check", "--zoo", zoo) == (0, "", "")
-    assert perl("html", "--zoo", zoo) == (0, "zoo.html\n", "")
-    assert perl("html", "-o", "pages/mine.html", "--zoo", zoo)[0] == 0
-    page = (tmp_path / "pages" / "mine.html").read_text()
-    assert page == (tmp_path / "zoo.html").read_text()
-    assert "b-vera" in page
-    (zoo / "entries" / "b-vera.json").unlink()
-    code, _, err = perl("render", "--check", "--zoo", zoo)
-    assert (code, len(err.splitlines())) == (2, 2)
+    assert perl("html", "-o", "pages/mine.html", "--zoo", zoo) == (0, "pages/mine.html\n", "")
+    assert "b-vera" in (tmp_path / "pages" / "mine.html").read_text()
+    (zoo / "entries" / "b-vera.json").write_text("{")
+    assert perl("render", "--check", "--zoo", zoo)[0] == 2
+    code, out, _ = perl("list", "--zoo", zoo)
+    assert (code, first_words(out)) == (0, ["a-lora", "c-hot", "d-paper"])
 
 
 def test_a_run_is_added_listed_pulled_and_verified_and_another_score_is_exit_code_1(perl, tmp_path):
     run, zoo = trained_run(), tmp_path / "mine"
     code, out, err = perl("add", run, "--name", "tiny", "--ship", "--note", "Two steps only.", "--zoo", zoo)
-    assert code == 0
-    assert out == f"{zoo}/entries/tiny.json\n"
+    assert (code, out) == (0, f"{zoo}/entries/tiny.json\n")
     assert "perl zoo render" in err
     measured = read_results(run / "eval").task(TASK)
     [row] = json.loads(perl("list", "--json", "--columns", f"{TASK},provenance,notes", "--zoo", zoo)[1])
@@ -163,43 +147,22 @@ def test_a_run_is_added_listed_pulled_and_verified_and_another_score_is_exit_cod
     code, out, _ = perl("verify", "tiny", "--zoo", zoo)
     assert code == 0
     assert out.startswith(f"{TASK}: identical")
-    code, _, err = perl("add", run, "--name", "tiny", "--zoo", zoo)
-    assert code == 2
-    assert "there is an entry 'tiny' already" in err
-    assert perl("add", run, "--name", "tiny", "--force", "--ship", "--zoo", zoo)[0] == 0
     file = zoo / "entries" / "tiny.json"
     facts = json.loads(file.read_text())
-    facts["scores"][0].update(adapter=0.0, stderr=0.0)
+    facts["scores"][0].update(adapter=1.0)
     file.write_text(json.dumps(facts))
     code, out, _ = perl("verify", "tiny", "--json", "--zoo", zoo)
     assert code == 1
     assert json.loads(out)["agrees"] is False
 
 
-def test_adapters_of_the_hub_stand_beside_those_of_the_zoo_and_speak_for_no_other_columns(perl, hub, zoo):
-    run = Run.read(trained_run())
-    candidate = find_candidate(run)
+def test_adapters_of_the_hub_stand_beside_those_of_the_zoo(perl, hub, zoo):
+    candidate = find_candidate(Run.read(trained_run()))
     commit = hub.create("user/tiny", dict(package_candidate(candidate, "user/tiny").files))
-    _, out, _ = perl("list", "--hub", "--json", "--zoo", zoo)
-    rows = {row["name"]: row for row in json.loads(out)}
+    rows = {row["name"]: row for row in json.loads(perl("list", "--hub", "--json", "--zoo", zoo)[1])}
     assert list(rows) == ["a-lora", "b-vera", "c-hot", "d-paper", "user/tiny"]
     found = rows["user/tiny"]
-    assert found["provenance"] == "on the Hub"
-    assert found["revision"] == commit
-    assert found["method"] == "lora"
-    assert found[TASK] == pytest.approx(candidate.results.task(TASK).adapter.accuracy, abs=1e-4)
-    # A method that the zoo has not may be on the Hub.
-    assert first_words(perl("list", "--hub", "--task", TASK, "--zoo", zoo)[1]) == ["user/tiny"]
-    assert first_words(perl("list", "--hub", "--method", "vera", "--zoo", zoo)[1]) == ["b-vera"]
-    result = {"task": {"type": "x"}, "dataset": {"type": "d", "name": "name"}}
-    results = [
-        {**result, "metrics": [{"type": "accuracy", "name": "avg@4", "value": 50}]},
-        {**result, "dataset": {"type": "d", "name": TASK}, "metrics": [{"type": "a", "name": "avg@4", "value": 1e9}]},
-    ]
-    card = {"tags": ["perl-rl", "dora"], "model-index": [{"name": "m", "results": results}]}
-    hub.create("user/odd", {"README.md": f"---\n{json.dumps(card)}\n---\n".encode()})
-    rows = json.loads(perl("list", "--hub", "--json", "--zoo", zoo)[1])
-    odd = next(row for row in rows if row["name"] == "user/odd")
-    assert odd["provenance"] == "on the Hub"
-    assert odd["scores"] == "name avg@4 50.0 (+1)"
-    assert TASK not in odd
+    assert (found["provenance"], found["revision"], found["method"]) == ("on the Hub", commit, "lora")
+    assert (
+        first_words(perl("list", "--hub", "--base", "sandbox", "--method", "lora", "--zoo", zoo)[1])[-1] == "user/tiny"
+    )

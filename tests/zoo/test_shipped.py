@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 
-from perl.hub.zoo_entries import verify
+from perl.hub.zoo_entries.verification import verify
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.logprobs import token_log_probs
 from perl.policy.name import adapter_policy_name

@@ -1,136 +1,122 @@
-"""MODEL_ZOO.md and zoo.csv say what the entries say, and the committed ones are of the committed entries."""
+"""MODEL_ZOO.md, zoo.csv and the page say what the entries say, and the committed ones are of the committed entries."""
 
 import csv
 import io
 import math
+import re
+from html.parser import HTMLParser
 
 import pytest
 
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import Location
-from perl.zoo.summary import places, rendered, stale
+from perl.zoo.summary import html_page, rendered, sheet
 from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
 
 
-def markdown(tmp_path, *entries):
-    return rendered(zoo_of(tmp_path / "zoo", *entries))["MODEL_ZOO.md"]
+def markdown(zoo):
+    return next(text for path, text in rendered(zoo).items() if path.name == "MODEL_ZOO.md")
 
 
-def rows(zoo):
-    return list(csv.DictReader(io.StringIO(rendered(zoo)["zoo.csv"])))
+def lines(zoo):
+    return list(csv.DictReader(io.StringIO(next(t for path, t in rendered(zoo).items() if path.name == "zoo.csv"))))
 
 
 def test_the_committed_files_are_what_the_committed_entries_give(checkout):
     zoo = open_zoo()
-    assert stale(zoo) == []
-    assert places(zoo) == {
-        "MODEL_ZOO.md": checkout / "MODEL_ZOO.md",
-        "zoo.csv": checkout / "model_cards" / "zoo" / "zoo.csv",
-    }
-    lines = rows(zoo)
-    scored = {(line["name"], line["task"]): line for line in lines if line["task"]}
+    texts = rendered(zoo)
+    assert list(texts) == [checkout / "MODEL_ZOO.md", checkout / "model_cards" / "zoo" / "zoo.csv"]
+    assert [path.name for path, text in texts.items() if path.read_text(encoding="utf-8") != text] == []
+    scored = {(line["name"], line["task"]): line for line in lines(zoo) if line["task"]}
     assert len(scored) == sum(len(entry.scores) for entry in zoo.entries.values())
     for name, entry in zoo.entries.items():
         for score_ in entry.scores:
             line = scored[name, score_.task]
             assert float(line["score"]) == pytest.approx(score_.adapter, rel=1e-12)
-            assert float(line["base_score"] or "nan") == pytest.approx(
+            assert float(line["base score"] or "nan") == pytest.approx(
                 math.nan if score_.base is None else score_.base, rel=1e-12, nan_ok=True
             )
 
 
-def test_what_is_stale_is_said_with_its_line(tmp_path):
-    zoo = zoo_of(tmp_path / "zoo", trained("a", score(0.5)))
-    assert stale(zoo) == [f"{tmp_path}/zoo/MODEL_ZOO.md: is absent", f"{tmp_path}/zoo/zoo.csv: is absent"]
-    for name, text in rendered(zoo).items():
-        places(zoo)[name].write_text(text)
-    assert stale(zoo) == []
-    page = places(zoo)["MODEL_ZOO.md"]
-    page.write_text(page.read_text().replace("50.0 ± 1.0", "99.0 ± 1.0") + "more\n")
-    [line] = stale(zoo)
-    assert line.startswith(f"{page}:")
-    assert "99.0" in line
-    page.write_text(rendered(zoo)["MODEL_ZOO.md"] + "more\n")
-    assert [line.endswith("is 'more', should be absent") for line in stale(zoo)] == [True]
-
-
 def test_a_protocol_has_a_table_of_its_own_with_the_best_first_and_its_notes_below(tmp_path):
-    text = markdown(
+    zoo = zoo_of(
         tmp_path / "protocols",
         trained("a-low", score(0.5)),
         trained("b-high", score(0.6), seeds=seeds(0.8)),
         trained("c-hot", score(0.9, protocol_hash=OTHER_PROTOCOL)),
     )
-    tables = text.split("### ")[1:]
-    assert [table.splitlines()[0] for table in tables] == [
+    first, second = markdown(zoo).split("### ")[1:]
+    assert second.startswith(f"sandbox:base, protocol of sums {OTHER_PROTOCOL}\n")
+    assert first.splitlines() == [
         f"sandbox:base, protocol of sums {PROTOCOL}",
-        f"sandbox:base, protocol of sums {OTHER_PROTOCOL}",
-    ]
-    assert tables[0].splitlines()[2:] == [
-        "| name | method | sums | tokens | parameters | size |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-        "| `b-high` | lora | 60.0 ± 1.0 (seeds ± 14.1) | 123,456 | 19,456 | 81.2 kB |",
-        "| `a-low` | lora | 50.0 ± 1.0 | 123,456 | 19,456 | 81.2 kB |",
         "",
-        "Base: sandbox:base; sums 40.0 ± 1.2.",
+        "| name | method | base | sums | tokens | parameters | size |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+        "| b-high | lora | sandbox:base | 60.0 ± 14.1 | 123,456 | 19,456 | 81.2 kB |",
+        "| a-low | lora | sandbox:base | 50.0 ± 1.0 | 123,456 | 19,456 | 81.2 kB |",
+        "",
+        "Base: sums 40.0 ± 1.2.",
         "",
         "",
     ]
     # Notes are numbered once, and tables with scores come first.
-    text = markdown(
+    zoo = zoo_of(
         tmp_path / "notes",
         reported("a", theirs(0.5), notes=["One seed.", "Its own."]),
         reported("b", theirs(0.4), notes=["One seed."]),
-        reported("z", source="Somewhere", notes=["One seed."], adapter=Location(repo="user/all", subfolder="run|1")),
+        reported("z", source="A folder", notes=["One seed."], adapter=Location(repo="user/all", subfolder="run|1")),
     )
-    assert "| `a` [1, 2] | dora |" in text
-    assert "| `b` [1] | dora |" in text
+    text = markdown(zoo)
+    for said in ("| a | dora | someone/base-7B | 50.0 | 1, 2 |", "| 40.0 | 1 |", r"user/all | run\|1 | 1 |"):
+        assert said in text
+    assert text.index("### A paper") < text.index("2. Its own.") < text.index("### A folder")
     assert text.count("1. One seed.") == 2
-    assert "2. Its own." in text
-    assert r"| `z` [1] | dora | user/all/run\|1 |" in text
-    text = markdown(tmp_path / "order", reported("a", source="A folder"), reported("b", theirs(0.5), source="Paper"))
-    assert text.index("### Paper") < text.index("### A folder")
-
-
-def test_markdown_of_others_means_itself(tmp_path):
-    for number, hostile in enumerate(("<script>x</script>", "[x](javascript:x)", "a|b", "line\nbreak")):
-        entry = reported("a", theirs(0.5), method=hostile, source=hostile, notes=[hostile])
-        text = markdown(tmp_path / f"{number}", entry)
-        assert hostile not in text
-        assert sum(line.startswith("| ") for line in text.splitlines()) == 3, hostile
 
 
 def test_the_csv_has_a_line_for_each_score_with_its_values_unrounded(tmp_path):
-    entries = [
-        trained("a", score(0.123456), score(0.2, "products")),
-        reported("b"),
+    found = lines(
+        zoo_of(
+            tmp_path / "zoo",
+            trained("a", score(0.123456), score(0.2, "products"), seeds=seeds(0.6, 0.7)),
+            reported("b"),
+        )
+    )
+    assert [(line["name"], line["task"], line["score"]) for line in found] == [
+        ("a", "sums", "0.123456"),
+        ("a", "products", "0.2"),
+        ("b", "", ""),
     ]
-    first, second, third = rows(zoo_of(tmp_path / "zoo", *entries))
-    known = {name: value for name, value in first.items() if value}
-    assert known == {
-        "name": "a",
-        "provenance": "trained-here",
-        "base": "sandbox:base",
-        "method": "lora",
-        "algorithm": "dapo",
-        "seed": "0",
-        "steps": "50",
-        "tokens": "123456",
-        "trainable_parameters": "19456",
-        "size": "81234",
-        "task": "sums",
-        "metric": "avg@4",
-        "k": "4",
-        "n": "500",
-        "score": "0.123456",
-        "stderr": "0.01",
-        "base_score": "0.4",
-        "base_stderr": "0.012",
-        "protocol": PROTOCOL,
-        "weights_sha256": "a" * 64,
-        "notes": "0",
-    }
-    assert second["task"] == "products"
-    assert (third["name"], third["task"], third["score"]) == ("b", "", "")
-    [row] = rows(zoo_of(tmp_path / "seeds", trained("a", score(0.5), seeds=seeds(0.6, 0.7))))
-    assert row["seeds"] == "1:0.6 2:0.7"
+    known = {"stderr": "", "other seeds": "0.6 0.7", "protocol": PROTOCOL, "sha256": "a" * 64, "size": "81234"}
+    assert {name: found[0].get(name, "") for name in known} == known
+
+
+HOSTILE = """"'><script>document.title='owned'</script><img src=x onerror="document.title='owned'">"""
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_the_page_holds_every_entry_asks_for_nothing_and_escapes_what_others_wrote(tmp_path):
+    entry = trained("b-good", score(0.9), score(0.2, "products"), tokens=90, seeds=seeds(0.8))
+    page = html_page(zoo_of(tmp_path / "zoo", entry, reported("c-paper", theirs(0.5), notes=["Only one seed."])))
+    for said in ("b-good", "c-paper", "90.0 ± 7.1", "Only one seed.", *sheet(entry)[:3]):
+        assert said in page
+    for tag, attributes in Tags(page).found:
+        assert tag not in ("link", "iframe", "object", "embed", "img", "base")
+        assert not attributes.keys() & {"src", "href", "action", "style"}
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.search(r"@import|url\(|https?://", page)
+    where = {"method": HOSTILE, "base": HOSTILE, "source": HOSTILE, "notes": [HOSTILE], "settings": {HOSTILE: HOSTILE}}
+    entry = reported("a", theirs(0.5, HOSTILE, metric=HOSTILE), licence=HOSTILE, **where)
+    tags = Tags(html_page(zoo_of(tmp_path / "hostile", entry))).found
+    assert [tag for tag, _ in tags if tag in ("script", "img")] == ["script"]
+    assert HOSTILE in {attributes.get("data-value") for _, attributes in tags}

@@ -16,8 +16,7 @@ from perl.zoo.catalogue import VARIABLE, open_zoo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from perl.zoo.entry import Entry
-    from perl.zoo.listing import Cell, Filter, Row
+    from perl.zoo.table import Row
 
 ON_THE_HUB = "on the Hub"
 EPILOG = """\b
@@ -76,21 +75,15 @@ def list_entries(
     Scores of different protocols stand in one column here; `perl zoo rank TASK` says which may be compared.
     """
     set_up_output(quiet=True)
-    from perl.zoo import listing
+    from perl.zoo import table
 
-    wanted = listing.Filter(task=task, **facts)
-    entries = list(open_zoo(folder).entries.values())
-    # On the Hub there may be what the zoo has not.
-    chosen = [e for e in entries if _passes(e, wanted)] if hub else listing.select(entries, wanted)
-    rows = [listing.row_of(entry) for entry in chosen] + (_hub_rows(wanted) if hub else [])
-    rows = listing.ordered(rows, sort or task, reverse=reverse)
-    a_task = task or (sort if sort not in listing.FACTS else None)
-    shown = listing.columns_of(columns, a_task if any(a_task in row for row in rows) else None, rows)
-    if style == "json":
-        say(json.dumps(listing.as_records(rows, shown if columns else None), indent=2))
+    rows = [table.row_of(entry) for entry in open_zoo(folder).entries.values()] + (_hub_rows() if hub else [])
+    rows = table.ordered(table.select(rows, task=task, **facts), sort or task, reverse=reverse)
+    a_task = task or (sort if sort not in table.FACTS else None)
+    if style == "json" and columns is None:
+        say(json.dumps(table.as_records(rows), indent=2))
     else:
-        write = {"csv": listing.as_csv, "markdown": listing.as_markdown}.get(str(style), listing.as_plain)
-        say(write(rows, shown).rstrip("\n"))
+        say(table.printed(rows, table.columns_of(columns, a_task, rows), style).rstrip("\n"))
 
 
 @command.command("show", short_help="Say everything about an adapter.")
@@ -99,7 +92,7 @@ def list_entries(
 @_zoo_option
 def show(name: str, *, as_json: bool, folder: str | None) -> None:
     """Say everything about the adapter NAME: scores, settings, where it lies, what is wrong with it."""
-    from perl.zoo.sheet import sheet
+    from perl.zoo.summary import sheet
 
     entry = open_zoo(folder).entry(name)
     say(entry.to_json().rstrip("\n") if as_json else "\n".join(sheet(entry)))
@@ -116,21 +109,22 @@ def rank(
     task: str, *, base: str | None, provenance: str | None, protocol: str | None, style: str | None, folder: str | None
 ) -> None:
     """Rank the adapters that were scored on TASK under one protocol; scores that errors cannot tell apart are ties."""
-    from perl.zoo import listing, ranking
+    from perl.zoo.ranking import COLUMNS, rank_task
+    from perl.zoo.table import as_records, printed, row_of, select
 
-    entries = listing.select(list(open_zoo(folder).entries.values()), listing.Filter(base=base, provenance=provenance))
-    found = ranking.rank_task(entries, task, protocol)
-    rows = found.rows()
+    entries = open_zoo(folder).entries
+    rows = select([row_of(entry) for entry in entries.values()], base=base, provenance=provenance)
+    found = rank_task([entries[str(row["name"].value)] for row in rows], task, protocol)
     if style == "json":
-        ranks = listing.as_records(rows, [*ranking.COLUMNS, "error"])
+        ranks = as_records(found.rows, [*COLUMNS, "error"])
         facts = {"task": found.task, "protocol": found.protocol, "ranks": ranks, "others": found.others}
-        say(json.dumps({**facts, "notes": found.notes()}, indent=2))
+        say(json.dumps({**facts, "notes": found.notes}, indent=2))
     elif style == "csv":
-        say(listing.as_csv(rows, [*ranking.COLUMNS, "error"]).rstrip("\n"))
+        say(printed(found.rows, [*COLUMNS, "error"], style).rstrip("\n"))
     else:
-        write, bullet = (listing.as_markdown, "- ") if style == "markdown" else (listing.as_plain, "")
-        say(f"{task}, {found.protocol}\n\n{write(rows, ranking.COLUMNS)}\n")
-        say("\n".join(f"{bullet}{note}" for note in found.notes()))
+        bullet = "- " if style == "markdown" else ""
+        say(f"{task}, {found.protocol}\n\n{printed(found.rows, COLUMNS, style)}\n")
+        say("\n".join(f"{bullet}{note}" for note in found.notes))
 
 
 @command.command("pull", short_help="Put an adapter's files into a folder, verified.")
@@ -166,7 +160,7 @@ def add(source: str, *, folder: str | None, **options: Any) -> None:  # noqa: AN
     """Make an entry of SOURCE, a run folder or an adapter on the Hub; it must have results of its own."""
     set_up_output(quiet=False)
     place = _writable(folder)
-    from perl.hub.zoo_entries import add as add_entry
+    from perl.hub.zoo_entries.adding import add as add_entry
 
     entry = add_entry(source, place, **options)
     say(place / "entries" / f"{entry.name}.json")
@@ -187,7 +181,7 @@ def verify(name: str, *, tasks: tuple[str, ...], as_json: bool, folder: str | No
     set_up_output(quiet=as_json)
     zoo = open_zoo(folder)
     zoo.entry(name)  # before anything heavy
-    from perl.hub.zoo_entries import verify as evaluate_again
+    from perl.hub.zoo_entries.verification import verify as evaluate_again
 
     found = evaluate_again(zoo, name, list(tasks) or None, **options)
     say(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
@@ -200,13 +194,10 @@ def verify(name: str, *, tasks: tuple[str, ...], as_json: bool, folder: str | No
 )
 @_zoo_option
 def html(*, output: str, folder: str | None) -> None:
-    """Write the zoo as one page that needs no network: table, scores beside the base's, learning curves."""
-    from perl.zoo.page import html_page
+    """Write the zoo as one page that needs no network: a table that can be sorted, and all that is known of each."""
+    from perl.zoo.summary import html_page
 
-    page = html_page(open_zoo(folder))
-    _pass_gate({"zoo.html": page})
-    _write(Path(output).expanduser(), page)
-    say(output)
+    _write({Path(output).expanduser(): html_page(open_zoo(folder))})
 
 
 @command.command("render", short_help="Write MODEL_ZOO.md and zoo.csv, or check them.")
@@ -214,35 +205,25 @@ def html(*, output: str, folder: str | None) -> None:
 @_zoo_option
 def render(*, check: bool, folder: str | None) -> None:
     """Write MODEL_ZOO.md and zoo.csv out of the entries."""
-    from perl.zoo.summary import places, rendered, stale
+    from perl.zoo.summary import rendered
 
     zoo = open_zoo(folder)
-    if check:
-        raise_all(PerlError, [Mistake(line, hint="perl zoo render") for line in stale(zoo)])
-        return
+    raise_all(PerlError, [mistake for error in zoo.malformed.values() for mistake in error.mistakes])
     texts = rendered(zoo)
-    _pass_gate(texts)
-    for name, text in texts.items():
-        _write(places(zoo)[name], text)
-        say(places(zoo)[name])
+    if check:
+        stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+        raise_all(PerlError, [Mistake("is not what the entries say", str(path), "perl zoo render") for path in stale])
+    else:
+        _write(texts)
 
 
-def _passes(entry: "Entry", wanted: "Filter") -> bool:
-    return wanted.passes(entry.base, entry.method, [score.task for score in entry.scores], entry.provenance)
+def _hub_rows() -> list["Row"]:
+    """Adapters that the Hub has by their tag."""
+    from perl.hub.zoo_entries.from_hub import hub_adapters
+    from perl.zoo.table import fact_cell
 
-
-def _hub_rows(wanted: "Filter") -> list["Row"]:
-    """Adapters that the Hub has by their tag; their scores as their cards give them."""
-    from perl.evaluation.task import all_tasks
-    from perl.hub.zoo_entries import hub_adapters
-    from perl.zoo.listing import fact_cell
-
-    tasks = {task.title: task.name for task in all_tasks().values()}
     rows: list[Row] = []
     for found in hub_adapters():
-        scores = _card_scores(found.scores, tasks)
-        if not wanted.passes(found.base or "", found.method or "", scores, ON_THE_HUB):
-            continue
         facts = {
             "name": found.id,
             "provenance": ON_THE_HUB,
@@ -251,31 +232,9 @@ def _hub_rows(wanted: "Filter") -> list["Row"]:
             "repo": found.id,
             "revision": found.sha,
             "created": found.modified.date().isoformat() if found.modified else None,
-            "notes": len(found.notes),
         }
-        rows.append({name: fact_cell(value) for name, value in facts.items()} | scores)
+        rows.append({name: fact_cell(value) for name, value in facts.items()})
     return rows
-
-
-def _card_scores(scores: "Mapping[str, float]", tasks: "Mapping[str, str]") -> dict[str, "Cell"]:
-    """Columns of the tasks whose avg@k a card gives, which are in percent there, and of all of them."""
-    from perl.evaluation.results import HELD_OUT
-    from perl.run.tables import percent
-    from perl.zoo.listing import Cell
-
-    means = {name: value for name, value in scores.items() if name.rpartition(" ")[2].startswith("avg@")}
-    cells = {}
-    for name, value in means.items():
-        title = name.rpartition(" ")[0]
-        # A run's own held-out problems are called after their data set.
-        task = tasks.get(title, title.removesuffix(HELD_OUT))
-        if task in tasks.values() and 0 <= value <= 100:
-            cells[task] = Cell(value / 100, percent(value / 100))
-    if means:
-        (first, value), *more = means.items()
-        text = f"{first} {value:.1f}" + (f" (+{len(more)})" if more else "")
-        cells["scores"] = Cell(text, text)
-    return cells
 
 
 def _writable(folder: str | None) -> Path:
@@ -286,18 +245,17 @@ def _writable(folder: str | None) -> Path:
     return place
 
 
-def _pass_gate(texts: "Mapping[str, str]") -> None:
-    """Pages are for others to see, and entries may have been written by hand."""
+def _write(texts: "Mapping[Path, str]") -> None:
+    """Pages are for others to see, and entries may have been written by hand: they pass the gate, then are written."""
     from perl.hub.gate.gate import ZOO, gate_mistakes
-
-    raise_all(PerlError, gate_mistakes({name: text.encode() for name, text in texts.items()}, among=ZOO))
-
-
-def _write(path: Path, text: str) -> None:
     from perl.run.files import write_text
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    except OSError as error:
-        raise PerlError(f"cannot be written: {error.strerror or error}", str(path)) from None
+    known = {"zoo.html" if path.suffix == ".html" else path.name: text.encode() for path, text in texts.items()}
+    raise_all(PerlError, gate_mistakes(known, among=ZOO))
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        except OSError as error:
+            raise PerlError(f"cannot be written: {error.strerror or error}", str(path)) from None
+        say(path)

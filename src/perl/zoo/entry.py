@@ -6,18 +6,11 @@ Every field that is unknown is null or empty; nothing is guessed.
 """
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from perl.errors import PerlError
 
@@ -56,14 +49,6 @@ class TaskScore(_Record):
     base_stderr: float | None = Field(None, ge=0)
     protocol_hash: str | None = Field(None, description="Of our protocol; null: somebody else's.")
     few_shot: int = Field(0, ge=0, description="Solved examples before every question.")
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An entry without examples is written as it was before there were any."""
-        found: dict[str, Any] = write(self)
-        if not self.few_shot:
-            del found["few_shot"]
-        return found
 
     @property
     def gain(self) -> float | None:
@@ -161,6 +146,16 @@ class Entry(_Record):
     def score(self, task: str) -> TaskScore | None:
         """The score on a task, if there is one."""
         return next((score for score in self.scores if score.task == task), None)
+
+    def seed_scores(self, score: TaskScore) -> tuple[float, ...]:
+        """A score, and those of the same recipe with other seeds."""
+        return (score.adapter, *(other.scores[score.task] for other in self.seeds if score.task in other.scores))
+
+    def error(self, score: TaskScore) -> float | None:
+        """How sure a score is: its standard error, or the standard deviation over seeds if that is larger."""
+        seeds = self.seed_scores(score)
+        spread = statistics.stdev(seeds) if len(seeds) > 1 else None
+        return max((error for error in (score.stderr, spread) if error is not None), default=None)
 
     def comparable_as(self, score: TaskScore) -> str:
         """Two scores on a task may be compared if this is the same: one protocol, or one metric of one source."""

@@ -1,63 +1,35 @@
-"""The zoo as two files that are kept beside it: MODEL_ZOO.md for people, zoo.csv for programs.
+"""The zoo as files for others: MODEL_ZOO.md for people, zoo.csv for programs, one page for a browser.
 
-Zoo -> MODEL_ZOO.md, zoo.csv
+Zoo -> MODEL_ZOO.md, zoo.csv; zoo.html; Entry -> everything that it says
 
-Both hold the same for the same entries, so that a check can write them again and compare.
+All are the rows of :mod:`perl.zoo.table`, printed; the first two are kept beside a zoo, so that a check can write them
+again and compare.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import islice, zip_longest
+import base64
+import hashlib
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
-from perl.run.tables import Value, csv_text, in_markdown, markdown_table, size_text
+from perl.recipe.assets import card_templates_folder
+from perl.run.html_templates import html_templates
+from perl.run.tables import in_markdown, plain, plain_table
 from perl.zoo.catalogue import Zoo
-from perl.zoo.entry import Entry, TaskScore
-from perl.zoo.intervals import score_text
-from perl.zoo.listing import fact_cell, tasks_of
-from perl.zoo.ranking import error_of
+from perl.zoo.entry import Entry
+from perl.zoo.table import FACTS, SCORE_COLUMNS, Cell, Row, fact_cell, ordered, printed, row_of, score_row, tasks_of
 
 MARKDOWN, CSV = "MODEL_ZOO.md", "zoo.csv"
-
-# Column -> its value for an entry and one of its scores, if it has any.
-_CSV_COLUMNS: dict[str, Callable[[Entry, TaskScore | None], Value]] = {
-    "name": lambda e, _: e.name,
-    "provenance": lambda e, _: e.provenance,
-    "base": lambda e, _: e.on_base,
-    "base_revision": lambda e, _: e.base_revision,
-    "method": lambda e, _: e.method,
-    "algorithm": lambda e, _: e.algorithm,
-    "seed": lambda e, _: e.seed,
-    "steps": lambda e, _: e.steps,
-    "tokens": lambda e, _: e.tokens,
-    "trainable_parameters": lambda e, _: e.trainable_parameters,
-    "size": lambda e, _: e.adapter.size,
-    "licence": lambda e, _: e.licence,
-    "task": lambda _, s: s.task if s else None,
-    "metric": lambda _, s: s.metric if s else None,
-    "k": lambda _, s: s.k if s else None,
-    "n": lambda _, s: s.n if s else None,
-    "score": lambda _, s: s.adapter if s else None,
-    "stderr": lambda _, s: s.stderr if s else None,
-    "base_score": lambda _, s: s.base if s else None,
-    "base_stderr": lambda _, s: s.base_stderr if s else None,
-    "seeds": lambda e, s: " ".join(f"{o.seed}:{o.scores[s.task]}" for o in e.seeds if s and s.task in o.scores),
-    "protocol": lambda _, s: s.protocol_hash if s else None,
-    "repo": lambda e, _: e.adapter.repo,
-    "revision": lambda e, _: e.adapter.revision,
-    "subfolder": lambda e, _: e.adapter.subfolder,
-    "weights_sha256": lambda e, _: e.adapter.sha256.get("adapter_model.safetensors"),
-    "source": lambda e, _: e.source,
-    "notes": lambda e, _: len(e.notes),
-}
+_WIDEST = 100
 _HEAD = """# Model zoo
 
 Adapters trained with reinforcement learning: their base, method and scores, and what is wrong with them. This file is
 written by `perl zoo render` from `model_cards/zoo/entries/`; edit an entry, not this file. `perl zoo html` makes a page
 of it that can be sorted, [docs/zoo.md](docs/zoo.md) says how an entry comes about.
 
-Scores are in percent, ± is one standard error; brackets after a score are its 95 % interval where problems came out
-alike and that error is 0.0, brackets after a name are notes below the table. Scores of different tables were measured
-in different ways and are not to be compared; `perl zoo rank TASK` ranks those that may be.
+Scores are in percent, ± is one standard error or, if that is larger, the standard deviation over seeds; brackets after
+a score are its 95 % interval where problems came out alike and that error is 0.0. Scores of different tables were
+measured in different ways and are not to be compared; `perl zoo rank TASK` ranks those that may be.
 """
 _SECTIONS = {
     "trained-here": (
@@ -73,37 +45,60 @@ _SECTIONS = {
 }
 
 
-def rendered(zoo: Zoo) -> dict[str, str]:
-    """Name -> text of the files that are generated from a zoo."""
-    entries = list(zoo.entries.values())
-    return {MARKDOWN: _markdown(entries), CSV: _csv(entries)}
-
-
-def places(zoo: Zoo) -> dict[str, Path]:
-    """Where the generated files of a zoo lie.
+def rendered(zoo: Zoo) -> dict[Path, str]:
+    """The files that are generated from a zoo, and their texts.
 
     Those of a checkout's own zoo: MODEL_ZOO.md at its root. Of any other: both beside the entries.
     """
     root = zoo.folder.parent.parent
     own = zoo.folder.parent.name == "model_cards" and (root / "pyproject.toml").is_file()
-    return {MARKDOWN: (root if own else zoo.folder) / MARKDOWN, CSV: zoo.folder / CSV}
+    entries = list(zoo.entries.values())
+    return {(root if own else zoo.folder) / MARKDOWN: _markdown(entries), zoo.folder / CSV: _csv(entries)}
 
 
-def stale(zoo: Zoo) -> list[str]:
-    """What the generated files lack of the entries, a line each; empty: they are as they should be."""
-    found = []
-    for name, text in rendered(zoo).items():
-        place = places(zoo)[name]
-        if not place.is_file():
-            found.append(f"{place}: is absent")
-            continue
-        before, now = place.read_text(encoding="utf-8").splitlines(), text.splitlines()
-        pairs = enumerate(zip_longest(before, now), start=1)
-        differ = (
-            f"{place}:{number}: is {_short(old)}, should be {_short(new)}" for number, (old, new) in pairs if old != new
+def sheet(entry: Entry) -> list[str]:
+    """Everything that an entry says, for a terminal; what is unknown is left out."""
+    row = row_of(entry)
+    facts = [
+        (name, row[name].text) for name in FACTS if name not in ("notes", "scores") and row[name].value is not None
+    ]
+    lines = plain_table(facts, (False, False))
+    if entry.scores:
+        columns = [name for name in SCORE_COLUMNS if name not in ("k", "error", "base error")]
+        lines += ["", printed([score_row(entry, score) for score in entry.scores], columns)]
+    for other in entry.seeds:
+        lines.append(f"seed {other.seed}: {plain(', '.join(f'{t} {100 * v:.1f}' for t, v in other.scores.items()))}")
+    for note in entry.notes:
+        lines += textwrap.wrap(plain(note), _WIDEST, initial_indent="- ", subsequent_indent="  ")
+    return lines
+
+
+def html_page(zoo: Zoo) -> str:
+    """One page that needs no network and nothing beside it: a table that can be sorted and filtered, and each entry.
+
+    Whatever an entry says is escaped, and the page forbids itself all but its own style and script.
+    """
+    folder = card_templates_folder()
+    entries = list(zoo.entries.values())
+    columns = ["name", "provenance", "method", "base", *tasks_of(entries), "tokens", "parameters", "size", "notes"]
+    style, script = ((folder / f"zoo.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    return (
+        html_templates(folder)
+        .get_template("zoo.html.jinja")
+        .render(
+            table=printed([row_of(entry) for entry in entries], columns, "html"),
+            sheets={entry.name: "\n".join(sheet(entry)) for entry in entries},
+            style=style,
+            style_hash=_hash(style),
+            script=script,
+            script_hash=_hash(script),
         )
-        found += islice(differ, 1)
-    return found
+    )
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names a script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _markdown(entries: Sequence[Entry]) -> str:
@@ -111,8 +106,7 @@ def _markdown(entries: Sequence[Entry]) -> str:
     for provenance, (title, sentence) in _SECTIONS.items():
         members = [entry for entry in entries if entry.provenance == provenance]
         parts += [f"## {title}\n\n{sentence}\n"] if members else []
-        for heading, group in _groups(members).items():
-            parts.append(f"### {in_markdown(heading)}\n\n{_table(group)}\n")
+        parts += [f"### {in_markdown(heading)}\n\n{_table(group)}\n" for heading, group in _groups(members).items()]
     return "\n".join(parts)
 
 
@@ -120,12 +114,9 @@ def _groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Entries whose scores stand in one table: those of a source, or of a base and protocols."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        if entry.provenance == "reported":
-            heading = entry.source or ""
-        else:
-            hashes = ", ".join(dict.fromkeys(f"{s.task} {s.protocol_hash}" for s in entry.scores))
-            heading = f"{entry.on_base}, protocol of {hashes}" if hashes else entry.on_base
-        groups.setdefault(heading, []).append(entry)
+        hashes = ", ".join(dict.fromkeys(f"{s.task} {s.protocol_hash}" for s in entry.scores))
+        measured = f"{entry.on_base}, protocol of {hashes}" if hashes else entry.on_base
+        groups.setdefault(entry.source or "" if entry.provenance == "reported" else measured, []).append(entry)
     # Tables with scores first; folders nobody scored below.
     return dict(sorted(groups.items(), key=lambda item: not any(entry.scores for entry in item[1])))
 
@@ -133,77 +124,28 @@ def _groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 def _table(entries: Sequence[Entry]) -> str:
     """The entries of a group with the best first, and their notes."""
     tasks = tasks_of(entries)
-    if tasks:
-        average = next((task for task in tasks if task.endswith("average")), tasks[0])
-        scores = {entry.name: entry.score(average) for entry in entries}
-        entries = sorted(entries, key=lambda e: (-(s.adapter if (s := scores[e.name]) else -1.0), e.name))
-    notes = {note: number for number, note in enumerate(dict.fromkeys(n for e in entries for n in e.notes), start=1)}
-    columns: list[tuple[str, bool, Callable[[Entry], str]]] = [
-        ("name", False, lambda e: f"`{e.name}`" + _marks(e, notes)),
-        ("method", False, lambda e: in_markdown(e.method)),
-    ]
-    if len({e.on_base for e in entries}) > 1:
-        columns.append(("base", False, lambda e: in_markdown(e.on_base.rpartition("/")[2])))
-    columns += [(in_markdown(task), True, _task_cell(task)) for task in tasks]
-    facts: list[tuple[str, Callable[[Entry], Value], Callable[[Entry], str]]] = [
-        ("tokens", lambda e: e.tokens, lambda e: fact_cell(e.tokens).text),
-        ("parameters", lambda e: e.trainable_parameters, lambda e: fact_cell(e.trainable_parameters).text),
-        ("size", lambda e: e.adapter.size, lambda e: size_text(e.adapter.size)),
-        ("folder on the Hub", lambda e: e.adapter.repo, _folder),
-    ]
-    columns += [
-        (name, name != "folder on the Hub", text)
-        for name, value, text in facts
-        if any(value(e) is not None for e in entries)
-    ]
-    rows = [[text(entry) for _, _, text in columns] for entry in entries]
-    lines = markdown_table([[name for name, _, _ in columns], *rows], [right for _, right, _ in columns])
-    bases = _base_line(entries, tasks)
-    return "\n".join(
-        [*lines, *(["", bases] if bases else []), "", *(f"{i}. {in_markdown(n)}" for n, i in notes.items())]
-    )
-
-
-def _marks(entry: Entry, notes: dict[str, int]) -> str:
-    return f" [{', '.join(str(notes[note]) for note in entry.notes)}]" if entry.notes else ""
-
-
-def _task_cell(task: str) -> Callable[[Entry], str]:
-    def cell(entry: Entry) -> str:
-        found = entry.score(task)
-        if found is None:
-            return "-"
-        text = score_text(found.adapter, found.stderr, found.n)
-        spread = error_of(entry, found)
-        return f"{text} (seeds ± {100 * spread:.1f})" if spread is not None and spread != found.stderr else text
-
-    return cell
-
-
-def _folder(entry: Entry) -> str:
-    if entry.adapter.repo is None:
-        return "-"
-    return in_markdown("/".join(part for part in (entry.adapter.repo, entry.adapter.subfolder) if part))
-
-
-def _base_line(entries: Sequence[Entry], tasks: Sequence[str]) -> str:
-    """``Base: user/name; math_500 80.9, ...``, as far as it is the same for all."""
-    names = {entry.on_base for entry in entries}
-    scores = []
-    for task in tasks:
-        scored = [score for entry in entries for score in entry.scores if score.task == task]
-        found = {(score.base, score.base_stderr, score.n) for score in scored if score.base is not None}
-        if len(found) == 1:
-            scores.append(f"{task} {score_text(*found.pop())}")
-    parts = [*(names if len(names) == 1 else ()), *([", ".join(scores)] if scores else [])]
-    return in_markdown(f"Base: {'; '.join(parts)}.") if parts else ""
+    average = next((task for task in tasks if task.endswith("average")), next(iter(tasks), None))
+    notes = {entry.name: entry.notes for entry in entries}
+    numbers: dict[str, int] = {}
+    rows: list[Row] = []
+    for row in ordered([row_of(entry) for entry in entries], average):
+        marks = [str(numbers.setdefault(note, len(numbers) + 1)) for note in notes[row["name"].text]]
+        rows.append({**row, "notes": fact_cell(", ".join(marks) or None)})
+    facts = ("method", "base", "tokens", "parameters", "size", "repo", "subfolder", "notes")
+    known = [name for name in facts if any(row[name].value is not None for row in rows)]
+    columns = ["name", *known[:2], *tasks, *known[2:]]
+    listed = [f"{number}. {in_markdown(note)}" for note, number in numbers.items()]
+    bases = {f"{s.task} {score_row(e, s)['base score'].text}" for e in entries for s in e.scores if s.base is not None}
+    base = [f"Base: {in_markdown(', '.join(sorted(bases)))}.", ""] if bases and len(bases) <= len(tasks) else []
+    return "\n".join([printed(rows, columns, "markdown"), "", *base, *listed])
 
 
 def _csv(entries: Sequence[Entry]) -> str:
     """A line for each entry and task; one for an entry without a score."""
-    lines = [(entry, score) for entry in entries for score in (*entry.scores, *([] if entry.scores else [None]))]
-    return csv_text(list(_CSV_COLUMNS), [[value(*line) for value in _CSV_COLUMNS.values()] for line in lines])
-
-
-def _short(line: str | None) -> str:
-    return "absent" if line is None else repr(line if len(line) <= 60 else f"{line[:57]}...")
+    rows: list[Row] = [row_of(entry) for entry in entries if not entry.scores]
+    for entry in entries:
+        for score in entry.scores:
+            seeds = " ".join(map(str, entry.seed_scores(score)[1:]))
+            rows.append({**row_of(entry), **score_row(entry, score), "other seeds": Cell(seeds or None, seeds)})
+    columns = [name for name in FACTS if name not in ("scores", "settings", "reward", "versions", "shipped")]
+    return printed(ordered(rows, "name"), [*columns, *SCORE_COLUMNS, "other seeds"], "csv")

@@ -1,0 +1,249 @@
+"""A zoo as one table of rows, and the one printer of it: for a terminal, in Markdown, as CSV, JSON or HTML.
+
+entries -> rows of cells -> those that are wanted, in order -> text
+
+Adapters found elsewhere are rows too.
+"""
+
+import html
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from perl.errors import PerlError, did_you_mean
+from perl.run.tables import (
+    Value,
+    csv_text,
+    in_markdown,
+    markdown_table,
+    percent,
+    plain,
+    plain_table,
+    signed_percent,
+    size_text,
+)
+from perl.zoo.entry import Entry, TaskScore
+from perl.zoo.intervals import score_text
+
+WEIGHTS = "adapter_model.safetensors"
+FACTS: Mapping[str, Callable[[Entry], Value]] = {
+    "name": lambda e: e.name,
+    "provenance": lambda e: e.provenance,
+    "source": lambda e: e.source,
+    "base": lambda e: e.on_base,
+    "base revision": lambda e: e.base_revision,
+    "method": lambda e: e.method,
+    "settings": lambda e: ", ".join(f"{name} {value}" for name, value in e.settings.items()) or None,
+    "algorithm": lambda e: e.algorithm,
+    "seed": lambda e: e.seed,
+    "seeds": lambda e: len({e.seed, *(other.seed for other in e.seeds)} - {None}) or None,
+    "steps": lambda e: e.steps,
+    "tokens": lambda e: e.tokens,
+    "seconds": lambda e: e.seconds,
+    "hardware": lambda e: e.hardware,
+    "parameters": lambda e: e.trainable_parameters,
+    "licence": lambda e: e.licence,
+    "created": lambda e: e.created,
+    "shipped": lambda e: "yes" if e.adapter.shipped else None,
+    "repo": lambda e: e.adapter.repo,
+    "revision": lambda e: e.adapter.revision,
+    "subfolder": lambda e: e.adapter.subfolder,
+    "size": lambda e: e.adapter.size,
+    "sha256": lambda e: e.adapter.sha256.get(WEIGHTS),
+    "reward": lambda e: (
+        ", ".join(f"{reward:.3f} at step {step}" for step, reward in (*e.curve[:1], *e.curve[-1:])) or None
+    ),
+    "versions": lambda e: ", ".join(f"{name} {version}" for name, version in e.versions.items()) or None,
+    "notes": lambda e: len(e.notes),
+    "scores": lambda e: _first_score(e),
+}
+"""Columns that every entry has; scores follow by the names of tasks."""
+SCORE_COLUMNS = ("task", "metric", "k", "problems", "score", "error", "base score", "base error", "gain", "protocol")
+"""Of one score, as :func:`score_row` has them."""
+DEFAULT_COLUMNS = ("name", "provenance", "base", "method", "scores", "tokens", "size", "notes")
+_NUMBERS = {"seed", "seeds", "steps", "tokens", "seconds", "parameters", "size", "notes"}
+_TEXTS = {*FACTS, "task", "metric", "protocol", "rank"} - _NUMBERS
+
+
+class Cell(NamedTuple):
+    """A value, and how people read it."""
+
+    value: Value
+    text: str
+
+
+Row = Mapping[str, Cell]
+"""Column -> cell; a column that the row lacks is unknown."""
+_UNKNOWN = Cell(None, "-")
+
+
+def fact_cell(value: Value) -> Cell:
+    """A cell with a fact."""
+    if value is None:
+        return _UNKNOWN
+    return Cell(value, f"{value:,.0f}" if isinstance(value, int | float) else value)
+
+
+def row_of(entry: Entry) -> Row:
+    """Everything that a list can say of an entry."""
+    row = {name: fact_cell(value(entry)) for name, value in FACTS.items()}
+    row["size"] = Cell(entry.adapter.size, size_text(entry.adapter.size))
+    for score in entry.scores:
+        if score.task not in FACTS:  # a task may be called "name"
+            cells = score_row(entry, score)
+            row |= {
+                score.task: cells["score"],
+                f"{score.task}.base": cells["base score"],
+                f"{score.task}.gain": cells["gain"],
+                f"{score.task}.error": cells["error"],
+            }
+    return row
+
+
+def score_row(entry: Entry, score: TaskScore) -> Row:
+    """One score of an entry; its error is the spread over seeds if that is larger than the standard error."""
+    error = entry.error(score)
+    return {
+        "task": fact_cell(score.task),
+        "metric": fact_cell(score.metric),
+        "k": fact_cell(score.k),
+        "problems": fact_cell(score.n),
+        "score": Cell(score.adapter, score_text(score.adapter, error, score.n)),
+        "error": Cell(error, percent(error)),
+        "base score": Cell(score.base, score_text(score.base, score.base_stderr, score.n)),
+        "base error": Cell(score.base_stderr, percent(score.base_stderr)),
+        "gain": Cell(score.gain, signed_percent(score.gain)),
+        "protocol": fact_cell(score.protocol_hash),
+    }
+
+
+def tasks_of(entries: Iterable[Entry]) -> list[str]:
+    """Every task that an entry was scored on; the one with most entries first."""
+    counts: dict[str, int] = {}
+    for entry in entries:
+        for score in entry.scores:
+            counts[score.task] = counts.get(score.task, 0) + 1
+    return sorted(counts, key=lambda task: (-counts[task], task))
+
+
+def select(rows: Sequence[Row], **wanted: str | None) -> list[Row]:
+    """The rows with such facts, in the order given.
+
+    Args:
+        rows: Of a zoo.
+        wanted: ``base``: part of it; ``method``; ``provenance``; ``task``: one that there is a score on.
+
+    Raises:
+        PerlError: No row has that.
+    """
+    for fact, value in wanted.items():
+        if value is None:
+            continue
+        kept = [row for row in rows if _fits(row, fact, value)]
+        if not kept and fact != "provenance":
+            known = {name for row in rows for name in (row.keys() - FACTS if fact == "task" else [row[fact].text])}
+            raise PerlError(f"no entry of the zoo has the {fact} {value!r}", f"--{fact}", did_you_mean(value, known))
+        rows = kept
+    return list(rows)
+
+
+def _fits(row: Row, fact: str, value: str) -> bool:
+    if fact == "task":
+        return value in row.keys() - FACTS
+    text = row[fact].text.lower()
+    return value.lower() in text if fact == "base" else value.lower() == text
+
+
+def columns_of(wanted: str | None, task: str | None, rows: Sequence[Row]) -> list[str]:
+    """The columns to show.
+
+    Args:
+        wanted: Their names with commas between; None: the usual ones, with what is known of the task if one is named.
+        task: What the list is filtered or sorted by.
+        rows: Of the list.
+
+    Raises:
+        PerlError: There is no such column.
+    """
+    if wanted is None:
+        of_task = ["scores"] if task is None else [task, f"{task}.base", f"{task}.gain"]
+        at = DEFAULT_COLUMNS.index("scores")
+        return [*DEFAULT_COLUMNS[:at], *of_task, *DEFAULT_COLUMNS[at + 1 :]]
+    return [_known(name.strip(), "--columns", rows) for name in wanted.split(",") if name.strip()]
+
+
+def ordered(rows: Sequence[Row], by: str | None, *, reverse: bool = False) -> list[Row]:
+    """Rows by a column: scores from the best down, all else upwards; unknown values last either way.
+
+    Raises:
+        PerlError: There is no such column.
+    """
+    column = _known(by or "name", "--sort", rows)
+    has = [row for row in rows if row.get(column, _UNKNOWN).value is not None]
+    has.sort(key=lambda row: _order(row[column].value), reverse=(column not in FACTS) != reverse)
+    return has + [row for row in rows if row.get(column, _UNKNOWN).value is None]
+
+
+def _known(name: str, where: str, rows: Sequence[Row]) -> str:
+    known = dict.fromkeys([*FACTS, *(column for row in rows for column in row)])
+    if name not in known:
+        hint = did_you_mean(name, known) or f"there are: {', '.join(FACTS)}, and the names of tasks"
+        raise PerlError(f"no column {name!r}", where, hint)
+    return name
+
+
+def _order(value: Value) -> tuple[bool, float, str]:
+    return (False, value, "") if isinstance(value, int | float) else (True, 0.0, str(value))
+
+
+def printed(rows: Sequence[Row], columns: Sequence[str], style: str | None = None) -> str:
+    """The rows as text.
+
+    Args:
+        rows: In order.
+        columns: To show.
+        style: ``markdown``, ``csv`` (values unrounded), ``json`` (likewise) or ``html``; None: for a terminal.
+    """
+    cells = [[row.get(name, _UNKNOWN) for name in columns] for row in rows]
+    right = [name not in _TEXTS for name in columns]
+    texts = [list(columns), *([cell.text for cell in line] for line in cells)]
+    if style == "json":
+        return json.dumps(as_records(rows, columns), indent=2)
+    if style == "csv":
+        return csv_text(columns, [[cell.value for cell in line] for line in cells])
+    if style == "html":
+        return _html(columns, cells, right)
+    if style == "markdown":
+        return "\n".join(markdown_table([[in_markdown(text) for text in line] for line in texts], right))
+    return "\n".join(plain_table(texts, right))
+
+
+def as_records(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[dict[str, Value]]:
+    """For JSON; without columns all that is known of each row."""
+    return [{name: row.get(name, _UNKNOWN).value for name in columns or row} for row in rows]
+
+
+def _html(columns: Sequence[str], cells: Sequence[Sequence[Cell]], right: Sequence[bool]) -> str:
+    """A table whose cells bear their values, to sort by."""
+    sides = [' class="number"' if side else "" for side in right]
+    head = "".join(
+        f'<th scope="col"{side}><button type="button">{html.escape(plain(name))}</button></th>'
+        for name, side in zip(columns, sides, strict=True)
+    )
+    lines = (
+        "".join(
+            f'<td{side} data-value="{html.escape(plain("" if cell.value is None else cell.value))}">'
+            f"{html.escape(plain(cell.text))}</td>"
+            for cell, side in zip(line, sides, strict=True)
+        )
+        for line in cells
+    )
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _first_score(entry: Entry) -> str | None:
+    if not entry.scores:
+        return None
+    first, more = entry.scores[0], len(entry.scores) - 1
+    return f"{first.task} {score_text(first.adapter, entry.error(first), first.n)}" + (f" (+{more})" if more else "")
