@@ -30,7 +30,7 @@ from perl.hub.found_card import find_card
 from perl.hub.push.outbox import Push, read_push, write_push
 from perl.hub.push.package import package_candidate, package_mistakes
 from perl.hub.run_card import run_card, write_card
-from perl.hub.zoo_entries.from_run import of_run
+from perl.hub.zoo_entries.material import of_run
 from perl.policy.checkpoint import latest_checkpoint
 from perl.policy.probe import read_probe
 from perl.run.folder import Run

@@ -4,7 +4,6 @@ A mean of scores of 0..1 has the interval of the beta distribution with mean and
 the scores and one more at the end of the range (Gaffke 2005): n + 1 values of population variance v give v / (n + 2).
 """
 
-import math
 from collections.abc import Sequence
 
 from scipy import stats
@@ -35,31 +34,3 @@ def difference_ends(base: Rows, adapter: Rows) -> tuple[float, float, float]:
     variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
     low, high = ends((mean + 1) / 2, variance / 4, len(gaps))
     return mean, 2 * low - 1, 2 * high - 1
-
-
-def redrawn_reach(then: float, k_then: int, now: Rows) -> float:
-    """How far apart chance takes a score and the same problems' completions drawn anew, 99 times in 100.
-
-    The variance of one completion of a problem is p(1-p), unbiased p(1-p) k/(k-1); a mean of n k completions is taken
-    for one of so many scores. The ends toward each other are put together as the root of the sum of the squares.
-    """
-    count, k = len(now), len(now[0])
-    of_one = sum(sum(row) / k * (1 - sum(row) / k) * k / (k - 1) for row in now) / count**2
-    mean = sum(map(sum, now)) / (count * k)
-    found = []
-    for score, draws in ((mean, k), (then, k_then)):
-        many = count * draws
-        variance = min(of_one / draws * (many - 1), score * (1 - score))
-        found.append(ends(score, variance, many, 0.005))
-    toward = (0, 1) if then < mean else (1, 0)
-    return math.hypot(mean - found[0][toward[0]], then - found[1][toward[1]])
-
-
-def redrawn_differs(base: tuple[float, int, Rows], adapter: tuple[float, int, Rows]) -> bool:
-    """Whether a score, its base's or the gain is further from what was drawn anew than chance takes them."""
-    (of_base, base_reach), (of_adapter, reach) = (
-        (sum(map(sum, now)) / (len(now) * len(now[0])) - then, redrawn_reach(then, k, now))
-        for then, k, now in (base, adapter)
-    )
-    gain = abs(of_adapter - of_base) > math.hypot(reach, base_reach)
-    return gain or abs(of_adapter) > reach or abs(of_base) > base_reach

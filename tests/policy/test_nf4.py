@@ -26,7 +26,7 @@ from perl.evaluation.subject import find_subject
 from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
 from perl.hub.push.publish import push_run, wanted_push
-from perl.hub.zoo_entries import add
+from perl.hub.zoo_entries.adding import add
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter

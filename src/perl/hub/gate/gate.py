@@ -41,7 +41,7 @@ EXPECTED: Expected = {
 ZOO: Expected = {
     r"adapter_model\.safetensors": 50_000_000_000,
     r"adapter_config\.json": 1_000_000,
-    r"[a-z0-9][a-z0-9._-]*\.json": 1_000_000
+    r"[a-z0-9][a-z0-9._-]*\.json": 1_000_000,
     r"MODEL_ZOO\.md": 10_000_000,
     r"zoo\.(?:csv|html)": 50_000_000,
 }

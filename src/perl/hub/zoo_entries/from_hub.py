@@ -1,6 +1,6 @@
-"""An adapter on the Hub, pushed by perl, as the material of an entry.
+"""Adapters on the Hub that perl pushed: one as the material of an entry, and those that bear our tag.
 
-Hub id[@revision] -> Material
+Hub id[@revision] -> Material; tag -> Found
 
 The repository is untrusted: only the files named here are fetched, at one commit, none that is larger than such a file
 can be, and nothing in them is trusted.
@@ -8,23 +8,27 @@ can be, and nothing in them is trusted.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants, get_session
 
-from perl.errors import PerlError, raise_all
+from perl.errors import PerlError, first_line, raise_all
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, log_in, public_recipe_in, results_in
 from perl.hub.card.form import CARD, FRONT_MATTER, read_front_matter
+from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
 from perl.hub.repository import fetched, open_repository, weights_of
-from perl.hub.zoo_entries.material import Material, of_log, of_policy, steps_of
-from perl.hub.zoo_entries.scores import checked_scores
+from perl.hub.zoo_entries.material import Material, checked_scores, of_log, of_policy
+from perl.methods.registry import METHODS
+from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
-from perl.run.files import sha256_of
+from perl.run.folder import sha256_of
+from perl.run.tables import plain
 
 _READ = (CONFIG, PUBLIC_RECIPE, CARD, METRICS, SCORES, PUBLISHED)
 
@@ -52,8 +56,6 @@ def of_hub(source: str) -> Material:
     samples = files[PUBLISHED].read_bytes() if PUBLISHED in files else None
     counted = recount_published(files[SCORES].read_bytes(), samples, source)
     config = files[CONFIG].read_bytes()
-    scores = checked_scores(counted, digest, config, source)
-    rows = steps_of(log_in(files))
     return Material(
         origin="hub",
         where=source,
@@ -62,24 +64,23 @@ def of_hub(source: str) -> Material:
         sha256={CONFIG: sha256_of(files[CONFIG]), WEIGHTS: digest},
         size=(there[CONFIG].size or 0) + (there[WEIGHTS].size or 0),
         results=results,
-        scores=scores,
+        scores=checked_scores(counted, digest, config, source),
         repo=repository.name,
         revision=repository.commit,
         recipe=recipe,
         known={
             "licence": licence,
-            "steps": int(rows[-1]["step"]) if rows else None,
             "versions": {k: v for k, v in results.versions.items() if isinstance(k, str) and isinstance(v, str)},
             **_of_recipe(recipe),
-            **of_log(rows),
+            **of_log(log_in(files)),
             **of_policy(results),
         },
     )
 
 
-def repository_url(repo: str, revision: str | None) -> str:
-    """Where people look at a commit."""
-    return f"{constants.ENDPOINT}/{repo}/tree/{revision or 'main'}"
+def repository_url(name: str, revision: str | None) -> str:
+    """Where people look at it."""
+    return f"{constants.ENDPOINT}/{name}" + (f"/tree/{revision}" if revision else "")
 
 
 @contextmanager
@@ -126,3 +127,47 @@ def _of_recipe(recipe: Recipe | None) -> dict[str, Any]:
         "algorithm": train.get("loss_type"),
         "settings": {name: value for name, value in asked.items() if value is not None},
     }
+
+
+@dataclass(frozen=True)
+class Found:
+    """An adapter on the Hub, as its tags describe it; nobody here has looked at its files.
+
+    Attributes:
+        id: user/name.
+        sha: Commit.
+        base: Hub id or sandbox name; None: its tags do not say.
+        method: Likewise.
+        modified: Of the last commit.
+    """
+
+    id: str
+    sha: str | None
+    base: str | None
+    method: str | None
+    modified: datetime | None = None
+
+
+def hub_adapters(limit: int = 100) -> list[Found]:
+    """Adapters on the Hub that bear our tag, those changed last first.
+
+    Raises:
+        PerlError: The Hub is unreachable.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it")
+    api = HfApi()
+    try:
+        get_session().head(api.endpoint, timeout=TIMEOUT_SECONDS)  # listing would try again and again for long
+        listed = api.list_models(filter=OURS, expand=["sha", "tags", "lastModified"], sort="last_modified", limit=limit)
+        return [_found(info.id, info.sha, list(info.tags or []), info.last_modified) for info in listed]
+    except HUB_ERRORS as error:
+        raise PerlError(f"{api.endpoint} cannot be asked for adapters: {first_line(error)}") from None
+
+
+def _found(name: str, sha: str | None, tags: list[str], modified: datetime | None) -> Found:
+    of_base = adapter_tag("")
+    bases = [sandbox for sandbox, tag in SANDBOX_TAGS.items() if tag in tags]
+    bases += [plain(tag.removeprefix(of_base))[:200] for tag in tags if tag.startswith(of_base)]
+    methods = [tag for tag in tags if tag in METHODS]
+    return Found(name, sha, next(iter(bases), None), next(iter(methods), None), modified)

@@ -1,19 +1,31 @@
-"""What an entry of the zoo is made of: an adapter's files, its results, its recipe, its log.
+"""What an entry of the zoo is made of: an adapter's files, its scores, counted again, its recipe, its log.
 
-log, results -> fields of an entry
+run folder -> Material; results, counted again -> scores of an entry
 
-Where they were found makes no difference here.
+Where an adapter was found makes no difference to whoever has its material.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from perl.evaluation.results import Results
-from perl.hub.push.package import evenly
+from perl.errors import PerlError, raise_all
+from perl.evaluation.protocol import Protocol, asking_of
+from perl.evaluation.recounting.recount import Recount
+from perl.evaluation.results import RESULTS, Results, TaskResult, read_results
+from perl.hub.card.candidate import find_candidate, identity_mistakes
+from perl.hub.card.policy_check import policy_mistakes
+from perl.hub.card.recounted import recount_candidate
+from perl.hub.card.run_facts import RUN_FACTS, hardware_of, read_run_facts
+from perl.hub.push.outbox import read_pushes
+from perl.hub.push.package import evenly, package_candidate
 from perl.policy.model import public_name
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
+from perl.run.folder import Run, log_rows
 from perl.zoo.entry import TaskScore
 
 _CURVE_POINTS = 64
@@ -52,26 +64,126 @@ class Material:
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
-def steps_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a log that name their step."""
-    return [row for row in rows if _is_number(row.get("step"))]
+def of_run(folder: Path) -> Material:
+    """A run's final adapter; of its folder ``best`` the best one.
+
+    Raises:
+        PerlError: The run has none, or no results of it, or they do not add up.
+    """
+    a_run = (folder / "run.json").is_file()
+    run = Run.read(folder if a_run else folder.parent)
+    candidate, facts = find_candidate(run, "final" if a_run else "best"), run.facts
+    if candidate.results is None:
+        message = "its adapter was not evaluated"
+        if (run.path / "eval" / RESULTS).is_file():
+            read_results(run.path / "eval")  # says why it cannot be read
+            message = "its results are those of another adapter, or of this one with another config"
+        raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
+    raise_all(PerlError, identity_mistakes(candidate))
+    config = (candidate.folder / CONFIG).read_bytes()
+    package = package_candidate(candidate)  # its config names no folder of this machine
+    files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
+    log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
+    licence = read_run_facts(package.files[RUN_FACTS]).licence
+    pushed = [push for push in read_pushes(run) if push.status == "done" and push.sha256 == candidate.sha256]
+    return Material(
+        origin="run",
+        where=str(run.path),
+        name=run.path.resolve().name,
+        files=files,
+        sha256={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        size=sum(map(len, files.values())),
+        results=candidate.results,
+        scores=checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path)),
+        repo=pushed[-1].repo_id if pushed else None,
+        revision=pushed[-1].commit if pushed else None,
+        recipe=Recipe.of_run(run.path / "recipe.yaml"),
+        known={
+            "method": facts.get("method"),
+            "settings": facts.get("settings") or {},
+            "algorithm": facts.get("loss"),
+            "seed": facts.get("seed"),
+            "seconds": facts.get("seconds") if candidate.which == "final" else None,
+            "hardware": hardware_of(facts.get("hardware") or {}),
+            "trainable_parameters": facts.get("trainable_parameters"),
+            "versions": facts.get("versions") or {},
+            "created": str(facts.get("created", ""))[:10] or None,
+            **of_log(log_rows(log), candidate.step),
+            "steps": candidate.step,
+            **of_policy(candidate.results),
+            "licence": licence.identifier if licence else None,
+        },
+    )
 
 
-def of_log(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tokens and learning curve."""
+def of_log(rows: Sequence[Mapping[str, Any]], last_step: float = math.inf) -> dict[str, Any]:
+    """Steps, tokens and learning curve, up to a step."""
+    rows = [row for row in rows if _is_number(row.get("step")) and row["step"] <= last_step]
     tokens = [row["num_tokens"] for row in rows if _is_number(row.get("num_tokens"))]
     points = [(int(row["step"]), float(row["reward"])) for row in rows if _is_number(row.get("reward"))]
-    return {"tokens": int(tokens[-1]) if tokens else None, "curve": evenly(points, _CURVE_POINTS)}
+    return {
+        "steps": int(rows[-1]["step"]) if rows else None,
+        "tokens": int(tokens[-1]) if tokens else None,
+        "curve": evenly(points, _CURVE_POINTS),
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def of_policy(results: Results) -> dict[str, Any]:
     """The name of what was evaluated, and on which base."""
     subject = results.subject
     base, revision = public_name(str(subject.get("base")), subject.get("base_revision"))
-    known = {"base_sha256": subject.get("base_sha256"), "policy": subject.get("policy")}
-    known["base_quantization"] = subject.get("base_quantization")
+    known = {name: subject.get(name) for name in ("base_sha256", "policy", "base_quantization")}
     return {"base": base, "base_revision": revision, **known}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def checked_scores(found: Recount, adapter_sha256: str, config: bytes, where: str) -> list[TaskScore]:
+    """The scores of a results file, as an entry has them.
+
+    Args:
+        found: Results, counted again.
+        adapter_sha256: Of the weights that they must belong to.
+        config: The ``adapter_config.json`` beside them.
+        where: Names them in an error.
+
+    Raises:
+        PerlError: They are another policy's, or a figure of the file is not what was counted.
+    """
+    wrong = policy_mistakes(found.results, config, adapter_sha256, where)
+    raise_all(PerlError, [replace(mistake, hint=f"perl eval --adapter {where}") for mistake in wrong])
+    raise_all(PerlError, found.mistakes_at(where))
+    for task in found.results.tasks:
+        if task.adapter is None:
+            raise PerlError(f"its results have no score of the adapter on {task.name}", where, "perl eval scores it")
+    return [score_of(task) for task in found.results.tasks]
+
+
+def score_of(task: TaskResult) -> TaskScore:
+    """A score that was measured, as an entry has it."""
+    base = task.base
+    return TaskScore(
+        task=task.name,
+        metric=f"avg@{task.score.k}",
+        k=task.score.k,
+        n=task.score.n,
+        adapter=task.score.accuracy,
+        stderr=task.score.stderr,
+        base=base.accuracy if base else None,
+        base_stderr=base.stderr if base else None,
+        protocol_hash=task.protocol_hash,
+        few_shot=task.few_shot,
+    )
+
+
+def protocol_facts(results: Results) -> dict[str, Any]:
+    """How an entry says it was evaluated: the protocol, the chat template and the engine."""
+    engine = {name: results.engine.get(name) for name in ("backend", "dtype")}
+    return {
+        **{name: getattr(results.protocol, name) for name in Protocol.__dataclass_fields__},
+        "chat_template": results.subject.get("chat_template"),
+        **asking_of(results.subject),
+        **engine,
+    }
