@@ -1,6 +1,7 @@
-"""A run's adapter on the Hub: exactly its files, in one commit, found by the real clients."""
+"""A run's adapter on the Hub: exactly its files, in one commit, found by the real clients, and over nobody else's."""
 
 import json
+import logging
 import os
 
 import pytest
@@ -9,22 +10,23 @@ from peft import PeftConfig
 
 import perl
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError
-from perl.hub.found_card import find_card
+from perl.hub.card.form import CARD
 from perl.hub.push.commit import push_package, push_revision
-from perl.hub.push.outbox import read_push
+from perl.hub.push.outbox import read_push, read_pushes, write_push
 from perl.hub.push.package import Package
-from perl.hub.push.publish import push_run, wanted_push
-from perl.hub.run_card import write_card
-from perl.policy.saved.adapter import WEIGHTS, find_adapter
-from perl.run.files import sha256_of
-from perl.run.folder import Run
+from perl.hub.push.publish import publish, push, push_run, wanted_push
+from perl.hub.push.retries import HubOutageError
+from perl.hub.push.script_push import push_script
+from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
+from perl.recipe.sections import HubSection
+from perl.run.folder import sha256_of
 from tests.hub.files import weights
-from tests.hub.push_runs import FILES, REPO, add_checkpoint, files_of, publishable, weights_and_config
-from tests.hub_fixtures import TOKEN
+from tests.hub.push_runs import FILES, REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
+from tests.hub_fixtures import TOKEN, USER, taken_for_the_hub
+from tests.local_hub import LocalHub
 
-CARD = b"---\nlibrary_name: peft\n---\n"
-SCORE = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n"
-OTHER = {"adapter_model.safetensors": weights(b"other"), "adapter_config.json": b"{}"}
+TEXT = b"---\nlibrary_name: peft\n---\n"
+OTHER = {WEIGHTS: weights(b"somebody else's"), CONFIG: b"{}"}
 
 
 def test_the_repository_holds_exactly_the_run_and_others_load_it(hub, capsys, tmp_path, caplog):
@@ -32,27 +34,22 @@ def test_the_repository_holds_exactly_the_run_and_others_load_it(hub, capsys, tm
     done, difference = push_run(run, wanted_push(run, REPO))
     there = files_of(hub)
     assert sorted(there) == FILES
-    assert {name: there[name] for name in weights_and_config(run.adapter)} == weights_and_config(run.adapter)
+    assert {name: there[name] for name in (WEIGHTS, CONFIG)} == weights_and_config(run.adapter)
     assert there["eval/results.json"] == (run.path / "eval/results.json").read_bytes()
     assert difference < 1e-4
-    assert done.changed
     push = read_push(run)
-    assert (push.status, push.repo_id, push.commit, push.tries) == ("done", REPO, done.commit, 1)
+    assert (push.status, push.repo_id, push.commit, done.changed) == ("done", REPO, done.commit, True)
     assert push.sha256 == run.facts["fingerprint"]["adapter"]
     # The token is in no file and in no line.
-    said = "".join(capsys.readouterr()) + caplog.text
-    assert TOKEN not in said
+    assert TOKEN not in "".join(capsys.readouterr()) + caplog.text
     login = tmp_path / "hf-home"
     written = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(login)]
-    assert len(written) > len(FILES)
     assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
-    assert all(TOKEN.encode() not in data for data in there.values())
     assert find_adapter(REPO).base_fingerprint == run.facts["fingerprint"]["base"]
     assert PeftConfig.from_pretrained(REPO).base_model_name_or_path == "sandbox:base"
     commits = len(hub.repo(REPO).commits)
     again = perl.push(run.path)  # again: nothing is committed
-    assert (again.commit, again.changed) == (done.commit, False)
-    assert len(hub.repo(REPO).commits) == commits
+    assert (again.commit, again.changed, len(hub.repo(REPO).commits)) == (done.commit, False, commits)
 
 
 def test_checkpoints_are_revisions_that_never_change_and_one_of_another_adapter_is_refused_by_name(hub):
@@ -63,7 +60,6 @@ def test_checkpoints_are_revisions_that_never_change_and_one_of_another_adapter_
         there = files_of(hub, f"step-{step}")
         assert there[WEIGHTS] == (folder / WEIGHTS).read_bytes()
         assert "optimizer.pt" not in there
-        assert "plots/curves.png" not in there
         assert [json.loads(row)["step"] for row in there["metrics.jsonl"].splitlines()][-1] == step
     assert read_push(run).steps == (10, 20)
     assert not (run.path / "outbox").exists()
@@ -72,9 +68,9 @@ def test_checkpoints_are_revisions_that_never_change_and_one_of_another_adapter_
     push_run(run, wanted_push(run, REPO, checkpoints=True))
     assert not [r for r in hub.log[requests:] if "/commit/" in r.path]
     hub.create("user/tags", {})
-    push_revision(Package(OTHER | {"README.md": CARD + b"one"}), "user/tags", "step-10")
-    again = push_revision(Package(OTHER | {"README.md": CARD + b"two"}), "user/tags", "step-10")
-    assert hub.repo("user/tags").files("step-10")["README.md"] == CARD + b"one"
+    push_revision(Package(OTHER | {CARD: TEXT + b"one"}), "user/tags", "step-10")
+    again = push_revision(Package(OTHER | {CARD: TEXT + b"two"}), "user/tags", "step-10")
+    assert hub.repo("user/tags").files("step-10")[CARD] == TEXT + b"one"
     assert hub.repo("user/tags").at("step-10").oid == again
     with pytest.raises(PerlError, match=r"^user/tags: has a revision step-10 with another adapter \(choose"):
         push_revision(Package(OTHER | {WEIGHTS: weights(b"third")}), "user/tags", "step-10")
@@ -97,30 +93,16 @@ def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(
     with pytest.raises(PerlError, match=r"somebody/adapter: .*hf auth login"):
         push_package(Package(OTHER), "somebody/adapter", sleep=pytest.fail)
     for name, held, said in (  # not for an adapter
-        (
-            "user/whole",
-            {"config.json": b"{}", "model-00001-of-2.safetensors": b""},
-            "holds a whole model: model-00001-of-2",
-        ),
-        (
-            "user/pickled",
-            {"adapter_model.bin": b"x"},
-            "holds pickles, which run code when they are loaded: adapter_model.bin",
-        ),
+        ("user/whole", {"config.json": b"{}", "model-00001-of-2.safetensors": b""}, "holds a model: model-00001-of-2"),
+        ("user/pickled", {"adapter_model.bin": b"x"}, "holds pickles, .*: adapter_model.bin"),
+        ("user/public", {"a": b"b"}, "exists and is public"),
     ):
         hub.create(name, held)
-        with pytest.raises(PerlError, match=said):
-            push_package(Package(OTHER), name)
+        with pytest.raises(PerlError, match=f"^{name}: {said}"):
+            push_package(Package(OTHER), name, private=name == "user/public")
         assert hub.repo(name).files().keys() - {".gitattributes"} == held.keys()
-
-
-def test_private_is_private_or_refused(hub):
-    push_package(Package(OTHER), REPO, private=True)
-    assert hub.repo(REPO).visibility.private
-    hub.create("user/public", {"a": b"b"})
-    with pytest.raises(PerlError, match="user/public: exists and is public"):
-        push_package(Package(OTHER), "user/public", private=True)
-    assert "adapter_config.json" not in hub.repo("user/public").files()
+    push_package(Package(OTHER), "user/private", private=True)
+    assert hub.repo("user/private").visibility.private
 
 
 @pytest.mark.usefixtures("hub")
@@ -135,39 +117,143 @@ def test_a_run_without_a_login_a_name_a_network_or_its_files_is_refused_at_once(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PerlError, match="is unreachable"):
         push_package(Package(OTHER), REPO, sleep=pytest.fail)
-    for name in ("push.json", "run.json"):  # a pipe in place of a file is not waited for
-        (run.path / name).unlink(missing_ok=True)
-        os.mkfifo(run.path / name)
-        with pytest.raises(PerlError, match="it is no regular file"):
-            perl.push(run.path, REPO)
-        (run.path / name).unlink()
+    os.mkfifo(run.path / "push.json")  # a pipe in place of a file is not waited for
+    with pytest.raises(PerlError, match="it is no regular file"):
+        perl.push(run.path, REPO)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, "README.md"])
-def test_a_failed_check_sends_nothing_and_other_weights_are_not_taken_for_another_adapter(hub, name):
+@pytest.mark.parametrize("name", [WEIGHTS, CARD])
+def test_a_failed_check_sends_nothing(hub, name):
     run = publishable()
     if name == WEIGHTS:
-        for file, data in weights_and_config(add_checkpoint(run, 10)).items():
-            (run.adapter / file).write_bytes(data)
-        run.facts["fingerprint"]["adapter"] = sha256_of(run.adapter / WEIGHTS)
+        another(run, add_checkpoint(run, 10))
         kind, said = BrokenPromiseError, "loaded anew, its log-probabilities differ from the trained policy's by"
     else:
         run.record(settings={"target_modules": "/home/alice/secret"})
         kind, said = PerlError, "README.md"
-    before = hub.requests
     with pytest.raises(kind, match=said):
         push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
-    assert hub.requests == before
+    assert hub.requests == 0
     push = read_push(run)
     assert push.status == "queued"
     assert said in push.error
-    run = publishable("changed")
-    write_card(run)
-    file = run.adapter / WEIGHTS
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1  # of one number the last bit but a few
-    file.write_bytes(content)
-    for show in (lambda run: perl.push(run, REPO), lambda run: find_card(str(run.path)), write_card):
-        with pytest.raises(PerlError, match=r"the run trained [0-9a-f]{12}: it was changed since"):
-            show(Run.read(run.path))
-    assert ("model", REPO) not in hub.store.repositories
+
+
+def another(run, folder):
+    """The run as if it had trained another adapter."""
+    for file, data in weights_and_config(folder).items():
+        (run.adapter / file).write_bytes(data)
+    run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
+
+
+def test_another_adapter_is_refused_in_one_line_and_stays_unless_one_push_replaces_it(hub):
+    hub.create(REPO, OTHER)
+    run = publishable()
+    with pytest.raises(PerlError) as caught:
+        push(run, REPO)
+    digest = hub.repo(REPO).head.tree[WEIGHTS].sha256[:12]
+    hint = "(--replace overwrites it, or another --repo)"
+    assert str(caught.value) == f"{REPO}: holds another adapter ({digest}), which this run has not pushed {hint}"
+    assert files_of(hub)[WEIGHTS] == OTHER[WEIGHTS]
+    done = push(run, REPO, replace=True)
+    assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
+    assert (list(done.replaced), hub.repo(REPO).files(done.before)[WEIGHTS]) == ([WEIGHTS], OTHER[WEIGHTS])
+    # Replace holds for one push, and while that is queued.
+    hub.commit(REPO, OTHER)
+    run = publishable("another")
+    hub.faults.fail(1, 503, times=10**6, path="/commit/")
+    with pytest.raises(HubOutageError):
+        push_run(run, wanted_push(run, REPO, overwrite=True), sleep=lambda _: None)
+    hub.faults.clear()
+    push(run)  # says nothing of it, and finishes what was asked for
+    assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
+    hub.commit(REPO, OTHER)
+    with pytest.raises(PerlError, match="holds another adapter"):
+        push(run)
+
+
+def test_a_run_replaces_what_it_pushed_itself_also_before_a_kill_and_not_what_another_run_has(hub, monkeypatch, caplog):
+    run = publishable()
+    folder = add_best(run)
+    first = push(run, REPO, "best")
+    push(run, "user/another")
+    done = push(run, REPO, "final")
+    assert (done.changed, done.before) == (True, first.commit)
+    assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
+    assert [push.repo_id for push in read_pushes(run)] == ["user/another", REPO]
+    # The commit arrives, the process dies before it hears of it, and the run goes on training.
+    run = publishable("killed")
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr("perl.hub.push.publish.send_checkpoints", killed)
+        with pytest.raises(KeyboardInterrupt):
+            push(run, "user/killed")
+    another(run, folder)
+    monkeypatch.setattr("perl.hub.push.publish.check_round_trip", lambda *_: None)
+    assert push(run, "user/killed").changed
+    before = files_of(hub)
+    second = publishable("two")
+    another(second, add_checkpoint(second, 10))
+    with caplog.at_level(logging.WARNING, "perl"):
+        publish(HubSection(repo_id=REPO, push="end"), second)
+    assert "holds another adapter" in caplog.text
+    assert files_of(hub) == before
+
+
+def test_a_script_replaces_as_transformers_does_and_says_so_unless_it_is_its_own(hub, caplog):
+    def push_card(text):
+        package = Package({WEIGHTS: weights(b"mine"), CONFIG: b"{}", CARD: text})
+        push_script(package, REPO, message="m", private=False, revision=None, blocking=True)
+
+    words = TEXT + b"Words of somebody.\n"
+    with caplog.at_level(logging.WARNING, "perl"):
+        push_card(TEXT + b"First.\n")
+        push_card(TEXT + b"Second.\n")
+        assert "replaced" not in caplog.text
+        hub.commit(REPO, OTHER | {CARD: words})
+        push_card(TEXT + b"Third.\n")
+    before = hub.repo(REPO).commits[-2].oid
+    for what in (WEIGHTS, CARD):
+        assert f"{REPO}: replaced the {what} that was there; commit {before} holds it" in caplog.text
+    assert hub.repo(REPO).files(before)[CARD] == words
+
+
+def test_a_card_that_somebody_edited_stays_and_one_that_says_nothing_does_not_count(hub):
+    run = publishable()
+    push(run, REPO)
+    edited = files_of(hub)[CARD] + b"\nDo not use it for medicine.\n"
+    hub.commit(REPO, {CARD: edited})
+    with pytest.raises(PerlError, match=f"^{REPO}: its README.md was written or edited by somebody, not by a push of"):
+        push(run, REPO)
+    assert files_of(hub)[CARD] == edited
+    push(run, REPO, replace=True)
+    assert b"medicine" not in files_of(hub)[CARD]
+    package = Package(OTHER | {CARD: TEXT + b"Ours.\n"})
+    hub.create("user/form", {CARD: b"---\nlicense: mit\n---\n"})
+    push_package(package, "user/form")
+    assert hub.repo("user/form").files()[CARD] == package.files[CARD]
+
+
+def test_an_own_adapter_is_known_where_the_hub_keeps_no_large_files(tmp_path):
+    with (
+        LocalHub(tmp_path / "store", USER, TOKEN, lfs_patterns=()) as plain,
+        taken_for_the_hub(plain, tmp_path / "home"),
+    ):
+        run = publishable()
+        first = push(run, REPO)
+        assert push_package(Package(OTHER), REPO, may_replace=read_push(run).sent).before == first.commit
+
+
+def test_what_is_remembered_of_a_push_is_checked_when_it_is_read():
+    run = publishable()
+    write_push(run, wanted_push(run, REPO))
+    file = run.path / "push.json"
+    (held,) = json.loads(file.read_text())
+    changes = ({"repo_id": "../../x"}, {"steps": ["ten"]}, {"status": "lost"}, {"sent": "a"}, {"replace": "yes"})
+    for text in ("", "{}", "[" * 100_000, *(json.dumps([{**held, **change}]) for change in changes)):
+        file.write_text(text)
+        with pytest.raises(RunFolderError, match=r"push.json: cannot be read: .*\(delete it and push again\)$"):
+            read_push(run)

@@ -1,21 +1,47 @@
-"""A push under every fault that we could think of: the repository holds the run or is untouched, never half."""
+"""A push under every fault that we could think of: the repository holds the run or is untouched, never half.
 
+What an outage or a kill cut short is in the run folder, and the same command finishes it.
+"""
+
+import hashlib
+import json
+import logging
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from perl.cli.push import command
+from perl.errors import PerlError
 from perl.hub.push.commit import push_package
+from perl.hub.push.outbox import alone, queued_steps, read_push, read_pushes
 from perl.hub.push.package import Package
+from perl.hub.push.publish import pack_checkpoint, publish, push, push_run, wanted_push
 from perl.hub.push.retries import HubOutageError
+from perl.recipe.sections import HubSection
 from tests.hub.files import weights
+from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
 from tests.local_hub import LocalHub
 
 CARD = b"---\nlibrary_name: peft\ntags: [perl-rl]\n---\n# An adapter\n"
-OLD = {"adapter_model.safetensors": b"old weights", "README.md": CARD, "plots/old.png": b"old", "NOTES.md": b"mine"}
+OLD = {
+    "adapter_model.safetensors": b"old weights",
+    "README.md": CARD,
+    "eval/samples.jsonl": b"old",
+    "NOTES.md": b"mine",
+}
 NEW = {"adapter_config.json": b"{}", "README.md": CARD + b"New.\n", "eval/results.json": b'{"perl": {}}'}
+FOR_EVER = 10**6
+PARTS = 3
+Fault = Callable[[LocalHub], None]
 
 
 @dataclass(frozen=True)
@@ -41,21 +67,16 @@ class Outcome:
     waited: float
 
 
-PARTS = 3
-Fault = Callable[[LocalHub], None]
-
-
 def faults(requests: int) -> Iterator[tuple[str, Fault]]:
     """Every fault at every request of a push."""
     for n in range(1, requests + 1):
         yield f"cut before request {n}", lambda hub, n=n: hub.faults.cut(n)
         yield f"cut after request {n}", lambda hub, n=n: hub.faults.cut_after(n)
         yield f"500 at request {n}", lambda hub, n=n: hub.faults.fail(n, 500)
-        yield f"everything cut from request {n}", lambda hub, n=n: hub.faults.cut(n, times=10**6)
-        yield f"everything 503 from request {n}", lambda hub, n=n: hub.faults.fail(n, 503, times=10**6)
+        yield f"everything cut from request {n}", lambda hub, n=n: hub.faults.cut(n, times=FOR_EVER)
+        yield f"everything 503 from request {n}", lambda hub, n=n: hub.faults.fail(n, 503, times=FOR_EVER)
     yield "another commit between (412)", lambda hub: hub.faults.stale()
     yield "429 with Retry-After", lambda hub: hub.faults.fail(2, 429, retry_after=7)
-    yield "slow", lambda hub: hub.faults.slow(0.05)
 
 
 def prepared(hub: LocalHub, number: int) -> tuple[str, dict[str, bytes]]:
@@ -132,17 +153,8 @@ def test_a_push_is_one_commit_of_exactly_the_package_others_files_stay_and_older
     pushed = push_package(Package(files), repo_id, may_replace=None)
     assert ours_and_known(hub, repo_id) == files | {"NOTES.md": b"mine"}
     assert len(hub.repo(repo_id).commits) == before + 1
-    assert hub.repo(repo_id).commits[-1].oid == pushed.commit
-    assert pushed.changed
-    assert pushed.deleted == ("plots/old.png",)
-    assert pushed.foreign == ("NOTES.md",)
-    score = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n"
-    held = {"LICENSE": b"mine", "eval/old.png": b"old", ".eval_results/gsm8k.yaml": score, "x/y.txt": b""}
-    hub.create("user/others", held)
-    pushed = push_package(Package(files), "user/others")
-    assert hub.repo("user/others").files().keys() == files.keys() | {"LICENSE", "x/y.txt", ".gitattributes"}
-    assert pushed.deleted == (".eval_results/gsm8k.yaml", "eval/old.png")
-    assert pushed.foreign == ("LICENSE", "x/y.txt")
+    assert (hub.repo(repo_id).commits[-1].oid, pushed.changed) == (pushed.commit, True)
+    assert (pushed.deleted, pushed.foreign) == (("eval/samples.jsonl",), ("NOTES.md",))
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -166,3 +178,118 @@ def test_under_every_fault_the_repository_is_untouched_or_whole_and_waits_double
         if "412" in name:  # nothing is written over a commit that was not looked at
             statuses = [request.status for request in hub.log[before:] if "/commit/" in request.path]
             assert statuses[:2] == [412, 200]
+
+
+UPLOAD = "/lfs/" + hashlib.sha256(weights(b"new")).hexdigest()
+
+
+@pytest.mark.parametrize(("status", "path"), [(200, "/api/"), (200, UPLOAD), (403, "/info/lfs"), (404, "/commit/")])
+def test_a_web_page_in_the_place_of_an_answer_is_an_outage_that_names_the_proxy(hub, status, path):
+    hub.create(REPO, {})
+    hub.faults.page(status, times=FOR_EVER, path=path)
+    files = {"adapter_model.safetensors": weights(b"new"), "adapter_config.json": b"{}"}
+    with pytest.raises(HubOutageError, match="proxy") as caught:
+        push_package(Package(files), REPO, sleep=lambda _: None)
+    assert "hf auth login" not in str(caught.value)
+    assert files.keys().isdisjoint(hub.repo(REPO).files())
+
+
+@pytest.mark.usefixtures("nothing_waits")
+def test_an_outage_leaves_a_queued_push_that_the_next_one_finishes_and_ends_no_training(hub, caplog):
+    run = publishable()
+    add_checkpoint(run, 10)
+    hub.faults.cut(1, times=FOR_EVER)
+    with pytest.raises(HubOutageError, match=r"user/adapter: the Hub is unreachable: .*\(6 tries\)$"):
+        push_run(run, wanted_push(run, REPO, checkpoints=True, private=True, message="mine"))
+    push = read_push(run)
+    assert (push.status, push.repo_id, push.private) == ("queued", REPO, True)
+    assert "is unreachable" in push.error
+    hub.faults.clear()
+    push_run(run, wanted_push(run))
+    assert hub.repo(REPO).visibility.private
+    assert hub.repo(REPO).head.title == "mine"
+    assert "step-10" in hub.repo(REPO).tags
+    assert (read_push(run).status, read_push(run).steps, read_push(run).error) == ("done", (10,), None)
+    # At the end of a training it is a warning with the command.
+    run = publishable("ended")
+    best = add_best(run)
+    hub.faults.cut(1, times=FOR_EVER)
+    section = HubSection(repo_id="user/ended", push="best", private=True)
+    with caplog.at_level(logging.WARNING, "perl"):
+        publish(section, run)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "perl"]
+    assert line.endswith("the push is kept in ended: `perl push ended` finishes it [PRL308]")
+    hub.faults.clear()
+    publish(section, run)
+    there = hub.repo("user/ended")
+    assert there.files()["adapter_model.safetensors"] == (best / "adapter_model.safetensors").read_bytes()
+    assert there.visibility.private
+    requests = hub.requests
+    publish(section, run)  # what is done is not done again
+    assert hub.requests == requests
+
+
+@pytest.mark.usefixtures("nothing_waits")
+def test_a_queued_push_is_not_lost_by_another_and_what_was_refused_was_not_sent(hub):
+    run = publishable()
+    hub.faults.cut(1, times=FOR_EVER)
+    with pytest.raises(HubOutageError):
+        push_run(run, wanted_push(run, "user/a", private=True, message="mine"))
+    hub.faults.clear()
+    push(run, "user/b")
+    assert [(one.repo_id, one.status) for one in read_pushes(run)] == [("user/a", "queued"), ("user/b", "done")]
+    assert wanted_push(run, "user/a").private
+    assert not wanted_push(run, "user/other").private
+    push(run)  # finishes what is queued
+    assert hub.repo("user/a").visibility.private
+    assert not hub.repo("user/b").visibility.private
+    assert hub.repo("user/a").head.title == "mine"
+    assert {one.status for one in read_pushes(run)} == {"done"}
+    hub.create(REPO, {"adapter_model.safetensors": weights(b"theirs"), "pickle.bin": b"\x80\x04"})
+    run = publishable("another")
+    with pytest.raises(PerlError, match="holds pickles"):
+        push(run, REPO, replace=True)
+    assert read_push(run).sent == ()
+    hub.commit(REPO, {}, delete=["pickle.bin"])
+    with pytest.raises(PerlError, match="holds another adapter"):
+        push(run)
+
+
+def test_a_checkpoint_waits_in_the_outbox_though_the_run_has_deleted_it(hub):
+    run = publishable()
+    folder = add_checkpoint(run, 10)
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    pack_checkpoint(run, 10, REPO)
+    folder.rename(run.path / "deleted")
+    push_run(run, wanted_push(run, "user/other"))  # what waits for one repository is not sent to another
+    assert queued_steps(run, REPO) == [10]
+    assert "step-10" not in hub.repo("user/other").tags
+    push_run(run, wanted_push(run, REPO))
+    assert files_of(hub, "step-10")["adapter_model.safetensors"] == weights
+    assert (read_push(run).steps, queued_steps(run, REPO)) == ((10,), [])
+
+
+def test_only_one_process_pushes_a_run_and_killed_at_the_commit_the_same_command_goes_on(hub, hub_env, tmp_path):
+    run = publishable()
+    hub.faults.slow(0.3)
+    started = [sys.executable, "-m", "perl", "push", "run", "--repo", REPO]
+    process = subprocess.Popen(started, env=hub_env(hub), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        limit = time.monotonic() + 300
+        while not any("preupload" in request.path for request in hub.log):
+            assert time.monotonic() < limit
+            assert process.poll() is None, process.stderr.read().decode()
+            time.sleep(0.01)
+        with pytest.raises(PerlError, match=r"^run: another process is pushing this run \(wait for it\)$"):
+            push(run, REPO)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    hub.faults.clear()
+    assert json.loads((run.path / "push.json").read_text())[0]["status"] == "queued"
+    assert not files_of(hub) or len(hub.repo(REPO).commits) == 2
+    done = CliRunner().invoke(command, [str(run.path)])
+    assert done.exit_code == 0, done.output
+    assert "README.md" in files_of(hub)
+    assert read_push(run).status == "done"
+    with alone(run):  # the lock is gone with the process
+        pass

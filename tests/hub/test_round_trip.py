@@ -87,6 +87,7 @@ def test_the_trained_adapter_comes_back_and_any_other_or_tensors_that_peft_would
         check_round_trip(candidate, stage(candidate), CPU)
 
 
+@pytest.mark.nightly
 def test_on_a_half_precision_base_an_adapter_that_is_one_percent_off_is_found_too():
     run = publishable()
     recipe = run.path / "recipe.yaml"

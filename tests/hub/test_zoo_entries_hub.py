@@ -90,8 +90,8 @@ def test_hostile_files_and_those_of_another_adapter_or_of_other_samples_are_refu
     config, secret = json.loads(files[CONFIG]) | {"lora_alpha": 160}, "hf_" + "x" * 30
     claimed = claiming_none(files, tmp_path / "claimed")
     for change, said in (
-        ({RESULTS: None}, r"has no eval/results.json \(perl push sends them\)"),
-        ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only safetensors are taken\)"),
+        ({RESULTS: None}, r"has no eval/results.json \(only what perl push sends is taken\)"),
+        ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only what"),
         ({RECIPE: b"#" * 200_001}, "perl_recipe.yaml has 200,001 bytes, at most 200,000 are downloaded"),
         ({RESULTS: b"[" * 100_000}, "eval/results.json"),
         ({RECIPE: b"a: &a [x]\nb: [*a, *a]\n"}, "not plain YAML: an alias"),

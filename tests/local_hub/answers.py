@@ -10,15 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlencode
+from urllib.parse import unquote
 
 from tests.local_hub.metadata import describe, validate_card
-from tests.local_hub.store import Commit, Refused, Repository, StoredFile, Visibility
+from tests.local_hub.store import Refused, Repository, Visibility
 
 if TYPE_CHECKING:
     from tests.local_hub.server import LocalHub
-
-LISTED = ("_id", "id", "modelId", "likes", "private", "downloads", "tags", "pipeline_tag", "library_name", "createdAt")
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back. ``file``: the path of the file that it is, for faults of downloads."""
+    """What is sent back."""
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
-    file: str | None = None
 
 
 Route = Callable[["LocalHub", Asked, "re.Match[str]"], Answer]
@@ -84,19 +81,15 @@ def _must_be_logged_in(hub: "LocalHub", asked: Asked) -> None:
 def _must_own(hub: "LocalHub", asked: Asked, name: str) -> None:
     _must_be_logged_in(hub, asked)
     owner = name.split("/")[0]
-    if hub.token and owner not in (hub.user, *hub.organisations):
+    if hub.token and owner != hub.user:
         raise Refused(403, None, f"You don't have the rights to write under the namespace {owner!r}")
 
 
-def _repository(hub: "LocalHub", asked: Asked, kind: str, name: str) -> Repository:
-    repository = hub.store.find("dataset" if kind.startswith("dataset") else "model", unquote(name))
+def _repository(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Repository:
+    repository = hub.store.find(unquote(match["name"]))
     if repository.visibility.private and hub.token and asked.token != hub.token:
         raise Refused(404, "RepoNotFound", "Repository not found")
     return repository
-
-
-def _web_address(hub: "LocalHub", repository: Repository) -> str:
-    return f"{hub.url}/{'datasets/' if repository.kind == 'dataset' else ''}{repository.name}"
 
 
 def who_am_i(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer:
@@ -105,8 +98,7 @@ def who_am_i(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer:
     _must_be_logged_in(hub, asked)
     token = {"displayName": "test", "role": "write"}
     facts = {"type": "user", "id": "0", "name": hub.user, "fullname": hub.user, "isPro": False}
-    orgs = [{"type": "org", "id": name, "name": name, "fullname": name} for name in hub.organisations]
-    return _json(facts | {"orgs": orgs, "auth": {"type": "access_token", "accessToken": token}})
+    return _json(facts | {"orgs": [], "auth": {"type": "access_token", "accessToken": token}})
 
 
 def validate_yaml(_hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer:
@@ -122,87 +114,37 @@ def create_repository(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") ->
     name = f"{wanted.get('organization') or hub.user}/{wanted['name']}"
     _must_own(hub, asked, name)
     private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
-    kind = wanted.get("type") or "model"
-    if (kind, name) in hub.store.repositories:
-        there = hub.store.repositories[kind, name]
-        message = f"You already created this {kind} repo"
-        return _json({"error": message, "url": _web_address(hub, there)}, 409, {"X-Error-Message": message})
-    made = hub.store.create(kind, name, Visibility(private))
-    return _json({"url": _web_address(hub, made), "name": name, "id": name, "private": private})
+    if name in hub.store.repositories:
+        message = "You already created this model repo"
+        return _json({"error": message, "url": f"{hub.url}/{name}"}, 409, {"X-Error-Message": message})
+    hub.store.create(name, Visibility(private))
+    return _json({"url": f"{hub.url}/{name}", "name": name, "id": name, "private": private})
 
 
-def delete_repository(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer:
-    wanted = asked.json()
-    name = f"{wanted.get('organization') or hub.user}/{wanted['name']}"
-    _must_own(hub, asked, name)
-    repository = hub.store.find(wanted.get("type") or "model", name)
-    del hub.store.repositories[repository.kind, name]
-    return Answer(200, b"OK", content_type="text/plain")
+def list_repositories(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer:
+    """Those that the asker may see, by tags; the newest first."""
+    wanted = [tag for value in asked.query.get("filter", []) for tag in value.split(",")]
+    seen = [r for r in hub.store.repositories.values() if not (r.visibility.private and asked.token != hub.token)]
+    found = [describe(repository, repository.head, with_blobs=False) for repository in seen]
+    found = [facts for facts in found if all(tag in facts["tags"] for tag in wanted)]
+    found.sort(key=lambda facts: str(facts["lastModified"]), reverse=True)
+    limit = int(asked.query.get("limit", [len(found)])[0])
+    return _json([_shown(facts, asked.query) for facts in found[:limit]])
 
 
-def change_settings(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"], match["name"])
-    _must_own(hub, asked, repository.name)
-    wanted = asked.json()
-    if "private" in wanted or "visibility" in wanted:
-        repository.visibility.private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
-    return _json({})
-
-
-def list_repositories(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    query = asked.query
-    kind = match["kind"].removesuffix("s")
-    found = []
-    for repository in list(hub.store.repositories.values()):
-        private = repository.visibility.private and hub.token and asked.token != hub.token
-        if repository.kind == kind and not private:
-            facts = describe(repository, repository.head, with_blobs=False)
-            if _is_wanted(facts, query):
-                found.append(facts)
-    order = query.get("sort", ["createdAt"])[0]
-    found.sort(key=lambda facts: facts.get(order) or 0, reverse=True)
-    size = min(int(query.get("limit", [hub.page_size])[0]), hub.page_size)
-    start = int(query.get("cursor", ["0"])[0])
-    headers = {}
-    if len(found) > start + size:
-        after = {**query, "cursor": [str(start + size)]}
-        headers["Link"] = f'<{hub.url}/api/{match["kind"]}?{urlencode(after, doseq=True)}>; rel="next"'
-    return _json([_shown(facts, query) for facts in found[start : start + size]], headers=headers)
-
-
-def _is_wanted(facts: Mapping[str, Any], query: Mapping[str, list[str]]) -> bool:
-    tags = [tag for value in query.get("filter", []) for tag in value.split(",")]
-    return (
-        all(tag in facts["tags"] for tag in tags)
-        and all(facts["author"] == name for name in query.get("author", []))
-        and all(text.lower() in facts["id"].lower() for text in query.get("search", []))
-        and all(facts.get("pipeline_tag") == name for name in query.get("pipeline_tag", []))
-        and all(bool(facts["gated"]) == (value.lower() == "true") for value in query.get("gated", []))
-    )
-
-
-def _shown(facts: Mapping[str, Any], query: Mapping[str, list[str]]) -> dict[str, Any]:
+def _shown(facts: Mapping[str, Any], query: Mapping[str, list[str]]) -> Mapping[str, Any]:
     expanded = query.get("expand", query.get("expand[]"))
-    if expanded:
-        return {key: value for key, value in facts.items() if key in ("_id", "id", "modelId", *expanded)}
-    shown = {key: value for key, value in facts.items() if key in LISTED}
-    if "full" in query:
-        shown |= {key: facts[key] for key in ("author", "gated", "lastModified", "sha", "siblings")}
-    if ("full" in query or "cardData" in query) and "cardData" in facts:
-        shown["cardData"] = facts["cardData"]
-    return shown
+    return {k: v for k, v in facts.items() if k in ("_id", "id", "modelId", *expanded)} if expanded else facts
 
 
 def info(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"], match["name"])
+    repository = _repository(hub, asked, match)
     commit = repository.at(unquote(match["revision"] or "main"))
-    facts = describe(repository, commit, "blobs" in asked.query)
-    expanded = asked.query.get("expand", asked.query.get("expand[]"))
-    return _json(_shown(facts, asked.query) if expanded else facts)
+    return _json(_shown(describe(repository, commit, "blobs" in asked.query), asked.query))
 
 
 def preupload(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"], match["name"])
+    repository = _repository(hub, asked, match)
     _must_own(hub, asked, repository.name)
     tree = repository.at(unquote(match["revision"])).tree
     files = []
@@ -214,7 +156,7 @@ def preupload(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
 
 
 def lfs_batch(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"] or "model", match["name"])
+    repository = _repository(hub, asked, match)
     _must_own(hub, asked, repository.name)
     objects = []
     for wanted in asked.json()["objects"]:
@@ -239,7 +181,7 @@ def lfs_verify(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer
 
 
 def commit(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"], match["name"])
+    repository = _repository(hub, asked, match)
     _must_own(hub, asked, repository.name)
     lines = [json.loads(line) for line in asked.body.splitlines() if line.strip()]
     branch = unquote(match["revision"])
@@ -251,97 +193,29 @@ def commit(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
         if branch not in repository.branches:
             repository.at(branch)
             raise Refused(400, None, f"{branch} is not a branch")
-        request = None
-        if "create_pr" in asked.query:
-            number = 1 + sum(name.startswith("refs/pr/") for name in repository.branches)
-            request = f"{_web_address(hub, repository)}/discussions/{number}"
-            repository.branches[f"refs/pr/{number}"] = repository.branches[branch]
-            branch = f"refs/pr/{number}"
         made = hub.store.commit_lines(repository, branch, lines)
-    address = f"{_web_address(hub, repository)}/commit/{made.oid}"
-    said = {"success": True, "commitOid": made.oid, "commitUrl": address, "hookOutput": "", "pullRequestUrl": request}
-    return _json(said)
-
-
-def tree(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    at = _repository(hub, asked, match["kind"], match["name"]).at(unquote(match["revision"]))
-    folder = unquote(match["path"] or "").strip("/")
-    start = f"{folder}/" if folder else ""
-    recursive = asked.query.get("recursive", ["false"])[0].lower() in ("true", "1")
-    rows: dict[str, dict[str, Any]] = {}
-    for path, file in sorted(at.tree.items()):
-        if not path.startswith(start):
-            continue
-        parts = path[len(start) :].split("/")
-        for depth in range(1, len(parts) if recursive else min(len(parts), 2)):
-            inside = start + "/".join(parts[:depth])
-            rows.setdefault(inside, {"type": "directory", "oid": "0" * 40, "size": 0, "path": inside})
-        if recursive or len(parts) == 1:
-            rows[path] = _entry(path, file, at, asked)
-    if folder and not rows:
-        raise Refused(404, "EntryNotFound", f"{folder} does not exist on {match['revision']}")
-    return _json(list(rows.values()))
-
-
-def paths_info(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    at = _repository(hub, asked, match["kind"], match["name"]).at(unquote(match["revision"]))
-    form = "json" not in asked.headers.get("Content-Type", "")
-    paths = parse_qs(asked.body.decode()).get("paths", []) if form else asked.json()["paths"]
-    rows = []
-    for path in [paths] if isinstance(paths, str) else paths:
-        if path in at.tree:
-            rows.append(_entry(path, at.tree[path], at, asked))
-        elif any(known.startswith(path.rstrip("/") + "/") for known in at.tree):
-            rows.append({"type": "directory", "oid": "0" * 40, "size": 0, "path": path})
-    return _json(rows)
-
-
-def _entry(path: str, file: StoredFile, at: Commit, asked: Asked) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "file", "oid": file.blob_id, "size": file.size, "path": path}
-    if file.lfs:
-        row["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": 134}
-    if asked.query.get("expand", ["false"])[0].lower() in ("true", "1"):
-        row["lastCommit"] = {"id": at.oid, "title": at.title, "date": at.date}
-    return row
+    address = f"{hub.url}/{repository.name}/commit/{made.oid}"
+    return _json({"success": True, "commitOid": made.oid, "commitUrl": address, "hookOutput": ""})
 
 
 def refs(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"], match["name"])
-    branches = [
-        {"name": name, "ref": f"refs/heads/{name}", "targetCommit": oid}
-        for name, oid in repository.branches.items()
-        if not name.startswith("refs/")
-    ]
-    tags = [{"name": name, "ref": f"refs/tags/{name}", "targetCommit": oid} for name, oid in repository.tags.items()]
+    repository = _repository(hub, asked, match)
+    branches, tags = (
+        [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": oid} for name, oid in names.items()]
+        for kind, names in (("heads", repository.branches), ("tags", repository.tags))
+    )
     return _json({"branches": branches, "tags": tags, "converts": [], "pullRequests": []})
 
 
-def commits(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"], match["name"])
-    at: Commit | None = repository.at(unquote(match["revision"]))
-    rows = []
-    while at:
-        authors = [{"user": repository.name.split("/")[0]}]
-        rows.append({"id": at.oid, "title": at.title, "message": at.message, "date": at.date, "authors": authors})
-        at = repository.at(at.parent) if at.parent else None
-    return _json(rows)
-
-
 def change_reference(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"], match["name"])
+    repository = _repository(hub, asked, match)
     _must_own(hub, asked, repository.name)
-    names = repository.tags if match["what"] == "tag" else repository.branches
-    name = unquote(match["revision"])
+    name, wanted = unquote(match["revision"]), asked.json()
+    # POST tag/{revision} {"tag": name}, but POST branch/{name} {"startingPoint": revision}.
+    a_tag = match["what"] == "tag"
+    names = repository.tags if a_tag else repository.branches
+    new, start = (wanted["tag"], name) if a_tag else (name, wanted.get("startingPoint") or "main")
     with hub.store.lock:
-        if asked.method == "DELETE":
-            if names.pop(name, None) is None:
-                raise Refused(404, "RevisionNotFound", f"Invalid rev id: {name}")
-            return _json({})
-        wanted = asked.json()
-        # POST tag/{revision} {"tag": name}, but POST branch/{name} {"startingPoint": revision}.
-        new, start = (
-            (wanted["tag"], name) if names is repository.tags else (name, wanted.get("startingPoint") or "main")
-        )
         if new in names:
             raise Refused(409, None, f"Tag or branch {new} already exists")
         names[new] = repository.at(start).oid
@@ -349,9 +223,7 @@ def change_reference(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> A
 
 
 def resolve(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
-    repository = _repository(hub, asked, match["kind"] or "model", match["name"])
-    if repository.visibility.gated:
-        raise Refused(403 if asked.token else 401, "GatedRepo", f"Access to model {repository.name} is restricted")
+    repository = _repository(hub, asked, match)
     at = repository.at(unquote(match["revision"]))
     headers = {"X-Repo-Commit": at.oid, "Accept-Ranges": "bytes"}
     path = unquote(match["path"])
@@ -365,38 +237,24 @@ def resolve(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
     if asked.method == "HEAD":
         return Answer(200, data, headers, "application/octet-stream")
     repository.downloads += 1
-    data = hub.faults.body(path, data)
-    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", asked.headers.get("Range", ""))
-    if not wanted:
-        return Answer(200, data, headers, "application/octet-stream", path)
-    first = int(wanted[1]) if wanted[1] else max(len(data) - int(wanted[2]), 0)
-    last = min(int(wanted[2]), len(data) - 1) if wanted[1] and wanted[2] else len(data) - 1
-    if first > last:
-        return Answer(416, b"", headers | {"Content-Range": f"bytes */{len(data)}"})
-    headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-    return Answer(206, data[first : last + 1], headers, "application/octet-stream", path)
+    return Answer(200, hub.faults.body(path, data), headers, "application/octet-stream")
 
 
-_REPO = r"/api/(?P<kind>models|datasets)/(?P<name>[^/]+/[^/]+)"
-_FILES = r"/(?:(?P<kind>datasets)/)?(?P<name>[^/]+/[^/]+)"
+_REPO = r"/api/models/(?P<name>[^/]+/[^/]+)"
+_FILES = r"/(?P<name>[^/]+/[^/]+)"
 _REVISION = r"(?P<revision>[^/]+)"
 ROUTES: list[tuple[str, str, Route]] = [
     ("GET", r"/api/whoami-v2", who_am_i),
     ("POST", r"/api/validate-yaml", validate_yaml),
     ("POST", r"/api/repos/create", create_repository),
-    ("DELETE", r"/api/repos/delete", delete_repository),
     ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", lfs_upload),
     ("POST", r"/lfs/verify", lfs_verify),
     ("POST", _FILES + r"\.git/info/lfs/objects/batch", lfs_batch),
-    ("GET", r"/api/(?P<kind>models|datasets)", list_repositories),
+    ("GET", r"/api/models", list_repositories),
     ("GET", _REPO + r"(?:/revision/(?P<revision>[^/]+))?", info),
-    ("PUT", _REPO + r"/settings", change_settings),
     ("POST", _REPO + r"/preupload/" + _REVISION, preupload),
     ("POST", _REPO + r"/commit/" + _REVISION, commit),
-    ("GET", _REPO + r"/tree/" + _REVISION + r"(?:/(?P<path>.*))?", tree),
-    ("POST", _REPO + r"/paths-info/" + _REVISION, paths_info),
     ("GET", _REPO + r"/refs", refs),
-    ("GET", _REPO + r"/commits/" + _REVISION, commits),
-    ("POST|DELETE", _REPO + r"/(?P<what>tag|branch)/" + _REVISION, change_reference),
+    ("POST", _REPO + r"/(?P<what>tag|branch)/" + _REVISION, change_reference),
     ("GET|HEAD", _FILES + r"/resolve/" + _REVISION + r"/(?P<path>.+)", resolve),
 ]

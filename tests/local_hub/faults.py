@@ -10,8 +10,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
-FOR_EVER = 10**9
-
 
 @dataclass
 class Rule:
@@ -43,15 +41,12 @@ class Faults:
 
     Attributes:
         delay: Seconds before each answer.
-        bytes_per_second: At which the bodies of downloads trickle; None: at once.
     """
 
     rules: list[Rule] = field(default_factory=list)
     delay: float = 0.0
-    bytes_per_second: float | None = None
     corrupted: set[str] = field(default_factory=set)
     shortened: set[str] = field(default_factory=set)
-    broken_off: set[str] = field(default_factory=set)
     stale_commits: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -69,17 +64,13 @@ class Faults:
         """Answers the n-th request from now (and ``times - 1`` after it) with a status; it is not carried out."""
         self._add(Rule("fail", n, times, path, status, retry_after))
 
-    def page(self, status: int = 403, times: int = 1, path: str = "", body: bytes = PAGE) -> None:
+    def page(self, status: int = 403, times: int = 1, path: str = "") -> None:
         """Answers the next requests as a proxy does that stands before the Hub; they are not carried out."""
-        self._add(Rule("fail", 1, times, path, status, page=body))
+        self._add(Rule("fail", 1, times, path, status, page=PAGE))
 
     def slow(self, seconds: float) -> None:
         """Waits before each answer."""
         self.delay = seconds
-
-    def trickle(self, bytes_per_second: float) -> None:
-        """Sends the bodies of downloads slowly."""
-        self.bytes_per_second = bytes_per_second
 
     def corrupt(self, path: str) -> None:
         """Serves wrong bytes of the right length for this file of whichever repository."""
@@ -89,10 +80,6 @@ class Faults:
         """Serves the first half of this file as if it were all of it."""
         self.shortened.add(path)
 
-    def break_off(self, path: str) -> None:
-        """Cuts the connection in the middle of this file, once."""
-        self.broken_off.add(path)
-
     def stale(self, times: int = 1) -> None:
         """Before the next commit request another commit is slipped in."""
         self.stale_commits = times
@@ -101,10 +88,9 @@ class Faults:
         """No faults any more."""
         with self.lock:
             self.rules.clear()
-            self.delay, self.bytes_per_second, self.stale_commits = 0.0, None, 0
+            self.delay, self.stale_commits = 0.0, 0
             self.corrupted.clear()
             self.shortened.clear()
-            self.broken_off.clear()
 
     def strike(self, path: str) -> Rule | None:
         """What strikes this request."""
@@ -117,14 +103,6 @@ class Faults:
         with self.lock:
             self.stale_commits -= 1
             return self.stale_commits >= 0
-
-    def breaks_off(self, path: str | None) -> bool:
-        """Whether this download is to be cut in its middle."""
-        with self.lock:
-            if path not in self.broken_off:
-                return False
-            self.broken_off.remove(path)
-            return True
 
     def body(self, path: str, data: bytes) -> bytes:
         """What is served for a file."""

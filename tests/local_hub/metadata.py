@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatch
 from typing import Any
 
 import yaml
@@ -17,7 +16,6 @@ import yaml
 from tests.local_hub.store import Commit, Repository, StoredFile
 
 REPO_ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
-LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z0-9]+)*|code|multilingual")
 _LICENCES = """
     apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m openrail++ afl-3.0 artistic-2.0 bsl-1.0 bsd
     bsd-2-clause bsd-3-clause cc cc0-1.0 cc-by-2.0 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0
@@ -64,10 +62,6 @@ def _bad_words(data: Mapping[str, Any]) -> list[str]:
     errors = []
     if any(licence not in LICENCES for licence in _many(data.get("license"))):
         errors.append(f'"license" must be one of [{", ".join(sorted(LICENCES))}]')
-    for language in _many(data.get("language")):
-        if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
-            advice = "It must be an ISO 639-1, 639-2 or 639-3 code"
-            errors.append(f'"language" with value "{language}" is not valid. {advice}')
     if not isinstance(data.get("tags", []), list):
         errors.append('"tags" must be an array')
     return errors
@@ -112,22 +106,13 @@ def _missing_parts(place: str, result: Mapping[str, Any]) -> list[str]:
     return errors
 
 
-def tags_of(metadata: Mapping[str, Any], paths: Mapping[str, StoredFile]) -> list[str]:
+def tags_of(metadata: Mapping[str, Any]) -> list[str]:
     """The tags by which a repository is found: the card's own and those the Hub derives."""
     bases = [base for base in _many(metadata.get("base_model")) if base]
-    kinds = [metadata.get("library_name"), "safetensors" if any(p.endswith(".safetensors") for p in paths) else None]
-    tags = [tag for tag in kinds if tag] + [str(tag) for tag in _many(metadata.get("tags"))]
-    tags += _many(metadata.get("pipeline_tag")) + [str(language) for language in _many(metadata.get("language"))]
-    tags += [f"dataset:{name}" for name in _many(metadata.get("datasets"))]
-    tags += [f"base_model:{base}" for base in bases]
-    tags += [f"base_model:{relation_of(metadata, paths)}:{base}" for base in bases]
-    tags += [f"license:{name}" for name in _many(metadata.get("license"))]
-    return list(dict.fromkeys([*tags, "region:us"]))
-
-
-def relation_of(metadata: Mapping[str, Any], paths: Mapping[str, StoredFile]) -> str:
-    """How a model stands to its base: as its card says, or as its files do."""
-    return str(metadata.get("base_model_relation") or ("adapter" if "adapter_config.json" in paths else "finetune"))
+    tags = [metadata["library_name"]] if "library_name" in metadata else []
+    tags += [str(tag) for tag in _many(metadata.get("tags"))]
+    tags += [f"base_model:{base}" for base in bases] + [f"base_model:adapter:{base}" for base in bases]
+    return list(dict.fromkeys([*tags, *(f"license:{name}" for name in _many(metadata.get("license")))]))
 
 
 def describe(repository: Repository, commit: Commit, with_blobs: bool) -> dict[str, Any]:
@@ -135,42 +120,24 @@ def describe(repository: Repository, commit: Commit, with_blobs: bool) -> dict[s
     readme = commit.tree.get("README.md")
     metadata = metadata_of(repository.bytes_of(readme).decode("utf-8", "replace")) if readme else {}
     facts: dict[str, Any] = {
-        "_id": hashlib.sha256(f"{repository.kind}/{repository.name}".encode()).hexdigest()[:24],
+        "_id": hashlib.sha256(repository.name.encode()).hexdigest()[:24],
         "id": repository.name,
+        "modelId": repository.name,
         "author": repository.name.split("/")[0],
         "sha": commit.oid,
         "lastModified": commit.date,
         "createdAt": repository.commits[0].date,
         "private": repository.visibility.private,
-        "gated": "manual" if repository.visibility.gated else False,
+        "gated": False,
         "disabled": False,
         "downloads": repository.downloads,
         "likes": 0,
-        "tags": tags_of(metadata, commit.tree),
+        "tags": tags_of(metadata),
         "siblings": [_sibling(path, file, with_blobs) for path, file in sorted(commit.tree.items())],
-        "usedStorage": sum(file.size for file in commit.tree.values()),
     }
     if metadata:
         facts["cardData"] = metadata
-    if repository.kind == "model":
-        facts |= _model_facts(repository, commit, metadata)
-    return facts
-
-
-def _model_facts(repository: Repository, commit: Commit, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {"modelId": repository.name}
-    facts |= {key: metadata[key] for key in ("library_name", "pipeline_tag", "model-index") if key in metadata}
-    bases = [base for base in _many(metadata.get("base_model")) if base]
-    if bases:
-        models = [{"_id": hashlib.sha256(base.encode()).hexdigest()[:24], "id": base} for base in bases]
-        facts["baseModels"] = {"relation": relation_of(metadata, commit.tree), "models": models}
-    facts["evalResults"] = [
-        {"filename": path, "data": json.loads(json.dumps(entry, default=str))}
-        for path, file in sorted(commit.tree.items())
-        if fnmatch(path, ".eval_results/*.yaml")
-        for entry in yaml.safe_load(repository.bytes_of(file))
-    ]
-    return facts
+    return facts | {key: metadata[key] for key in ("library_name", "pipeline_tag", "model-index") if key in metadata}
 
 
 def _sibling(path: str, file: StoredFile, with_blobs: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.local_hub.answers import Answer, Asked, answer
 from tests.local_hub.faults import Faults
-from tests.local_hub.store import Kind, Repository, Store, Visibility
+from tests.local_hub.store import Repository, Store, Visibility
 
 CUT = 0  # stands for the status of a request whose connection was cut
 
@@ -52,7 +52,6 @@ class LocalHub:
         url: Its address.
         log: Every request, in the order in which they were answered.
         faults: What goes wrong; nothing until asked for.
-        page_size: Most rows of a list in one answer; further ones come with a Link to the next page.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class LocalHub:
         user: str = "user",
         token: str | None = None,
         lfs_patterns: Sequence[str] = ("*.safetensors",),
-        organisations: Sequence[str] = (),
     ) -> None:
         """Binds a port; entering the context serves.
 
@@ -70,13 +68,11 @@ class LocalHub:
             user: Who is logged in.
             token: The one that is accepted; None: any, or none at all.
             lfs_patterns: Files that must come by LFS.
-            organisations: Further namespaces in which the user may write.
         """
-        self.user, self.token, self.organisations = user, token, tuple(organisations)
+        self.user, self.token = user, token
         self.store = Store(root, lfs_patterns)
         self.faults = Faults()
         self.log: list[Request] = []
-        self.page_size = 1000
         self._server = _Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -98,26 +94,18 @@ class LocalHub:
         """How many requests came so far."""
         return len(self.log)
 
-    def repo(self, name: str, kind: Kind = "model") -> Repository:
+    def repo(self, name: str) -> Repository:
         """A repository; KeyError where there is none."""
-        return self.store.repositories[kind, name]
+        return self.store.repositories[name]
 
-    def create(self, name: str, files: Mapping[str, bytes], kind: Kind = "model", private: bool = False) -> str:
+    def create(self, name: str, files: Mapping[str, bytes], private: bool = False) -> str:
         """Puts a repository there without any request; gives the commit with its files."""
-        repository = self.store.create(kind, name, Visibility(private))
+        repository = self.store.create(name, Visibility(private))
         return self.store.commit(repository, files, title="files").oid if files else repository.head.oid
 
-    def commit(self, name: str, files: Mapping[str, bytes], delete: Collection[str] = (), kind: Kind = "model") -> str:
+    def commit(self, name: str, files: Mapping[str, bytes], delete: Collection[str] = ()) -> str:
         """Commits to the main branch as somebody else would; gives the commit."""
-        return self.store.commit(self.repo(name, kind), files, delete).oid
-
-    def gate(self, name: str, kind: Kind = "model") -> None:
-        """Its files need terms to be accepted, which nobody has: 403, while what it is can still be seen."""
-        self.repo(name, kind).visibility.gated = True
-
-    def make_private(self, name: str, kind: Kind = "model") -> None:
-        """Only its owner's token sees it."""
-        self.repo(name, kind).visibility.private = True
+        return self.store.commit(self.repo(name), files, delete).oid
 
 
 class _Server(ThreadingHTTPServer):
@@ -215,19 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             self.wfile.flush()
             return
-        faults = self.server.hub.faults
-        if faults.breaks_off(result.file):
-            self.wfile.write(result.body[: len(result.body) // 2])
-            self.wfile.flush()
-            self._cut()
-            return
-        rate = faults.bytes_per_second if result.file else None
-        step = len(result.body) if rate is None else max(int(rate / 20), 1)
-        for start in range(0, len(result.body), step or 1):
-            self.wfile.write(result.body[start : start + step])
-            self.wfile.flush()
-            if rate is not None:
-                time.sleep(step / rate)
+        self.wfile.write(result.body)
         self.wfile.flush()
 
     def _cut(self) -> None:

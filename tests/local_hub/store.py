@@ -1,4 +1,4 @@
-"""What a Hub keeps: repositories with their commits, branches and tags, and the bytes of their files.
+"""What a Hub keeps: repositories of models with their commits, branches and tags, and the bytes of their files.
 
 files -> commit -> files of a revision
 
@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["model", "dataset"]
 INITIAL_FILE = ".gitattributes"  # what the Hub puts into every new repository
 
 
@@ -48,7 +47,6 @@ class Commit:
 
     oid: str
     title: str
-    message: str
     parent: str | None
     date: str
     tree: Mapping[str, StoredFile] = field(repr=False)
@@ -56,10 +54,9 @@ class Commit:
 
 @dataclass
 class Visibility:
-    """Who may see a repository, and whether its files need terms to be accepted."""
+    """Who may see a repository."""
 
     private: bool = False
-    gated: bool = False
 
 
 @dataclass
@@ -68,11 +65,10 @@ class Repository:
 
     Attributes:
         commits: Oldest first.
-        branches: Name -> commit, also pull requests (``refs/pr/1``).
+        branches: Name -> commit.
         tags: Name -> commit.
     """
 
-    kind: Kind
     name: str
     blobs: Path
     visibility: Visibility
@@ -86,11 +82,6 @@ class Repository:
         """The newest commit of the main branch."""
         return self.at("main")
 
-    @property
-    def card(self) -> str:
-        """Its README.md on the main branch; empty where there is none."""
-        return self.files().get("README.md", b"").decode()
-
     def files(self, revision: str = "main") -> dict[str, bytes]:
         """All files of a branch, a tag or a commit."""
         return {path: self.bytes_of(file) for path, file in sorted(self.at(revision).tree.items())}
@@ -101,8 +92,6 @@ class Repository:
 
     def at(self, revision: str) -> Commit:
         """The commit that a branch, a tag or (the beginning of) a commit's id names."""
-        for prefix in ("refs/heads/", "refs/tags/"):
-            revision = revision.removeprefix(prefix)
         oid = self.branches.get(revision) or self.tags.get(revision) or revision
         for commit in self.commits:
             if commit.oid == oid or (len(oid) >= 7 and commit.oid.startswith(oid)):
@@ -117,7 +106,7 @@ class Store:
         self.blobs = folder / "blobs"
         self.blobs.mkdir(parents=True, exist_ok=True)
         self.lfs_patterns = tuple(lfs_patterns)
-        self.repositories: dict[tuple[Kind, str], Repository] = {}
+        self.repositories: dict[str, Repository] = {}
         self.lock = threading.RLock()
 
     def is_lfs(self, path: str) -> bool:
@@ -142,23 +131,18 @@ class Store:
         in_git = _pointer(sha256, len(data)) if lfs else data
         return StoredFile(sha256, len(data), _git_blob_id(in_git), lfs)
 
-    def find(self, kind: Kind, name: str) -> Repository:
+    def find(self, name: str) -> Repository:
         """A repository that is there."""
-        found = self.repositories.get((kind, name))
-        if found is None:
+        if name not in self.repositories:
             raise Refused(404, "RepoNotFound", "Repository not found")
-        return found
+        return self.repositories[name]
 
-    def create(self, kind: Kind, name: str, visibility: Visibility) -> Repository:
+    def create(self, name: str, visibility: Visibility) -> Repository:
         """A new repository with its first commit."""
         with self.lock:
-            if (kind, name) in self.repositories:
-                raise Refused(409, None, f"You already created this {kind} repo: {name}")
-            repository = Repository(kind, name, self.blobs, visibility)
-            self.repositories[kind, name] = repository
+            repository = self.repositories[name] = Repository(name, self.blobs, visibility)
             lines = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in self.lfs_patterns)
-            tree = {INITIAL_FILE: self.stored(lines.encode(), lfs=False)}
-            self._append(repository, "main", "initial commit", "", tree)
+            self._append(repository, "main", "initial commit", {INITIAL_FILE: self.stored(lines.encode(), lfs=False)})
         return repository
 
     def commit(
@@ -172,7 +156,7 @@ class Store:
         with self.lock:
             tree = {path: file for path, file in repository.head.tree.items() if path not in delete}
             tree |= {path: self.stored(data, self.is_lfs(path)) for path, data in files.items()}
-            return self._append(repository, "main", title, "", tree)
+            return self._append(repository, "main", title, tree)
 
     def commit_lines(self, repository: Repository, branch: str, lines: Sequence[dict[str, Any]]) -> Commit:
         """Carries out a commit request: its header line, then one line for each operation."""
@@ -185,7 +169,7 @@ class Store:
             tree = dict(head.tree)
             for line in lines[1:]:
                 self._apply(tree, line["key"], line["value"])
-            return self._append(repository, branch, header["summary"], header.get("description", ""), tree)
+            return self._append(repository, branch, header["summary"], tree)
 
     def _apply(self, tree: dict[str, StoredFile], operation: str, value: dict[str, Any]) -> None:
         path = value["path"]
@@ -198,20 +182,15 @@ class Store:
         elif operation == "deletedFile":
             if tree.pop(path, None) is None:
                 raise Refused(404, "EntryNotFound", f"{path} does not exist")
-        elif operation == "deletedFolder":
-            for inside in [known for known in tree if known.startswith(path.rstrip("/") + "/")]:
-                del tree[inside]
         else:
             raise Refused(400, None, f"unknown operation {operation}")
 
-    def _append(
-        self, repository: Repository, branch: str, title: str, message: str, tree: dict[str, StoredFile]
-    ) -> Commit:
+    def _append(self, repository: Repository, branch: str, title: str, tree: dict[str, StoredFile]) -> Commit:
         parent = repository.branches.get(branch)
         number = len(repository.commits)
-        text = repr((repository.kind, repository.name, parent, number, title, sorted(tree.items())))
+        text = repr((repository.name, parent, number, title, sorted(tree.items())))
         oid = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        commit = Commit(oid, title, message, parent, now(), tree)
+        commit = Commit(oid, title, parent, now(), tree)
         repository.commits.append(commit)
         repository.branches[branch] = oid
         return commit

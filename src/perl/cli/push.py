@@ -89,8 +89,8 @@ def _summary(done: "Pushed", difference: float | None, steps: tuple[int, ...] | 
     if steps is not None:
         there = ", ".join(f"step-{step}" for step in steps)
         lines.append(f"steps    {there}, each a revision" if steps else "steps    none: the run holds no checkpoint")
-    if done.replaced is not None:
-        lines.append(f"replaced the adapter that was there; commit {done.replaced[:12]} still holds it")
+    if done.replaced:
+        lines.append(f"replaced {', '.join(done.replaced)} that was there; commit {done.before[:12]} still holds it")
     lines += [f"deleted  {', '.join(done.deleted)}"] if done.deleted else []
     lines += [f"kept     {', '.join(done.foreign)}: not ours"] if done.foreign else []
     return lines

@@ -6,22 +6,20 @@ what is to be pushed -> RUN/push.json, RUN/outbox/USER--NAME/step-N/ -> what is 
 import fcntl
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
-from perl.errors import PerlError, RunFolderError
+from perl.errors import RunFolderError
 from perl.hub.push.package import Package, read_package
-from perl.run.files import parse_mapping, read_regular, replace_folder, write_text
+from perl.run.files import read_regular, replace_folder, write_text
 from perl.run.folder import Run
 
 PUSH, OUTBOX = "push.json", "outbox"
-VERSION: Literal[2] = 2
 _LOCK = ".push.lock"
 HUB_NAME = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
 """``user/name``; it names a folder of the outbox too."""
@@ -43,11 +41,8 @@ class Push:
         sha256: Of the adapter's weights at that commit.
         url: For people.
         replace: Whether what is there and is not this run's may be overwritten; kept only while an outage lasts.
-        sent: Digests of the weights and cards that this run has sent there.
-        trying: Likewise of those that it began to send, and nobody knows whether they arrived.
+        sent: Digests of the weights and cards that this run has sent there, or began to send.
         error: Why the last try failed.
-        tries: Since it was queued.
-        updated: When.
     """
 
     status: Literal["queued", "done"]
@@ -62,21 +57,10 @@ class Push:
     url: str | None = None
     replace: bool = False
     sent: tuple[str, ...] = ()
-    trying: tuple[str, ...] = ()
     error: str | None = None
-    tries: int = 0
-    updated: str = ""
 
 
-@dataclass(frozen=True)
-class _Pushes:
-    """A run's pushes, one for each repository, the newest last."""
-
-    pushes: tuple[Push, ...]
-    version: Literal[2]
-
-
-_READER = TypeAdapter(_Pushes)
+_READER = TypeAdapter(tuple[Push, ...])
 
 
 def read_pushes(run: Run) -> list[Push]:
@@ -87,17 +71,12 @@ def read_pushes(run: Run) -> list[Push]:
     """
     path = run.path / PUSH
     try:
-        content = read_regular(path)
-        parse_mapping(content)
-        return list(_READER.validate_json(content, strict=True).pushes)
+        return list(_READER.validate_json(read_regular(path), strict=True))
     except FileNotFoundError:
         return []
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise RunFolderError(f"cannot be read: {what}", str(path), "delete it and push again") from None
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"cannot be read: {error}", str(path), "delete it and push again") from None
+        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise RunFolderError(f"cannot be read: {what}", str(path), "delete it and push again") from None
 
 
 def read_push(run: Run, repo_id: str | None = None) -> Push | None:
@@ -111,15 +90,9 @@ def read_push(run: Run, repo_id: str | None = None) -> Push | None:
 
 
 def write_push(run: Run, push: Push) -> Push:
-    """Keeps what became of a push; of those to other repositories nothing is lost.
-
-    Returns:
-        It, with the time.
-    """
-    push = replace(push, updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    """Keeps what became of a push; of those to other repositories nothing is lost."""
     others = [other for other in read_pushes(run) if other.repo_id != push.repo_id]
-    written = {"version": VERSION, "pushes": [asdict(one) for one in (*others, push)]}
-    write_text(run.path / PUSH, json.dumps(written, indent=1) + "\n")
+    write_text(run.path / PUSH, json.dumps([asdict(one) for one in (*others, push)], indent=1) + "\n")
     return push
 
 
@@ -140,24 +113,18 @@ def alone(run: Run) -> Iterator[None]:
         yield
 
 
-def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Path:
-    """Keeps the package of a checkpoint, which the run may delete before it is sent.
-
-    Returns:
-        Its folder.
-    """
-    folder = _outbox(run, repo_id) / f"step-{step}"
+def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> None:
+    """Keeps the package of a checkpoint, which the run may delete before it is sent."""
+    folder = _waiting(run, repo_id, step)
     staged = folder.with_name(f".{folder.name}.tmp")
-    _refuse_links(staged, folder)
     shutil.rmtree(staged, ignore_errors=True)
     package.write(staged)
     replace_folder(staged, folder)
-    return folder
 
 
 def queued_steps(run: Run, repo_id: str) -> list[int]:
     """Steps of the checkpoints that are still to be sent there, in order."""
-    names = [path.name.removeprefix("step-") for path in _outbox(run, repo_id).glob("step-*")]
+    names = [path.name.removeprefix("step-") for path in _waiting(run, repo_id, 0).parent.glob("step-*")]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
@@ -167,14 +134,12 @@ def queued_checkpoint(run: Run, repo_id: str, step: int) -> Package:
     Raises:
         PerlError: As in :func:`perl.hub.push.package.read_package`: what lies there is no longer what was put there.
     """
-    folder = _outbox(run, repo_id) / f"step-{step}"
-    _refuse_links(folder)
-    return read_package(folder)
+    return read_package(_waiting(run, repo_id, step))
 
 
 def forget_checkpoint(run: Run, repo_id: str, step: int) -> None:
     """It has been sent."""
-    shutil.rmtree(_outbox(run, repo_id) / f"step-{step}")
+    shutil.rmtree(_waiting(run, repo_id, step))
 
 
 def tidy_outbox(run: Run) -> None:
@@ -185,18 +150,5 @@ def tidy_outbox(run: Run) -> None:
             folder.rmdir()
 
 
-def _outbox(run: Run, repo_id: str) -> Path:
-    """Of a repository.
-
-    Raises:
-        PerlError: A folder of that name is a link, so that what it holds lies elsewhere.
-    """
-    folder = run.path / OUTBOX / repo_id.replace("/", "--")
-    _refuse_links(folder.parent, folder)
-    return folder
-
-
-def _refuse_links(*folders: Path) -> None:
-    for folder in folders:
-        if folder.is_symlink():
-            raise PerlError("is a link, and links are not published", str(folder), "delete it")
+def _waiting(run: Run, repo_id: str, step: int) -> Path:
+    return run.path / OUTBOX / repo_id.replace("/", "--") / f"step-{step}"

@@ -106,58 +106,48 @@ def push_run(
         BrokenPromiseError: The files are not the trained adapter; nothing was sent.
     """
     with alone(run):
-        return _push_alone(run, wanted, device, sleep)
-
-
-def _push_alone(run: Run, wanted: Push, device: torch.device | None, sleep: Sleep) -> tuple[Pushed, float | None]:
-    candidate = find_candidate(run, wanted.which)
-    tried = wanted.tries + 1
-    # Whoever stops it by hand may have thought better of overwriting: only an outage lets that wait.
-    push = write_push(run, dataclasses.replace(wanted, status="queued", tries=tried, error=None, replace=False))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
+        candidate = find_candidate(run, wanted.which)
+        # Whoever stops it by hand may have thought better of overwriting: only an outage lets that wait.
+        push = write_push(run, dataclasses.replace(wanted, status="queued", error=None, replace=False))
+        try:
             for step in checkpoint_steps(run) if push.checkpoints else ():
                 if step not in push.steps:
                     pack_checkpoint(run, step, push.repo_id)
-            steps = sorted({*push.steps, *queued_steps(run, push.repo_id)})
-            package = pack(candidate, push.repo_id, steps)
-            package.write(Path(folder))
-            difference = check_round_trip(candidate, Path(folder), device or _device())
-        done = _send(run, push, package, replace=wanted.replace, sleep=sleep)
-        known = read_push(run, push.repo_id) or push
-        push = write_push(run, dataclasses.replace(known, commit=done.commit, sha256=candidate.sha256, url=done.url))
-        push = send_checkpoints(run, push, sleep)
-    except PerlError as error:
-        waits = wanted.replace and isinstance(error, HubOutageError)
-        known = read_push(run, push.repo_id) or push
-        write_push(run, dataclasses.replace(known, error=first_line(error), replace=waits))
-        raise
-    write_push(run, dataclasses.replace(push, status="done"))
-    tidy_outbox(run)
-    return done, difference
+            package = pack(candidate, push.repo_id, sorted({*push.steps, *queued_steps(run, push.repo_id)}))
+            with tempfile.TemporaryDirectory() as folder:
+                package.write(Path(folder))
+                difference = check_round_trip(candidate, Path(folder), device or _device())
+            done = _send(run, push, package, replace=wanted.replace, sleep=sleep)
+            push = read_push(run, push.repo_id) or push
+            push = dataclasses.replace(push, commit=done.commit, sha256=candidate.sha256, url=done.url)
+            push = send_checkpoints(run, write_push(run, push), sleep)
+        except PerlError as error:
+            waits = wanted.replace and isinstance(error, HubOutageError)
+            write_push(
+                run, dataclasses.replace(read_push(run, push.repo_id) or push, error=first_line(error), replace=waits)
+            )
+            raise
+        write_push(run, dataclasses.replace(push, status="done"))
+        tidy_outbox(run)
+        return done, difference
 
 
 def _send(run: Run, push: Push, package: Package, *, replace: bool, sleep: Sleep) -> Pushed:
     """One commit, and the memory of whose it is.
 
-    It is remembered as begun before it is sent, so that after a kill or a lost answer it still counts as this run's,
-    and forgotten where the Hub or a check refuses it.
+    It is remembered before it is sent, so that after a kill or a lost answer it still counts as this run's, and
+    forgotten where the Hub or a check refuses it.
     """
-    known = (*push.sent, *push.trying)
-    sending = digests(package)
-    begun = write_push(run, dataclasses.replace(push, trying=tuple(dict.fromkeys((*push.trying, *sending)))))
+    write_push(run, dataclasses.replace(push, sent=tuple(dict.fromkeys((*push.sent, *digests(package))))))
     options: dict[str, Any] = {"message": push.message} if push.message else {}
-    options |= {"private": push.private, "may_replace": None if replace else known, "sleep": sleep}
+    options |= {"private": push.private, "may_replace": None if replace else push.sent, "sleep": sleep}
     try:
-        done = push_package(package, push.repo_id, **options)
-    except (HubOutageError, BrokenPromiseError):
+        return push_package(package, push.repo_id, **options)
+    except HubOutageError:
         raise
     except PerlError:
         write_push(run, push)
         raise
-    sent = tuple(dict.fromkeys((*push.sent, *sending)))
-    write_push(run, dataclasses.replace(begun, sent=sent, trying=()))
-    return done
 
 
 def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -> Package:
@@ -231,26 +221,21 @@ def wanted_push(
     if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
         raise PerlError(f"is not a name on the Hub: {repo_id!r}", "--repo", "user/name")
     newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]
-    queued = max(newest, key=lambda push: push.status == "queued", default=None)
-    target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
+    before = max(newest, key=lambda push: push.status == "queued", default=None)
+    target = repo_id or (before.repo_id if before else None) or hub.repo_id
     if target is None:
         raise RunFolderError("does not say where to push it", str(run.path), "--repo user/name")
     private_there = hub.private and target == hub.repo_id
     new = Push("queued", target, "best" if hub.push == "best" else "final", private_there)
-    waiting = queued if queued is not None and queued.status == "queued" else new
-    known = queued or new
-    return Push(
-        status="queued",
-        repo_id=target,
-        which=which or waiting.which,
-        private=private or waiting.private,
-        checkpoints=checkpoints or waiting.checkpoints,
-        message=message or waiting.message,
-        replace=overwrite or waiting.replace,
-        sent=known.sent,
-        trying=known.trying,
-        steps=known.steps,
-        tries=waiting.tries,
+    if before is None or before.status == "done":
+        before = dataclasses.replace(new, sent=before.sent, steps=before.steps) if before else new
+    return dataclasses.replace(
+        before,
+        which=which or before.which,
+        private=private or before.private,
+        checkpoints=checkpoints or before.checkpoints,
+        message=message or before.message,
+        replace=overwrite or before.replace,
     )
 
 

@@ -5,9 +5,7 @@ something that asks the Hub -> its answer, or an error: the user's, or an outage
 The client has no time limits of its own and repeats only some of its requests.
 """
 
-import html
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from json import JSONDecodeError
@@ -23,7 +21,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from perl.errors import EXIT_FAILED, PerlError
+from perl.errors import EXIT_FAILED, PerlError, first_line
 
 Answer = TypeVar("Answer")
 Sleep = Callable[[float], None]
@@ -32,11 +30,13 @@ LOGIN = "hf auth login"
 ATTEMPTS = 6
 SILENCE_SECONDS = 300.0
 """Longest time that the Hub may say nothing; a commit of many files takes it a minute."""
-_FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0
-# The user's: asked again, the Hub would answer the same.
-_REFUSALS = (400, 401, 403, 404, 413, 422, 451)
-_STALE = 412
-_VERIFY = re.compile(r"/verify$")  # where the client asks whether an upload arrived
+_FIRST_DELAY, _LONGEST_DELAY, _LONGEST_ASKED = 1.0, 60.0, 600.0
+# Busy, another commit came between (409, 412), or out of time; all else below 500 is the user's.
+_AGAIN = (408, 409, 412, 429)
+_KNOWN = (
+    *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError),
+    *(httpx2.HTTPError, ConnectionError, TimeoutError, JSONDecodeError),
+)
 
 
 class HubOutageError(PerlError):
@@ -67,44 +67,22 @@ def retry(ask: Callable[[], Answer], what: str, sleep: Sleep = time.sleep, attem
         except PerlError:
             raise
         except Exception as error:
-            again = _least_wait(error, what)
-            if again is None:
+            cause = next((cause for cause in _chain(error) if isinstance(cause, _KNOWN)), None)
+            if cause is None:
                 raise
+            refusal = _refusal(cause, what)
+            if refusal is not None:
+                raise refusal from error
             if attempt == attempts or isinstance(error, OfflineModeIsEnabled):
                 tries = "1 try" if attempt == 1 else f"{attempt} tries"
-                raise HubOutageError(f"the Hub is unreachable: {_reason(error)}", what, tries) from error
-            sleep(max(again, _delay(attempt)))
+                raise HubOutageError(f"the Hub is unreachable: {_reason(cause)}", what, tries) from error
+            sleep(max(_asked_to_wait(cause), _delay(attempt)))
     raise AssertionError("attempts must be at least 1")
 
 
 def _delay(attempt: int) -> float:
     """Twice as long each time, and not the same for all who wait for the same Hub."""
     return min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
-
-
-def _least_wait(error: Exception, what: str) -> float | None:
-    """How long to wait at least before asking again; None: the defect is ours.
-
-    Raises:
-        PerlError: It is the user's.
-    """
-    for cause in _chain(error):
-        if isinstance(cause, LocalTokenNotFoundError):
-            raise PerlError("you are not logged in to the Hub", what, LOGIN) from error
-        if isinstance(cause, HFValidationError):
-            raise PerlError(f"is not a name on the Hub: {_reason(cause)}", what, "user/name") from error
-        if isinstance(cause, HfHubHTTPError):
-            # A proxy may let the next one through, and if not, the push is kept.
-            if _is_page(cause.response) or _is_upload_lost(cause.response):
-                return 0.0
-            status = cause.response.status_code
-            if status in _REFUSALS:
-                raise _refusal(cause, what) from error
-            return _asked_to_wait(cause) if status == 429 or status >= 500 or status in (408, 409, _STALE) else None
-        if isinstance(cause, httpx2.HTTPError | ConnectionError | TimeoutError):
-            return 0.0
-    # A proxy's page instead of JSON.
-    return 0.0 if any(isinstance(cause, JSONDecodeError) for cause in _chain(error)) else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -114,57 +92,44 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _is_page(response: httpx2.Response) -> bool:
-    """Whether a proxy or a firewall answered in the Hub's place: the Hub's interface answers no web pages."""
-    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html"
-
-
-def _is_upload_lost(response: httpx2.Response) -> bool:
-    """Whether the Hub does not know a file whose upload somebody has confirmed."""
-    return response.status_code == 404 and _VERIFY.search(response.request.url.path) is not None
-
-
-def _title(response: httpx2.Response) -> str:
-    """What a page calls itself, in one line."""
-    try:
-        text = response.text
-    except (httpx2.StreamError, UnicodeDecodeError, LookupError):  # nobody read it, or in no encoding
-        return ""
-    title = re.search(r"(?is)<(title|h1)[^>]*>(.{1,200}?)</\1", text[:100_000])
-    return f", titled {' '.join(html.unescape(title[2]).split())[:80]!r}" if title else ""
-
-
-def _refusal(error: HfHubHTTPError, what: str) -> PerlError:
+def _refusal(error: BaseException, what: str) -> PerlError | None:
+    """The user's mistake, of which the Hub would answer the same again; None: it may help to ask again."""
+    if isinstance(error, LocalTokenNotFoundError):
+        return PerlError("you are not logged in to the Hub", what, LOGIN)
+    if isinstance(error, HFValidationError):
+        return PerlError(f"is not a name on the Hub: {first_line(error)}", what, "user/name")
+    if not isinstance(error, HfHubHTTPError) or _is_a_proxys(error.response):
+        return None
     status = error.response.status_code
+    if status in _AGAIN or status >= 500:
+        return None
     if status == 401 and not isinstance(error, RepositoryNotFoundError):
         return PerlError("the Hub refuses your token", what, LOGIN)
     if status == 403:
         return PerlError("your token may not write there", what, f"choose another name, or a token with write: {LOGIN}")
     if status in (401, 404):
         return PerlError("the Hub has no such repository, or it is not yours", what, LOGIN)
-    return PerlError(f"the Hub refuses what was sent ({status}): {_reason(error)}", what)
+    return PerlError(f"the Hub refuses what was sent ({status}): {first_line(error)}", what)
 
 
-def _asked_to_wait(error: HfHubHTTPError) -> float:
+def _is_a_proxys(response: httpx2.Response) -> bool:
+    """Whether a proxy answered in the Hub's place: with a web page, or with a yes to an upload that never arrived."""
+    a_page = response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html"
+    return a_page or (response.status_code == 404 and response.request.url.path.endswith("/verify"))
+
+
+def _asked_to_wait(error: BaseException) -> float:
     """What a busy Hub asks for in Retry-After, within reason."""
     try:
-        return min(600.0, float(error.response.headers.get("Retry-After", 0)))
-    except ValueError:  # a date
+        return min(_LONGEST_ASKED, float(error.response.headers["Retry-After"]))  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, ValueError):  # no answer, it does not ask, or for a date
         return 0.0
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
-    for cause in _chain(error):
-        response = getattr(cause, "response", None)
-        if isinstance(response, httpx2.Response) and _is_page(response):
-            return f"a proxy answers {response.status_code} in its place, with a web page{_title(response)}"
-        if isinstance(response, httpx2.Response) and _is_upload_lost(response):
-            return "what was uploaded did not arrive; perhaps a proxy answered in its place"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is not None:
-        return f"it answers {status}"
-    if any(isinstance(cause, JSONDecodeError) for cause in _chain(error)):
-        return "its answer is not JSON; perhaps a proxy answers in its place, with a web page"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        return f"a proxy answers {status} in its place" if _is_a_proxys(error.response) else f"it answers {status}"
+    if isinstance(error, JSONDecodeError):
+        return "its answer is not JSON; perhaps a proxy answers in its place"
+    return first_line(error)

@@ -13,7 +13,6 @@ from huggingface_hub import CommitInfo, HfApi
 
 from perl.errors import PerlError, raise_all
 from perl.hub.card.facts import METRICS
-from perl.hub.card.form import CARD
 from perl.hub.push.commit import MAIN, digests, push_package
 from perl.hub.push.package import Package, package_mistakes, read_package, thinned
 from perl.hub.push.retries import Sleep, retry
@@ -82,10 +81,9 @@ def push_script(
         done = push_package(
             package, repo_id, private=private, message=message, branch=revision or MAIN, may_replace=None
         )
-        if done.replaced is not None:
-            warn("PRL312", "%s: replaced the adapter that was there; commit %s holds it", repo_id, done.replaced)
-        if done.card_before is not None and done.card_before not in _sent:
-            warn("PRL312", "%s: replaced the %s that was there; commit %s holds it", repo_id, CARD, done.before)
+        for name, digest in done.replaced.items():
+            if digest not in _sent:
+                warn("PRL312", "%s: replaced the %s that was there; commit %s holds it", repo_id, name, done.before)
         _sent.update(digests(package))
         return CommitInfo(f"{done.url}/commit/{done.commit}", message, "", done.commit)
 

@@ -6,12 +6,10 @@ The repository is untrusted: only the files named here are fetched, at one commi
 can be, and nothing in them is trusted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, constants, get_session
 
@@ -19,18 +17,17 @@ from perl.errors import PerlError, first_line, raise_all
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, log_in, public_recipe_in, results_in
-from perl.hub.card.form import CARD, FRONT_MATTER, read_front_matter
 from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
+from perl.hub.card.run_facts import RUN_FACTS, read_run_facts
 from perl.hub.repository import fetched, open_repository, weights_of
-from perl.hub.zoo_entries.material import Material, checked_scores, of_log, of_policy
+from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of_log, of_policy
 from perl.methods.registry import METHODS
 from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.recipe import Recipe
 from perl.run.folder import sha256_of
 from perl.run.tables import plain
 
-_READ = (CONFIG, PUBLIC_RECIPE, CARD, METRICS, SCORES, PUBLISHED)
+_READ = (CONFIG, RUN_FACTS, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
 
 
 def of_hub(source: str) -> Material:
@@ -41,16 +38,16 @@ def of_hub(source: str) -> Material:
     """
     repository = open_repository(source)
     there = repository.files
-    for needed, hint in ((CONFIG, ""), (WEIGHTS, "only safetensors are taken"), (SCORES, "perl push sends them")):
+    for needed in (CONFIG, WEIGHTS, SCORES, RUN_FACTS):
         if needed not in there:
-            raise PerlError(f"has no {needed}", source, hint)
+            raise PerlError(f"has no {needed}", source, "only what perl push sends is taken")
     files = {name: fetched(repository, name) for name in _READ if name in there}
     digest, weights = weights_of(repository)
     if digest is None:
         raise PerlError(f"its {WEIGHTS} is kept as text and too large to be read", source)
     with _named(source):
         results, recipe = results_in(files), public_recipe_in(files)
-        licence = _licence_of(files)
+        facts = read_run_facts(files[RUN_FACTS].read_bytes())
     if results is None:
         raise PerlError(f"has no {SCORES}", source)
     samples = files[PUBLISHED].read_bytes() if PUBLISHED in files else None
@@ -69,9 +66,7 @@ def of_hub(source: str) -> Material:
         revision=repository.commit,
         recipe=recipe,
         known={
-            "licence": licence,
-            "versions": {k: v for k, v in results.versions.items() if isinstance(k, str) and isinstance(v, str)},
-            **_of_recipe(recipe),
+            **of_facts(facts),
             **of_log(log_in(files)),
             **of_policy(results),
         },
@@ -90,43 +85,6 @@ def _named(source: str) -> Iterator[None]:
         yield
     except PerlError as error:
         raise_all(PerlError, [replace(mistake, where=f"{source}: {mistake.where}") for mistake in error.mistakes])
-
-
-def _licence_of(files: Mapping[str, Path]) -> str | None:
-    """What the card's front matter says of the licence; None: there is no card, or it does not say.
-
-    Raises:
-        PerlError: The front matter cannot be read.
-    """
-    card = files[CARD].read_text(encoding="utf-8", errors="replace") if CARD in files else ""
-    if FRONT_MATTER.match(card) is None:
-        return None
-    metadata, unread = read_front_matter(card)
-    raise_all(PerlError, unread)
-    licence = (metadata or {}).get("license")
-    return licence if isinstance(licence, str) else None
-
-
-def _of_recipe(recipe: Recipe | None) -> dict[str, Any]:
-    """What a recipe says of an adapter where there is no run folder to ask."""
-    if recipe is None:
-        return {}
-    peft, train = recipe.peft, recipe.train
-    asked = {
-        "rank": peft.rank,
-        "alpha": peft.alpha,
-        "target_modules": peft.target_modules,
-        "base loaded as": recipe.model.quantization,
-        "optimizer": train.get("optim"),
-        "learning rate": train.get("learning_rate"),
-        "KL coefficient (beta)": train.get("beta"),
-    }
-    return {
-        "method": peft.type or peft.method,
-        "seed": train.get("seed"),
-        "algorithm": train.get("loss_type"),
-        "settings": {name: value for name, value in asked.items() if value is not None},
-    }
 
 
 @dataclass(frozen=True)

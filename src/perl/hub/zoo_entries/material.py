@@ -19,7 +19,7 @@ from perl.evaluation.results import RESULTS, Results, TaskResult, read_results
 from perl.hub.card.candidate import find_candidate, identity_mistakes
 from perl.hub.card.policy_check import policy_mistakes
 from perl.hub.card.recounted import recount_candidate
-from perl.hub.card.run_facts import RUN_FACTS, hardware_of, read_run_facts
+from perl.hub.card.run_facts import RUN_FACTS, RunFacts, read_run_facts
 from perl.hub.push.outbox import read_pushes
 from perl.hub.push.package import evenly, package_candidate
 from perl.policy.model import public_name
@@ -72,7 +72,7 @@ def of_run(folder: Path) -> Material:
     """
     a_run = (folder / "run.json").is_file()
     run = Run.read(folder if a_run else folder.parent)
-    candidate, facts = find_candidate(run, "final" if a_run else "best"), run.facts
+    candidate = find_candidate(run, "final" if a_run else "best")
     if candidate.results is None:
         message = "its adapter was not evaluated"
         if (run.path / "eval" / RESULTS).is_file():
@@ -84,7 +84,6 @@ def of_run(folder: Path) -> Material:
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
     log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
-    licence = read_run_facts(package.files[RUN_FACTS]).licence
     pushed = [push for push in read_pushes(run) if push.status == "done" and push.sha256 == candidate.sha256]
     return Material(
         origin="run",
@@ -99,30 +98,31 @@ def of_run(folder: Path) -> Material:
         revision=pushed[-1].commit if pushed else None,
         recipe=Recipe.of_run(run.path / "recipe.yaml"),
         known={
-            "method": facts.get("method"),
-            "settings": facts.get("settings") or {},
-            "algorithm": facts.get("loss"),
-            "seed": facts.get("seed"),
-            "seconds": facts.get("seconds") if candidate.which == "final" else None,
-            "hardware": hardware_of(facts.get("hardware") or {}),
-            "trainable_parameters": facts.get("trainable_parameters"),
-            "versions": facts.get("versions") or {},
-            "created": str(facts.get("created", ""))[:10] or None,
+            "created": str(run.facts.get("created", ""))[:10] or None,
+            **of_facts(read_run_facts(package.files[RUN_FACTS])),
             **of_log(log_rows(log), candidate.step),
-            "steps": candidate.step,
             **of_policy(candidate.results),
-            "licence": licence.identifier if licence else None,
         },
     )
 
 
+def of_facts(facts: RunFacts) -> dict[str, Any]:
+    """What is reported of a training, beside the log."""
+    same = ("method", "settings", "seed", "seconds", "hardware", "trainable_parameters", "versions")
+    return {
+        **{name: getattr(facts, name) for name in same},
+        "algorithm": facts.loss,
+        "steps": facts.step,
+        "licence": facts.licence.identifier if facts.licence else None,
+    }
+
+
 def of_log(rows: Sequence[Mapping[str, Any]], last_step: float = math.inf) -> dict[str, Any]:
-    """Steps, tokens and learning curve, up to a step."""
+    """Tokens and learning curve, up to a step."""
     rows = [row for row in rows if _is_number(row.get("step")) and row["step"] <= last_step]
     tokens = [row["num_tokens"] for row in rows if _is_number(row.get("num_tokens"))]
     points = [(int(row["step"]), float(row["reward"])) for row in rows if _is_number(row.get("reward"))]
     return {
-        "steps": int(rows[-1]["step"]) if rows else None,
         "tokens": int(tokens[-1]) if tokens else None,
         "curve": evenly(points, _CURVE_POINTS),
     }
