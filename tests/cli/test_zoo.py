@@ -1,7 +1,5 @@
 """`perl zoo`: what its commands print, write and refuse."""
 
-import csv
-import io
 import json
 
 import pytest
@@ -51,15 +49,11 @@ def test_list_filters_sorts_and_chooses_columns_in_every_form(perl, zoo):
     filters = ("--method", "lora", "--base", "SANDBOX", "--provenance", "trained-here", "--reverse")
     out = perl("list", *filters, "--columns", "name,sums.gain", "--zoo", zoo)[1]
     assert out.splitlines() == ["name    sums.gain", "c-hot       +50.0", "a-lora      +10.0"]
-    header = perl("list", "--sort", "sums", "--zoo", zoo)[1].splitlines()[0].split()
-    assert header[4:7] == ["sums", "sums.base", "sums.gain"]  # the task that it is sorted by
     chosen = ("--columns", "name,sums", "--sort", "sums", "--zoo", zoo)
     found = {style: perl("list", f"--{style}", *chosen)[1] for style in ("csv", "json", "markdown")}
     assert json.loads(found["json"])[0] == {"name": "c-hot", "sums": 0.9}
-    assert list(csv.reader(io.StringIO(found["csv"])))[1] == ["c-hot", "0.9"]
+    assert found["csv"].splitlines()[1] == "c-hot,0.9"
     assert found["markdown"].splitlines()[2] == "| c-hot | 90.0 ± 1.0 |"
-    rows = {row["name"]: row for row in json.loads(perl("list", "--json", "--zoo", zoo)[1])}
-    assert (rows["a-lora"]["seeds"], rows["d-paper"]["products"]) == (3, 0.2)
 
 
 MISTAKES = (
@@ -112,8 +106,6 @@ def test_rank_shows_ranks_and_names_what_is_not_ranked(perl, zoo):
         ("2", "a-lora", pytest.approx(0.01)),
     ]
     assert found["others"] == {OTHER_PROTOCOL: ["c-hot"]}
-    assert perl("rank", "sums", "--csv", "--zoo", zoo)[1].splitlines()[1].startswith("1,b-vera,vera,")
-    assert "\n| 1 | b-vera |" in perl("rank", "sums", "--markdown", "--zoo", zoo)[1]
 
 
 def test_render_writes_and_checks_and_a_malformed_entry_stops_it_alone(perl, zoo, tmp_path):

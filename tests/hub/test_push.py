@@ -19,7 +19,7 @@ from perl.hub.push.retries import HubOutageError
 from perl.hub.push.script_push import push_script
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
 from perl.recipe.sections import HubSection
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 from tests.hub.files import weights
 from tests.hub.push_runs import FILES, REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
 from tests.hub_fixtures import TOKEN, USER, taken_for_the_hub

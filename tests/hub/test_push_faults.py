@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -46,17 +45,7 @@ Fault = Callable[[LocalHub], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one push under one fault.
-
-    Attributes:
-        fault: As ``cut at request 3``.
-        first: ``done``, ``outage`` or ``refused``.
-        untouched: Whether the repository was as before after it.
-        whole: Whether it held the package after it.
-        second: Whether it held the package after the same push again, without faults.
-        commits: That it took.
-        waited: Seconds that the push asked to wait.
-    """
+    """What became of a push under a fault (``done``, ``outage``), what it left, and what the same one did later."""
 
     fault: str
     first: str
@@ -117,28 +106,6 @@ def ours_and_known(hub: LocalHub, repo_id: str) -> dict[str, bytes]:
     """The repository without what the Hub itself, and whoever slipped in a commit, put there."""
     known = OLD.keys() | NEW.keys()
     return {name: data for name, data in hub.repo(repo_id).files().items() if name in known}
-
-
-def run_faults(hub: LocalHub) -> str:
-    """Every fault, as a table."""
-    outcomes = [suffer(hub, i, *fault) for i, fault in enumerate(faults(count_requests(hub)), 1)]
-    kinds: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        kinds.setdefault(re.sub(r" (at|from)? ?request \d+", "", outcome.fault), []).append(outcome)
-    rows = ["| fault | pushes | done | kept for later | whole | untouched | half | whole after the second push |"]
-    rows.append("|---|---|---|---|---|---|---|---|")
-    for kind, found in kinds.items():
-        counts = [
-            len(found),
-            sum(o.first == "done" for o in found),
-            sum(o.first == "outage" for o in found),
-            sum(o.whole for o in found),
-            sum(o.untouched for o in found),
-            sum(not o.whole and not o.untouched for o in found),
-            sum(o.second and o.commits == 1 for o in found),
-        ]
-        rows.append(f"| {kind} | {' | '.join(map(str, counts))} |")
-    return "\n".join(rows)
 
 
 @pytest.fixture(autouse=True)

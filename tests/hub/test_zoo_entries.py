@@ -14,7 +14,7 @@ from perl.hub.push.package import evenly
 from perl.hub.zoo_entries.adding import add
 from perl.hub.zoo_entries.verification import _remeasured, compare, verify
 from perl.policy.name import adapter_policy_name, policy_name
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import read_entry
 from tests.evaluation.forgeries import FORGERIES

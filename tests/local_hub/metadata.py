@@ -49,61 +49,26 @@ def validate_card(card: str) -> tuple[list[str], list[str]]:
         return [f"YAML metadata is invalid: {error}"], []
     if not isinstance(data, dict):
         return ["YAML metadata must be a mapping"], []
-    errors = _bad_ids(data, "base_model", "Use a model id from https://hf.co/models.")
-    errors += _bad_ids(data, "datasets", "Use a dataset id from https://hf.co/datasets.")
-    errors += _bad_words(data)
-    for key in ("library_name", "pipeline_tag", "base_model_relation"):
-        if not isinstance(data.get(key, ""), str):
-            errors.append(f'"{key}" must be a string')
-    return errors + _bad_index(data.get("model-index", [])), []
-
-
-def _bad_words(data: Mapping[str, Any]) -> list[str]:
-    errors = []
+    errors = [
+        f'"{key}" with value "{name}" is not valid. Use an id from https://hf.co.'
+        for key in ("base_model", "datasets")
+        for name in _many(data.get(key))
+        if not isinstance(name, str) or not REPO_ID.fullmatch(name) or name.startswith((".", "-")) or ".." in name
+    ]
     if any(licence not in LICENCES for licence in _many(data.get("license"))):
         errors.append(f'"license" must be one of [{", ".join(sorted(LICENCES))}]')
-    if not isinstance(data.get("tags", []), list):
-        errors.append('"tags" must be an array')
-    return errors
-
-
-def _bad_ids(data: Mapping[str, Any], key: str, advice: str) -> list[str]:
-    errors = []
-    value = data.get(key)
-    for number, name in enumerate(_many(value)):
-        place = f"{key}[{number}]" if isinstance(value, list) else key
-        if name == "":
-            errors.append(f'"{place}" is not allowed to be empty')
-        elif not isinstance(name, str) or not REPO_ID.fullmatch(name) or name.startswith((".", "-")) or ".." in name:
-            errors.append(f'"{place}" with value "{name}" is not valid. {advice}')
-    return errors
-
-
-def _bad_index(index: object) -> list[str]:
-    if not isinstance(index, list):
-        return ['"model-index" must be an array']
-    errors = []
-    for number, entry in enumerate(index):
-        place = f"model-index[{number}]"
-        if not isinstance(entry, dict) or not entry.get("name"):
-            errors.append(f'"{place}.name" is required')
-            continue
-        for row, result in enumerate(entry.get("results") or []):
-            errors += _missing_parts(f"{place}.results[{row}]", result)
-    return errors
-
-
-def _missing_parts(place: str, result: Mapping[str, Any]) -> list[str]:
-    errors = []
-    for part, wanted in {"task": ("type",), "dataset": ("type", "name")}.items():
-        given = result.get(part)
-        errors += [f'"{place}.{part}.{key}" is required' for key in wanted if not (given or {}).get(key)]
-    metrics = result.get("metrics")
-    if not isinstance(metrics, list) or not metrics:
-        return [*errors, f'"{place}.metrics" is required']
-    for number, metric in enumerate(metrics):
-        errors += [f'"{place}.metrics[{number}].{key}" is required' for key in ("type", "value") if key not in metric]
-    return errors
+    errors += [
+        f'"{key}" must be an array' for key in ("tags", "model-index") if not isinstance(data.get(key, []), list)
+    ]
+    for number, model in enumerate(_many(data.get("model-index"))):
+        errors += [] if model.get("name") else [f'"model-index[{number}].name" is required']
+        for row, result in enumerate(model.get("results") or []):
+            place = f"model-index[{number}].results[{row}]"
+            errors += [f'"{place}.{key}" is required' for key in ("task", "dataset", "metrics") if not result.get(key)]
+            errors += [
+                f'"{place}.dataset.{key}" is required' for key in ("type", "name") if key not in result["dataset"]
+            ]
+    return errors, []
 
 
 def tags_of(metadata: Mapping[str, Any]) -> list[str]:

@@ -86,7 +86,6 @@ class LocalHub:
     ) -> None:
         self._server.shutdown()
         self._thread.join()
-        self._server.close_connections()
         self._server.server_close()
 
     @property
@@ -115,15 +114,6 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, hub: LocalHub) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hub = hub
-        self.connections: set[socket.socket] = set()
-        self.lock = threading.Lock()
-
-    def close_connections(self) -> None:
-        """Ends the connections that clients keep open, and with them their threads."""
-        with self.lock:
-            for connection in self.connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -131,17 +121,6 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # headers and body in one packet
     disable_nagle_algorithm = True
     server: _Server
-
-    def setup(self) -> None:
-        super().setup()
-        with self.server.lock:
-            self.server.connections.add(self.connection)
-
-    def finish(self) -> None:
-        with self.server.lock:
-            self.server.connections.discard(self.connection)
-        with contextlib.suppress(OSError):
-            super().finish()
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):  # the client went away, or the server is being stopped

@@ -64,26 +64,19 @@ def test_one_commit_uploads_text_and_lfs_files_once_and_only_on_the_newest(hub):
     assert len(there.commits) == 3
 
 
-def test_a_repository_is_read_and_written_by_those_whose_token_may(hub):
+@pytest.mark.usefixtures("hub")
+def test_a_repository_is_read_and_written_by_those_whose_token_may():
     api = HfApi()
     api.create_repo("user/secret", private=True)
-    assert str(api.create_repo("user/secret", exist_ok=True)) == f"{hub.url}/user/secret"
     push("user/secret", ADAPTER)
     assert api.model_info("user/secret").private
     assert [model.id for model in api.list_models(filter="lora")] == ["user/secret"]
+    assert list(HfApi(token=False).list_models(filter="lora")) == []
     with pytest.raises(RepositoryNotFoundError):
         hf_hub_download("user/secret", "README.md", token=False)
-    assert list(HfApi(token=False).list_models(filter="lora")) == []
-    hub.create("other/one", {})
-    for write in (lambda: api.create_repo("other/two"), lambda: push("other/one", ADAPTER)):
-        with pytest.raises(HfHubHTTPError) as refused:
-            write()
-        assert refused.value.response.status_code == 403
     with pytest.raises(HfHubHTTPError) as refused:
-        HfApi(token="hf_wrong").create_tag("user/secret", tag="v1")  # noqa: S106 (of nobody)
-    assert refused.value.response.status_code == 401
-    assert HfApi().whoami()["name"] == "user"
-    assert hub.log[-1].token == TOKEN
+        api.create_repo("other/two")
+    assert refused.value.response.status_code == 403
     Path(constants.HF_TOKEN_PATH).unlink()
     with pytest.raises(LocalTokenNotFoundError):
         HfApi().whoami()
@@ -96,8 +89,6 @@ def test_tags_and_branches_name_commits_and_what_is_not_there_is_said(hub):
     api.create_branch("user/one", branch="trial", revision=first)
     push("user/one", {"a": b"3"}, revision="trial")
     second = push("user/one", {"a": b"2"}).oid
-    refs = api.list_repo_refs("user/one")
-    assert {tag.name: tag.target_commit for tag in refs.tags} == {"step-10": first}
     for revision, text in (("main", b"2"), ("step-10", b"1"), ("trial", b"3"), (second, b"2")):
         assert Path(hf_hub_download("user/one", "a", revision=revision)).read_bytes() == text
     info = api.model_info("user/one", files_metadata=True)
@@ -106,7 +97,6 @@ def test_tags_and_branches_name_commits_and_what_is_not_there_is_said(hub):
     for read, kind in (
         (lambda: hf_hub_download("user/one", "b"), EntryNotFoundError),
         (lambda: api.model_info("user/one", revision="none"), RevisionNotFoundError),
-        (lambda: api.model_info("user/none"), RepositoryNotFoundError),
     ):
         with pytest.raises(kind):
             read()

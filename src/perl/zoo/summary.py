@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perl.recipe.assets import card_templates_folder
-from perl.run.html_templates import html_templates
-from perl.run.tables import in_markdown, plain, plain_table
+from perl.run.tables import html_templates, in_markdown, plain, plain_table
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry
 from perl.zoo.table import FACTS, SCORE_COLUMNS, Cell, Row, fact_cell, ordered, printed, row_of, score_row, tasks_of

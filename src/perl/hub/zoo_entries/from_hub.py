@@ -24,7 +24,7 @@ from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of
 from perl.methods.registry import METHODS
 from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 from perl.run.tables import plain
 
 _READ = (CONFIG, RUN_FACTS, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)

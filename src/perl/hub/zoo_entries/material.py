@@ -25,7 +25,8 @@ from perl.hub.push.package import evenly, package_candidate
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
-from perl.run.folder import Run, log_rows
+from perl.run.folder import Run
+from perl.run.logs import log_rows
 from perl.zoo.entry import TaskScore
 
 _CURVE_POINTS = 64
