@@ -85,7 +85,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        with LocalHub(folder / "store", USER, TOKEN) as hub, taken_for_the_hub(hub, folder / "home"):
+        with LocalHub(USER, TOKEN) as hub, taken_for_the_hub(hub, folder / "home"):
             table = rows(hub)
     for row in table:
         print(f"{row['where']:22} {row['edit']:44} {row['caught by'] or 'not caught: ' + row['why not']}")

@@ -35,7 +35,7 @@ _OF_THE_CLIENT = r"Use 'content=<\.\.\.>' to upload raw bytes/text content"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     """A Hub where ``user`` is logged in, with an empty cache."""
     warnings.filterwarnings("ignore", message=_OF_THE_CLIENT, category=DeprecationWarning)  # pytest puts filters back
-    with LocalHub(tmp_path / "hub-store", USER, TOKEN) as running, taken_for_the_hub(running, tmp_path / "hf-home"):
+    with LocalHub(USER, TOKEN) as running, taken_for_the_hub(running, tmp_path / "hf-home"):
         yield running
         monkeypatch.undo()  # else a constant that a test replaced would get this Hub's value back when that is gone
 

@@ -72,7 +72,7 @@ def test_an_outage_ends_with_one_line_and_the_same_command_goes_on(hub, capsys):
     assert TOKEN not in printed.err + printed.out
     hub.faults.clear()
     assert perl("run") == EXIT_DONE
-    assert hub.repo(REPO).visibility.private
+    assert hub.repo(REPO).private
 
 
 def test_what_cannot_be_pushed_is_one_line(capsys, hub):

@@ -141,7 +141,7 @@ def test_a_run_is_added_listed_pulled_and_verified_and_another_score_is_exit_cod
     assert out.startswith(f"{TASK}: identical")
     file = zoo / "entries" / "tiny.json"
     facts = json.loads(file.read_text())
-    facts["scores"][0].update(adapter=1.0)
+    facts["scores"][0].update(adapter=0.3)
     file.write_text(json.dumps(facts))
     code, out, _ = perl("verify", "tiny", "--json", "--zoo", zoo)
     assert code == 1

@@ -91,7 +91,7 @@ def test_a_script_pushes_the_adapter_card_log_and_curves_in_one_commit(hub, trai
     assert isinstance(done, CommitInfo)
     repository = hub.repo(REPO)
     assert (repository.head.oid, repository.head.title) == (done.oid, "from a script")
-    assert repository.visibility.private
+    assert repository.private
     there = files_of(hub)
     assert there.keys() - {".gitattributes"} == {
         "README.md",

@@ -102,7 +102,7 @@ def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(
             push_package(Package(OTHER), name, private=name == "user/public")
         assert hub.repo(name).files().keys() - {".gitattributes"} == held.keys()
     push_package(Package(OTHER), "user/private", private=True)
-    assert hub.repo("user/private").visibility.private
+    assert hub.repo("user/private").private
 
 
 @pytest.mark.usefixtures("hub")
@@ -239,7 +239,7 @@ def test_a_card_that_somebody_edited_stays_and_one_that_says_nothing_does_not_co
 
 def test_an_own_adapter_is_known_where_the_hub_keeps_no_large_files(tmp_path):
     with (
-        LocalHub(tmp_path / "store", USER, TOKEN, lfs_patterns=()) as plain,
+        LocalHub(USER, TOKEN, lfs_patterns=()) as plain,
         taken_for_the_hub(plain, tmp_path / "home"),
     ):
         run = publishable()

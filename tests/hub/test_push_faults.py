@@ -173,7 +173,7 @@ def test_an_outage_leaves_a_queued_push_that_the_next_one_finishes_and_ends_no_t
     assert "is unreachable" in push.error
     hub.faults.clear()
     push_run(run, wanted_push(run))
-    assert hub.repo(REPO).visibility.private
+    assert hub.repo(REPO).private
     assert hub.repo(REPO).head.title == "mine"
     assert "step-10" in hub.repo(REPO).tags
     assert (read_push(run).status, read_push(run).steps, read_push(run).error) == ("done", (10,), None)
@@ -190,7 +190,7 @@ def test_an_outage_leaves_a_queued_push_that_the_next_one_finishes_and_ends_no_t
     publish(section, run)
     there = hub.repo("user/ended")
     assert there.files()["adapter_model.safetensors"] == (best / "adapter_model.safetensors").read_bytes()
-    assert there.visibility.private
+    assert there.private
     requests = hub.requests
     publish(section, run)  # what is done is not done again
     assert hub.requests == requests
@@ -208,8 +208,8 @@ def test_a_queued_push_is_not_lost_by_another_and_what_was_refused_was_not_sent(
     assert wanted_push(run, "user/a").private
     assert not wanted_push(run, "user/other").private
     push(run)  # finishes what is queued
-    assert hub.repo("user/a").visibility.private
-    assert not hub.repo("user/b").visibility.private
+    assert hub.repo("user/a").private
+    assert not hub.repo("user/b").private
     assert hub.repo("user/a").head.title == "mine"
     assert {one.status for one in read_pushes(run)} == {"done"}
     hub.create(REPO, {"adapter_model.safetensors": weights(b"theirs"), "pickle.bin": b"\x80\x04"})

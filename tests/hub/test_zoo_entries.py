@@ -66,7 +66,7 @@ def test_an_entry_says_what_the_run_says_and_is_read_back_without_a_path(run, tm
     assert small.adapter.shipped
     push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
     for changes, expected in (({}, ("user/tiny", "c" * 40)), ({"sha256": "0" * 64}, (None, None))):
-        (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push | changes]}))
+        (run / "push.json").write_text(json.dumps([push | changes]))
         place = add(run, tmp_path / "pushed", force=True).adapter
         assert (place.repo, place.revision) == expected
 
@@ -82,9 +82,9 @@ def test_the_scores_of_an_entry_are_those_of_the_samples(run, tmp_path):
         ("base", score.base, score.base_stderr),
     ):
         means = [sum(row) / len(row) for (policy, _), row in rights.items() if policy == keys[who]]
-        assert (len(means), score.n, score.k, score.metric) == (8, 8, 2, "avg@2")
-        assert found == pytest.approx(sum(means) / 8)
-        assert error == pytest.approx(statistics.stdev(means) / 8**0.5)
+        assert (len(means), score.n, score.k, score.metric) == (32, 32, 2, "avg@2")
+        assert found == pytest.approx(sum(means) / 32)
+        assert error == pytest.approx(statistics.stdev(means) / 32**0.5)
 
 
 def test_an_entry_has_a_fit_name_source_and_provenance_and_is_replaced_only_with_force(run, tmp_path):
@@ -114,7 +114,7 @@ def of_other_weights(facts):
 REFUSED = [
     (lambda f: task_facts(f)["adapter"].update(accuracy=0.99), "adapter.accuracy is 0.99 in the file, counted"),
     (lambda f: f["perl"]["protocol"].update(temperature=0.5), "its protocol_hash is"),
-    (lambda f: task_facts(f)["problems"].popitem(), "not of 8 problems with 2 completions"),
+    (lambda f: task_facts(f)["problems"].popitem(), "not of 32 problems with 2 completions"),
     (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
     (of_other_weights, "those of another adapter"),
 ]
@@ -185,7 +185,7 @@ def test_the_same_adapter_scores_the_same_again_and_a_score_that_is_not_its_own_
     entry, again = zoo.entry("tiny-0"), read_results(tmp_path / "again")
     assert again.task(TASK).protocol_hash == entry.scores[0].protocol_hash
     assert again.subject["name"] == "zoo:tiny-0"
-    wrong = entry.scores[0].model_copy(update={"adapter": 1.0 if entry.scores[0].adapter < 0.5 else 0.0})
+    wrong = replace_in(entry.scores[0], adapter=0.3)
     found = compare(replace_in(entry, base_sha256="0" * 64), [wrong], again)
     assert ([score.verdict for score in found.scores], found.agrees) == (["differs"], False)
     assert any("the base is another one: 000000000000 then" in note for note in found.notes)

@@ -12,7 +12,7 @@ import perl
 
 SETTINGS = (
     "train.max_steps=2",
-    "eval.limit=8",
+    "eval.limit=32",
     "eval.k=2",
     "train.prompts_per_step=2",
     "train.num_generations=4",

@@ -9,7 +9,6 @@ import pytest
 
 from perl.evaluation.metrics import error_of_mean, g_pass_at_k, majority_by_problem, paired_difference, pass_at_k
 from perl.zoo.intervals import interval, intervals
-from perl.zoo.ranking import fisher_p
 
 ROWS = [[True] * right + [False] * (9 - right) for right in range(10)]
 
@@ -65,16 +64,6 @@ def test_a_paired_difference_is_the_difference_of_the_means_with_the_error_of_it
     assert found.mean == pytest.approx(adapter.mean() - base.mean(), abs=1e-12)
     by_problem = adapter.mean(axis=1) - base.mean(axis=1)
     assert error_of_mean(by_problem.tolist()) == pytest.approx(by_problem.std(ddof=1) / math.sqrt(12), abs=1e-12)
-
-
-@pytest.mark.parametrize(("of_one", "of_other"), [(3, 4), (5, 5), (6, 2)])
-def test_fishers_p_counts_every_way_to_hand_the_rights_out(of_one, of_other):
-    n = of_one + of_other
-    for one, other in itertools.product(range(of_one + 1), range(of_other + 1)):
-        ways = [sum(place < of_one for place in chosen) for chosen in itertools.combinations(range(n), one + other)]
-        likely = {count: ways.count(count) for count in set(ways)}
-        as_unlikely = sum(number for number in likely.values() if number <= likely[one])
-        assert fisher_p(one, of_one, other, of_other) == pytest.approx(as_unlikely / len(ways), rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 5, 20])

@@ -2,6 +2,6 @@
 
 from tests.local_hub.faults import Faults
 from tests.local_hub.server import CUT, LocalHub, Request
-from tests.local_hub.store import Commit, Repository, StoredFile, Visibility
+from tests.local_hub.store import Commit, Repository, StoredFile
 
-__all__ = ["CUT", "Commit", "Faults", "LocalHub", "Repository", "Request", "StoredFile", "Visibility"]
+__all__ = ["CUT", "Commit", "Faults", "LocalHub", "Repository", "Request", "StoredFile"]

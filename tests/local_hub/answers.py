@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from tests.local_hub.metadata import describe, validate_card
-from tests.local_hub.store import Refused, Repository, Visibility
+from tests.local_hub.store import Refused, Repository
 
 if TYPE_CHECKING:
     from tests.local_hub.server import LocalHub
@@ -87,7 +87,7 @@ def _must_own(hub: "LocalHub", asked: Asked, name: str) -> None:
 
 def _repository(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Repository:
     repository = hub.store.find(unquote(match["name"]))
-    if repository.visibility.private and hub.token and asked.token != hub.token:
+    if repository.private and hub.token and asked.token != hub.token:
         raise Refused(404, "RepoNotFound", "Repository not found")
     return repository
 
@@ -117,14 +117,14 @@ def create_repository(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") ->
     if name in hub.store.repositories:
         message = "You already created this model repo"
         return _json({"error": message, "url": f"{hub.url}/{name}"}, 409, {"X-Error-Message": message})
-    hub.store.create(name, Visibility(private))
+    hub.store.create(name, private)
     return _json({"url": f"{hub.url}/{name}", "name": name, "id": name, "private": private})
 
 
 def list_repositories(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer:
     """Those that the asker may see, by tags; the newest first."""
     wanted = [tag for value in asked.query.get("filter", []) for tag in value.split(",")]
-    seen = [r for r in hub.store.repositories.values() if not (r.visibility.private and asked.token != hub.token)]
+    seen = [r for r in hub.store.repositories.values() if not (r.private and asked.token != hub.token)]
     found = [describe(repository, repository.head, with_blobs=False) for repository in seen]
     found = [facts for facts in found if all(tag in facts["tags"] for tag in wanted)]
     found.sort(key=lambda facts: str(facts["lastModified"]), reverse=True)
@@ -161,7 +161,7 @@ def lfs_batch(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
     objects = []
     for wanted in asked.json()["objects"]:
         one = {"oid": wanted["oid"], "size": wanted["size"]}
-        if not hub.store.has(wanted["oid"]):
+        if wanted["oid"] not in hub.store.blobs:
             upload = {"href": f"{hub.url}/lfs/{wanted['oid']}", "header": {}}
             one["actions"] = {"upload": upload, "verify": {"href": f"{hub.url}/lfs/verify", "header": {}}}
         objects.append(one)
@@ -175,7 +175,7 @@ def lfs_upload(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
 
 
 def lfs_verify(hub: "LocalHub", asked: Asked, _match: "re.Match[str]") -> Answer:
-    if not hub.store.has(asked.json()["oid"]):
+    if asked.json()["oid"] not in hub.store.blobs:
         raise Refused(404, None, "no such LFS object")
     return _json({})
 

@@ -92,7 +92,7 @@ def describe(repository: Repository, commit: Commit, with_blobs: bool) -> dict[s
         "sha": commit.oid,
         "lastModified": commit.date,
         "createdAt": repository.commits[0].date,
-        "private": repository.visibility.private,
+        "private": repository.private,
         "gated": False,
         "disabled": False,
         "downloads": repository.downloads,

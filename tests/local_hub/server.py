@@ -13,14 +13,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 from tests.local_hub.answers import Answer, Asked, answer
 from tests.local_hub.faults import Faults
-from tests.local_hub.store import Repository, Store, Visibility
+from tests.local_hub.store import Repository, Store
 
 CUT = 0  # stands for the status of a request whose connection was cut
 
@@ -56,7 +55,6 @@ class LocalHub:
 
     def __init__(
         self,
-        root: Path,
         user: str = "user",
         token: str | None = None,
         lfs_patterns: Sequence[str] = ("*.safetensors",),
@@ -64,13 +62,12 @@ class LocalHub:
         """Binds a port; entering the context serves.
 
         Args:
-            root: Folder for the files' bytes.
             user: Who is logged in.
             token: The one that is accepted; None: any, or none at all.
             lfs_patterns: Files that must come by LFS.
         """
         self.user, self.token = user, token
-        self.store = Store(root, lfs_patterns)
+        self.store = Store(lfs_patterns)
         self.faults = Faults()
         self.log: list[Request] = []
         self._server = _Server(self)
@@ -99,7 +96,7 @@ class LocalHub:
 
     def create(self, name: str, files: Mapping[str, bytes], private: bool = False) -> str:
         """Puts a repository there without any request; gives the commit with its files."""
-        repository = self.store.create(name, Visibility(private))
+        repository = self.store.create(name, private)
         return self.store.commit(repository, files, title="files").oid if files else repository.head.oid
 
     def commit(self, name: str, files: Mapping[str, bytes], delete: Collection[str] = ()) -> str:

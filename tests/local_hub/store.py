@@ -2,7 +2,7 @@
 
 files -> commit -> files of a revision
 
-Knows nothing of HTTP. Bytes lie once in a folder, under their SHA-256.
+Knows nothing of HTTP. Bytes are kept once, under their SHA-256.
 """
 
 import base64
@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 INITIAL_FILE = ".gitattributes"  # what the Hub puts into every new repository
@@ -53,13 +52,6 @@ class Commit:
 
 
 @dataclass
-class Visibility:
-    """Who may see a repository."""
-
-    private: bool = False
-
-
-@dataclass
 class Repository:
     """One repository.
 
@@ -70,8 +62,8 @@ class Repository:
     """
 
     name: str
-    blobs: Path
-    visibility: Visibility
+    blobs: Mapping[str, bytes] = field(repr=False)
+    private: bool = False
     commits: list[Commit] = field(default_factory=list)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
@@ -88,7 +80,7 @@ class Repository:
 
     def bytes_of(self, file: StoredFile) -> bytes:
         """The bytes of one of its files."""
-        return (self.blobs / file.sha256).read_bytes()
+        return self.blobs[file.sha256]
 
     def at(self, revision: str) -> Commit:
         """The commit that a branch, a tag or (the beginning of) a commit's id names."""
@@ -102,9 +94,8 @@ class Repository:
 class Store:
     """All repositories; a lock for whoever changes several things at once."""
 
-    def __init__(self, folder: Path, lfs_patterns: Sequence[str]) -> None:
-        self.blobs = folder / "blobs"
-        self.blobs.mkdir(parents=True, exist_ok=True)
+    def __init__(self, lfs_patterns: Sequence[str]) -> None:
+        self.blobs: dict[str, bytes] = {}
         self.lfs_patterns = tuple(lfs_patterns)
         self.repositories: dict[str, Repository] = {}
         self.lock = threading.RLock()
@@ -116,20 +107,13 @@ class Store:
     def keep(self, data: bytes) -> str:
         """Stores bytes; gives their SHA-256."""
         sha256 = hashlib.sha256(data).hexdigest()
-        place = self.blobs / sha256
-        if not place.exists():
-            place.write_bytes(data)
+        self.blobs[sha256] = data
         return sha256
-
-    def has(self, sha256: str) -> bool:
-        """Whether bytes with this SHA-256 were uploaded."""
-        return (self.blobs / sha256).exists()
 
     def stored(self, data: bytes, lfs: bool) -> StoredFile:
         """Keeps a file's bytes."""
-        sha256 = self.keep(data)
-        in_git = _pointer(sha256, len(data)) if lfs else data
-        return StoredFile(sha256, len(data), _git_blob_id(in_git), lfs)
+        blob_id = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+        return StoredFile(self.keep(data), len(data), blob_id, lfs)
 
     def find(self, name: str) -> Repository:
         """A repository that is there."""
@@ -137,10 +121,10 @@ class Store:
             raise Refused(404, "RepoNotFound", "Repository not found")
         return self.repositories[name]
 
-    def create(self, name: str, visibility: Visibility) -> Repository:
+    def create(self, name: str, private: bool) -> Repository:
         """A new repository with its first commit."""
         with self.lock:
-            repository = self.repositories[name] = Repository(name, self.blobs, visibility)
+            repository = self.repositories[name] = Repository(name, self.blobs, private)
             lines = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in self.lfs_patterns)
             self._append(repository, "main", "initial commit", {INITIAL_FILE: self.stored(lines.encode(), lfs=False)})
         return repository
@@ -176,9 +160,9 @@ class Store:
         if operation == "file":
             tree[path] = self.stored(base64.b64decode(value["content"]), lfs=False)
         elif operation == "lfsFile":
-            if not self.has(value["oid"]):
+            if value["oid"] not in self.blobs:
                 raise Refused(400, None, f"LFS object {value['oid']} was never uploaded")
-            tree[path] = self.stored((self.blobs / value["oid"]).read_bytes(), lfs=True)
+            tree[path] = self.stored(self.blobs[value["oid"]], lfs=True)
         elif operation == "deletedFile":
             if tree.pop(path, None) is None:
                 raise Refused(404, "EntryNotFound", f"{path} does not exist")
@@ -199,11 +183,3 @@ class Store:
 def now() -> str:
     """The time as the Hub writes it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{datetime.now(UTC).microsecond // 1000:03d}Z"
-
-
-def _pointer(sha256: str, size: int) -> bytes:
-    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
-
-
-def _git_blob_id(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -11,13 +11,7 @@ import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, hf_hub_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError
 
 from perl.policy.hub_lookup import look_up
 from tests.hub_fixtures import TOKEN, taken_for_the_hub
@@ -64,44 +58,6 @@ def test_one_commit_uploads_text_and_lfs_files_once_and_only_on_the_newest(hub):
     assert len(there.commits) == 3
 
 
-@pytest.mark.usefixtures("hub")
-def test_a_repository_is_read_and_written_by_those_whose_token_may():
-    api = HfApi()
-    api.create_repo("user/secret", private=True)
-    push("user/secret", ADAPTER)
-    assert api.model_info("user/secret").private
-    assert [model.id for model in api.list_models(filter="lora")] == ["user/secret"]
-    assert list(HfApi(token=False).list_models(filter="lora")) == []
-    with pytest.raises(RepositoryNotFoundError):
-        hf_hub_download("user/secret", "README.md", token=False)
-    with pytest.raises(HfHubHTTPError) as refused:
-        api.create_repo("other/two")
-    assert refused.value.response.status_code == 403
-    Path(constants.HF_TOKEN_PATH).unlink()
-    with pytest.raises(LocalTokenNotFoundError):
-        HfApi().whoami()
-
-
-def test_tags_and_branches_name_commits_and_what_is_not_there_is_said(hub):
-    api = HfApi()
-    first = hub.create("user/one", {"a": b"1", "w.safetensors": WEIGHTS})
-    api.create_tag("user/one", tag="step-10", revision=first)
-    api.create_branch("user/one", branch="trial", revision=first)
-    push("user/one", {"a": b"3"}, revision="trial")
-    second = push("user/one", {"a": b"2"}).oid
-    for revision, text in (("main", b"2"), ("step-10", b"1"), ("trial", b"3"), (second, b"2")):
-        assert Path(hf_hub_download("user/one", "a", revision=revision)).read_bytes() == text
-    info = api.model_info("user/one", files_metadata=True)
-    large = {file.rfilename: file.lfs for file in info.siblings}["w.safetensors"]
-    assert (info.sha, large.sha256, large.size) == (second, hashlib.sha256(WEIGHTS).hexdigest(), len(WEIGHTS))
-    for read, kind in (
-        (lambda: hf_hub_download("user/one", "b"), EntryNotFoundError),
-        (lambda: api.model_info("user/one", revision="none"), RevisionNotFoundError),
-    ):
-        with pytest.raises(kind):
-            read()
-
-
 def test_each_fault_does_what_it_says_at_the_request_it_is_asked_for(hub):
     hub.create("user/one", {"a.txt": b"old", "w.safetensors": WEIGHTS})
     api, there = HfApi(), hub.repo("user/one")
@@ -141,7 +97,7 @@ def test_each_fault_does_what_it_says_at_the_request_it_is_asked_for(hub):
 def test_a_process_of_its_own_talks_to_the_same_hub_and_afterwards_this_one_is_offline(tmp_path, hub_env):
     before = {name: value for name, value in vars(constants).items() if name.isupper()}
     environment = dict(os.environ)
-    with LocalHub(tmp_path / "store", "user", TOKEN) as running:
+    with LocalHub("user", TOKEN) as running:
         with taken_for_the_hub(running, tmp_path / "home"):
             assert look_up("model", "user/one", None).message.startswith("no model")
             assert huggingface_hub.whoami(cache=True)["name"] == "user"

@@ -226,7 +226,7 @@ def test_checkpoints_of_a_script_are_revisions_with_a_card_that_holds(hub, tmp_p
         assert there["adapter_model.safetensors"] == weights.read_bytes()
         assert check_card(there, sha256_of(weights)).mistakes == ()
         assert json.loads(there["perl_run.json"])["step"] == step
-    assert hub.repo(REPO).visibility.private
+    assert hub.repo(REPO).private
 
 
 def test_an_outage_does_not_end_a_script_and_the_next_training_sends_what_waits(hub, tmp_path, caplog):

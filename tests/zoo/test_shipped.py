@@ -63,15 +63,14 @@ def test_plain_peft_loads_it_on_the_base_and_it_is_another_policy(entry, text):
     assert config["base_model_name_or_path"] == "sandbox:base"
 
 
-@pytest.mark.parametrize("limit", [40, pytest.param(None, marks=pytest.mark.nightly)])
-def test_one_of_them_evaluated_again_scores_the_same(limit, tmp_path):
+def test_one_of_them_evaluated_again_scores_the_same(tmp_path):
     """Of the first problems the samples are counted here: they are the entry's, drawn with its seeds."""
-    found = verify(ZOO, "sandbox-ia3", limit=limit, output=tmp_path / "again")
-    assert [score.verdict in ("identical", "agrees") for score in found.scores] == [True]
+    found = verify(ZOO, "sandbox-ia3", limit=40, output=tmp_path / "again")
+    assert found.agrees
     lines = [json.loads(line) for line in (tmp_path / "again" / "samples.jsonl").read_text().splitlines()]
     keys = found.results.tasks[0].samples
     (score,) = found.scores
     for who, now in (("adapter", score.now), ("base", score.base_now)):
         rights = [line["status"] == "right" for line in lines if line["policy"] == keys[who]]
-        assert len(rights) == 4 * (limit or 500)
+        assert len(rights) == 4 * 40
         assert now == pytest.approx(sum(rights) / len(rights))
