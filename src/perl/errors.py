@@ -60,7 +60,7 @@ class PerlError(Exception):
 
     code = "PRL206"
     exit_code = EXIT_USER_MISTAKE
-    told_elsewhere = False
+    already_reported = False
     """Another process of the same run tells the user; this one ends in silence."""
 
     def __init__(self, message: str, where: str = "", hint: str = "", others: Sequence[Mistake] = ()) -> None:

@@ -38,7 +38,7 @@ def simulated(monkeypatch) -> Callable[..., Started]:
                 raise command
             store = TCPStore("127.0.0.1", int(env["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=60))
             if end is not None:
-                Meeting(store, rank, len(ranks), FIRST_MEETING).tell(END, asdict(end))
+                Meeting(store, rank, len(ranks), FIRST_MEETING).put(END, asdict(end))
             text = command if isinstance(command, str) else command()
             started.append(popen(["/bin/sh", "-c", text], start_new_session=start_new_session))
             return started[-1]

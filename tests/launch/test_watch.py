@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from perl.launch.meeting import Meeting, MeetingError
-from perl.launch.watch import End, LostProcessError, Watch
+from perl.launch.watch import End, LostProcessError, PeerMonitor
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def watches(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr("perl.launch.watch.GRACE_SECONDS", 60.0)  # after which a process that noticed nothing is ended
     store = HashStore()
-    made = [Watch(Meeting(store, rank, 3)) for rank in range(3)]
+    made = [PeerMonitor(Meeting(store, rank, 3)) for rank in range(3)]
     yield made
     for watch in made:
         watch._closing.set()
@@ -63,7 +63,7 @@ def test_a_process_that_says_nothing_was_killed_and_one_that_lost_another_is_not
 
 
 def test_a_stranger_is_not_heard(watches):
-    port = watches[0]._meeting.told("watch")["port"]
+    port = watches[0]._meeting.get("watch")["port"]
     claims = json.dumps({"rank": 1, "kind": "error", "text": "x"}).encode() + b"\n"
     for said in (b"GET / HTTP/1.1\r\n\r\n", claims, b'{"token": "\xc3\xa9"}\n', b"[" * 60_000 + b"\n"):
         assert_sent_away(port, said)
@@ -88,14 +88,14 @@ def assert_watches(watches) -> None:
 
 
 def test_what_goes_wrong_in_the_thread_is_reported_and_it_watches_on(watches, monkeypatch, caplog):
-    receive, wrong = Watch._receive, [ZeroDivisionError("of its own")]
+    receive, wrong = PeerMonitor._receive, [ZeroDivisionError("of its own")]
 
     def at_first(watch):
         if watch is watches[0] and wrong:
             raise wrong.pop()
         receive(watch)
 
-    monkeypatch.setattr(Watch, "_receive", at_first)
+    monkeypatch.setattr(PeerMonitor, "_receive", at_first)
     while wrong:
         time.sleep(0.05)
     assert_watches(watches)
@@ -107,9 +107,9 @@ def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):
     store = HashStore()
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    Meeting(store, 0, 2).tell("watch", {"port": port, "token": "", "pid": 7, "host": "n"})
+    Meeting(store, 0, 2).put("watch", {"port": port, "token": "", "pid": 7, "host": "n"})
     with pytest.raises(LostProcessError, match=r"rank 0 \(pid 7 on n\) was killed"):
-        Watch(Meeting(store, 1, 2))
+        PeerMonitor(Meeting(store, 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_the_others_wait_for_the_main_process_however_long_it_takes(watches, end
 
 def test_processes_that_never_come_are_named_with_what_usually_keeps_them():
     with pytest.raises(MeetingError, match=r"nothing from rank 0 of 4 .*never started"):
-        Meeting(HashStore(), 1, 4).told("watch", seconds=0.3)
+        Meeting(HashStore(), 1, 4).get("watch", seconds=0.3)
     store = HashStore()
-    Meeting(store, 2, 4).tell("statement", {})
+    Meeting(store, 2, 4).put("statement", {})
     with pytest.raises(MeetingError, match=r"nothing from rank 1, 3 of 4 in .*never started"):
-        Meeting(store, 0, 4).told("statement", 1, seconds=0.3)
+        Meeting(store, 0, 4).get("statement", 1, seconds=0.3)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import perl.launch.together
-import perl.run.carried_files
 from perl.errors import PerlError, RunFolderError
 from perl.launch.together import see_files
 from perl.run.carried_files import gather_files, spread_files
@@ -45,8 +44,7 @@ def failed_within_two(outer: Processes) -> list[str]:
 
 
 def carried(own: Path, processes: Processes) -> list[str]:
-    """What each process has after files went both ways in pieces of 5 bytes, and how a file fails that has no room."""
-    perl.run.carried_files._PIECE_BYTES = 5
+    """What each process has after files went both ways, and how a file fails that has no room."""
     (own / "deep").mkdir(parents=True)
     (own / "both").write_bytes(b"of %d" % processes.rank)
     (own / f"deep/{processes.rank}").write_bytes(bytes(range(processes.rank, 10 + 3 * processes.rank)))

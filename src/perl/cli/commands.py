@@ -79,7 +79,7 @@ def run(arguments: list[str], program: str) -> int:
 
 def _told(error: PerlError) -> int:
     """Prints a line a mistake; the exit code."""
-    for mistake in () if error.told_elsewhere else error.mistakes:
+    for mistake in () if error.already_reported else error.mistakes:
         say(f"error: {mistake} [{error.code}]", err=True, colour="red")
     return error.exit_code
 

@@ -240,7 +240,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
             results = carry_out_all(plans, together)
     except KeyboardInterrupt:
         stopped = InterruptedRunError("stopped", str(plans[0].folder), "the same command goes on")
-        stopped.told_elsewhere = not is_first_process()
+        stopped.already_reported = not is_first_process()
         raise stopped from None
     if together.main:
         show = _print_drawn if chosen.predict_only else _print

@@ -88,18 +88,18 @@ def sharing(plans: Sequence[Evaluation]) -> Iterator[Processes]:
         RunFolderError: A process has another folder; likewise.
         PerlError: One of them has failed, or ended.
     """
-    with together() as company:
-        company.on_loss(lambda: _GOES_ON)
-        if company.meeting is not None:
+    with together() as group:
+        group.on_loss(lambda: _GOES_ON)
+        if group.meeting is not None:
             _check_spread(plans[0], world_size())
             _check_gpus(plans[0])
             each = {f"{number} {plan.subject.name}": _settings(plan) for number, plan in enumerate(plans, 1)}
-            company.compare(each if len(plans) > 1 else _settings(plans[0]), "evaluation", _PACKAGES)
+            group.compare(each if len(plans) > 1 else _settings(plans[0]), "evaluation", _PACKAGES)
             for plan in plans:
                 with usable(plan.folder):
                     if is_first_process():
                         plan.folder.mkdir(parents=True, exist_ok=True)
-                    company.find(plan.folder)
+                    group.find(plan.folder)
         with joining(on_cpu=plans[0].device.type == "cpu") as processes:
             yield processes
 

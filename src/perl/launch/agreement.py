@@ -50,7 +50,7 @@ def check_size(asked: int | None) -> None:
         what = f"{asked} processes are asked for, and the launcher has started {world_size()}"
         raise RecipeError(what, where, f"perl train RECIPE --processes {asked}, or leave it out")
     line = f"perl train RECIPE --processes {asked}, or torchrun --nproc-per-node {asked} SCRIPT"
-    raise RecipeError(f"perl.train computes in this process, and {asked} are asked for", where, line)
+    raise RecipeError(f"perl.train runs in one process, but the recipe asks for {asked}", where, line)
 
 
 def check_machine(engine: EngineSection, processes: int) -> None:

@@ -53,15 +53,15 @@ class Meeting:
         self.rank, self.size = rank, size
         self._store, self._name = store, name
 
-    def tell(self, topic: str, value: Any) -> None:  # noqa: ANN401 (JSON values)
+    def put(self, topic: str, value: Any) -> None:  # noqa: ANN401 (JSON values)
         """Says something to all processes, once."""
         self._store.set(f"{self._name}{topic}/{self.rank}", json.dumps(value))
 
-    def has_told(self, topic: str, rank: int) -> bool:
+    def has(self, topic: str, rank: int) -> bool:
         """Whether a process has said something."""
         return bool(self._store.check([f"{self._name}{topic}/{rank}"]))
 
-    def told(
+    def get(
         self, topic: str, rank: int = 0, look: Callable[[], None] = lambda: None, seconds: float | None = None
     ) -> Any:  # noqa: ANN401 (JSON values)
         """What a process has said, or says while this one waits.
@@ -79,7 +79,7 @@ class Meeting:
         while True:
             look()
             try:
-                if self.has_told(topic, rank):
+                if self.has(topic, rank):
                     return json.loads(self._store.get(f"{self._name}{topic}/{rank}"))
             except RuntimeError as error:  # torch's: whoever kept the store has ended
                 look()
@@ -93,7 +93,7 @@ class Meeting:
         absent = [rank]
         if self.rank == 0:
             with contextlib.suppress(RuntimeError):
-                absent = [other for other in range(1, self.size) if not self.has_told(topic, other)] or absent
+                absent = [other for other in range(1, self.size) if not self.has(topic, other)] or absent
         shown = ", ".join(map(str, absent[:8])) + (", ..." if absent[8:] else "")
         what = f"nothing from rank {shown} of {self.size} in {seconds:.0f} s"
         return MeetingError(what, "launcher", _NEVER_HEARD)

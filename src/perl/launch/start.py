@@ -227,7 +227,7 @@ def _has_failed(rank: _Rank) -> bool:
 
 def _said(meeting: Meeting, rank: int) -> End | None:
     try:
-        return End(**meeting.told(END, rank)) if meeting.has_told(END, rank) else None
+        return End(**meeting.get(END, rank)) if meeting.has(END, rank) else None
     except (RuntimeError, json.JSONDecodeError, TypeError):
         return None
 

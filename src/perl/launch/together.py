@@ -31,7 +31,7 @@ from perl.errors import (
 )
 from perl.launch.agreement import check_machine, check_size, difference, processes_here, statement
 from perl.launch.meeting import PATIENCE_SECONDS, Meeting, MeetingError, meeting
-from perl.launch.watch import CAUSE_SECONDS, END, End, LostProcessError, Watch, says_it
+from perl.launch.watch import CAUSE_SECONDS, END, End, LostProcessError, PeerMonitor, reports_failure
 from perl.policy.checkpoint import latest_step
 from perl.recipe import Recipe
 from perl.recipe.recipe import rank, world_size
@@ -48,18 +48,18 @@ FOLDER_SECONDS = 30.0
 _SHOWN = ".together-"
 # A collective says one of these when the process at the other end is gone.
 _LOST_CONTACT = re.compile(
-    "connection (closed|reset)|broken pipe|gloo|nccl|socket|time.?out|timed out|another process of this run has ended",
+    "connection (closed|reset)|broken pipe|gloo|nccl|socket|time.?out|timed out|another process exited",
     re.I,
 )
 _names = itertools.count()
 
 
 @dataclass(frozen=True)
-class Together:
+class ProcessGroup:
     """The processes of one run; of a run of one process every method returns at once."""
 
     meeting: Meeting | None = None
-    watch: Watch | None = None
+    watch: PeerMonitor | None = None
 
     def on_loss(self, hint: Callable[[], str]) -> None:
         """Says what the same command does after one of the processes has ended."""
@@ -108,15 +108,15 @@ class Together:
         if self.meeting is None or self.watch is None:
             return
         own = statement(settings, packages)
-        self.meeting.tell("statement", own)
+        self.meeting.put("statement", own)
         if self.meeting.rank == 0:
             ours, found = json.loads(json.dumps(own)), ""
             for other in range(1, self.meeting.size):
-                theirs = self.meeting.told("statement", other, self.watch.look, PATIENCE_SECONDS)
+                theirs = self.meeting.get("statement", other, self.watch.look, PATIENCE_SECONDS)
                 found = found or difference(other, theirs, ours, what)
-            self.meeting.tell("agreement", found)
+            self.meeting.put("agreement", found)
         else:
-            found = self.meeting.told("agreement", 0, self.watch.look)
+            found = self.meeting.get("agreement", 0, self.watch.look)
         if found:
             raise RecipeError(found, "launcher", "all processes must run the same")
 
@@ -146,12 +146,12 @@ class Together:
             return
         if self.meeting.rank == 0:
             found = self._not_sharing(folder)
-            self.meeting.tell("shared", found)
+            self.meeting.put("shared", found)
         else:
-            token = self.meeting.told("token", 0, self.watch.look)
-            seen = comes_true(lambda: token in _listed(folder), self.watch.look)
-            self.meeting.tell("seen", "" if seen else who(self.meeting.rank, os.getpid(), socket.gethostname()))
-            found = self.meeting.told("shared", 0, self.watch.look)
+            token = self.meeting.get("token", 0, self.watch.look)
+            seen = wait_until(lambda: token in _listed(folder), self.watch.look)
+            self.meeting.put("seen", "" if seen else who(self.meeting.rank, os.getpid(), socket.gethostname()))
+            found = self.meeting.get("shared", 0, self.watch.look)
         if found:
             raise RunFolderError(found, str(folder), "all processes need one folder, as on a shared file system")
 
@@ -169,8 +169,8 @@ class Together:
         token = folder / f"{_SHOWN}{secrets.token_hex(8)}"
         token.touch()
         try:
-            self.meeting.tell("token", token.name)
-            blind = [self.meeting.told("seen", other, self.watch.look) for other in range(1, self.meeting.size)]
+            self.meeting.put("token", token.name)
+            blind = [self.meeting.get("seen", other, self.watch.look) for other in range(1, self.meeting.size)]
         finally:
             token.unlink(missing_ok=True)
         return next((f"{name} does not see it as rank 0 does" for name in blind if name), "")
@@ -216,20 +216,20 @@ class Together:
         own = _end_of(error, self.meeting.rank)
         if started_by_us():
             with contextlib.suppress(RuntimeError):  # the launcher is gone
-                self.meeting.tell(END, asdict(own))
+                self.meeting.put(END, asdict(own))
         cause = self.watch.cause()
         main = self.watch.close(own)
         if not isinstance(error, PerlError):
             return
         if own.kind == "lost":
-            error.told_elsewhere = cause is None or not says_it(cause, self.meeting.rank)
-        elif self.meeting.rank > 0 and own.kind in ("mistake", "stopped") and not error.told_elsewhere:
+            error.already_reported = cause is None or not reports_failure(cause, self.meeting.rank)
+        elif self.meeting.rank > 0 and own.kind in ("mistake", "stopped") and not error.already_reported:
             told = main is not None and main.tells_of(own)
-            error.told_elsewhere = started_by_us() or own.kind == "stopped" or told
+            error.already_reported = started_by_us() or own.kind == "stopped" or told
 
 
 @contextlib.contextmanager
-def together() -> Iterator[Together]:
+def together() -> Iterator[ProcessGroup]:
     """The processes of a run, which end together: what one of them raises inside ends the others too.
 
     Inside, SIGTERM does what Ctrl-C does: it raises KeyboardInterrupt where the program stands. The main process may
@@ -242,40 +242,40 @@ def together() -> Iterator[Together]:
     """
     adopt_launcher()
     if world_size() == 1:
-        with _sigterm_as_interrupt(Together()):
-            yield Together()
+        with _sigterm_as_interrupt(ProcessGroup()):
+            yield ProcessGroup()
         return
     place = meeting(str(next(_names)))
-    company = Together(place, _watch(place))
-    with _sigterm_as_interrupt(company):
+    group = ProcessGroup(place, _watch(place))
+    with _sigterm_as_interrupt(group):
         try:
-            with company.named():
-                yield company
-                company.wait_for_main()
+            with group.named():
+                yield group
+                group.wait_for_main()
         except BaseException as error:
-            company.leave(error)
+            group.leave(error)
             raise
-        company.leave(None)
+        group.leave(None)
 
 
-def _watch(place: Meeting) -> Watch:
+def _watch(place: Meeting) -> PeerMonitor:
     """The connections of this process; a run that has failed before it came is an error that another one tells."""
     try:
-        return Watch(place)
+        return PeerMonitor(place)
     except (LostProcessError, MeetingError) as error:
         if started_by_us():
             with contextlib.suppress(RuntimeError):  # the launcher is gone
-                place.tell(END, asdict(_end_of(error, place.rank)))
-        error.told_elsewhere = started_by_us() or isinstance(error, LostProcessError)
+                place.put(END, asdict(_end_of(error, place.rank)))
+        error.already_reported = started_by_us() or isinstance(error, LostProcessError)
         raise
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt(company: Together) -> Iterator[None]:
+def _sigterm_as_interrupt(group: ProcessGroup) -> Iterator[None]:
     """Handles SIGTERM inside; a process that ends because of another one needs the time to say so, and goes on."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not company.ending:
+        if not group.ending:
             signal.default_int_handler(number, frame)
 
     if threading.current_thread() is not threading.main_thread():
@@ -292,7 +292,7 @@ def goes_on(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def said_once() -> Iterator[None]:
+def log_on_main() -> Iterator[None]:
     """What all processes find alike inside, the main one says; errors are said by whoever has them."""
     level = logger.level
     if rank() > 0:
@@ -303,7 +303,7 @@ def said_once() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def comes_true(seen: Callable[[], bool], look: Callable[[], None] = lambda: None) -> bool:
+def wait_until(seen: Callable[[], bool], look: Callable[[], None] = lambda: None) -> bool:
     """Waits until this process sees what the main process has written; a network file system may show it late.
 
     Args:
@@ -335,7 +335,7 @@ def see_files(folder: Path, processes: Processes) -> None:
     if host().keeps_files:
         spread_files(folder, processes)
     wanted: dict[str, int] = processes.by_main(lambda: _sizes(folder))
-    if not comes_true(lambda: wanted.items() <= _sizes(folder).items()):
+    if not wait_until(lambda: wanted.items() <= _sizes(folder).items()):
         found = _sizes(folder)
         name = next(name for name, size in wanted.items() if found.get(name) != size)
         there = f"{found[name]} bytes long" if name in found else "absent"
@@ -368,7 +368,7 @@ def _end_of(error: BaseException | None, number: int) -> End:
     if isinstance(error, LostProcessError):
         return End(number, "lost", str(error), error.exit_code, **here)
     if isinstance(error, PerlError):
-        copied = number > 0 and error.told_elsewhere  # of another process, whose end says it
+        copied = number > 0 and error.already_reported  # of another process, whose end says it
         kind = "stopped" if isinstance(error, InterruptedRunError) else "lost" if copied else "mistake"
         text, message = str(error)[:2000], error.mistakes[0].message[:2000]
         return End(number, kind, text, error.exit_code, message=message, **here)  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ class End:
         return f"{name}: {self.text}" if self.kind == "mistake" else f"{name} failed: {self.text}"
 
 
-class Watch:
+class PeerMonitor:
     """This process's connections to the others, looked after by a thread."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -196,10 +196,10 @@ class Watch:
             server = socket.create_server(("127.0.0.1" if local else "", 0), backlog=backlog)
         self._selector.register(server, selectors.EVENT_READ)
         place = {"port": server.getsockname()[1], "token": self._token}
-        self._meeting.tell("watch", {**place, "pid": os.getpid(), "host": socket.gethostname()})
+        self._meeting.put("watch", {**place, "pid": os.getpid(), "host": socket.gethostname()})
 
     def _connect(self) -> None:
-        place = self._meeting.told("watch", seconds=PATIENCE_SECONDS)
+        place = self._meeting.get("watch", seconds=PATIENCE_SECONDS)
         address = os.environ["MASTER_ADDR"], int(place["port"])
         pid, host = int(place["pid"]), str(place["host"])
         try:
@@ -314,10 +314,10 @@ class Watch:
         """What is left where the main thread waits for a process that is no more, in a library that never returns."""
         error = self.lost(first)
         try:
-            if says_it(first, self._meeting.rank):
+            if reports_failure(first, self._meeting.rank):
                 print(f"error: {error} [{error.code}]", file=sys.stderr, flush=True)  # noqa: T201
             if started_by_us():
-                self._meeting.tell(END, asdict(End(self._meeting.rank, "lost", code=error.exit_code)))
+                self._meeting.put(END, asdict(End(self._meeting.rank, "lost", code=error.exit_code)))
             self.at_loss(error)
         except Exception:  # no launcher any more, no room on the disk: the process ends all the same
             logger.exception("the end of another process of this run could not be recorded")
@@ -346,7 +346,7 @@ class LostProcessError(PerlError):
     """Whether the same command may succeed if it is started again."""
 
 
-def says_it(end: End, rank: int) -> bool:
+def reports_failure(end: End, rank: int) -> bool:
     """Whether a process tells the user how another one ended: the main one; of the main one, if killed, the next."""
     if end.rank == 0:
         return not started_by_us() and rank == 1 and end.kind == "killed"

@@ -97,11 +97,6 @@ def text_of(messages: Any) -> str:  # noqa: ANN401 (whatever the JSON holds)
     return "\n".join(f"{part.get('role', '?')}: {_content(part)}" for part in parts)
 
 
-def verdict_of(row: Mapping[str, Any]) -> str | None:
-    """What the first reward that compares answers said of a completion; None: none did."""
-    return next((value for name, value in row.items() if name.endswith(_VERDICT) and isinstance(value, str)), None)
-
-
 def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)

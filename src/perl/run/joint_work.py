@@ -73,7 +73,7 @@ class Processes:
             messages = self._exchanged(b"", None)
         except RuntimeError as error:
             self._failed = True
-            raise ProcessError("another process of this run has ended, see what it says") from error
+            raise ProcessError("another process exited; see its log") from error
         for rank, message in enumerate(messages):
             if message:
                 self._failed = True
@@ -209,5 +209,5 @@ def _error_of(rank: int, message: bytes, *, told: bool) -> PerlError:
         found: PerlError = InterruptedRunError(f"rank {rank} was stopped", "", "the same command goes on")
     else:
         found = (getattr(errors, kind) if kind else ProcessError)(f"rank {rank} has failed: {what}", where, hint)
-    found.told_elsewhere = told
+    found.already_reported = told
     return found

@@ -470,7 +470,7 @@ class RolloutSource:
                 raise
             first, *more = error.mistakes
             alike = RolloutError(first.message, first.where, first.hint, tuple(more))
-            alike.told_elsewhere = error.told_elsewhere
+            alike.already_reported = error.already_reported
             raise alike from error
         return result
 

@@ -20,7 +20,7 @@ from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
 from perl.launch.agreement import check_joined
-from perl.launch.together import Together, comes_true, said_once, together
+from perl.launch.together import ProcessGroup, wait_until, log_on_main, together
 from perl.methods.registry import METHODS
 from perl.policy.model import (
     load_base,
@@ -91,12 +91,12 @@ def _as_written(run: Run) -> Run:
         return run.status == "done"
 
     if not host().keeps_files:
-        comes_true(is_done)
+        wait_until(is_done)
     return run
 
 
-def _train(recipe: Recipe, processes: Together) -> Run:
-    with said_once():
+def _train(recipe: Recipe, processes: ProcessGroup) -> Run:
+    with log_on_main():
         plan = prepare(recipe)
     with located(recipe):
         check_joined(plan.arguments.world_size)
