@@ -6,7 +6,6 @@ from unittest import mock
 import pytest
 import torch
 
-from perl import PeftRLConfig
 from perl.errors import PerlError, RecipeError
 from perl.launch import agreement
 from perl.recipe.recipe import load_recipe, rank, world_size
@@ -97,13 +96,6 @@ def test_one_task_and_the_script_of_a_batch_job_are_one_process(monkeypatch, cap
         monkeypatch.delenv(name)
     assert "WORLD_SIZE" not in adopted()
     assert "srun perl train" in caplog.text
-
-
-def test_torchrun_inside_of_srun_comes_first(monkeypatch):
-    for name, value in {**of_srun(0, 1, size=4), "RANK": "5", "WORLD_SIZE": "32"}.items():
-        monkeypatch.setenv(name, value)
-    adopt_launcher()
-    assert (world_size(), rank()) == (32, 5)
 
 
 @pytest.mark.parametrize(
@@ -218,10 +210,3 @@ def test_a_process_takes_its_own_of_the_gpus_that_it_sees(monkeypatch, visible, 
     with joining(on_cpu=False):
         pass
     assert found == [chosen]
-
-
-def test_arguments_that_write_ddp_are_not_overruled_by_accelerates_configuration(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    with pytest.raises(RecipeError, match="ddp, but accelerate's configuration asks for zero2"):
-        PeftRLConfig(str(tmp_path), strategy="ddp")

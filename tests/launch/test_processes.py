@@ -200,30 +200,6 @@ def by_accelerate(kind: str, folder: Path, **further: object) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_two_processes_score_an_adapter_as_one_does(tmp_path):
-    command = [
-        *OURS,
-        "eval",
-        "--adapter",
-        "zoo:sandbox-lora",
-        "--tasks",
-        "sandbox:addition",
-        "--limit",
-        "8",
-        "--k",
-        "2",
-    ]
-    command += ["--no-lighteval", "--device", "cpu", "--json"]
-    scores = []
-    for further in (["--output", "one"], ["--output", "two", "--processes", "2"]):
-        process = launchers.started([*command, *further], tmp_path)
-        stdout, stderr = process.communicate(timeout=600)
-        assert process.returncode == 0, stderr
-        scores.append(json.loads(stdout)["results"])
-    assert scores[0] == scores[1]
-
-
-@pytest.mark.nightly
 def test_fsdp2_of_accelerate_is_trained_as_strategy_fsdp2(tmp_path, straight):
     write_recipe(tmp_path)
     command = by_accelerate("FSDP", tmp_path, fsdp_config={"fsdp_version": 2})

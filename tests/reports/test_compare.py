@@ -13,7 +13,7 @@ from scipy import stats
 
 import perl
 from perl.cli.commands import run as run_command
-from perl.errors import EXIT_USER_MISTAKE, PerlError, RunFolderError
+from perl.errors import PerlError, RunFolderError
 from perl.evaluation.protocol import Protocol
 from perl.reports.comparison.runs import find_runs
 from tests.reports.compared import marks, write_finished
@@ -214,27 +214,6 @@ def test_which_runs_are_meant(study, tmp_path):
         perl.compare([study, 3.5])
     with pytest.raises(RunFolderError, match="holds no run"):
         find_runs([tmp_path / "empty"])
-
-
-def test_of_a_study_only_the_cells_that_score_are_compared(tmp_path):
-    (tmp_path / "plan.json").write_text("{}")
-    for stage, seeds in (("choose", (0, 1)), ("score", (5, 6, 7))):
-        for seed in seeds:
-            write_finished(tmp_path / "cells" / stage / f"lora_seed-{seed}", marks(0.5, seed), seed=seed)
-    assert [folder.name for folder in find_runs([tmp_path])[0]] == ["lora_seed-5", "lora_seed-6", "lora_seed-7"]
-    assert len(find_runs([tmp_path / "cells" / "choose"])[0]) == 2
-
-
-def test_nothing_to_compare_by_is_said_in_one_line(tmp_path, capsys):
-    write_finished(tmp_path / "a", None)
-    write_finished(tmp_path / "b", None, rate=1e-3, status="failed", error="E: x")
-    for name in ("a", "b"):
-        (tmp_path / name / "metrics.jsonl").unlink()
-    assert run_command(["compare", str(tmp_path)], "perl") == EXIT_USER_MISTAKE
-    assert run_command(["compare", str(tmp_path / "c")], "perl") == EXIT_USER_MISTAKE
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "error: 2 runs: no run has anything to compare: no final evaluation and no reward [PRL206]"
-    assert len(lines) == 2
 
 
 def test_the_command_compares_trained_runs(trained, capsys):

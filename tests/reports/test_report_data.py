@@ -8,7 +8,7 @@ import time
 import pytest
 
 from perl.errors import RunFolderError
-from perl.reports.completions import LONGEST_TEXT, newest_completion, read_completions
+from perl.reports.completions import read_completions
 from perl.reports.curves import (
     MOST_POINTS,
     Curve,
@@ -21,7 +21,7 @@ from perl.reports.curves import (
 )
 from perl.reports.page_data import page_data
 from perl.reports.run_log import read_run, read_runs
-from tests.reports.written import metrics_of, samples_of, write_rows, write_run
+from tests.reports.written import samples_of, write_rows, write_run
 
 
 def test_a_run_that_trains_is_shown_as_far_as_it_is(tmp_path):
@@ -145,20 +145,6 @@ def test_completions_are_kept_evenly_from_the_first_to_the_last_step(tmp_path):
     assert read_completions(tmp_path / "absent.jsonl", 1).groups == ()
 
 
-def test_a_long_text_is_shortened_and_one_that_is_being_written_waits(tmp_path):
-    log = tmp_path / "samples.jsonl"
-    write_rows(log, [{"step": 1, "prompt": "p", "completion": "a" * 50_000 + "end", "rewards": {"r": None}}])
-    with log.open("a") as file:
-        file.write('{"step": 2, "prompt": "p", "comp')
-    found = read_completions(log, 10_000_000)
-    assert (found.cut, found.left_out, found.steps) == (1, 0, 1)
-    text = found.groups[0]["prompts"][0]["completions"][0]["text"]
-    assert text.endswith("end")
-    assert "44,003 characters left out" in text
-    assert len(text) < LONGEST_TEXT + 100
-    assert newest_completion(log)["step"] == 1
-
-
 def test_what_differs_is_listed_and_what_is_alike_is_not(tmp_path):
     runs = read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", method="dora", rate=0.002, steps=8)])
     tables = {table["title"]: table["rows"] for table in page_data(runs)["differences"]}
@@ -168,17 +154,6 @@ def test_what_differs_is_listed_and_what_is_alike_is_not(tmp_path):
     outcome = {row["label"]: row["values"] for row in tables["What came out"]}
     assert outcome["state"] == ["done, step 12 of 12", "done, step 8 of 12"]
     assert "±" in outcome["reward"][0]
-
-
-def test_numbers_that_are_none_have_no_point(tmp_path):
-    folder = write_run(tmp_path / "run", steps=2)
-    import random
-
-    rows = [metrics_of(1, 3, random.Random(0), kl=float("nan")), metrics_of(2, 3, random.Random(0), kl=None)]
-    write_rows(folder / "metrics.jsonl", [*rows, {"step": 3, "reward": 0.5, "kl": True, "entropy": 10**400}])
-    curves = curves_of(read_run(folder))
-    assert "kl" not in curves
-    assert curves["entropy"].steps == (1, 2)
 
 
 def test_secrets_of_a_recipe_do_not_reach_the_page(tmp_path):

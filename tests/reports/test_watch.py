@@ -111,24 +111,6 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
     assert len((found.out + found.err).splitlines()) == 1
 
 
-def test_a_pipe_gets_a_line_for_each_step_that_comes(tmp_path):
-    folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
-    process = subprocess.Popen([*COMMAND, str(folder)], stdout=subprocess.PIPE, text=True)
-    lines = [process.stdout.readline()]
-    with (folder / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 3, "reward": 0.75, "num_tokens": 8000, "step_time": 1.0}\n{"step": 4, "rew')
-    lines.append(process.stdout.readline())
-    write_rows(folder / "alarms.jsonl", [alarm(3)])
-    lines.append(process.stdout.readline())
-    set_status(folder, "done")
-    rest, _ = process.communicate(timeout=60)
-    assert [line.split("  ")[0] for line in lines[:2]] == ["step 2/4", "step 3/4"]
-    assert "4,000 tokens/s" in lines[1]
-    assert lines[2] == "PRL401 step 3: entropy fell to 0.010 nats\n"
-    assert rest == "done, step 3 of 4\n"
-    assert process.returncode == EXIT_DONE
-
-
 class Terminal:
     """``perl watch`` in a terminal of its own."""
 
