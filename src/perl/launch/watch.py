@@ -74,7 +74,7 @@ class End:
         """What the others say of it."""
         name = who(self.rank, self.pid, self.host)
         if self.kind == "killed":
-            return f"{name} was killed (no exit message)"
+            return f"{name} was killed, without an exit message"
         if self.kind == "interrupted":
             return f"{name} was interrupted"
         return f"{name}: {self.text}" if self.kind == "mistake" else f"{name} failed: {self.text}"
