@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((CHECKOUT / "src").rglob("*.py"))
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 60
-MOST_NAMES_AT_THE_TOP = 22
+MOST_NAMES_AT_THE_TOP = 23
 MEANINGLESS = {"utils", "util", "common", "helper", "helpers", "manager", "core", "base", "misc"}
 
 # Written in parts, so that this file does not hold what it forbids.

@@ -80,7 +80,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts
     assert len(in_archives) >= 2 * 28
     expected = expected - in_archives | {f"{name.rpartition('/')[0]}.tar.xz" for name in in_archives}
     expected |= {f"perl/sandbox/{folder.name}/{path.name}" for folder in MODELS.values() for path in folder.iterdir()}
-    modules = list((checkout / "src").rglob("*.py"))
+    modules = [path for kind in ("py", "toml") for path in (checkout / "src").rglob(f"*.{kind}")]
     assert len(modules) >= 50
     expected |= {path.relative_to(checkout / "src").as_posix() for path in modules}
     pages = list((checkout / "src" / "perl" / "reports" / "templates").iterdir())

@@ -13,7 +13,7 @@ _NEEDS = (
     (r"^(\w+/bin/)?(pip|uv pip|python3\.\d+ -m venv)\b|/bin/pip ", "installs packages: tests/test_wheel.py does"),
     (r"^echo 'transformers", "installs packages: tests/test_wheel.py does"),
     (r"^make ", "is what CI runs"),
-    (r"^perl import-verl", "needs what verl has trained on GPUs: tests/launch/test_from_verl.py makes it"),
+    (r"^perl import-verl", "needs what verl has trained on GPUs: tests/verl/test_import.py makes it"),
     (
         r"^(vllm|torchrun|srun|sbatch|accelerate|ray|for i in|CUDA_VISIBLE_DEVICES)",
         "needs GPUs, vLLM or several machines",

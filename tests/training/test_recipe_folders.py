@@ -16,7 +16,7 @@ from tests.conftest import CHECKOUT
 
 IN_FOLDERS = {name: path for name, path in packaged_recipes().items() if "/" in name}
 FOLDERS = sorted({name.partition("/")[0] for name in IN_FOLDERS})
-# Those that verl trains are exported in tests/launch/test_to_verl.py.
+# Those that verl trains are exported in tests/verl/test_settings.py.
 HERE = [name for name in IN_FOLDERS if not name.startswith("to-verl/")]
 # Of every folder: what is special in it.
 SAMPLE = (

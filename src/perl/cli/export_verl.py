@@ -9,7 +9,7 @@ from perl.cli.output import say, set_up_output
 EPILOG = """\b
 Examples:
   perl export-verl to-verl/0.5b -o jobs/gsm8k
-  perl export-verl my_recipe.yaml engine.gpus=8 engine.strategy=megatron -o jobs/mine
+  perl export-verl my_recipe.yaml engine.gpus=8 engine.rollout=sglang -o jobs/mine
   perl export-verl my_recipe.yaml --dry-run
 """
 
@@ -29,7 +29,8 @@ def command(*, recipe: str, overrides: tuple[str, ...], output: str | None, dry_
     set_up_output(quiet=quiet)
     if output is None and not dry_run:
         raise click.UsageError("-o DIR is missing: where the job is written")
-    from perl.training.to_verl import export_verl, prepare_export, read_for_verl, submit
+    from perl.training.on_verl import export_verl, prepare_export, read_for_verl
+    from perl.verl.job import submit_line
 
     if dry_run or output is None:
         say("\n".join(prepare_export(read_for_verl(recipe, overrides)).dry_lines()))
@@ -37,4 +38,4 @@ def command(*, recipe: str, overrides: tuple[str, ...], output: str | None, dry_
     folder, export = export_verl(recipe, output, overrides)
     if not quiet:
         start = f"start    bash {shlex.quote(f'{folder}/run.sh')}"
-        say("\n".join([*export.lines(), f"job      {folder}", start, f"ray      {submit(folder)}"]))
+        say("\n".join([*export.lines(), f"job      {folder}", start, f"ray      {submit_line(folder.resolve())}"]))

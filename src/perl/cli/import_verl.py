@@ -24,13 +24,11 @@ def command(*, job: str, output: str | None, step: int | None) -> None:
     """
     set_up_output(quiet=False)
     from perl.hub.run_card import write_card
-    from perl.launch.verl.come_back import come_back
+    from perl.verl.import_job import import_job
 
-    done = come_back(job, output, step)
+    done = import_job(job, output, step)
     write_card(done.run)
     difference = done.run.facts["reload_difference"]
     say(f"adapter  {done.run.adapter}  (step {done.step}, log-probs differ by at most {difference:.1e} nats)")
-    of_base = f"{done.compared} tensors are those of the recipe's model" if done.compared else "not in the checkpoint"
-    say(f"base     {of_base}")
     say(f"log      {done.logged} steps" if done.logged else "log      none: perl push wants the steps of a run")
     say(f"card     {done.run.card}")

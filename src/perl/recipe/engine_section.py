@@ -10,10 +10,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from perl.recipe.section import Section, SettingError
 
-Strategy = Literal["ddp", "zero2", "fsdp2", "fsdp", "megatron"]
+Strategy = Literal["ddp", "zero2", "fsdp2", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero2", "fsdp2")
 """Those of this package's own trainer."""
-VERL_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp", "megatron")
+VERL_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp")
 """Those of verl."""
 _OF_RAY = ("address", "restarts", "storage")
 _OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides", "python")
@@ -35,10 +35,7 @@ def _checked_cluster(address: str | None) -> str | None:
 class ParallelSection(Section):
     """Over how many GPUs verl splits one copy of the model while it trains."""
 
-    tensor: int = Field(1, ge=1, description="Each matrix (Megatron).")
-    pipeline: int = Field(1, ge=1, description="The layers (Megatron).")
-    expert: int = Field(1, ge=1, description="The experts (Megatron).")
-    context: int = Field(1, ge=1, description="The tokens of a row (Megatron; with FSDP Ulysses).")
+    context: int = Field(1, ge=1, description="The tokens of a row (Ulysses).")
 
 
 class EngineSection(Section):
@@ -75,7 +72,7 @@ class EngineSection(Section):
     strategy: Strategy = Field(
         "ddp",
         description="What each process holds of the base: ddp: all of it; zero2: all of it, with a part of the "
-        "optimizer's state (DeepSpeed); fsdp2: a part. With verl: fsdp2, fsdp or megatron.",
+        "optimizer's state (DeepSpeed); fsdp2: a part. With verl: fsdp2 or fsdp.",
     )
     nodes: int | None = Field(None, ge=1, le=65_536, description="With verl: machines; None: 1.")
     gpus: int | None = Field(None, ge=1, le=1024, description="With verl: GPUs of each machine; None: 1.")
@@ -133,11 +130,7 @@ class EngineSection(Section):
         for key, instead in where.items():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise SettingError(key, f"is not a setting of engine.name: verl ({instead})")
-        split = self.parallel or ParallelSection()
-        if self.strategy != "megatron" and max(split.tensor, split.pipeline, split.expert) > 1:
-            what = f"tensor, pipeline and expert parallelism need engine.strategy: megatron, not {self.strategy}"
-            raise SettingError("parallel", what)
-        one = split.tensor * split.pipeline * split.context
+        one = self.parallel.context if self.parallel else 1
         if self.gpus_in_all % one:
             what = f"{one} GPUs share a copy of the model, which {self.gpus_in_all} GPUs are no multiple of"
             raise SettingError("parallel", what)

@@ -49,9 +49,7 @@ _OURS = {
     CRITIC_ADAPTER: re.compile(r"\w[\w.+:/@-]*"),
     PENALTY: re.compile(IN_REWARD),
     "optimizer": re.compile(r"\w+"),
-    "trained by": re.compile(
-        r"verl [\w.+-]+, \w+(?: on \d+ processes)?(?:, told otherwise:(?: [\w.@/-]+)+)?(?:, run\.sh changed)?"
-    ),
+    "trained by": re.compile(r"verl [\w.+-]+, \w+ on \d+ processes"),
     "learning rate": re.compile(r"[\d.e+-]+"),
     "KL coefficient (beta)": re.compile(r"[\d.e+-]+"),
     "completions a prompt": re.compile(r"\d+"),

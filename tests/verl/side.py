@@ -1,6 +1,6 @@
 """What is asked where verl is installed, and what is answered: JSON on the last line.
 
-python verl_side.py compose FILE_OF_JOBS | losses FILE_OF_LINES | scores FOLDER
+python side.py compose FILE_OF_JOBS | losses FILE_OF_LINES | row FOLDER
 """
 
 import asyncio
@@ -13,23 +13,19 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from perl.launch.verl.check_job import composed, dataset, our_rules, tokenizer_of, validated
+from perl.verl.check_job import composed, dataset, tokenizer_of, validated
+from perl.verl.job_folder import find_job
 
 
 def compose(file: str) -> dict:
-    """Name -> what is wrong with the overrides of that name, nothing mostly, and some of the values."""
+    """Name -> what is wrong with the overrides of that name; nothing, mostly."""
     found = {}
     for name, lines in json.loads(Path(file).read_text()).items():
         try:
-            config = composed(lines)
-            wrong = [str(mistake) for mistake in our_rules(config)]
-            validated(config)
-            actor = config.actor_rollout_ref.actor
-            split = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-            values = [actor.optim.lr, config.data.train_batch_size, actor.clip_ratio_high, split]
+            validated(composed(lines))
+            found[name] = ""
         except Exception as error:  # noqa: BLE001 (verl raises anything)
-            wrong, values = [f"{type(error).__name__}: {error}"], []
-        found[name] = {"wrong": wrong, "values": values}
+            found[name] = f"{type(error).__name__}: {error}"
     return found
 
 
@@ -79,12 +75,8 @@ def losses(file: str) -> dict:
         ours.backward()
         theirs.backward()
         gradient = (ours_at.grad - theirs_at.grad).abs().max() / ours_at.grad.abs().max()
-        found[name] = {
-            "ours": ours.item(),
-            "theirs": theirs.item(),
-            "gradient": gradient.item(),
-            "size": ours_at.grad.abs().max().item(),
-        }
+        size = ours_at.grad.abs().max().item()
+        found[name] = {"ours": ours.item(), "theirs": theirs.item(), "gradient": gradient.item(), "size": size}
     return found
 
 
@@ -100,44 +92,33 @@ def _batch() -> SimpleNamespace:
     return SimpleNamespace(old=old, policy=policy, reference=reference, mask=mask, advantages=advantages)
 
 
-def scores(folder: str) -> dict:
-    """The scores that verl's reward manager gives completions.json, and what its data set reads of the rows."""
+def row(folder: str) -> dict:
+    """The first row as verl's data set reads it, and the score that its reward manager gives the gold answer."""
     from verl import DataProto
     from verl.trainer.ppo.reward import load_reward_manager
 
-    from perl.launch.verl.check_job import overrides_of
-
-    place = Path(folder)
-    config = composed(overrides_of(place))
+    config = composed(find_job(folder).overrides)
     tokenizer = tokenizer_of(config)
-    rows = dataset(config, tokenizer, place / "train.parquet")
-    manager = load_reward_manager(config, tokenizer)
+    rows = dataset(config, tokenizer, Path(folder) / "train.parquet")
+    first, asked = rows[0], {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    prompt = list(tokenizer.apply_chat_template(first["raw_prompt"], **asked)["input_ids"])
+    answer = f"\\boxed{{{first['reward_model']['ground_truth']}}}"
+    ids = torch.tensor([tokenizer(answer, add_special_tokens=False)["input_ids"]])
+    ones = torch.ones(1, ids.shape[1] + 4, dtype=torch.long)
+    tensors = {"responses": ids, "attention_mask": ones, "prompts": torch.zeros(1, 4, dtype=torch.long)}
+    names = ("data_source", "reward_model", "extra_info")
+    others = {name: np.array([first[name]], dtype=object) for name in names}
 
-    async def scored(index: int, text: str) -> dict:
-        row = rows[index]
-        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"] or [tokenizer.eos_token_id]])
-        ones = torch.ones(1, ids.shape[1] + 4, dtype=torch.long)
-        tensors = {"responses": ids, "attention_mask": ones, "prompts": torch.zeros(1, 4, dtype=torch.long)}
-        names = ("data_source", "reward_model", "extra_info")
-        others = {name: np.array([row[name]], dtype=object) for name in names}
-        data = DataProto.from_dict(tensors=tensors, non_tensors=others)
-        answer = await manager.run_single(data)
-        return {"score": float(answer["reward_score"]), "decoded": tokenizer.decode(ids[0], skip_special_tokens=True)}
-
-    async def all_of_them() -> list[dict]:
+    async def scored() -> float:
+        manager = load_reward_manager(config, tokenizer)
         manager.loop = asyncio.get_running_loop()
-        pairs = json.loads((place.parent / "completions.json").read_text())
-        return list(await asyncio.gather(*(scored(index, text) for index, text in pairs)))
+        done = await manager.run_single(DataProto.from_dict(tensors=tensors, non_tensors=others))
+        return float(done["reward_score"])
 
-    answers = asyncio.run(all_of_them())
-    first = rows[0]
-    prompt = tokenizer.apply_chat_template(
-        first["raw_prompt"], add_generation_prompt=True, tokenize=True, return_dict=True
-    )
-    return {"rows": len(rows), "answers": answers, "prompt": list(prompt["input_ids"]), "columns": sorted(first)}
+    return {"rows": len(rows), "prompt": prompt, "score": asyncio.run(scored())}
 
 
 if __name__ == "__main__":
     with redirect_stdout(sys.stderr):
-        answer = {"compose": compose, "losses": losses, "scores": scores}[sys.argv[1]](sys.argv[2])
+        answer = {"compose": compose, "losses": losses, "row": row}[sys.argv[1]](sys.argv[2])
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -3,30 +3,20 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from perl.launch.verl.overrides import Overrides, overrides
 from perl.methods.settings import adaptation
 from perl.recipe import Recipe
 from perl.recipe.sections import PeftSection
 from perl.trainer.recipe_arguments import training_arguments
-from perl.training.to_verl import Export, planned_here, read_for_verl
+from perl.training.on_verl import Export, planned_here, read_for_verl
+from perl.verl.settings import Settings, settings
 
 TRAIN = {"prompts_per_step": 4, "num_generations": 4, "max_steps": 8, "lr_scheduler_type": "constant", "seed": 7}
 ALGORITHMS = {
-    "grpo": ({}, {}),
+    **dict.fromkeys(("grpo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo", "ppo"), ({}, {})),
     "dapo": ({"mask_truncated_completions": False}, {"refill": 2.0}),
-    "dr_grpo": ({}, {}),
-    "rloo": ({}, {}),
-    "reinforce_pp": ({}, {}),
-    "gspo": ({}, {}),
-    "cispo": ({}, {}),
-    "ppo": ({}, {}),
 }
 """Name -> what of ``train`` goes only so, and which prompts."""
-ENGINES = {
-    "fsdp": {"gpus": 4},
-    "fsdp2": {"gpus": 4, "offload": True},
-    "megatron": {"gpus": 8, "nodes": 2, "parallel": {"tensor": 2, "pipeline": 2, "context": 2}},
-}
+ENGINES = {"fsdp": {"gpus": 4, "nodes": 2, "parallel": {"context": 2}}, "fsdp2": {"gpus": 4, "offload": True}}
 
 
 def recipe(**sections: dict) -> Recipe:
@@ -43,15 +33,14 @@ def of_algorithm(name: str, strategy: str = "fsdp2", rollout: str = "vllm") -> R
     return recipe(algorithm=name, train=dict(train), engine=engine, **chosen)
 
 
-def told(export: Export, of: Recipe) -> Overrides:
+def told(export: Export, of: Recipe) -> Settings:
     """What verl is told of another recipe with the same data and adapter, without reading them again."""
-    planned = planned_here(of)
-    arguments = training_arguments(planned, "none")
+    arguments = training_arguments(planned_here(of), "none")
     if not arguments.learning_rate_asked:
         arguments.learning_rate = export.job.arguments.learning_rate
     config = export.job.adapter if of.peft == PeftSection() else adaptation(of.peft).config
     changed = {"recipe": of, "arguments": arguments, "steps": arguments.max_steps, "adapter": config}
-    return overrides(replace(export.job, **changed))
+    return settings(replace(export.job, **changed))
 
 
 def with_train(of: Recipe, **fields: object) -> Recipe:

@@ -15,18 +15,16 @@ import subprocess
 import threading
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, InterruptedRunError, Mistake, RecipeError, raise_all
 from perl.launch.start import ProcessFailedError
-from perl.launch.verl.found_job import FoundJob, newest_step
-from perl.launch.verl.job_files import EARLIER, LOG, RUN
-from perl.launch.verl.log import logged_in
 from perl.run.folder import in_use
 from perl.run.host import handled
 from perl.run.progress import Progress, progress
+from perl.verl.job_folder import EARLIER, LOG, RUN, Job
+from perl.verl.log import logged_in
 
 OUTPUT = "verl.log"
 """What verl and the check before it print, of all starts."""
@@ -41,7 +39,7 @@ _REFUSED = re.compile(r"^error: (.*) \[PRL\d+\]$", re.MULTILINE)
 _NO_REASON = "Set the environment variable HYDRA_FULL_ERROR"
 
 
-def run_job(job: FoundJob, python: str, steps: int) -> None:
+def run_job(job: Job, python: str, steps: int) -> None:
     """Starts a job and waits for its end; it goes on from its newest checkpoint.
 
     Args:
@@ -55,21 +53,29 @@ def run_job(job: FoundJob, python: str, steps: int) -> None:
         InterruptedRunError: A signal has ended it, which was handed on; the second one kills it.
         ProcessFailedError: It has failed.
     """
-    folder, signals = job.path, _Signals()
+    came: list[int] = []
+    child: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, _frame: FrameType | None = None) -> None:
+        came.append(number)
+        for process in child:
+            first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            _send(process.pid, first if len(came) == 1 else signal.SIGKILL)
+
     listening = threading.current_thread() is threading.main_thread()
     with (
-        handled(_SIGNALS, signals.hand_on) if listening else nullcontext(),
-        (folder / _LOCK).open("w") as lock,
-        (folder / OUTPUT).open("ab") as output,
+        handled(_SIGNALS, hand_on) if listening else nullcontext(),
+        (job.path / _LOCK).open("w") as lock,
+        (job.path / OUTPUT).open("ab") as output,
     ):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise in_use(folder) from None
+            raise in_use(job.path) from None
         begin = output.tell()
-        _set_aside(folder)
+        _keep_earlier_log(job.path)
         process = subprocess.Popen(  # noqa: S603 (the job's own script)
-            [shutil.which("bash") or "bash", str(folder / RUN)],
+            [shutil.which("bash") or "bash", str(job.path / RUN)],
             env={**os.environ, "PYTHON": python},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -77,37 +83,20 @@ def run_job(job: FoundJob, python: str, steps: int) -> None:
             start_new_session=True,
             pass_fds=[lock.fileno()],
         )
-        signals.begin(process.pid)
+        child.append(process)
+        if came:  # before there was a child to hear of it
+            _send(process.pid, signal.SIGTERM)
         try:
-            with progress(steps, "training with verl", newest_step(job), "steps") as shown:
-                _follow(process, LogFollower(folder / LOG, shown))
+            with progress(steps, "training with verl", job.newest_step, "steps") as shown:
+                follower = LogFollower(job.path / LOG, shown)
+                while _runs(process):
+                    follower.look()
+                    time.sleep(_LOOK_EVERY_SECONDS)
+                follower.look()
         finally:
             _end(process)
     if process.returncode != EXIT_DONE:
-        _raise(job, process.returncode, begin, steps, stopped=bool(signals.came))
-
-
-@dataclass
-class _Signals:
-    """Signals that this process has been sent, for the child's group."""
-
-    group: int = 0
-    came: int = 0
-
-    def hand_on(self, number: int, _frame: FrameType | None = None) -> None:
-        if self.came and number == signal.SIGHUP:
-            return  # a terminal that closes after Ctrl-C asks for no more
-        if self.came:
-            self.came = signal.SIGKILL
-        else:
-            self.came = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        self.begin(self.group)
-
-    def begin(self, group: int) -> None:
-        """The group is there; a signal that came before reaches it now."""
-        self.group = group
-        if self.group and self.came:
-            _send(self.group, self.came)
+        _raise(job, process.returncode, begin, steps, stopped=bool(came))
 
 
 class LogFollower:
@@ -121,7 +110,7 @@ class LogFollower:
             shown: The line of progress.
         """
         self._log, self._shown, self._read = log, shown, 0
-        self._text = "the first step is to come"
+        self._text = "waiting for the first step"
         shown.note = lambda: self._text
 
     def look(self) -> None:
@@ -131,22 +120,13 @@ class LogFollower:
             new = file.read()
             whole = new[: new.rfind(b"\n") + 1]
             self._read += len(whole)
-            for line in whole.decode("utf-8", errors="replace").splitlines():
-                for step, data in logged_in(line):
-                    parts = (("critic/score/mean", "reward {:.3f}"), ("response_length/mean", "length {:.1f}"))
-                    text = "  ".join(form.format(data[name]) for name, form in parts if name in data)
-                    self._text = text or self._text
-                    self._shown.update(max(0, step - self._shown.done))
+            for step, data in logged_in(whole.decode("utf-8", errors="replace")):
+                parts = (("critic/score/mean", "reward {:.3f}"), ("response_length/mean", "length {:.1f}"))
+                self._text = "  ".join(form.format(data[name]) for name, form in parts if name in data)
+                self._shown.update(max(0, step - self._shown.done))
 
 
-def _follow(process: "subprocess.Popen[bytes]", follower: LogFollower) -> None:
-    while _runs(process):
-        follower.look()
-        time.sleep(_LOOK_EVERY_SECONDS)
-    follower.look()
-
-
-def _set_aside(folder: Path) -> None:
+def _keep_earlier_log(folder: Path) -> None:
     """Keeps the log of an earlier start where run.sh would, so that the one that is followed is new."""
     log = folder / LOG
     if log.is_file():
@@ -176,10 +156,10 @@ def _send(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _raise(job: FoundJob, code: int, begin: int, steps: int, *, stopped: bool) -> None:
+def _raise(job: Job, code: int, begin: int, steps: int, *, stopped: bool) -> None:
     """Says why it has ended."""
     if stopped:
-        what = f"verl was stopped, its newest checkpoint is of step {newest_step(job)} of {steps}"
+        what = f"verl was stopped, its newest checkpoint is of step {job.newest_step} of {steps}"
         raise InterruptedRunError(what, str(job.path), "the same command goes on")
     output = job.path / OUTPUT
     with output.open("rb") as file:
@@ -188,6 +168,6 @@ def _raise(job: FoundJob, code: int, begin: int, steps: int, *, stopped: bool) -
     if code == EXIT_USER_MISTAKE:
         raise_all(RecipeError, [Mistake(line) for line in _REFUSED.findall(text)])
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and _NO_REASON not in line]
-    how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     last = f": {lines[-1]:.300}" if lines else ""
     raise ProcessFailedError(f"verl {how}{last}", str(output), "the same command goes on")

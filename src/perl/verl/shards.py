@@ -1,0 +1,176 @@
+"""The shards of an adapter that verl's FSDP saved, read as untrusted data and put together.
+
+actor/model_world_size_W_rank_R.pt of all processes -> name -> whole tensor, in the type in which it was trained
+
+A checkpoint is a pickle. torch reads it with ``weights_only``, and of what it names beside plain tensors only the few
+classes of sharded tensors are allowed. Not even these are made: records without behaviour stand in for them, so no code
+of ``torch.distributed`` runs, no process group is needed, and files of other versions of torch are read alike.
+"""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
+from torch.serialization import (
+    add_safe_globals,
+    clear_safe_globals,
+    get_safe_globals,
+    get_unsafe_globals_in_checkpoint,
+)
+
+from perl.errors import RunFolderError, first_line
+
+_FILE = re.compile(r"model_world_size_(\d{1,6})_rank_(\d{1,6})\.pt")
+# What zipfile and torch raise for files that they cannot read.
+_REFUSALS = (
+    *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
+    *(zipfile.BadZipFile, zlib.error, UnpicklingError),
+)
+
+
+class _Record:
+    """What stands in for a class that a pickle names: it keeps what it is given."""
+
+    given: tuple[Any, ...]
+
+    def __new__(cls, *given: Any) -> "_Record":  # noqa: ANN401 (whatever the file holds)
+        made = object.__new__(cls)
+        made.given = given
+        return made
+
+
+class _Shard(_Record):
+    """A dimension is divided over the processes; ``dim`` says which."""
+
+
+class _Sharded(torch.Tensor):
+    """A tensor of which the file has a part, ``_local_tensor``; its shape is that of the whole."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, *_: object, **__: object) -> None:  # type: ignore[override]
+        """It cannot be computed with."""
+        raise TypeError(f"{func} of a tensor that is in shards")
+
+
+_PLACEMENTS, _SPECS, _MESHES = (
+    "torch.distributed.tensor.placement_types",
+    "torch.distributed.tensor._dtensor_spec",
+    "torch.distributed._mesh_layout",
+)
+_ALLOWED: Mapping[str, type] = {
+    "torch.distributed.tensor.DTensor": _Sharded,
+    "torch.distributed.tensor._api.DTensor": _Sharded,
+    f"{_SPECS}.DTensorSpec": _Record,
+    f"{_SPECS}.TensorMeta": _Record,
+    f"{_SPECS}.ShardOrderEntry": _Record,
+    f"{_PLACEMENTS}.Shard": _Shard,
+    f"{_PLACEMENTS}.Replicate": _Record,
+    "torch.distributed.device_mesh.DeviceMesh": _Record,
+    f"{_MESHES}._MeshLayout": _Record,
+    f"{_MESHES}._FlatLayout": _Record,
+}
+"""Every name, beside those of plain tensors, that a checkpoint may hold -> what stands in for it."""
+
+
+def files_of(actor: Path) -> list[Path]:
+    """The file of each process, in order.
+
+    Args:
+        actor: Folder of a step's policy.
+
+    Raises:
+        RunFolderError: Some are absent.
+    """
+    counts = {int(found[1]) for path in actor.glob("*.pt") if (found := _FILE.fullmatch(path.name))}
+    if len(counts) != 1:
+        what = "files of several numbers of processes" if counts else "no file of a policy's weights"
+        raise RunFolderError(f"holds {what}", str(actor), "is it verl's folder of a step's actor?")
+    (count,) = counts
+    files = [actor / f"model_world_size_{count}_rank_{rank}.pt" for rank in range(count)]
+    absent = [path.name for path in files if not path.is_file()]
+    if absent:
+        what = f"of {count} processes' files {len(absent)} are absent, the first is {absent[0]}"
+        raise RunFolderError(what, str(actor), "copy the files of all machines into one folder")
+    return files
+
+
+def read_shards(actor: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint, whole.
+
+    Args:
+        actor: Folder of a step's policy.
+
+    Raises:
+        RunFolderError: A file is absent, cut, unreadable or names code; or the parts do not fit.
+    """
+    loaded = [(path, _loaded(path)) for path in files_of(actor)]
+    names = loaded[0][1].keys()
+    for path, tensors in loaded:
+        if tensors.keys() != names or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+            raise RunFolderError("has other tensors than those of the other processes, or more than tensors", str(path))
+    return {name: _joined(name, {path: tensors[name] for path, tensors in loaded}) for name in names}
+
+
+def _joined(name: str, parts: Mapping[Path, torch.Tensor]) -> torch.Tensor:
+    """The whole tensor; verl divides each along its first dimension, as torch.chunk does."""
+    first = next(iter(parts.values()))
+    values = [_part(name, tensor, path) for path, tensor in parts.items()]
+    try:
+        whole = torch.cat(values) if isinstance(first, _Sharded) else values[0]
+    except RuntimeError as error:
+        raise RunFolderError(f"{name}: {first_line(error)}", str(next(iter(parts)).parent)) from None
+    if whole.shape != first.shape:
+        what = f"{name}: the parts make {list(whole.shape)}, the whole has {list(first.shape)}"
+        raise RunFolderError(what, str(next(iter(parts)).parent))
+    return whole
+
+
+def _part(name: str, tensor: Any, path: Path) -> torch.Tensor:  # noqa: ANN401 (of a file)
+    """What a process has of a tensor."""
+    if not isinstance(tensor, _Sharded):
+        return tensor.detach()
+    held: Any = tensor
+    try:
+        (placement,) = held._spec.placements
+        dim = vars(placement).get("dim", placement.given[0] if placement.given else None)
+        if isinstance(placement, _Shard) and int(dim) == 0:
+            return held._local_tensor.detach()
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{name}: {first_line(error)}", str(path)) from None
+    raise RunFolderError(f"{name} is not divided along its first dimension, as our jobs ask for", str(path))
+
+
+def _loaded(path: Path) -> Mapping[Any, Any]:
+    with _only_allowed():
+        try:
+            with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums that it writes
+                if (damaged := archive.testzip()) is not None:
+                    raise RunFolderError(f"is damaged: {damaged} has another checksum", str(path))
+            if named := get_unsafe_globals_in_checkpoint(path):
+                what = f"names {', '.join(sorted(named)[:3])[:200]}"
+                raise RunFolderError(f"{what}, which no checkpoint of weights does; nothing of it was run", str(path))
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except _REFUSALS as error:
+            raise RunFolderError(f"cannot be read, it may be cut: {first_line(error)[:200]}", str(path)) from None
+    if not isinstance(found, Mapping):
+        raise RunFolderError("holds no tensors by name", str(path))
+    return found
+
+
+@contextmanager
+def _only_allowed() -> Iterator[None]:
+    """Nothing but the names above is allowed, whatever was before; afterwards that is again."""
+    before = get_safe_globals()
+    clear_safe_globals()
+    add_safe_globals([(stand_in, name) for name, stand_in in _ALLOWED.items()])
+    try:
+        yield
+    finally:
+        clear_safe_globals()
+        add_safe_globals(before)

@@ -1,0 +1,184 @@
+"""The rows of ``keys.toml``: what a setting is for verl, or why it cannot go.
+
+Recipe -> what is refused, what means nothing there; settings -> verl's keys with their values
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perl.algorithms.named import ALGORITHMS
+from perl.errors import Mistake, RecipeError, raise_all
+from perl.methods.registry import METHODS
+from perl.recipe import Recipe
+from perl.recipe.sections import SECTIONS
+from perl.recipe.train_fields import train_fields
+
+TABLE: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("keys.toml").read_text(encoding="utf-8"))
+CANNOT: Mapping[str, Any] = TABLE["cannot"]
+METHODS_THAT_GO = ("lora", "rslora")
+"""As they are; rsLoRA as the plain LoRA with alpha sqrt(rank), which is the same adapter."""
+# What Hydra reads as text without quotes and as nothing else.
+_PLAIN = re.compile(r"[A-Za-z][\w./-]*")
+_WORDS = {"true", "false", "null", "none", "yes", "no", "on", "off", "nan", "inf"}
+
+
+def cannot_go(why: str, key: str, instead: str = "leave it out") -> Mistake:
+    """The mistake of a setting that verl has not."""
+    return Mistake(f"cannot go to verl: {why}", key, instead)
+
+
+def refusals(recipe: Recipe) -> list[Mistake]:
+    """What of a recipe cannot go at all, each with the reason and the nearest thing that works."""
+    rows = {key: row for row in CANNOT["keys"] for key in row["keys"]}
+    found = []
+    for key, value in _written(recipe):
+        if (row := rows.get(key)) is not None:
+            what = f"{_shown(value)} cannot go to verl: {row['why']}{_set_by(recipe, key)}"
+            found.append(Mistake(what, key, row.get("instead", "leave it out")))
+    method = recipe.peft.method
+    if recipe.peft.type is None and method not in METHODS_THAT_GO:
+        why, instead = method_refusal(method)
+        found.append(Mistake(f"{method} cannot go to verl: {why}", "peft.method", instead))
+    return found
+
+
+def method_refusal(name: str) -> tuple[str, str]:
+    """Why a method cannot go, and the nearest one that does."""
+    if METHODS[name].hooks:
+        return "verl would not call what this method does between the steps", "lora"
+    row = next((row for row in CANNOT["methods"] if name in row["names"]), None)
+    return (row["why"], row["instead"]) if row else ("verl gives its engine PEFT's LoRA layers only", "lora or rslora")
+
+
+def unread(recipe: Recipe) -> list[str]:
+    """A line for each key that is set and means nothing to verl."""
+    reasons = {key: why for why, keys in TABLE["unread"].items() for key in keys}
+    return [f"{key}: nothing reads it there: {reasons[key]}" for key, _ in _written(recipe) if key in reasons]
+
+
+def told(
+    setting: Callable[[str], Any], when: Collection[str], made: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """What verl is told, in the table's order, and the values that it has no word for.
+
+    Args:
+        setting: Key of a recipe -> what it has for it.
+        when: The conditions that hold.
+        made: verl's key -> value, of those that take more than a row says.
+    """
+    values: dict[str, Any] = {}
+    refused = []
+    for row in CANNOT["values"]:
+        if str(setting(row["key"])) in row["values"]:
+            refused.append(cannot_go(f"{setting(row['key'])}: {row['why']}", row["key"], row["instead"]))
+    for condition in when:
+        for key, cell in cells(TABLE["told"][condition]):
+            value = made[key] if key in made else _value(setting, cell)
+            words = cell.get("as") if isinstance(cell, Mapping) and key not in made else None
+            if words is not None and str(value) not in words:
+                refused.append(Mistake(f"{value} cannot go to verl", cell["from"], f"one of {', '.join(words)}"))
+            elif value is not None or key in made:
+                values[key] = words[str(value)] if words is not None else value
+    return values, refused
+
+
+def cells(rows: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a part of the table, each with what is told."""
+    for name, cell in rows.items():
+        if isinstance(cell, Mapping) and not cell.keys() & {"from", "made_from"}:
+            yield from cells(cell, f"{above}{name}.")
+        else:
+            yield above + name, cell
+
+
+def _value(setting: Callable[[str], Any], cell: Any) -> Any:  # noqa: ANN401 (whatever a setting is)
+    if not isinstance(cell, Mapping):
+        return cell
+    keys = cell.get("from", [])
+    found = (setting(key) for key in ([keys] if isinstance(keys, str) else keys))
+    return next((value for value in found if value is not None), cell.get("unset"))
+
+
+def _written(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """The keys that are not at their defaults, with their values."""
+    for section, model in SECTIONS.items():
+        values = getattr(recipe, section)
+        for name, field in model.model_fields.items():
+            if getattr(values, name) != field.get_default(call_default_factory=True):
+                yield f"{section}.{name}", getattr(values, name)
+    fields = train_fields()
+    for name, value in recipe.train.items():
+        if name in fields and (fields[name].computed or value != fields[name].default):
+            yield f"train.{name}", value
+
+
+def _set_by(recipe: Recipe, key: str) -> str:
+    """Which algorithm's name has set it, if it was that."""
+    row, name = ALGORITHMS.get(recipe.algorithm or ""), key.removeprefix("train.")
+    named = row is not None and name in row.settings and row.settings[name] == recipe.train.get(name)
+    return f" (algorithm: {recipe.algorithm} sets it)" if named else ""
+
+
+def further_overrides(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's ``engine.overrides``, which must not be of what the recipe says elsewhere.
+
+    Args:
+        recipe: With verl as its engine.
+        values: What verl is told besides.
+
+    Raises:
+        RecipeError: Some are.
+    """
+    mistakes = []
+    for key in recipe.engine.overrides or {}:
+        plain = key.lstrip("+~").rpartition("@")[2]  # GROUP@KEY chooses a file for all that is below KEY
+        reason = next((why for theirs, why in CANNOT["overrides"].items() if _within(plain, theirs)), None)
+        if any(_within(plain, one.lstrip("+")) for one in values):
+            mistakes.append(Mistake(f"{key} is made of the recipe", "engine.overrides", "say it in the recipe"))
+        elif reason is not None:
+            mistakes.append(Mistake(f"{key}: {reason}", "engine.overrides", "leave it out"))
+    raise_all(RecipeError, mistakes)
+    return dict(recipe.engine.overrides or {})
+
+
+def _within(one: str, other: str) -> bool:
+    """Whether a key is another one, is below it, or has it below itself."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def override(key: str, value: Any) -> str:  # noqa: ANN401
+    """One override as Hydra's command line takes it, ``key=value``.
+
+    Args:
+        key: As verl's files name it; ``+key`` where they do not have it.
+        value: Text, number, truth, None, or lists and mappings of these.
+
+    Raises:
+        RecipeError: It is of more than one line, which neither a job's file nor Hydra can hold.
+    """
+    line = f"{key}={_shown(value)}"
+    if len(line.splitlines()) > 1:
+        raise RecipeError("a value of several lines cannot go to verl", key.lstrip("+~"), "write it in one line")
+    return line
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_shown(str(key))}:{_shown(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
+    if isinstance(value, Sequence):
+        return f"[{','.join(map(_shown, value))}]"
+    return repr(value)
+
+
+def _quoted(text: str) -> str:
+    """In quotes; backslashes count before a quote only, and a reference to another key would be resolved."""
+    escaped = re.sub(r"(\\*)'", lambda found: found.group(1) * 2 + "\\'", text)
+    escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
+    return "'" + escaped.replace("${", "\\${") + "'"
