@@ -136,7 +136,7 @@ def merged_minus_base(base, policy, names):
     return {name: merged.get_submodule(name).weight.detach() - weight for name, weight in weights.items()}
 
 
-@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "adalora", "ia3", "ln-tuning"])
+@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "adalora", "ia3", "vera"])
 def test_the_update_that_is_read_is_what_plain_peft_adds_to_the_base(method):
     saved = find_adapter(f"zoo:sandbox-{method}")
     found, left_out = updates_of_adapter(continue_adapter(load_base(ModelSection(), torch.device("cpu")), saved).eval())
