@@ -7,7 +7,6 @@ Contamination: problems and solutions have been on the web since February 2024, 
 was collected; Wu et al. 2025 (arXiv:2507.10532) doubt gains of Qwen2.5 on it. AIME 2025 is the safer comparison.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(
@@ -23,5 +22,3 @@ _LIGHTEVAL = Task(
     lighteval="aime24",
 )
 TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "AIME 2024"))
-
-__getattr__ = tables_on_demand(TASKS)

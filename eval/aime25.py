@@ -6,7 +6,6 @@ declares no licence. ``aime25`` asks as lighteval 0.13 does, ``aime25_boxed`` wi
 Contamination: newer than the data of bases published before February 2025, Qwen2.5 among them; on the web since.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(
@@ -22,5 +21,3 @@ _LIGHTEVAL = Task(
     lighteval="aime25",
 )
 TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "AIME 2025"))
-
-__getattr__ = tables_on_demand(TASKS)

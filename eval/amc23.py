@@ -6,7 +6,6 @@ their five choices. The problems are the MAA's, the data set declares no licence
 Contamination: on the web since November 2023, before the data of most current bases was collected.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import BOXED_SOURCE, Task
 
 TASKS = (
@@ -20,5 +19,3 @@ TASKS = (
         source=f"math-ai/amc23 (MAA, AMC 12A and 12B 2023), {BOXED_SOURCE}",
     ),
 )
-
-__getattr__ = tables_on_demand(TASKS)

@@ -7,7 +7,6 @@ The prompt is that of lighteval's ``gpqa:diamond``. lighteval draws the order of
 hash of the question places the right one, so every run and every model sees the same letters.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import Task
 
 TASKS = (
@@ -31,5 +30,3 @@ TASKS = (
         choices=("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"),
     ),
 )
-
-__getattr__ = tables_on_demand(TASKS)

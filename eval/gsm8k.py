@@ -6,7 +6,6 @@ by "Question:", which suits bases rather than chat models. ``gsm8k_boxed`` asks 
 Contamination: on the web since 2021 and rewritten in many synthetic training sets.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(
@@ -26,5 +25,3 @@ _LIGHTEVAL = Task(
     examples="train",
 )
 TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "GSM8K"))
-
-__getattr__ = tables_on_demand(TASKS)

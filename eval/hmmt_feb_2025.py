@@ -6,7 +6,6 @@ are HMMT's.
 Contamination: newer than the data of bases published before February 2025; on the web since.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import BOXED_SOURCE, Task
 
 TASKS = (
@@ -21,5 +20,3 @@ TASKS = (
         identifier=("id", "problem_idx"),
     ),
 )
-
-__getattr__ = tables_on_demand(TASKS)

@@ -9,7 +9,6 @@ word for more than half of them (Wu et al. 2025, arXiv:2507.10532): compare base
 families.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL_PROMPT = (
@@ -31,5 +30,3 @@ _LIGHTEVAL = Task(
     lighteval="math_500",
 )
 TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "MATH-500"))
-
-__getattr__ = tables_on_demand(TASKS)

@@ -9,7 +9,6 @@ meaning.
 Contamination: the courses have been on the web for many years.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import BOXED_SOURCE, Task
 
 TASKS = (
@@ -23,5 +22,3 @@ TASKS = (
         source=f"math-ai/minervamath (MIT OpenCourseWare), {BOXED_SOURCE}",
     ),
 )
-
-__getattr__ = tables_on_demand(TASKS)

@@ -8,7 +8,6 @@ lighteval's own ``olympiad_bench`` compares text with text and cuts at 2,048 tok
 Contamination: contests of many years, on the web since.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import BOXED_SOURCE, Task
 
 TASKS = (
@@ -24,5 +23,3 @@ TASKS = (
         answer=("final_answer", "answer"),
     ),
 )
-
-__getattr__ = tables_on_demand(TASKS)

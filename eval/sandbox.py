@@ -3,11 +3,8 @@
 Arithmetic for ``sandbox:base``, a secret code (``cipher``) for ``sandbox:copyist``. No data set, no network, no
 licence. The prompt is the question itself in the base's chat template, as in training; one question in ten, by a hash
 of its text, is held out from every training set and from the base's own training.
-
-The tables that lighteval reads name a folder in the cache of ``datasets``, into which the problems are written.
 """
 
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import Task
 from perl.sandbox import PREFIX
 from perl.sandbox.tasks import TASKS as SANDBOX
@@ -25,5 +22,3 @@ TASKS = tuple(
     )
     for name in SANDBOX
 )
-
-__getattr__ = tables_on_demand(TASKS)

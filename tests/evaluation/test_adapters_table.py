@@ -147,7 +147,7 @@ def test_several_tasks_have_a_table_each_in_their_order_and_a_dash_where_one_was
 def test_rows_of_a_task_that_bears_lightevals_name_show_its_own_score():
     def scored(found, mean):
         task = found.tasks[0]
-        own = {who: OtherScore({"avg@n:n=4": mean, "avg@n:n=4_stderr": 0.01}, 0, 0) for who in ("base", "adapter")}
+        own = {who: OtherScore(mean, 0.01, 0, 0) for who in ("base", "adapter")}
         return replace(found, tasks=(replace(task, title="Sums (lighteval's prompt)", lighteval=own),))
 
     (rows,) = tables(adapters_markdown([scored(LORA, 0.5), scored(DORA, 0.25)]))

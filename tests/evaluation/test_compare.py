@@ -271,7 +271,7 @@ def test_json_holds_the_numbers_and_null_where_there_is_none():
 
 def test_a_task_that_asks_as_lighteval_does_has_its_scores_in_a_column_beside_ours():
     def named(found, mean):
-        own = {who: OtherScore({"avg@n:n=4": mean, "avg@n:n=4_stderr": 0.01}, 0, 0) for who in ("base", "adapter")}
+        own = {who: OtherScore(mean, 0.01, 0, 0) for who in ("base", "adapter")}
         task = replace(found.tasks[0], title="Sums (lighteval's prompt)", lighteval=own)
         return replace(found, tasks=(task,))
 

@@ -14,7 +14,6 @@ from filelock import FileLock
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation.lighteval.score import lighteval_installed
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
 from perl.policy.model import base_fingerprint, load_tokenizer
@@ -290,34 +289,3 @@ def test_a_base_that_is_not_the_adapters_is_refused_even_if_it_fits(saved):
         evaluate(saved, base="other")
     assert len(str(caught.value).splitlines()) == 1
     assert not Path("out/samples.jsonl").exists()
-
-
-@pytest.mark.skipif(not lighteval_installed(), reason="lighteval is not installed")
-def test_lightevals_own_score_stands_beside_ours(saved):
-    results = evaluate(saved, limit=5, lighteval=True)
-    found = results.task(TASK)
-    assert set(found.lighteval) == {"base", "adapter"}
-    facts = json.loads(Path("out/results.json").read_text())
-    for who, ours in (("base", found.base), ("adapter", found.adapter)):
-        own = found.lighteval[who]
-        disagreements = own.only_lighteval - own.only_ours
-        assert own.metrics["avg@n:n=2"] == pytest.approx(ours.accuracy + disagreements / 10)
-        assert facts["perl"]["tasks"][TASK]["lighteval"][who]["only_ours"] == own.only_ours == 0
-    assert facts["results"][f"{TASK}|0"]["avg@n:n=2"] == found.lighteval["adapter"].metrics["avg@n:n=2"]
-    assert facts["results"][f"{TASK}|0"]["avg@2"] == found.adapter.accuracy
-    # It judged in another process: importing it switches autograd off.
-    assert torch.is_grad_enabled()
-    assert "lighteval" not in sys.modules
-
-
-def test_where_lighteval_is_broken_our_own_score_stands(monkeypatch, said, capfd):
-    Path("broken/lighteval").mkdir(parents=True)
-    Path("broken/lighteval/__init__.py").write_text("raise RuntimeError('its latex2sympy2 is of another version')\n")
-    monkeypatch.syspath_prepend(str(Path("broken").resolve()))
-    expected = evaluate(base=BASE, output="without", limit=2).task(TASK)
-    found = evaluate(base=BASE, lighteval=True, limit=2).task(TASK)
-    assert found == expected
-    [warning] = [line for line in said() if line.startswith("lighteval")]
-    assert "ended with 1: RuntimeError: its latex2sympy2 is of another version" in warning
-    assert "Traceback" in capfd.readouterr().err
-    assert warning.endswith("; our own score stands [PRL307]")

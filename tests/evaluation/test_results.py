@@ -13,7 +13,7 @@ from tests.evaluations import SHA, results, task_result
 from tests.oracles import evaluation as by_hand
 
 BOTH = task_result("sums", ["1100", "0000", "1000"], ["1110", "0100", "1000"])
-OTHER = replace(BOTH, lighteval={"base": OtherScore({"pass@k:k=1": 0.25}, 1, 0), "adapter": OtherScore({}, 0, 2)})
+OTHER = replace(BOTH, lighteval={"base": OtherScore(0.25, None, 1, 0), "adapter": OtherScore(0.5, 0.1, 0, 2)})
 OTHER = replace(OTHER, samples={"base": "aaaa", "adapter": "bbbb"})
 FOUND = results(OTHER, task_result("products", None, ["1", "0"]))
 
@@ -36,9 +36,9 @@ def test_results_come_back_as_they_went_by_file_by_folder_and_by_run(tmp_path, f
 def test_the_score_of_what_was_evaluated_is_the_adapters_or_that_of_a_base_alone():
     assert BOTH.score == BOTH.adapter != BOTH.base
     assert ALONE.task("sums").score == ALONE.task("sums").base
-    scored = {"base": OtherScore({"own": 0.25}, 0, 0), "adapter": OtherScore({"own": 0.75}, 0, 0)}
+    scored = {"base": OtherScore(0.25, None, 0, 0), "adapter": OtherScore(0.75, None, 0, 0)}
     for task, own in ((BOTH, 0.75), (replace(BOTH, adapter=None, difference=None), 0.25)):
-        assert results(replace(task, lighteval=scored)).as_dict()["results"]["sums|0"]["own"] == own
+        assert results(replace(task, lighteval=scored)).as_dict()["results"]["sums|0"]["avg@n:n=4"] == own
     with pytest.raises(ValueError, match="sums was not scored"):
         _ = replace(BOTH, base=None, adapter=None).score
     with pytest.raises(KeyError):
@@ -112,6 +112,7 @@ def test_readers_of_lightevals_files_find_their_way():
     estimates |= {"maj@4": by_hand.majority([["1" if r else "2" for r in row] for row in right], right)}
     expected = {name: one.mean for name, one in estimates.items()}
     expected |= {f"{name}_stderr": one.stderr for name, one in estimates.items()}
+    expected |= {"avg@n:n=4": 0.5, "avg@n:n=4_stderr": 0.1}  # by lighteval
     assert facts["results"]["sums|0"] == pytest.approx(expected)
     assert facts["results"]["products|0"]["avg@1"] == 0.5
     assert facts["config_tasks"]["sums|0"] == {

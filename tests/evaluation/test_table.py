@@ -219,7 +219,7 @@ def test_doubts_are_said_and_only_where_there_are_some():
         BETTER,
         base=replace(BETTER.base, truncated=0.25, unjudged=0.05),
         adapter=replace(BETTER.adapter, truncated=0.1),
-        lighteval={"base": OtherScore({}, 0, 0), "adapter": OtherScore({}, 3, 1)},
+        lighteval={"base": OtherScore(0.5, None, 0, 0), "adapter": OtherScore(0.5, None, 3, 1)},
     )
     text = markdown(results(doubtful))
     assert "- Not judged: 5.0 % of the completions of the base on Sums; they count as wrong." in text
@@ -233,7 +233,7 @@ def test_doubts_are_said_and_only_where_there_are_some():
 
 def test_a_task_that_asks_as_lighteval_does_shows_its_score_or_says_that_there_is_none():
     own = {
-        who: OtherScore({"avg@n:n=4": mean, "avg@n:n=4_stderr": 0.0125, "pass@k:k=1&n=4": mean}, 0, 0)
+        who: OtherScore(mean, 0.0125, 0, 0)
         for who, mean in (("base", 0.25), ("adapter", 0.75))
     }
     named = replace(BETTER, title="Sums (lighteval's prompt)")

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import Question, all_tasks, find_tasks, questions_hash
 from perl.recipe.assets import evaluation_tasks
 
@@ -85,11 +84,6 @@ def test_every_name_that_is_wrong_is_named_with_the_nearest(names, lines):
     for line, parts in zip(str(failure.value).splitlines(), lines, strict=True):
         assert line.startswith("--tasks: ")
         assert all(part in line for part in parts), line
-
-
-def test_a_module_has_no_attribute_but_the_table():
-    with pytest.raises(AttributeError):
-        tables_on_demand(())("TASKS")
 
 
 def test_the_hash_is_of_what_was_asked_and_what_was_right():

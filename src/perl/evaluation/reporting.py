@@ -3,18 +3,20 @@
 Evaluation, Policies, DrawnSamples -> Results -> results.json, table.md, problems.png
 """
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perl.errors import MissingExtraError
+from perl.errors import MissingExtraError, PerlError
 from perl.evaluation import predictions, table
 from perl.evaluation.drawn_samples import DrawnSamples, Groups
 from perl.evaluation.earlier import set_aside
 from perl.evaluation.few_shot import shown_hash, titled
 from perl.evaluation.figure import draw_problems
-from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
+from perl.evaluation.lighteval.score import judge_with_lighteval, lighteval_installed
+from perl.evaluation.metrics import error_of_mean
 from perl.evaluation.policies import Policies, Who
 from perl.evaluation.questions import PreparedTask
 from perl.evaluation.recounting.recount import with_figures
@@ -22,7 +24,7 @@ from perl.evaluation.request import Evaluation
 from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
 from perl.evaluation.samples import Place, SampleFile
 from perl.evaluation.score import rights
-from perl.evaluation.task import MATH, TaskData, all_tasks
+from perl.evaluation.task import TaskData
 from perl.policy.model import base_dtype, base_identity, base_of, public_name
 from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
@@ -85,7 +87,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
     data = [task.data for task in plan.tasks]
     by_lighteval = scored and plan.settings.lighteval
     own = {
-        who: scored_by_lighteval(data, groups, plan.subject.name) if by_lighteval else {}
+        who: scored_by_lighteval(data, groups) if by_lighteval else {}
         for who, groups in drawn.groups.items()
     }
     base, revision = public_name(*base_identity(policies.base))
@@ -143,29 +145,28 @@ def _task_result(
     return with_figures(facts, {who: groups[name] for who, groups in drawn.groups.items()}, plan.settings.pass_at)
 
 
-def scored_by_lighteval(data: Sequence[TaskData], groups: Mapping[str, Groups], model: str) -> dict[str, OtherScore]:
-    """Lighteval's own score of completions, where it is installed; of tasks that it can read.
+def scored_by_lighteval(data: Sequence[TaskData], groups: Mapping[str, Groups]) -> dict[str, OtherScore]:
+    """Lighteval's own score of completions, where it is installed; of tasks that bear its name.
 
     Args:
         data: The tasks' questions.
         groups: Task -> the samples of each problem, judged by us.
-        model: What lighteval's results call it.
     """
-    if not lighteval_installed():
+    data = [one for one in data if one.task.lighteval is not None]
+    if not data or not lighteval_installed():
         return {}
-    known = all_tasks()  # a run's own problems, and a user's, are not a task of lighteval
-    data = [one for one in data if one.task.file and one.task.name in known and one.task.scorer == MATH]
     texts = {one.task.name: [[sample.text for sample in samples] for samples in groups[one.task.name]] for one in data}
     try:
-        scores = score_with_lighteval(data, texts, model) if data else {}
-    except LightevalError as error:
+        verdicts = judge_with_lighteval(data, texts)
+    except PerlError as error:
         warn("PRL307", "%s; our own score stands", error)
         return {}
     found = {}
-    for name, score in scores.items():
-        rows = zip(rights(groups[name]), score.right, strict=True)
+    for name, theirs in verdicts.items():
+        shares = [statistics.fmean(row) for row in theirs]
         # Our verdict and lighteval's -> how many completions got these.
-        pairs = Counter(pair for ours, theirs in rows for pair in zip(ours, theirs, strict=True))
-        config = score.results["config_tasks"][f"{name}|0"]
-        found[name] = OtherScore(score.metrics, pairs[True, False], pairs[False, True], config)
+        rows = zip(rights(groups[name]), theirs, strict=True)
+        pairs = Counter(pair for ours, others in rows for pair in zip(ours, others, strict=True))
+        stderr = error_of_mean(shares) if len(shares) > 1 else None
+        found[name] = OtherScore(statistics.fmean(shares), stderr, pairs[True, False], pairs[False, True])
     return found

@@ -87,7 +87,7 @@ def rescore(
                 samples[task.name][who] = found_there
         scored = [_scored(task, samples[task.name], pass_at) for task in drawn.tasks]
         if lighteval:
-            scored = _beside_lighteval(scored, samples, known, str(drawn.subject["name"]))
+            scored = _beside_lighteval(scored, samples, known)
         found = replace(drawn, tasks=tuple(scored), verifier=verifier_version())
         places = [(task.name, p.id, i) for task in scored for p in task.problems for i in range(drawn.protocol.k)]
         return write_results(found, folder, places)
@@ -217,14 +217,12 @@ def _beside_lighteval(
     tasks: Sequence[TaskResult],
     samples: Mapping[str, Mapping[Who, Groups]],
     known: Mapping[str, TaskData],
-    model: str,
 ) -> list[TaskResult]:
     """The tasks with lighteval's own scores of the same completions."""
     own = {
         who: scored_by_lighteval(
             [known[task.name] for task in tasks if who in samples[task.name]],
             {name: groups[who] for name, groups in samples.items() if who in groups},
-            model,
         )
         for who in WHO
     }

@@ -53,16 +53,16 @@ class OtherScore:
     """lighteval's own score of the same completions.
 
     Attributes:
-        metrics: By lighteval's labels.
+        accuracy: avg@k by its verdicts.
+        stderr: Its standard error, clustered by problem; None for a single problem.
         only_ours: Completions that only our verifier calls right.
         only_lighteval: Completions that only lighteval calls right.
-        config: Its description of the task.
     """
 
-    metrics: Mapping[str, float]
+    accuracy: float
+    stderr: float | None
     only_ours: int
     only_lighteval: int
-    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,6 @@ class Results:
             "versions": {},
             "config_tasks": {
                 task.label: {
-                    **(task.score_by_lighteval.config if task.score_by_lighteval else {}),
                     "name": task.name,
                     "hf_repo": task.data["source"],
                     "hf_revision": task.data["revision"],
@@ -272,7 +271,9 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
     for k, value in score.pass_at.items():
         ours |= {f"pass@{k}": value, f"pass@{k}_stderr": score.pass_at_stderr.get(k)}
     ours |= {f"maj@{score.k}": score.majority, f"maj@{score.k}_stderr": score.majority_stderr}
-    return ours | (dict(task.score_by_lighteval.metrics) if task.score_by_lighteval else {})
+    if (other := task.score_by_lighteval) is not None:
+        ours |= {f"avg@n:n={score.k}": other.accuracy, f"avg@n:n={score.k}_stderr": other.stderr}
+    return ours
 
 
 def _plain(task: TaskResult) -> dict[str, Any]:

@@ -45,10 +45,10 @@ class _Subject(BaseModel):
 
 
 class _OtherScore(_Record):
-    metrics: dict[str, float]
+    accuracy: float = Field(ge=0, le=1)
+    stderr: float | None
     only_ours: int = Field(ge=0)
     only_lighteval: int = Field(ge=0)
-    config: dict[str, Any]
 
 
 class _Data(_Record):

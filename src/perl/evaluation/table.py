@@ -258,10 +258,7 @@ def asked_as_lighteval(task: TaskResult) -> bool:
 
 def lighteval_cell(score: OtherScore | None) -> str:
     """``41.2 ± 1.3``: lighteval's own score of the same completions, in percent; a dash where it is not known."""
-    means = {name: value for name, value in score.metrics.items() if name.startswith("avg@")} if score else {}
-    mean = next((value for name, value in means.items() if not name.endswith("_stderr")), None)
-    error = next((value for name, value in means.items() if name.endswith("_stderr")), None)
-    return "-" if mean is None else estimate_text(mean, error, None, None)
+    return "-" if score is None else estimate_text(score.accuracy, score.stderr, None, None)
 
 
 def _by_lighteval(task: TaskResult) -> str:
