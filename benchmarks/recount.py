@@ -63,7 +63,7 @@ def _of_made_up() -> dict[str, float]:
         with _fresh() as process:
             process.submit(_make_up, folder).result()
         seconds = {"samples": float(2 * PROBLEMS * K)}
-        for way in ("texts", "verdicts", "published", "rights"):
+        for way in ("texts", "verdicts", "published"):
             with _fresh() as process:
                 seconds[way] = process.submit(_timed, folder, way).result()
         seconds["bytes of the published file"] = float((folder / PUBLISHED).stat().st_size)
@@ -81,9 +81,9 @@ def _timed(folder: Path, way: str) -> float:
     start_workers()
     started = time.perf_counter()
     if way == "published":
-        kept: KeptSamples | None = read_published((folder / PUBLISHED).read_bytes(), PUBLISHED)
+        kept = read_published((folder / PUBLISHED).read_bytes(), PUBLISHED)
     else:
-        kept = None if way == "rights" else KeptSamples(list(SampleFile(folder / SAMPLES).lines()))
+        kept = KeptSamples(list(SampleFile(folder / SAMPLES).lines()))
     counted = recount(results, kept, golds)
     if counted.mistakes:
         raise SystemExit("\n".join(map(str, counted.mistakes)))

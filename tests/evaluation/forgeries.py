@@ -7,7 +7,7 @@ The folder is an evaluation's: the two files of base and adapter on a sandbox ta
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,12 @@ class Forgery:
     Attributes:
         edit: Changes the files of a folder.
         said: What a line says of it, by a regular expression; None: it cannot be shown without drawing again.
-        needs: What counting again needs to show it: ``texts`` of the completions, ``samples`` without texts, or only
-            each problem's ``rights``.
+        texts: Counting again needs the completions' texts to show it.
     """
 
     edit: Edit
     said: str | None
-    needs: str = "rights"
+    texts: bool = False
 
 
 def _results(edit: Callable[[dict[str, Any]], None]) -> Edit:
@@ -91,19 +90,15 @@ def one_bit_flipped(folder: Path) -> None:
     _task(edit)(folder)
 
 
-def every_bit_right(folder: Path) -> None:
-    def edit(task: dict[str, Any]) -> None:
-        for row in task["problems"].values():
-            row["adapter"] = "1" * len(row["adapter"])
-
-    _task(edit)(folder)
-
-
 def whole_results_forged(folder: Path) -> None:
     """Every figure follows from bits that are all 1; the samples stay as they are."""
-    every_bit_right(folder)
-    _score(majority=1.0)(folder)
-    recount(read_results(folder)).results.write(folder)
+    lines = list(SampleFile(folder / "samples.jsonl").lines())
+    right = {sample.problem: sample.extracted for _, sample in lines if sample.right}
+    forged = [
+        (key, replace(sample, status="right", extracted=right.get(sample.problem)) if key == lines[-1][0] else sample)
+        for key, sample in lines
+    ]
+    recount(read_results(folder), KeptSamples(forged, texts=False)).results.write(folder)
 
 
 def results_and_statuses_forged(folder: Path) -> None:
@@ -193,72 +188,40 @@ def _edit_text(lines: list[dict[str, Any]]) -> None:
     wrong["text"] = right["text"]
 
 
-def _steal(lines: list[dict[str, Any]]) -> None:
-    """The base's completions stand under the adapter's name, beside the adapter's own."""
-    mine = lines[-1]["policy"]
-    lines += [{**line, "policy": mine} for line in lines if line["policy"] != mine]
-
-
-# The samples give other bits; without samples the bits give other figures.
-_EITHER = "the adapter's rights differ on .* problems|adapter.accuracy is .* in the file, counted is"
 FORGERIES: dict[str, Forgery] = {
-    "one bit": Forgery(one_bit_flipped, _EITHER),
-    "every bit 1, figures unchanged": Forgery(every_bit_right, _EITHER),
-    "every bit 1 and every figure that follows": Forgery(
-        whole_results_forged, "the adapter's rights differ on .* problems", "samples"
-    ),
+    "one bit": Forgery(one_bit_flipped, "the adapter's rights differ on .* problems"),
+    "every bit 1 and every figure that follows": Forgery(whole_results_forged, "the adapter's rights differ on"),
     "accuracy": Forgery(_score(accuracy=0.99), "adapter.accuracy is 0.99 in the file"),
-    "standard error": Forgery(_score(stderr=0.0001), "adapter.stderr is 0.0001 in the file"),
-    "interval of the score": Forgery(_score(low=0.98, high=1.0), "adapter.low is 0.98 in the file"),
     "pass@k": Forgery(_task(lambda task: task["adapter"]["pass_at"].update({"2": 1.0})), r"adapter.pass_at.2 is 1 in"),
-    "maj@k": Forgery(_score(majority=1.0), "adapter.majority is 1 in the file", "samples"),
-    "mean length": Forgery(_score(mean_tokens=3.0), "adapter.mean_tokens is 3 in the file", "samples"),
-    "tokens": Forgery(_score(tokens=3), "adapter.tokens is 3 in the file", "samples"),
-    "share cut off": Forgery(_score(truncated=0.25), "adapter.truncated is 0.25 in the file", "samples"),
-    "share without an answer": Forgery(_score(no_answer=0.25), "adapter.no_answer is 0.25", "samples"),
-    "share not judged": Forgery(_score(unjudged=0.25), "adapter.unjudged is 0.25", "samples"),
+    "maj@k": Forgery(_score(majority=1.0), "adapter.majority is 1 in the file"),
+    "mean length": Forgery(_score(mean_tokens=3.0), "adapter.mean_tokens is 3 in the file"),
+    "share not judged": Forgery(_score(unjudged=0.25), "adapter.unjudged is 0.25"),
     "difference": Forgery(_difference(mean=0.526), "difference.mean is 0.526 in the file"),
     "interval of the difference": Forgery(_difference(low=0.525, high=0.527), "difference.low is 0.525 in the file"),
     "p": Forgery(_difference(p_value=0.0001), "difference.p_value is 0.0001 in the file"),
-    "difference left out": Forgery(_task(lambda task: task.update(difference=None)), "difference is None in the file"),
     "n": Forgery(_score(n=500), "is not of 500 problems with 4 completions"),
-    "k": Forgery(_score(k=64), "is not of 8 problems with 64 completions"),
     "labels for lighteval's readers": Forgery(_label("avg@4", 0.99), r"results\.sandbox:addition\|0\.avg@4 is 0.99"),
-    "a label more": Forgery(
-        _label("acc", 1.0), r"results\.sandbox:addition\|0\.acc is 1 in the file, counted is absent"
-    ),
-    "max_new_tokens": Forgery(_task(lambda task: task.update(max_new_tokens=32768)), "its protocol_hash is"),
     "temperature": Forgery(_results(lambda f: f["perl"]["protocol"].update(temperature=0.6)), "its protocol_hash is"),
     "protocol_hash": Forgery(_task(lambda task: task.update(protocol_hash="0" * 16)), "its protocol_hash is '0{16}'"),
-    "seed": Forgery(
-        _results(lambda f: f["perl"]["protocol"].update(seed=7)), "were not drawn with their own seed", "samples"
-    ),
+    "seed": Forgery(_results(lambda f: f["perl"]["protocol"].update(seed=7)), "were not drawn with their own seed"),
     "title": Forgery(_task(lambda task: task.update(title="AIME 2024")), "its title is 'AIME 2024', the task's is"),
-    "scorer": Forgery(_task(lambda task: task.update(scorer="exact")), "its scorer is 'exact', the task's is 'math'"),
     "scorer and the hash": Forgery(scorer_and_hash, "its scorer is 'normalised', the task's is 'math'"),
-    "SHA-256 of the data": Forgery(
-        _task(lambda task: task["data"].update(sha256="0" * 64)),
-        "its protocol_hash is .* task and data do not give",
-    ),
     "SHA-256 of the data and the hash": Forgery(data_of_another_hash, "its data is not the task's"),
     "a problem left out everywhere": Forgery(problems_left_out, "its data is not the task's"),
     "policy": Forgery(
         _results(lambda f: f["perl"]["subject"].update(policy="0" * 64)), "its policy is not the one that its digests"
     ),
-    "a verdict": Forgery(_samples(_flip_status), "1 verdicts are not those of the texts", "texts"),
-    "a text": Forgery(_samples(_edit_text), "1 verdicts are not those of the texts", "texts"),
-    "verdicts and results": Forgery(results_and_statuses_forged, "verdicts are not those of the texts", "texts"),
+    "a verdict": Forgery(_samples(_flip_status), "1 verdicts are not those of the texts", texts=True),
+    "a text": Forgery(_samples(_edit_text), "1 verdicts are not those of the texts", texts=True),
+    "verdicts and results": Forgery(results_and_statuses_forged, "verdicts are not those of the texts", texts=True),
     "a sample's seed": Forgery(
-        _samples(lambda lines: lines[-1].update(seed=1)), "1 samples were not drawn with their own seed", "samples"
+        _samples(lambda lines: lines[-1].update(seed=1)), "1 samples were not drawn with their own seed"
     ),
     "a sample's length": Forgery(
-        _samples(lambda lines: lines[-1].update(tokens=10**6)), "have another length than 0 to", "samples"
+        _samples(lambda lines: lines[-1].update(tokens=10**6)), "have another length than 0 to"
     ),
-    "a sample twice": Forgery(
-        _samples(lambda lines: lines.append(lines[-1])), "1 samples stand there more than once", "samples"
-    ),
-    "samples missing": Forgery(_samples(lambda lines: lines.pop()), "1 samples are missing", "samples"),
-    "another policy's samples added": Forgery(_samples(_steal), "samples stand there more than once", "samples"),
+    "a sample twice": Forgery(_samples(lambda lines: lines.append(lines[-1])), "1 samples stand there more than once"),
+    "samples missing": Forgery(_samples(lambda lines: lines.pop()), "1 samples are missing"),
     "the base's samples for the adapter's": Forgery(
         _task(lambda task: task["samples"].update(adapter=task["samples"]["base"])),
         "base and adapter name the same samples",

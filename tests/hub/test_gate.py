@@ -154,14 +154,14 @@ def test_what_waits_in_the_outbox_is_looked_at_again_and_the_sender_looks_itself
     assert hub.requests == 0
 
 
-def test_samples_that_are_too_many_are_left_out_and_weights_that_are_exchanged_refused(monkeypatch, caplog):
+def test_samples_that_are_too_many_and_weights_that_are_exchanged_are_refused(monkeypatch):
     run = publishable()
     add_best(run)
     assert WEIGHTS in pack(find_candidate(run, "best"), REPO).files
     monkeypatch.setattr("perl.evaluation.recounting.published_samples.LARGEST", 10)
-    assert "eval/samples.jsonl" not in pack(find_candidate(run), REPO).files
-    (line,) = [record.getMessage() for record in caplog.records if "samples" in record.getMessage()]
-    assert "the samples of its scores are not sent" in line
+    with pytest.raises(PerlError, match="samples.jsonl: has .* at most are published"):
+        pack(find_candidate(run), REPO)
+    monkeypatch.undo()
     candidate = find_candidate(run)
     (run.adapter / WEIGHTS).write_bytes(weights(b"other"))
     with pytest.raises(PerlError, match="was exchanged while it was read"):

@@ -5,7 +5,6 @@ samples of each problem -> Score
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
 from perl.evaluation.scorers import normal
 from perl.evaluation.task import MATH
-from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
+from perl.rewards.verifier import check_all
 from perl.run.warned import warn
 from perl.types import Verdict
 from perl.zoo.intervals import interval
@@ -23,11 +22,7 @@ G_PASS_K = 16
 G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
 UNJUDGED = ("timeout", "error", "unparsable_gold")
 """Verdicts that leave the answer undecided; such completions count as not right."""
-OF_MAJORITY = ("majority", "majority_stderr", "majority_low", "majority_high")
-NOT_FROM_RIGHTS = (*OF_MAJORITY, "mean_tokens", "tokens", "truncated", "no_answer", "unjudged")
-"""Fields of a score that take more than which completions are right."""
-# Of a worker in place of one that was killed.
-_START_SECONDS = 3.0
+_PAIRS_AT_ONCE = 50_000
 HASHED = "sha256:"
 """Begins what stands for an answer that is too long to be published; only the same letters are the same answer."""
 
@@ -81,26 +76,15 @@ class Score:
     g_pass: Mapping[str, float] = field(default_factory=dict)
 
 
-class TooManyAnswersError(ValueError):
-    """Comparing the answers for maj@k takes longer than it may."""
-
-
-def score_samples(
-    problems: Sequence[Sequence[Sample]],
-    pass_at: Sequence[int] = (),
-    until: float | None = None,
-    scorer: str = MATH,
-) -> Score:
+def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = (), scorer: str = MATH) -> Score:
     """The score of a policy on a task.
 
     Args:
         problems: The samples of each problem, the same number of each.
         pass_at: Further numbers for pass@k, beside the powers of two up to k.
-        until: When answers are compared no more, of :func:`time.monotonic`; None: never.
         scorer: Name of what judged them.
 
     Raises:
-        TooManyAnswersError: Time is over.
         ValueError: There is no problem, or fewer completions than pass@k needs.
     """
     if not problems:
@@ -111,7 +95,7 @@ def score_samples(
     passes = {j: _estimate(metrics.pass_at_k_by_problem(right, j)) for j in sorted({*pass_numbers(k), *pass_at})}
     answers = [[sample.extracted for sample in samples] for samples in problems]
     wrong = [[" ".join(s.extracted.split()) for s in samples if s.extracted and not s.right] for samples in problems]
-    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, until, scorer)))
+    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, scorer)))
     return Score(
         n=len(right),
         k=k,
@@ -218,40 +202,24 @@ def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
-def same_meaning(
-    problems: Iterable[Sequence[str]], until: float | None = None, scorer: str = MATH
-) -> Callable[[str, str], bool]:
+def same_meaning(problems: Iterable[Sequence[str]], scorer: str = MATH) -> Callable[[str, str], bool]:
     r"""Whether two different answers to a problem mean the same, by the scorer's word.
 
     Args:
         problems: The answers to each problem, in the order in which they will be compared: a later one with an earlier.
-        until: When no more are compared, of :func:`time.monotonic`; None: never.
         scorer: Name of what judged them.
 
     Returns:
         What knows it of these pairs; they are compared here, many at a time.
-
-    Raises:
-        TooManyAnswersError: Time is over.
     """
     if scorer != MATH:
         return lambda later, earlier: normal(scorer, later) == normal(scorer, earlier)
     same: set[tuple[str, str]] = set()
     pairs = _pairs(problems)
-    while some := list(itertools.islice(pairs, _count_until(until))):
-        if until is not None and until - time.monotonic() < TIMEOUT_SECONDS:
-            raise TooManyAnswersError("there are more answers than can be compared in time")
+    while some := list(itertools.islice(pairs, _PAIRS_AT_ONCE)):
         verdicts = check_all([later for later, _ in some], [f"\\boxed{{{earlier}}}" for _, earlier in some])
         same |= {pair for pair, verdict in zip(some, verdicts, strict=True) if verdict.right}
     return lambda later, earlier: (later, earlier) in same
-
-
-def _count_until(until: float | None) -> int:
-    """How many comparisons are over in time, should each take as long as it may and its worker start anew."""
-    if until is None:
-        return 50_000
-    in_turn = (until - time.monotonic()) / (TIMEOUT_SECONDS + _START_SECONDS)
-    return WORKERS * max(1, int(in_turn))
 
 
 def _pairs(problems: Iterable[Sequence[str]]) -> Iterator[tuple[str, str]]:

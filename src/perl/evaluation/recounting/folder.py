@@ -31,6 +31,7 @@ from perl.run.facts import RECIPE, run_above
 from perl.run.files import parse_mapping
 from perl.sandbox import is_sandbox
 
+NO_SAMPLES = f"its scores cannot be counted again, there is no {SAMPLES}"
 
 def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     """Counts the results of a folder again: an evaluation's, a run's, or one that was published.
@@ -40,14 +41,18 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
         recipe: Of the run that it belongs to; None: the one that lies above it, if one does.
 
     Raises:
-        PerlError: There are no results of ours, or the samples beside them cannot be read.
+        PerlError: There are no results of ours, or no samples beside them, or these cannot be read.
     """
     file = results_file(path)
-    results = read_results(file)
-    folder = file.parent
-    recipe = recipe or recipe_above(folder)
-    samples = kept_samples(folder, published=_is_published(folder / SAMPLES))
-    return _counted(results, file.read_bytes(), samples, recipe, find_golds(results, recipe))
+    results, samples = read_results(file), file.parent / SAMPLES
+    if not samples.is_file() or not samples.stat().st_size:
+        raise PerlError(NO_SAMPLES, str(file.parent), "perl eval draws them")
+    recipe = recipe or recipe_above(file.parent)
+    with samples.open("rb") as opened:
+        published = b'"text"' not in opened.readline()
+    kept = _published(samples.read_bytes(), str(samples)) if published else None
+    kept = kept or KeptSamples(list(SampleFile(samples).lines()))
+    return _counted(results, file.read_bytes(), kept, recipe, find_golds(results, recipe))
 
 
 def recount_published(results: bytes, samples: bytes | None, where: str, *, known: bool = True) -> Recount:
@@ -60,51 +65,19 @@ def recount_published(results: bytes, samples: bytes | None, where: str, *, know
         known: Whether the problems must be those of the task as it is known here.
 
     Raises:
-        PerlError: A file cannot be read.
+        PerlError: A file cannot be read, or there are no samples.
     """
     found = parse_results(results, f"{where}/{RESULTS}")
-    kept = None if samples is None else _published(samples, f"{where}/{SAMPLES}")
+    if samples is None:
+        raise PerlError(NO_SAMPLES, f"{where}/{RESULTS}", "perl push sends them")
+    kept = _published(samples, f"{where}/{SAMPLES}")
     return _counted(found, results, kept, None, find_golds(found) if known else {})
 
 
-def has_samples(folder: Path) -> bool:
-    """Whether there are samples beside results."""
-    return (folder / SAMPLES).is_file() and (folder / SAMPLES).stat().st_size > 0
-
-
-def kept_samples(folder: Path, *, published: bool) -> KeptSamples | None:
-    """The samples beside results; None: there are none.
-
-    Args:
-        folder: Of the results.
-        published: They are read as somebody published them, and not as an evaluation keeps them.
-
-    Raises:
-        PerlError: They were published and cannot be read.
-    """
-    file = folder / SAMPLES
-    if not has_samples(folder):
-        return None
-    return _published(file.read_bytes(), str(file)) if published else KeptSamples(list(SampleFile(file).lines()))
-
-
-def _counted(
-    results: Results, content: bytes, samples: KeptSamples | None, recipe: Recipe | None, golds: Golds
-) -> Recount:
+def _counted(results: Results, content: bytes, samples: KeptSamples, recipe: Recipe | None, golds: Golds) -> Recount:
     """Results and the layout of their file."""
-    held_out = None if recipe is None else heldout_name(recipe.data)
-    found = recount(results, samples, golds, held_out)
-    whole = len(found.results.tasks) == len(results.tasks)
-    layout = layout_mistakes(parse_mapping(content), found.results if whole else results)
-    return replace(found, mistakes=(*found.mistakes, *layout))
-
-
-def _is_published(file: Path) -> bool:
-    """Whether samples lack their texts, as published ones do."""
-    if not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return b'"text"' not in opened.readline()
+    found = recount(results, samples, golds, None if recipe is None else heldout_name(recipe.data))
+    return replace(found, mistakes=(*found.mistakes, *layout_mistakes(parse_mapping(content), found.results)))
 
 
 def _published(content: bytes, where: str) -> KeptSamples:

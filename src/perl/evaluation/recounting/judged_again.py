@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perl.errors import Mistake
-from perl.evaluation.recounting.differing import mistake_of_samples, shown
+from perl.evaluation.recounting.stated import mistake_of_samples, shown
 from perl.evaluation.results import TaskResult, Who
 from perl.evaluation.samples import Place, Sample
 from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import Question, all_tasks
-from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier import Judging, check_all
-from perl.rewards.verifier.verdicts import told_at_once
-from perl.types import Verdict, VerdictStatus
+from perl.types import Verdict
 
 UNDECIDED = frozenset({"timeout", "error"})
 # Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
@@ -82,25 +80,21 @@ def _mistake(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]])
 
 
 def _verdicts(samples: Sequence[Sample], problems: Mapping[str, str | Question]) -> list[Verdict]:
-    """What the scorer says of texts; where the file leaves open what would take long, what the file says."""
+    """What the scorer says of texts; where neither the file nor the verifier decides, what the file says."""
     questions = [one for s in samples if isinstance(one := problems[s.problem], Question)]
     if questions:
         scorer = SCORERS[all_tasks()[samples[0].task].scorer]
         return scorer.verdicts(questions, [sample.text for sample in samples], Judging())
-    golds = {problem: str(gold) for problem, gold in problems.items()}
-    answers = [extract_answer(sample.text) for sample in samples]
-    at_once = [told_at_once(gold_answer(golds[s.problem]), a) for s, a in zip(samples, answers, strict=True)]
-    asked = [s for s, known in zip(samples, at_once, strict=True) if known is None]
-    by_place = _asked([s for s in asked if s.status in UNDECIDED], golds, _SOON_SECONDS)
-    by_place |= _asked([s for s in asked if s.status not in UNDECIDED], golds, _PATIENCE_SECONDS)
-    found = []
-    for sample, answer, known in zip(samples, answers, at_once, strict=True):
-        status = known or by_place[sample.place]
-        both_open = status in UNDECIDED and sample.status in UNDECIDED
-        found.append(Verdict(sample.status if both_open else status, answer))  # type: ignore[arg-type]  # one of UNDECIDED
-    return found
 
+    def asked(some: Sequence[Sample], seconds: float) -> dict[Place, Verdict]:
+        golds = [str(problems[sample.problem]) for sample in some]
+        verdicts = check_all(golds, [sample.text for sample in some], timeout_seconds=seconds)
+        return {sample.place: verdict for sample, verdict in zip(some, verdicts, strict=True)}
 
-def _asked(samples: Sequence[Sample], golds: Mapping[str, str], seconds: float) -> dict[Place, VerdictStatus]:
-    verdicts = check_all([golds[s.problem] for s in samples], [s.text for s in samples], timeout_seconds=seconds)
-    return {sample.place: verdict.status for sample, verdict in zip(samples, verdicts, strict=True)}
+    found = asked([s for s in samples if s.status in UNDECIDED], _SOON_SECONDS)
+    found |= asked([s for s in samples if s.status not in UNDECIDED], _PATIENCE_SECONDS)
+    both_open = {s.place for s in samples if s.status in UNDECIDED and found[s.place].status in UNDECIDED}
+    return [
+        replace(found[s.place], status=s.status) if s.place in both_open else found[s.place]  # type: ignore[arg-type]
+        for s in samples
+    ]

@@ -1,21 +1,25 @@
 """What a results file states of a task beside its figures: title, protocol hash, where the problems come from.
 
-TaskResult, Protocol -> what is wrong with it, and what is not known
+TaskResult, Protocol -> what is wrong with it, and what is not known; expected, found -> leaves that differ
 
 A benchmark is known by the definition that is here, whatever a file says.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from perl.errors import Mistake
 from perl.evaluation.few_shot import shown_fact, titled
 from perl.evaluation.protocol import Protocol, task_facts
-from perl.evaluation.recounting.differing import mistake_of, shown
-from perl.evaluation.results import BESIDE, HELD_OUT, TaskResult
+from perl.evaluation.results import BESIDE, HELD_OUT, RESULTS, SAMPLES, TaskResult, Who
 from perl.evaluation.task import MATH, Task, all_tasks
 from perl.sandbox import is_sandbox
 
+AGAIN = "perl eval writes it anew"
+_TOLERANCE = 1e-9
+_ABSENT = object()
 _SHA_DIGITS = 64
 _COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -86,3 +90,44 @@ def _hash_mistakes(
         # Not the right one: who edits results would only have to copy it.
         message = f"its protocol_hash is {shown(task.protocol_hash)}, which protocol, task and data do not give"
         yield mistake_of(task, message, "perl eval scores it with the task as it is now")
+
+
+def unequal(expected: object, found: object, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Leaves that are not equal: where, what is expected, what is there."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in [*expected, *(key for key in found if key not in expected)]:
+            yield from unequal(expected.get(key, _ABSENT), found.get(key, _ABSENT), (*place, str(key)))
+    elif not _same(expected, found):
+        yield place, expected, found
+
+
+def _same(one: object, other: object) -> bool:
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)]
+    if not all(numbers):
+        return type(one) is type(other) and one == other
+    if math.isnan(float(one)) or math.isnan(float(other)):  # type: ignore[arg-type]
+        return math.isnan(float(one)) and math.isnan(float(other))  # type: ignore[arg-type]
+    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)  # type: ignore[arg-type]
+
+
+def mistake_of(task: TaskResult, message: str, hint: str = AGAIN) -> Mistake:
+    """What is wrong with a task's results."""
+    return Mistake(message, f"{RESULTS}: {task.name}", hint)
+
+
+def mistake_of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Mistake:
+    """What is wrong with some samples of a policy on a task."""
+    problem, index = places[0]
+    return Mistake(f"{message}; the first is number {index} of problem {problem!r}", f"{SAMPLES}: {task.name}, {who}")
+
+
+def path_of(place: Sequence[str]) -> str:
+    """A leaf's place, with dots."""
+    return ".".join(place)[:100]
+
+
+def shown(value: object) -> str:
+    """A value as a line may hold it."""
+    if value is _ABSENT:
+        return "absent"
+    return f"{value:.10g}" if isinstance(value, float) else repr(value)[:80]

@@ -187,9 +187,7 @@ def _scores(
 def _what_was_counted(results: Results, counted: Recount) -> str:
     figures = {task.name: bool(task.base) + bool(task.adapter) for task in results.tasks}
     count = sum(task.score.n * task.score.k * figures[task.name] for task in results.tasks)
-    basis = set(counted.basis.values())
-    what = "samples" if "rights" not in basis else "rights and wrongs"
-    what = "completions that were judged again" if basis == {"texts"} else what
+    what = "completions that were judged again" if set(counted.basis.values()) == {"texts"} else "samples"
     return f"{sum(figures.values())} scores recounted from {count:,} {what}"
 
 

@@ -6,9 +6,8 @@ Run, Candidate -> Recount
 from pathlib import Path
 
 from perl.errors import Mistake, PerlError
-from perl.evaluation.recounting.folder import has_samples, recount_folder
+from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import SAMPLES
 from perl.hub.card.candidate import Candidate, find_candidate
 from perl.hub.card.facts import SCORES
 from perl.recipe import Recipe
@@ -52,7 +51,4 @@ def _place(run: Run) -> Path | None:
 
 
 def _recount(run: Run, place: Path) -> Recount:
-    if not has_samples(place):
-        message = f"its scores cannot be counted again, there is no {SAMPLES}"
-        raise PerlError(message, str(place), f"perl eval --adapter {run.path} draws them")
     return recount_folder(place, Recipe.of_run(run.path / "recipe.yaml"))

@@ -17,9 +17,7 @@ from typing import Any, Literal
 import torch
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all
-from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
 from perl.hub.card.candidate import Candidate, checkpoint_steps, find_candidate, identity_mistakes
-from perl.hub.card.facts import SCORES
 from perl.hub.card.recounted import candidate_mistakes
 from perl.hub.push.commit import Pushed, digests, push_package, push_revision
 from perl.hub.push.outbox import (
@@ -160,10 +158,6 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
     raise_all(PerlError, identity_mistakes(candidate))
     raise_all(PerlError, candidate_mistakes(candidate))
     package = package_candidate(candidate, repo_id, steps)
-    if SCORES in package.files and PUBLISHED not in package.files:
-        what = "%s: the samples of its scores are not sent, they have more than %s bytes; "
-        what += "readers of the card can count again only what follows from rights and wrongs"
-        warn("PRL311", what, candidate.run.path, f"{LARGEST:,}")
     raise_all(PerlError, package_mistakes(package, candidate.run.path))
     return package
 

@@ -7,6 +7,7 @@ value says how it was asked.
 """
 
 import re
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import Any
 
 from perl.errors import PerlError, did_you_mean
 from perl.evaluation.metrics import error_of_mean, pass_at_k_by_problem
-from perl.evaluation.recounting.recount import recount
 from perl.evaluation.results import RESULTS, Results, TaskResult
 from perl.reports.run_log import RunLog, mapping, number
 from perl.run.logs import ends
@@ -135,8 +135,6 @@ def _final(run: RunLog, measure: Measure) -> Measured | str:
     task = next((task for task in run.results.tasks if task.name == measure.task), None)
     if task is None:
         return f"not scored on {measure.task}"
-    if wrong := recount(run.results).mistakes:
-        return f"{wrong[0].where or RESULTS}: {wrong[0].message}"
     if (other := of_another(run, run.results)) is not None:
         return f"{RESULTS} is of another {other} than run.json names"
     who, k = "adapter" if task.adapter is not None else "base", task.score.k
@@ -149,6 +147,8 @@ def _final(run: RunLog, measure: Measure) -> Measured | str:
         scores = dict(zip(right, pass_at_k_by_problem(list(right.values()), measure.passes), strict=True))
     asked = {"protocol": task.protocol_hash, "data": str(task.data.get("sha256"))}
     value, error = statistics.fmean(scores.values()), error_of_mean(list(scores.values()))
+    if measure.passes is None and not math.isclose(value, task.score.accuracy, abs_tol=1e-9):
+        return f"{RESULTS}: the accuracy there is not that of its problems"
     return Measured(value, error, len(scores), asked, scores, k, run.results)
 
 
