@@ -5,7 +5,6 @@ import json
 import logging
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import pytest

@@ -232,10 +232,7 @@ def test_doubts_are_said_and_only_where_there_are_some():
 
 
 def test_a_task_that_asks_as_lighteval_does_shows_its_score_or_says_that_there_is_none():
-    own = {
-        who: OtherScore(mean, 0.0125, 0, 0)
-        for who, mean in (("base", 0.25), ("adapter", 0.75))
-    }
+    own = {who: OtherScore(mean, 0.0125, 0, 0) for who, mean in (("base", 0.25), ("adapter", 0.75))}
     named = replace(BETTER, title="Sums (lighteval's prompt)")
     found = cells(markdown(results(replace(named, lighteval=own))), 0)
     assert found["avg@4 by lighteval"] == "25.0 ± 1.2 → 75.0 ± 1.2"

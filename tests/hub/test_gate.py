@@ -159,7 +159,7 @@ def test_samples_that_are_too_many_and_weights_that_are_exchanged_are_refused(mo
     add_best(run)
     assert WEIGHTS in pack(find_candidate(run, "best"), REPO).files
     monkeypatch.setattr("perl.evaluation.recounting.published_samples.LARGEST", 10)
-    with pytest.raises(PerlError, match="samples.jsonl: has .* at most are published"):
+    with pytest.raises(PerlError, match=r"samples\.jsonl: has .* at most are published"):
         pack(find_candidate(run), REPO)
     monkeypatch.undo()
     candidate = find_candidate(run)

@@ -86,10 +86,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
     scored = not plan.settings.predict_only
     data = [task.data for task in plan.tasks]
     by_lighteval = scored and plan.settings.lighteval
-    own = {
-        who: scored_by_lighteval(data, groups) if by_lighteval else {}
-        for who, groups in drawn.groups.items()
-    }
+    own = {who: scored_by_lighteval(data, groups) if by_lighteval else {} for who, groups in drawn.groups.items()}
     base, revision = public_name(*base_identity(policies.base))
     quantization = quantisation_of(base_of(policies.base))
     attention = plan.subject.base.attn_implementation

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def lighteval_config(task: Task) -> LightevalTaskConfig:
-    """lighteval's own definition of a task that bears its name."""
+    """Lighteval's own definition of a task that bears its name."""
     module = importlib.import_module(f"lighteval.tasks.tasks.{_MODULES[str(task.lighteval)]}")
     config: LightevalTaskConfig = getattr(module, str(task.lighteval))
     return config

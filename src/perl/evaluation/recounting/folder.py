@@ -33,6 +33,7 @@ from perl.sandbox import is_sandbox
 
 NO_SAMPLES = f"its scores cannot be counted again, there is no {SAMPLES}"
 
+
 def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     """Counts the results of a folder again: an evaluation's, a run's, or one that was published.
 

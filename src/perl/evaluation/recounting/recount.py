@@ -109,9 +109,7 @@ def with_figures(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequen
     )
 
 
-def recount(
-    results: Results, samples: KeptSamples, golds: Golds | None = None, held_out: str | None = None
-) -> Recount:
+def recount(results: Results, samples: KeptSamples, golds: Golds | None = None, held_out: str | None = None) -> Recount:
     """Counts every figure again, and compares.
 
     Args:
@@ -171,7 +169,7 @@ def _recount_task(
     task: TaskResult,
     results: Results,
     kept: KeptSamples,
-    found: Mapping[Who, _SamplesByPlace],
+    found: Mapping[str, _SamplesByPlace],
     golds: Mapping[str, str | Question] | None,
     held_out: str | None,
 ) -> _TaskRecount:
@@ -213,7 +211,7 @@ def _gold_mistakes(task: TaskResult, golds: Mapping[str, str | Question] | None)
 
 
 def _groups(
-    task: TaskResult, protocol: Protocol, found: Mapping[Who, _SamplesByPlace], *, exact: bool
+    task: TaskResult, protocol: Protocol, found: Mapping[str, _SamplesByPlace], *, exact: bool
 ) -> tuple[dict[Who, Groups] | None, list[Mistake]]:
     """The samples of each problem, and what is wrong with them; no groups where some are missing."""
     mistakes: list[Mistake] = []
