@@ -18,10 +18,10 @@ from perl.cli.train import _summary
 from perl.errors import PerlError
 from perl.evaluation import compare, comparison_text, table
 from perl.evaluation.draw import RenderedProblem, TaskRequest
+from perl.evaluation.kept_samples import stored_samples
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import Results, read_results
 from perl.evaluation.samples import Sample, SampleFile
-from perl.evaluation.stored import stored_samples
 from perl.evaluation.subject import find_subject
 from perl.evaluation.task import all_tasks
 from perl.hub.card.candidate import checkpoint_steps, find_candidate

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from transformers.distributed import DistributedConfig
 
 from perl.data import render_prompts
-from perl.evaluation.draw import RenderedProblem, TaskRequest, draw
+from perl.evaluation.draw import RenderedProblem, TaskRequest, draw, share
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.sharing import share
 from perl.policy.attach import base_only
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection

@@ -13,10 +13,9 @@ from pathlib import Path
 from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 
 import perl.evaluation.policies
-from perl.evaluation.draw import draw
+from perl.evaluation.draw import draw, share
 from perl.evaluation.policies import Policies, in_turn
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.sharing import share
 from perl.policy.attach import base_only
 from perl.policy.model import load_tokenizer
 from perl.recipe.rollout_section import RolloutSection

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.asking import set_template
+from perl.evaluation.questions import set_template
 from perl.evaluation.request import EvalSettings, plan_evaluation
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection

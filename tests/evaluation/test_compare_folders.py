@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.compare import compare
-from perl.evaluation.compare_folders import compare_folders
+from perl.evaluation.compare import compare, compare_folders
 from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
 from perl.evaluation.found_results import find_results, naturally
 from perl.evaluation.metrics import corrected

@@ -9,7 +9,7 @@ import numpy
 import power as measured
 import pytest
 
-from perl.evaluation.power import guessed_error, power_line, power_words, smallest_gain
+from perl.evaluation.metrics import guessed_error, power_line, power_words, smallest_gain
 from perl.evaluation.table import is_shown, markdown
 from tests.conftest import CHECKOUT
 from tests.evaluations import results, task_result

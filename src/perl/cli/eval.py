@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from perl.cli.output import say, set_up_output
+from perl.cli.output import ARGUMENTS, say, set_up_output
 from perl.errors import EXIT_DONE, InterruptedRunError, Mistake, PerlError, raise_all
 from perl.evaluation.task import DEFAULT_TASKS
 from perl.recipe.engines import TRANSFORMERS, Backend
@@ -199,7 +199,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         say("\n".join(_tasks(as_json=as_json)))
         return EXIT_DONE
     from perl.evaluation.adapters import plan_adapters
-    from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
+    from perl.evaluation.by_processes import sharing, start_several, to_start
     from perl.evaluation.evaluate import carry_out_all
     from perl.evaluation.request import EvalSettings
 
@@ -231,10 +231,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         return EXIT_DONE
     count = to_start(processes)
     if count:
-        where = output if len(plans) > 1 else plans[0].folder
-        arguments = arguments_of(adapters, base, names, k, data, where, chosen)
-        output_options = [*(["--json"] if as_json else []), *(["--quiet"] if quiet else [])]
-        return start_several(plans, [*arguments, *output_options], count)
+        return start_several(plans[0], context.meta[ARGUMENTS], count)
     try:
         with sharing(plans) as together:
             results = carry_out_all(plans, together)
@@ -316,7 +313,7 @@ def compare_results(
     samples beside them.
     """
     set_up_output(quiet=as_json)
-    from perl.evaluation.compare_folders import compare_folders
+    from perl.evaluation.compare import compare_folders
     from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
 
     found = compare_folders(results, force=force, against=against)
@@ -388,7 +385,8 @@ def _tasks(*, as_json: bool) -> list[str]:
 
 
 def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
-    from perl.evaluation.adapters_table import adapters_table
+    from perl.evaluation.compare import compare_adapters
+    from perl.evaluation.comparison_text import as_plain
     from perl.evaluation.results import FIGURE, RESULTS
     from perl.evaluation.table import plain
 
@@ -396,7 +394,7 @@ def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bo
         each = [one.as_dict() for one in results]
         say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
         return
-    say(plain(results[0]) if len(results) == 1 else adapters_table(results))
+    say(plain(results[0]) if len(results) == 1 else as_plain(compare_adapters(results)))
     for folder in folders:
         say(f"results  {folder / RESULTS}")
         if (folder / FIGURE).is_file():

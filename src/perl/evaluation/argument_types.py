@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import ValidationError, create_model
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.recipe.layers import Layer
@@ -39,7 +39,6 @@ class _Call(Section):
     k: int | None
     data: str | None
     output: str | None
-    processes: Annotated[int, Field(ge=1)] | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class Call:
     k: int | None
     data: str | None
     output: str | None
-    processes: int | None
 
 
 def checked_call(function: str, **arguments: object) -> Call:

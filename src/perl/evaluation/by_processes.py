@@ -1,20 +1,18 @@
-"""An evaluation by several processes of this machine: the command line of each, how they start and find each other.
+"""An evaluation by several processes of this machine: how they start, and that they were asked for the same.
 
-request -> arguments of ``perl eval`` -> processes that share the completions, the same ones in the same folder
+Evaluation -> processes that share the completions, the same ones in the same folder
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from perl.errors import PerlError
 from perl.evaluation.output_folder import usable
-from perl.evaluation.questions import PreparedTask, prompts_hash
-from perl.evaluation.request import EvalSettings, Evaluation
+from perl.evaluation.request import Evaluation
 from perl.launch.agreement import check_machine, processes_here
-from perl.launch.start import check_processes, start
+from perl.launch.start import start
 from perl.launch.together import together
 from perl.recipe.recipe import is_first_process, launched, world_size
 from perl.recipe.sections import EngineSection
@@ -22,16 +20,8 @@ from perl.run.folder import differences
 from perl.run.joint_work import Processes, joining
 
 _GOES_ON = "the same command goes on"
-_THE_SAME = "all processes must run the same"
 # Packages that a sample or its verdict depends on, beside those of a run.
 _PACKAGES = ("math-verify", "vllm")
-# Settings that are switched off by an option of another name.
-_OFF = {
-    "with_base": "--no-base",
-    "base_cache": "--no-base-cache",
-    "lighteval": "--no-lighteval",
-    "thinking": "--no-thinking",
-}
 
 
 def to_start(processes: int | None) -> int:
@@ -51,12 +41,12 @@ def to_start(processes: int | None) -> int:
     return 0
 
 
-def start_several(plans: Sequence[Evaluation], arguments: Sequence[str], processes: int) -> int:
+def start_several(plan: Evaluation, arguments: Sequence[str], processes: int) -> int:
     """Has several processes do what was planned.
 
     Args:
-        plans: Of these arguments.
-        arguments: Of ``perl eval``, from :func:`arguments_of`.
+        plan: The first one of these arguments.
+        arguments: Of the command line.
         processes: How many.
 
     Returns:
@@ -65,12 +55,8 @@ def start_several(plans: Sequence[Evaluation], arguments: Sequence[str], process
     Raises:
         PerlError: There are not as many GPUs, or a process has failed.
     """
-    _check_spread(plans[0], processes)
-    try:
-        check_processes(_engine_of(plans[0], processes))
-    except PerlError as error:
-        raise error.moved(lambda _: "--processes") from None
-    return start(["eval", *arguments], processes, plans[0].folder, lambda: _GOES_ON)
+    _check_machine(plan, processes, processes)
+    return start(arguments, processes, plan.folder, lambda: _GOES_ON)
 
 
 @contextmanager
@@ -91,8 +77,7 @@ def sharing(plans: Sequence[Evaluation]) -> Iterator[Processes]:
     with together() as group:
         group.on_loss(lambda: _GOES_ON)
         if group.meeting is not None:
-            _check_spread(plans[0], world_size())
-            _check_gpus(plans[0])
+            _check_machine(plans[0], world_size(), processes_here())
             each = {f"{number} {plan.subject.name}": _settings(plan) for number, plan in enumerate(plans, 1)}
             group.compare(each if len(plans) > 1 else _settings(plans[0]), "evaluation", _PACKAGES)
             for plan in plans:
@@ -118,87 +103,30 @@ def check_same(processes: Processes, facts: Mapping[str, Any]) -> None:
         found = differences(facts, theirs)
         if found:
             what = f"rank {rank} would draw samples of another policy than rank 0: {'; '.join(found[:3])}"
-            raise PerlError(what, "launcher", _THE_SAME)
+            raise PerlError(what, "launcher", "all processes must run the same")
 
 
-def _check_spread(plan: Evaluation, processes: int) -> None:
+def _check_machine(plan: Evaluation, processes: int, here: int) -> None:
+    """Refuses more processes than there are GPUs here, and several of a base that is spread over all of them."""
     if plan.settings.device_map is not None and processes > 1:
         what = f"spreads the base over all GPUs, of which each of {processes} processes has one"
         raise PerlError(what, "--device-map", "leave out one of the two")
-
-
-def _check_gpus(plan: Evaluation) -> None:
     try:
-        check_machine(_engine_of(plan), processes_here())
+        check_machine(EngineSection(device="cpu" if plan.device.type == "cpu" else "auto"), here)
     except PerlError as error:
         raise error.moved(lambda _: "--processes") from None
 
 
-def _engine_of(plan: Evaluation, processes: int | None = None) -> EngineSection:
-    return EngineSection(device="cpu" if plan.device.type == "cpu" else "auto", processes=processes)
-
-
 def _settings(plan: Evaluation) -> dict[str, Any]:
-    """What each process must have planned alike, found before weights are loaded."""
-    subject, protocol = plan.subject, plan.protocol
+    """What each process must have planned alike; the samples' keys are compared once weights are loaded."""
+    subject = plan.subject
     return {
         "adapter_sha256": subject.adapter_sha256,
         "config_sha256": subject.config_sha256,
         "base": subject.base.model_dump(mode="json", include={"revision", "dtype", "quantization"}),
-        "with_base": plan.settings.with_base,
-        "protocol": {**protocol.drawn(), "k": protocol.k, "seed": protocol.seed},
-        "template": plan.template,
-        "tasks": {task.request.task: _facts_of(task) for task in plan.tasks},
+        "settings": asdict(plan.settings),
+        "protocol": {**plan.protocol.drawn(), "k": plan.protocol.k, "seed": plan.protocol.seed},
+        "tasks": {task.request.task: [task.protocol_hash, len(task.request.asked)] for task in plan.tasks},
         "engine": plan.engine.backend,
         "device": plan.device.type,
-        "batch_size": plan.settings.batch_size,
-        "predict_only": plan.settings.predict_only,
-        "attention": subject.base.attn_implementation,
     }
-
-
-def _facts_of(task: PreparedTask) -> dict[str, Any]:
-    request = task.request
-    return {
-        "data": task.data.sha256,
-        "problems": len(request.asked),
-        "prompts": prompts_hash(request),
-        "max_new_tokens": request.max_new_tokens,
-        "stop": list(request.stop),
-        "ends": list(request.end_token_ids),
-        "scorer": request.scorer.label,
-    }
-
-
-def arguments_of(
-    adapters: Sequence[str],
-    base: str | None,
-    tasks: Sequence[str],
-    k: int | None,
-    data: str | Path | None,
-    output: str | Path | None,
-    settings: EvalSettings,
-) -> list[str]:
-    """What ``perl eval`` is told for the same evaluation; see :func:`perl.evaluation.evaluate.evaluate`."""
-    named = {"base": base, "tasks": ",".join(tasks), "k": k, "data": data, "output": output}
-    found = [f"--adapter={adapter}" for adapter in adapters]
-    found += [f"--{name}={value}" for name, value in named.items() if value is not None]
-    for setting in fields(EvalSettings):
-        value = getattr(settings, setting.name)
-        if value != setting.default:
-            found += _option(setting.name, value)
-    return found
-
-
-def _option(name: str, value: Any) -> list[str]:  # noqa: ANN401 (whatever a setting is)
-    """A setting as it is typed."""
-    option = f"--{name.replace('_', '-')}"
-    if isinstance(value, bool):
-        return [option if value else _OFF[name]]
-    if name == "servers":
-        return [f"--server={server}" for server in value]
-    if name == "pass_at":
-        value = ",".join(map(str, value))
-    if isinstance(value, Mapping):
-        value = ",".join(f"{key}={part}" for key, part in value.items())
-    return [f"{option}={value}"]

@@ -1,31 +1,31 @@
 """Several evaluations beside each other, as far as they were asked the same in the same way.
 
-Results of several -> Comparison
+folders -> Results of several, counted again -> Comparison
 
 Scores that were measured under different protocols stand in one table only on demand, and marked.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
-from perl.evaluation.bases import adapter_names, base_groups, base_names
-from perl.evaluation.differing_protocols import conflicts_of, ways_of
-from perl.evaluation.found_results import FoundResults
+from perl.evaluation.differing_protocols import SHORT_SHA, conflicts_of, ways_of
+from perl.evaluation.found_results import FoundResults, find_results
 from perl.evaluation.metrics import Difference, corrected, paired_difference
-from perl.evaluation.results import OtherScore, Results, TaskResult, Who
-from perl.evaluation.run_names import differing_settings, names_of
+from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.recount import Recount
+from perl.evaluation.results import TABLE, OtherScore, Results, TaskResult, Who
+from perl.evaluation.run_names import differing_settings, names_of, numbered
 from perl.evaluation.score import Score
-from perl.evaluation.table import (
-    asked_as_lighteval,
-    score_cell,
-)
+from perl.evaluation.table import Scored, asked_as_lighteval, doubts, engine_note, protocol_note, scores_of
 from perl.evaluation.task import MATH
+from perl.run.progress import progress
 
 BASE = "base"
 """What each adapter is compared with where its own base is asked for."""
-WHO: tuple[Who, ...] = ("base", "adapter")
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,96 @@ def compare(
         ways = ways_of(results, {task for _, task in conflicts})
         rows = [row.called_with(ways[row.numbers[0]]) for row in rows]
     first, compared = _compared(rows, against, searched=searched)
-    notes = (*conflicts.values(), *_drawn_otherwise(results, names, titles), *engines_note(results, names))
-    notes = (*notes, *_left_out(results, names, titles))
+    notes = (*conflicts.values(), *engines_note(results, names), *_left_out(results, names, titles))
     judges = {task.name: task.scorer for one in results for task in one.tasks if task.scorer != MATH}
     judges = {name: judges[name] for name in titles if name in judges}
     return Comparison(titles, _with_differences(rows, compared, titles), first, notes, judges)
+
+
+def compare_adapters(results: Sequence[Results]) -> Comparison:
+    """Adapters that were asked in one call, each beside its own base; with how, and what their scores are worth.
+
+    Args:
+        results: At least two, an adapter each, of which bases may differ.
+    """
+    names = adapter_names(results)
+    scored = any(task.base for one in results for task in one.tasks)
+    found = compare(results, force=True, against=BASE if scored else None)
+    every: dict[tuple[str, str, str], Scored] = {}  # a base that several have, once
+    for name, task in ((name, task) for name, one in zip(names, results, strict=True) for task in one.tasks):
+        for who, score in scores_of(task):
+            called = "the base" if who == "base" else name
+            one_of = Scored(called, task, score, task.lighteval.get(who))
+            every.setdefault((called, task.name, repr(score)), one_of)
+    how = [*_once(names, [protocol_note(one) for one in results]), *_once(names, [engine_note(one) for one in results])]
+    return replace(found, notes=(*how, *doubts(list(every.values())), *found.notes))
+
+
+def _once(names: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """Each note once, with whose it is where not all have it."""
+    whose: dict[str, list[str]] = {}
+    for name, note in zip(names, notes, strict=True):
+        whose.setdefault(note, []).append(name)
+    return list(whose) if len(whose) == 1 else [f"{', '.join(of)}: {note}" for note, of in whose.items()]
+
+
+def compare_folders(paths: Sequence[str | Path], *, force: bool = False, against: str | None = None) -> Comparison:
+    """Puts the results in several folders beside each other.
+
+    Args:
+        paths: As :func:`perl.evaluation.found_results.find_results` takes them.
+        force: As in :func:`compare`.
+        against: Likewise.
+
+    Raises:
+        PerlError: There are fewer than two results, or some are not those of the samples beside them; or as
+            :func:`compare`.
+    """
+    found = find_results(paths)
+    if len(found) < 2 <= len(paths):
+        raise PerlError("there is nothing to compare it with", str(paths[0]), "one of them is named twice")
+    if len(found) < 2:
+        table = found[0].folder / TABLE
+        hint = "name another folder too" + (f"; these stand in {table}" if table.is_file() else "")
+        raise PerlError("holds the results of one evaluation, and a comparison needs two", str(paths[0]), hint)
+    counted, unreadable = _counted(found)
+    mistakes = [mistake for one, recounted in counted for mistake in recounted.mistakes_at(str(one.folder))]
+    raise_all(PerlError, mistakes)
+    if len(counted) < 2:
+        raise_all(PerlError, unreadable)
+    compared = compare(
+        [one.results for _, one in counted], force=force, found=[one for one, _ in counted], against=against
+    )
+    notes = [f"Left out: {mistake}." for mistake in unreadable]
+    return replace(compared, notes=(*compared.notes, *notes, *_reported(counted)))
+
+
+def _counted(found: Sequence[FoundResults]) -> tuple[list[tuple[FoundResults, Recount]], list[Mistake]]:
+    """Each counted again, and what is no results file of ours among what was searched for."""
+    counted: list[tuple[FoundResults, Recount]] = []
+    unreadable: list[Mistake] = []
+    with progress(len(found), "counting again", unit="results") as line:
+        for one in found:
+            try:
+                counted.append((one, recount_folder(one.folder)))
+            except PerlError as error:
+                if not one.searched:
+                    raise
+                unreadable += error.mistakes
+            line.update()
+    return counted, unreadable
+
+
+def _reported(counted: Sequence[tuple[FoundResults, Recount]]) -> list[str]:
+    """What could not be counted again, with the folders of which it could not, or how many there are."""
+    folders: dict[str, list[str]] = {}
+    for one, recounted in counted:
+        if recounted.reported:
+            folders.setdefault(recounted.reported_sentence, []).append(str(one.folder))
+    return [
+        f"{', '.join(of) if len(of) <= _MOST_NAMED else f'{len(of)} of {len(counted)} results'}: {sentence}."
+        for sentence, of in folders.items()
+    ]
 
 
 def _common(results: Sequence[Results]) -> tuple[dict[str, str], list[int]]:
@@ -191,11 +276,11 @@ def _rows(
     settings = [] if found is None else differing_settings(found)
     adapters = [i for i, one in enumerate(results) if any(t.adapter and t.name in titles for t in one.tasks)]
     scored = [i for i, one in enumerate(results) if any(t.base and t.name in titles for t in one.tasks)]
-    groups = base_groups(results, scored, titles)
+    groups = _base_groups(results, scored, titles)
     of = {i: number for number, group in enumerate(groups) for i in group}
     bases = [
         row(name, group, "base", number)
-        for number, (name, group) in enumerate(zip(base_names(results, names, groups), groups, strict=True))
+        for number, (name, group) in enumerate(zip(_base_names(results, names, groups), groups, strict=True))
     ]
     return [*bases, *(row(names[i], [i], "adapter", of.get(i)) for i in adapters)]
 
@@ -255,29 +340,6 @@ def _rights(task: TaskResult, who: Who) -> dict[str, Sequence[bool]]:
     return {id: row for id, row in rows.items() if row is not None}
 
 
-def _drawn_otherwise(results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
-    """A line where a policy answered the same questions otherwise, under the same protocol and by the same seeds."""
-    first: dict[tuple[object, ...], tuple[str, TaskResult]] = {}
-    lines: dict[str, None] = {}
-    for one, name in zip(results, names, strict=True):
-        for task, who in ((task, who) for task in one.tasks if task.name in tasks for who in WHO):
-            rights = _rights(task, who)
-            policy = one.subject.get("base_sha256" if who == "base" else "policy")
-            key = (who, policy, task.name, task.protocol_hash, one.protocol.seed, frozenset(rights))
-            earlier, theirs = first.setdefault(key, (name, task))
-            other = sum(row != _rights(theirs, who)[id] for id, row in rights.items())
-            if other:
-                scores = " and ".join(score_cell(t.base if who == "base" else t.adapter) for t in (theirs, task))
-                whose = "their base" if who == "base" else "they are one policy, which"
-                line = (
-                    f"Warning: {earlier} and {name}: {whose} scored {scores} on {tasks[task.name]} under the same "
-                    f"protocol and seed, and not alike on {other:,} of {len(rights):,} problems; the engines, the "
-                    "verifiers or the versions differ, or one of these results is not what was drawn."
-                )
-                lines[line] = None
-    return list(lines)
-
-
 def engines_note(results: Sequence[Results], names: Sequence[str]) -> list[str]:
     """A line if not all completions were drawn by the same engine in the same precision."""
     used = [" ".join(str(found.engine.get(key, "?")) for key in ("backend", "dtype")) for found in results]
@@ -288,3 +350,54 @@ def engines_note(results: Sequence[Results], names: Sequence[str]) -> list[str]:
 def _left_out(results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     alone = [[task.title for task in found.tasks if task.name not in tasks] for found in results]
     return [f"Only {name} was asked: {', '.join(a)}." for name, a in zip(names, alone, strict=True) if a]
+
+
+def adapter_names(results: Sequence[Results]) -> list[str]:
+    """What the results are called; with a hash or a number where they are called the same, or as a row for bases is."""
+    plain = [str(found.subject["name"]) for found in results]
+    hashes = [(found.subject.get("adapter_sha256") or "")[:SHORT_SHA] for found in results]
+    longer = [
+        f"{name} ({sha})" if sha and (plain.count(name) > 1 or name == "base") else name
+        for name, sha in zip(plain, hashes, strict=True)
+    ]
+    return numbered(longer)
+
+
+def _base_groups(results: Sequence[Results], numbers: Sequence[int], tasks: Collection[str]) -> list[list[int]]:
+    """Which results have the same base, in the order of the first of each.
+
+    Args:
+        results: Of which the numbers are.
+        numbers: Of those that are looked at.
+        tasks: On which a base must have scored the same, as far as several have it there.
+    """
+    groups: list[list[int]] = []
+    for i in numbers:
+        same = (group for group in groups if all(_same_base(results[i], results[j], tasks) for j in group))
+        group = next(same, None)
+        if group is None:
+            groups.append([i])
+        else:
+            group.append(i)
+    return groups
+
+
+def _base_names(results: Sequence[Results], names: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
+    """A name for the base of each group: ``base``, if there is one only."""
+    called = [str(results[group[0]].subject["base"]) for group in groups]
+    if len(groups) == 1:
+        return ["base"]
+    return [
+        f"base {base}" if called.count(base) == 1 else f"base of {names[group[0]]}"
+        for group, base in zip(groups, called, strict=True)
+    ]
+
+
+def _same_base(one: Results, other: Results, tasks: Collection[str]) -> bool:
+    """Whether two results have the same base and it did the same under the same protocol wherever both scored it."""
+    known = ("base", "base_revision", "base_sha256", "base_quantization")
+    if any(one.subject.get(name) != other.subject.get(name) for name in known):
+        return False
+    others = {task.name: task for task in other.tasks}
+    shared = [(t, others[t.name]) for t in one.tasks if t.name in others and t.name in tasks]
+    return all((a.base, a.protocol_hash) == (b.base, b.protocol_hash) for a, b in shared if a.base and b.base)

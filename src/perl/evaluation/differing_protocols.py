@@ -9,10 +9,11 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from perl.evaluation.bases import SHORT_SHA
 from perl.evaluation.protocol import ASKED
 from perl.evaluation.results import Results
 
+SHORT_SHA = 12
+"""Digits of a hash that tell policies apart."""
 _LONGEST_SETTING = 40
 _OF_THE_TASK = "the prompt or the version of the task"
 

@@ -11,14 +11,15 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from perl.evaluation import base_cache, table
+from perl.evaluation import table
 from perl.evaluation.by_processes import check_same
-from perl.evaluation.draw import draw
+from perl.evaluation.draw import Sharing, draw, share
+from perl.evaluation.kept_samples import SampleStore, base_cache
 from perl.evaluation.metrics import error_of_mean
 from perl.evaluation.policies import Policies, ReadyPolicy, Who, in_turn
 from perl.evaluation.protocol import short_hash
@@ -28,15 +29,12 @@ from perl.evaluation.results import SAMPLES
 from perl.evaluation.reward_scorer import check_judged
 from perl.evaluation.samples import Place, Sample, SampleFile
 from perl.evaluation.score import score_samples
-from perl.evaluation.sharing import Sharing, share
-from perl.evaluation.stored import StoredSamples, stored_samples
 from perl.policy.model import base_dtype
 from perl.policy.name import model_config_digest, policy_name
 from perl.rollouts.open_engine import EngineSettings
 from perl.run.joint_work import Processes
 from perl.run.progress import duration, progress
 from perl.run.tables import percent
-from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
@@ -59,51 +57,6 @@ class DrawnSamples:
 
 
 @dataclass(frozen=True)
-class _KeptSamples:
-    """Where a policy's samples on a task are kept, and how they are called in a log.
-
-    Attributes:
-        shared: Name in the cache of bases; None: these samples are kept in the folder alone.
-    """
-
-    file: SampleFile
-    key: str
-    name: str
-    shared: str | None
-
-    def read(self, plan: Evaluation, task: PreparedTask) -> Mapping[Place, Sample]:
-        """Those that are there, corrected where that is due, and those of the cache, which are put beside them."""
-        found = self.file.read(self.key)
-        if self.shared is not None:
-            others = base_cache.read(self.shared, self.key)
-            found |= self._taken({place: others[place] for place in others.keys() - found.keys()}, plan, task)
-        stored = stored_samples(found, task.request, plan.protocol, plan.judging)
-        if stored.dropped or any(found[place] != sample for place, sample in stored.samples.items()):
-            self.file.correct(self.key, stored.samples, stored.dropped)
-            self._say_corrected(stored)
-        return stored.samples
-
-    def _taken(self, others: Mapping[Place, Sample], plan: Evaluation, task: PreparedTask) -> Mapping[Place, Sample]:
-        """Of a cache's samples those that are wanted and can be this policy's, now in the folder's own file too."""
-        wanted = set(task.request.places(plan.protocol.k))
-        some = {place: sample for place, sample in others.items() if place in wanted}
-        taken = stored_samples(some, replace(task.request, judged=False), plan.protocol).samples
-        if taken:
-            self.file.append(self.key, taken.values())
-            logger.info("%s: %d completions were drawn before and are taken from the cache", self.name, len(taken))
-        return taken
-
-    def _say_corrected(self, stored: StoredSamples) -> None:
-        if stored.dropped:
-            why = "another seed, a length that cannot be, an unknown problem"
-            line = "%s: not drawn by this evaluation (%s), hence dropped: %d stored completions"
-            warn("PRL305", line, self.name, why, len(stored.dropped))
-        if stored.judged_otherwise:
-            line = "%s: judged again, %d of %d stored verdicts are others now"
-            warn("PRL305", line, self.name, stored.judged_otherwise, len(stored.samples))
-
-
-@dataclass(frozen=True)
 class _Asked:
     """A policy on a task: what there is of its samples.
 
@@ -112,7 +65,7 @@ class _Asked:
     """
 
     task: PreparedTask
-    kept: _KeptSamples
+    kept: SampleStore
     done: Mapping[Place, Sample]
 
     def complete(self, k: int) -> bool:
@@ -190,12 +143,11 @@ def _asked(
 ) -> _Asked:
     """A policy on a task, with what is kept; says how much that is."""
     name, key = task.request.task, drawn.keys[who][task.request.task]
-    shared = None
     served = plan.engine.capabilities.needs_servers  # by versions and GPUs that nobody here knows
-    if who == "base" and plan.settings.base_cache and not plan.within_run and not served:
-        shared = base_cache.name_of(key, plan.device.type, plan.subject.base.attn_implementation)
-    kept = _KeptSamples(file, key, f"{who} on {name}", shared)
-    done = processes.by_main(lambda: kept.read(plan, task))
+    shared = who == "base" and plan.settings.base_cache and not plan.within_run and not served
+    cache = base_cache(key, plan.device.type, plan.subject.base.attn_implementation) if shared else None
+    kept = SampleStore(f"{who} on {name}", key, file, cache)
+    done = processes.by_main(lambda: kept.read(task.request, plan.protocol, plan.judging))
     wanted = task.request.places(plan.protocol.k)
     there = sum(place in done for place in wanted)
     if there and processes.main and not (plan.within_run and there == len(wanted)):
@@ -224,7 +176,7 @@ def _draw_task(
             line.note = score.text
 
         def keep(sample: Sample) -> None:
-            kept.file.append(kept.key, [sample])
+            kept.append(sample)
             score.add(sample)
             if line is not None:
                 line.update(1)
@@ -232,8 +184,6 @@ def _draw_task(
         groups = draw(ready.engine, tokenizer, task.request, plan.protocol, asked.done, keep, plan.judging, shared)
     if not processes.main:
         return groups
-    if kept.shared is not None:
-        base_cache.add(kept.shared, kept.key, [sample for samples in groups for sample in samples])
     if there < len(places) or not plan.within_run:
         _say_scored(plan, asked, groups, time.monotonic() - started, str(shared))
     return groups

@@ -15,18 +15,17 @@ from typing import overload
 import torch
 from filelock import FileLock
 
-from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, PerlError
+from perl.errors import PerlError
 from perl.evaluation.adapters import plan_adapters
-from perl.evaluation.adapters_table import adapters_markdown
 from perl.evaluation.argument_types import checked_call
-from perl.evaluation.by_processes import arguments_of, sharing, start_several, to_start
+from perl.evaluation.compare import compare_adapters
+from perl.evaluation.comparison_text import as_markdown
 from perl.evaluation.drawn_samples import draw_samples
-from perl.evaluation.output_folder import usable, write_beside
+from perl.evaluation.output_folder import usable, write_table
 from perl.evaluation.policies import BaseInMemory, Policies
-from perl.evaluation.predictions import read as read_drawn
 from perl.evaluation.reporting import write_found
 from perl.evaluation.request import EvalSettings, Evaluation, naming_options
-from perl.evaluation.results import SAMPLES, TABLE, Results, read_results
+from perl.evaluation.results import SAMPLES, Results
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.task import DEFAULT_TASKS
 from perl.run.devices import threads_kept, use_threads
@@ -45,7 +44,6 @@ def evaluate(
     data: str | Path | None = None,
     output: str | Path | None = None,
     settings: EvalSettings | None = None,
-    processes: int | None = None,
 ) -> Results: ...
 
 
@@ -58,7 +56,6 @@ def evaluate(
     data: str | Path | None = None,
     output: str | Path | None = None,
     settings: EvalSettings | None = None,
-    processes: int | None = None,
 ) -> list[Results]: ...
 
 
@@ -70,7 +67,6 @@ def evaluate(
     data: str | Path | None = None,
     output: str | Path | None = None,
     settings: EvalSettings | None = None,
-    processes: int | None = None,
 ) -> Results | list[Results]:
     """Scores adapters on benchmark tasks, and their base beside them under the same protocol.
 
@@ -87,8 +83,6 @@ def evaluate(
             several adapters each has a folder of its name in it. None: ``RUN/evals/PRESET`` for a run, else
             ``evals/NAME/PRESET``.
         settings: Everything else.
-        processes: So many of this machine, one a GPU, share the completions; they are started here, unless a launcher
-            has started this process as one of them, all of which then call this. None: this process does it alone.
 
     Raises:
         PerlError: The request cannot be done; nothing was started.
@@ -103,31 +97,16 @@ def evaluate(
         k=k,
         data=data,
         output=output,
-        processes=processes,
     )
     settings = EvalSettings() if settings is None else settings
     if not isinstance(settings, EvalSettings):
         raise PerlError(f"must be EvalSettings(...), not {settings!r:.60}", "perl.evaluate(settings)")
     if call.several and not call.adapters:
         raise PerlError("an empty list names no adapter", "adapter", "or None and a base")
-    asked = call.adapters, call.base, call.tasks, call.k, call.data
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
-        plans = plan_adapters(*asked, call.output, settings)
-        count = 0 if call.processes is None else to_start(call.processes)
-        if call.processes is None:
-            found = carry_out_all(plans)
-        elif not count:
-            with sharing(plans) as together:
-                found = carry_out_all(plans, together)
-    if count:
-        where = call.output if call.several else plans[0].folder
-        code = start_several(plans, arguments_of(*asked, where, settings), count)
-        if code == EXIT_INTERRUPTED:
-            raise InterruptedRunError("stopped", str(plans[0].folder), "the same call goes on")
-        if code:
-            raise PerlError("the processes that were started say what is wrong", str(plans[0].folder))
-        read = read_drawn if settings.predict_only else read_results
-        found = [read(plan.folder) for plan in plans]
+        found = carry_out_all(
+            plan_adapters(call.adapters, call.base, call.tasks, call.k, call.data, call.output, settings)
+        )
     return found if call.several else found[0]
 
 
@@ -149,7 +128,7 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
     above = {plan.folder.parent for plan in plans}
     scored = not any(plan.settings.predict_only for plan in plans)
     if len(plans) > 1 and len(above) == 1 and scored and (processes is None or processes.main):
-        write_beside(adapters_markdown(found), above.pop() / TABLE)
+        write_table(as_markdown(compare_adapters(found)), above.pop())
     return found
 
 

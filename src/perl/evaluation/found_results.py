@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from perl.errors import Mistake, PerlError, raise_all
-from perl.evaluation.earlier import EARLIER
+from perl.evaluation.output_folder import EARLIER
 from perl.evaluation.results import RESULTS, results_file
 from perl.run.facts import RECIPE, is_run, run_above
 from perl.run.tables import flat

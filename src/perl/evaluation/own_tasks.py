@@ -10,6 +10,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,14 +18,7 @@ from types import ModuleType
 from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.few_shot import check_examples
-from perl.evaluation.heldout_of_recipe import (
-    HELDOUT,
-    RECIPE_SUFFIXES,
-    beside_another,
-    holds_problems_out,
-    task_of_recipe,
-)
-from perl.evaluation.recipe_keys import in_keys
+from perl.evaluation.heldout import HELDOUT, RECIPE_SUFFIXES, beside_another, holds_problems_out, task_of_recipe
 from perl.evaluation.results import is_held_out
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import MATH, Task, all_tasks, find_tasks
@@ -38,6 +32,15 @@ _PYTHON = re.compile(r"(.+\.py)(?::(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 _THRESHOLD = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e-?[0-9]+)?", re.IGNORECASE)
 _USUAL = {_PROMPT: ("prompt", "problem", "question"), _ANSWER: ("answer", "solution"), _ID: ("id", "unique_id")}
+
+# Option of the command line -> key of a task.
+_KEYS = {
+    "--tasks": "",
+    "--columns": ".columns",
+    "--scorer": ".scorer",
+    "--limit": ".limit",
+    "--few-shot": ".few_shot",
+}
 
 
 def file_task(
@@ -345,3 +348,33 @@ def _line_of(error: BaseException, path: Path) -> int:
     """The last line of a file that an error passed."""
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else 0
+
+
+@contextmanager
+def in_keys(place: str, above: str) -> Iterator[None]:
+    """A mistake names keys of a recipe where the command line would name options and tasks.
+
+    Args:
+        place: Of the task, ``eval.tasks[1]``.
+        above: What stands before the keys of its section, ``eval.``.
+    """
+    try:
+        yield
+    except PerlError as error:
+        first, *others = [_in_keys(mistake, place, above) for mistake in error.mistakes]
+        raise type(error)(first.message, first.where, first.hint, tuple(others)) from error
+
+
+def _in_keys(mistake: Mistake, place: str, above: str) -> Mistake:
+    where = mistake.where
+    if not where or where.startswith("task "):
+        where = place
+    elif where in _KEYS:
+        where = place + _KEYS[where]
+    elif where == "--system-prompt":
+        where = "data.system_prompt"
+    hint = mistake.hint.replace("--newest-data, or ", "")
+    hint = re.sub(r"--columns (\w+)=(\w+)", r"columns: {\1: \2}", hint)
+    hint = re.sub(r"--tasks (\S+)", r"name: \1", hint)
+    hint = hint.replace("; without --data the Hub", f"; without {above}data the Hub")
+    return replace(mistake, where=where, hint=hint.replace("--data DIR", f"{above}data: DIR"))

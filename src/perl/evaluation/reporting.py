@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from perl.errors import MissingExtraError, PerlError
-from perl.evaluation import predictions, table
+from perl.evaluation import table
 from perl.evaluation.drawn_samples import DrawnSamples, Groups
-from perl.evaluation.earlier import set_aside
 from perl.evaluation.few_shot import shown_hash, titled
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval.score import judge_with_lighteval, lighteval_installed
 from perl.evaluation.metrics import error_of_mean
+from perl.evaluation.output_folder import beside_earlier, forget_predictions, write_predictions
 from perl.evaluation.policies import Policies, Who
 from perl.evaluation.questions import PreparedTask
 from perl.evaluation.recounting.recount import with_figures
@@ -49,7 +49,7 @@ def write_found(plan: Evaluation, policies: Policies, drawn: DrawnSamples, secon
     places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
     if plan.settings.predict_only:
         _put_first(results, plan.folder, places)
-        return predictions.write(results, plan.folder)
+        return write_predictions(results, plan.folder)
     return write_results(results, plan.folder, places)
 
 
@@ -64,12 +64,11 @@ def write_results(results: Results, folder: Path, places: Sequence[Place]) -> Re
     Returns:
         All that the folder's file holds now.
     """
-    set_aside(results, folder)
-    results = results.with_earlier(folder)
+    results = beside_earlier(results, folder)
     results.write(folder)
     write_text(folder / TABLE, table.markdown(results))
     _put_first(results, folder, places)
-    predictions.forget(results, folder)
+    forget_predictions(results, folder)
     try:
         draw_problems(results, folder)
     except MissingExtraError as error:

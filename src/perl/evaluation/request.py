@@ -16,14 +16,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, PerlError, did_you_mean
 from perl.evaluation.argument_types import check_fields
-from perl.evaluation.asking import set_template
 from perl.evaluation.few_shot import check_examples
-from perl.evaluation.heldout_of_recipe import HELDOUT, recipe_of_run
+from perl.evaluation.heldout import HELDOUT, recipe_of_run
+from perl.evaluation.metrics import power_line
 from perl.evaluation.own_tasks import for_each, named_tasks
 from perl.evaluation.policies import Who
-from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, asked_facts, resolve_protocol
-from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
+from perl.evaluation.questions import PreparedTask, prepare_task, set_template, template_hash
 from perl.evaluation.reward_scorer import check_scorer_timeout
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import MATH

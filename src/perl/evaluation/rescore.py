@@ -10,13 +10,13 @@ from pathlib import Path
 from filelock import FileLock
 
 from perl.errors import Mistake, PerlError, raise_all
-from perl.evaluation import predictions
 from perl.evaluation.argument_types import names_of
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
 from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.heldout_of_recipe import beside_another, held_out_by_run, holds_problems_out
-from perl.evaluation.output_folder import usable
+from perl.evaluation.heldout import beside_another, held_out_by_run, holds_problems_out
+from perl.evaluation.kept_samples import stored_samples
+from perl.evaluation.output_folder import read_drawn, usable
 from perl.evaluation.own_tasks import check_threshold, file_task, is_file_name, named_tasks, with_folder
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol, asking_of
@@ -28,7 +28,6 @@ from perl.evaluation.results import SAMPLES, Results, TaskResult, is_held_out
 from perl.evaluation.reward_scorer import check_judged, check_scorer_timeout
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.scorers import SCORERS, Scorer
-from perl.evaluation.stored import stored_samples
 from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
 from perl.recipe.eval_section import SCORER_SECONDS
@@ -70,7 +69,7 @@ def rescore(
     """
     check_scorer_timeout(scorer_timeout)
     folder = Path(folder).expanduser()
-    drawn = predictions.read(folder)
+    drawn = read_drawn(folder)
     with usable(folder), FileLock(folder / ".lock", timeout=0):
         named = _Named(names_of(tasks), columns, scorer)
         named.check(drawn)

@@ -190,14 +190,8 @@ class Results:
             "tasks": {task.name: _plain(task) for task in self.tasks},
         }
 
-    def with_earlier(self, folder: Path) -> "Results":
-        """These, with the other tasks that a folder has of the same policies under the same protocol and engine."""
-        try:
-            earlier = read_results(folder / RESULTS)
-        except PerlError:
-            return self
-        if earlier.of_what() != self.of_what():
-            return self
+    def with_tasks_of(self, earlier: "Results") -> "Results":
+        """These, with the other tasks of earlier ones of the same policies under the same protocol and engine."""
         names = {task.name for task in self.tasks}
         tasks = (*self.tasks, *(task for task in earlier.tasks if task.name not in names))
         # Where nothing was left to draw, the engine was compared with the policy when all this was drawn.

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perl.evaluation.bases import numbered
 from perl.evaluation.found_results import FoundResults
 from perl.evaluation.results import Results
 from perl.run.tables import DASH, differing
@@ -64,6 +63,11 @@ def names_of(found: Sequence[FoundResults], results: Sequence[Results]) -> list[
     # A row for a base is called so.
     names = [f"{name} ({place})" if name == "base" else name for name, place in zip(names, places, strict=True)]
     return numbered(names)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The same names, those that stand there more than once with a number behind them."""
+    return [f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def _telling(settings: Sequence[Mapping[str, str]]) -> list[str]:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from perl.evaluation.metrics import SMALL_P, Difference, error_of_mean
-from perl.evaluation.power import SHOWN_IN
+from perl.evaluation.metrics import SHOWN_IN, SMALL_P, Difference, error_of_mean
 from perl.zoo.intervals import intervals
 
 _HALVINGS = 80

@@ -10,8 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perl.evaluation.metrics import SMALL_P, Difference, corrected
-from perl.evaluation.power import guessed_error, power_words
+from perl.evaluation.metrics import SMALL_P, Difference, corrected, guessed_error, power_words
 from perl.evaluation.protocol import asking_of
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
@@ -262,7 +261,7 @@ def lighteval_cell(score: OtherScore | None) -> str:
 
 
 def _by_lighteval(task: TaskResult) -> str:
-    whose = [who for who, _ in _policies(task)]
+    whose = [who for who, _ in scores_of(task)]
     return " → ".join(lighteval_cell(task.lighteval.get(who)) for who in whose) if task.lighteval else "-"
 
 
@@ -274,7 +273,7 @@ def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
 def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks) -> list[str]:
     """Of results whose tasks have the p values that the table shows."""
     scored = [
-        Scored(f"the {who}", task, score, task.lighteval.get(who)) for task in tasks for who, score in _policies(task)
+        Scored(f"the {who}", task, score, task.lighteval.get(who)) for task in tasks for who, score in scores_of(task)
     ]
     return [
         protocol_note(results),
@@ -336,7 +335,7 @@ def base_words(results: Results) -> str:
 
 
 def _legend(tasks: Sequence[TaskResult], marks: Marks) -> str:
-    parts = ["Scores and shares in percent", *error_words(score for task in tasks for _, score in _policies(task))]
+    parts = ["Scores and shares in percent", *error_words(score for task in tasks for _, score in scores_of(task))]
     differences = [task.difference for task in tasks if task.difference is not None]
     if differences:
         parts.append("difference: adapter less base, paired by problem")
@@ -413,7 +412,8 @@ def _shares(found: Sequence[tuple[Scored, float]]) -> str:
     return ", ".join([f"{first[0]} of the completions {first[1]}", *(" ".join(one) for one in others)])
 
 
-def _policies(task: TaskResult) -> Iterable[tuple[Who, Score]]:
+def scores_of(task: TaskResult) -> Iterable[tuple[Who, Score]]:
+    """Whose scores a task has, the base's first."""
     both: tuple[tuple[Who, Score | None], ...] = (("base", task.base), ("adapter", task.adapter))
     return ((who, score) for who, score in both if score is not None)
 

@@ -17,7 +17,7 @@ from perl.data import empty_cells, load_hub_rows, prompt_text, read_data_file
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.choices import LETTERS, listed, right_letters
 from perl.evaluation.few_shot import choose_examples, example
-from perl.evaluation.heldout_of_recipe import heldout_questions, holds_problems_out
+from perl.evaluation.heldout import heldout_questions, holds_problems_out
 from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import MATH, Example, Question, Split, Task, TaskData, questions_hash
 from perl.recipe import Recipe

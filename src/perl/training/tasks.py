@@ -12,12 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.data import ProblemSet, render_prompts
 from perl.errors import RecipeError, did_you_mean
-from perl.evaluation.heldout import heldout_task
-from perl.evaluation.heldout_of_recipe import holds_problems_out
-from perl.evaluation.own_tasks import ChosenTask, chosen_tasks
+from perl.evaluation.heldout import heldout_task, holds_problems_out
+from perl.evaluation.own_tasks import ChosenTask, chosen_tasks, in_keys
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
-from perl.evaluation.recipe_keys import in_keys
 from perl.evaluation.request import end_tokens, generation_settings
 from perl.evaluation.results import BESIDE, is_held_out
 from perl.evaluation.task_data import load_task_data

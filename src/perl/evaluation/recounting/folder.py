@@ -17,7 +17,7 @@ from huggingface_hub.file_download import repo_folder_name
 from perl.data import heldout_name
 from perl.errors import PerlError
 from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.heldout_of_recipe import heldout_questions
+from perl.evaluation.heldout import heldout_questions
 from perl.evaluation.recounting.published_samples import LARGEST, read_published
 from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, layout_mistakes, recount
 from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file

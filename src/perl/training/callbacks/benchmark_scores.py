@@ -18,15 +18,13 @@ from typing import Any
 from transformers import TrainerState, TrainingArguments
 
 from perl.errors import PerlError, RecipeError
-from perl.evaluation.draw import draw
-from perl.evaluation.own_tasks import chosen_tasks
+from perl.evaluation.draw import Sharing, draw, share
+from perl.evaluation.own_tasks import chosen_tasks, in_keys
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
-from perl.evaluation.recipe_keys import in_keys
 from perl.evaluation.request import end_tokens
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
-from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.task import MATH
 from perl.evaluation.task_data import check_files, load_task_data
 from perl.policy.model import base_of
