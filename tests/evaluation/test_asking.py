@@ -77,27 +77,3 @@ def test_a_base_without_a_template_has_no_thinking_mode(tokenizer):
     with pytest.raises(PerlError, match="--thinking: the base has no chat template"):
         set_template(tokenizer, thinking=False)
     assert set_template(tokenizer) == {}
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"attention": "spda"}, "--attention: there is no attention 'spda' (did you mean sdpa?)"),
-        ({"device_map": "all"}, "--device-map: there is no device map 'all'"),
-        ({"device_map": "auto", "quantization": "nf4"}, "--device-map: a base in 4 bits (nf4) lies whole on one GPU"),
-        ({"min_p": 1.5}, "--min-p: 1.5 is out of range"),
-        ({"top_k": -1}, "--top-k: -1 is out of range"),
-        ({"repetition_penalty": 0.0}, "--repetition-penalty: 0 is out of range"),
-    ],
-    ids=str,
-)
-def test_what_a_model_or_protocol_cannot_be_is_one_line(settings, line):
-    with pytest.raises(PerlError) as caught:
-        planned(**settings)
-    assert str(caught.value).startswith(line)
-
-
-def test_sampling_of_the_command_line_is_that_of_the_protocol():
-    protocol = planned(top_k=7, min_p=0.1, repetition_penalty=1.2, temperature=0.5, top_p=0.8).protocol
-    assert (protocol.top_k, protocol.min_p, protocol.repetition_penalty) == (7, 0.1, 1.2)
-    assert (protocol.temperature, protocol.top_p) == (0.5, 0.8)

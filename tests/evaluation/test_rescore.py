@@ -11,7 +11,7 @@ import perl
 from perl.cli.eval import command
 from perl.errors import PerlError
 from perl.evaluation import policies
-from perl.evaluation.predictions import PREDICTIONS
+from perl.evaluation.output_folder import PREDICTIONS
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.results import read_results

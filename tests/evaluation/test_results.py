@@ -8,7 +8,6 @@ import pytest
 
 from perl.errors import PerlError
 from perl.evaluation.results import OtherScore, read_results
-from perl.policy.name import policy_name
 from tests.evaluations import SHA, results, task_result
 from tests.oracles import evaluation as by_hand
 
@@ -43,50 +42,6 @@ def test_the_score_of_what_was_evaluated_is_the_adapters_or_that_of_a_base_alone
         _ = replace(BOTH, base=None, adapter=None).score
     with pytest.raises(KeyError):
         FOUND.task("aime24")
-
-
-def test_other_tasks_that_a_folder_has_of_the_same_policies_are_kept(tmp_path):
-    results(BOTH, task_result("products", None, ["1", "0"])).write(tmp_path)
-    again = replace(results(task_result("sums", ["0"], ["1"]), task_result("powers", ["0"], ["1"])), seconds=3.0)
-    together = again.with_earlier(tmp_path)
-    assert [task.name for task in together.tasks] == ["sums", "powers", "products"]
-    assert together.task("sums") == again.task("sums")
-    assert together.seconds == 3.0
-
-
-PRODUCTS = results(task_result("products", None, ["1", "0"]))
-HOTTER = replace(PRODUCTS, protocol=replace(PRODUCTS.protocol, temperature=0.9))
-
-
-@pytest.mark.parametrize(
-    ("earlier", "kept"),
-    [
-        *(
-            (replace(PRODUCTS, subject={**PRODUCTS.subject, **other, "policy": policy}), False)
-            for other, policy in (
-                ({"name": "another"}, PRODUCTS.subject["policy"]),
-                ({"base": "another"}, PRODUCTS.subject["policy"]),
-                ({"base_sha256": "a" * 64}, policy_name("a" * 64, SHA, "c" * 64)),
-                ({"adapter_sha256": "d" * 64}, policy_name("b" * 64, "d" * 64, "c" * 64)),
-            )
-        ),
-        (HOTTER, False),
-        (replace(PRODUCTS, engine={"backend": "transformers"}), False),
-        (replace(PRODUCTS, engine={**PRODUCTS.engine, "logp_diff": None}), True),  # measured anew each time
-        (None, False),  # no file
-        ("{", False),
-    ],
-    ids=["name", "base", "base's weights", "adapter's", "protocol", "engine", "logp_diff", "nothing", "broken"],
-)
-def test_tasks_of_another_policy_protocol_or_engine_are_not_kept(tmp_path, earlier, kept):
-    if isinstance(earlier, str):
-        (tmp_path / "results.json").write_text(earlier)
-    elif earlier is not None:
-        assert read_results(earlier.write(tmp_path)) == earlier
-    ours = results(BOTH)
-    expected = ("sums", "products") if kept else ("sums",)
-    assert tuple(task.name for task in ours.with_earlier(tmp_path).tasks) == expected
-    assert kept or ours.with_earlier(tmp_path) == ours
 
 
 def test_the_file_is_json_that_any_reader_takes_even_where_there_is_no_error(tmp_path):

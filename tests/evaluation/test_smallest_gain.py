@@ -41,25 +41,13 @@ def test_it_shrinks_with_problems_and_completions_and_grows_with_tasks():
     assert gain(100, 1) < gain(100, 1, 3) < gain(100, 1, 10)
 
 
-@pytest.mark.parametrize(("n", "k", "tasks"), [(30, 16, 1), (60, 1, 3)])
+@pytest.mark.parametrize(("n", "k", "tasks"), [(30, 16, 1)])
 def test_so_large_a_gain_is_shown_in_about_80_of_100_evaluations_and_half_of_it_in_far_fewer(n, k, tasks):
     """Some cells of benchmarks/power.py, whose results are of all."""
     gain, generator = smallest_gain(guessed_error(n, k), n, tasks), numpy.random.default_rng(n)
     shares = [measured.share_shown("guess", n, k, true, tasks, 200, generator) for true in (gain, gain / 2)]
     assert shares[0] == pytest.approx(0.8, abs=0.1)
     assert shares[1] < 0.45
-
-
-def test_the_populations_have_the_gains_that_were_asked_for():
-    """By simulation, not by the quadrature that finds them."""
-    generator = numpy.random.default_rng(5)
-    for a, b, spread in ((0.5, 0.5, 0.2), (0.3, 1.2, 0.2), (0.5, 0.5, 0.1)):
-        shift, noise = measured.shift_and_noise(a, b, 0.1, spread)
-        base = generator.beta(a, b, 200_000)
-        log_odds = numpy.log(base.clip(1e-12, 1 - 1e-12) / (1 - base.clip(1e-12, 1 - 1e-12)))
-        gains = 1 / (1 + numpy.exp(-(log_odds + shift + noise * generator.standard_normal(base.size)))) - base
-        assert (gains.mean(), gains.std()) == pytest.approx((0.1, spread), abs=0.01)
-    assert measured.shift_and_noise(0.5, 0.5, 0.3, 0.1) is None  # so large a mean cannot spread so little
 
 
 def test_so_few_problems_show_nothing_and_that_is_said():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.earlier import set_aside
+from perl.evaluation.output_folder import beside_earlier
 from perl.evaluation.results import read_results
 from tests.evaluations import results, task_result
 
@@ -16,8 +16,7 @@ OTHER = results(SUMS, adapter_config_sha256="d" * 64)
 
 def put(new, folder):
     """As an evaluation does."""
-    set_aside(new, folder)
-    new.with_earlier(folder).write(folder)
+    beside_earlier(new, folder).write(folder)
 
 
 @pytest.fixture
@@ -31,7 +30,8 @@ def test_another_policys_results_with_their_files_are_moved_and_said(tmp_path, s
     for name in ("table.md", "problems.png", "samples.jsonl"):
         (tmp_path / name).write_text(f"ours: {name}")
     put(OTHER, tmp_path)
-    place = tmp_path / "earlier" / OURS.subject["policy"][:8]
+    [place] = (tmp_path / "earlier").iterdir()
+    assert place.name.startswith(OURS.subject["policy"][:8])
     assert read_results(place) == OURS
     assert read_results(tmp_path) == OTHER
     assert {path.name for path in place.iterdir()} == {"results.json", "table.md", "problems.png"}
@@ -64,23 +64,26 @@ def test_every_one_of_many_results_is_kept_once_even_if_they_take_turns(tmp_path
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        (results(SUMS, name="renamed"), f"name was {OURS.subject['name']}, is renamed"),
-        (results(SUMS, base="elsewhere/base"), f"base was {OURS.subject['base']}, is elsewhere/base"),
-        (results(SUMS, chat_template="e" * 64), "chat_template was "),
-        (replace(OURS, protocol=replace(OURS.protocol, temperature=0.9)), "temperature was 0.6, is 0.9"),
-        (replace(OURS, engine={**OURS.engine, "dtype": "float16"}), "dtype was "),
+        (results(SUMS, base="elsewhere/base"), "another policy"),
+        (replace(OURS, protocol=replace(OURS.protocol, temperature=0.9)), "another protocol"),
+        (replace(OURS, engine={**OURS.engine, "dtype": "float16"}), "another engine"),
+        (replace(OURS, verifier="2 (by hand)"), "another verifier"),
+        (results(replace(SUMS, protocol_hash="f" * 16)), "sums asked otherwise"),
+        (replace(OURS, engine={**OURS.engine, "logp_diff": None}), None),  # measured anew each time
     ],
 )
-def test_what_differs_of_the_same_policy_is_said(tmp_path, said, other, what):
-    for one in (OURS, other):
-        put(one, tmp_path)
-    (line,) = said()
-    assert f"are of the same policy, but {what}" in line
-    assert line.count(" was ") == 1
+def test_what_differs_is_said_and_other_tasks_stay_only_where_nothing_does(tmp_path, said, other, what):
+    products = task_result("products", ["11"], ["10"])
+    put(replace(OURS, tasks=(SUMS, products)), tmp_path)
+    put(other, tmp_path)
+    assert len(said()) == (what is not None)
+    assert what is None or what in said()[0]
+    kept = what is None or "asked otherwise" in what
+    assert [task.name for task in read_results(tmp_path).tasks] == ["sums"] + ["products"] * kept
 
 
 def test_an_empty_folder_the_same_again_and_other_tasks_of_it_move_nothing(tmp_path, said):
-    set_aside(OURS, tmp_path)
+    assert beside_earlier(OURS, tmp_path) == OURS
     assert list(tmp_path.iterdir()) == []
     products = results(task_result("products", ["11"], ["10"]))
     for one in (OURS, OURS, products, OURS):
@@ -94,7 +97,8 @@ def test_results_that_cannot_be_read_are_kept_as_they_are(tmp_path, said):
     for number, text in enumerate(("{", '{"perl": {"version": 1}}')):
         (tmp_path / "results.json").write_text(text)
         put(OURS, tmp_path)
-        place = tmp_path / "earlier" / ("unreadable" if number == 0 else "unreadable-2")
-        assert (place / "results.json").read_text() == text
+        kept = [path.read_text() for path in (tmp_path / "earlier").glob("unreadable-*/results.json")]
+        assert len(kept) == number + 1
+        assert text in kept
     assert len(said()) == 2
     assert "version is 1" in said()[1]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from perl.evaluation.draw import RenderedProblem, TaskRequest
+from perl.evaluation.kept_samples import stored_samples
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Sample
-from perl.evaluation.stored import stored_samples
 
 PROTOCOL = Protocol(k=2, max_new_tokens=8, seed=3)
 GOLDS = {"p0": "3", "p1": "4"}
