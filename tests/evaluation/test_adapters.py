@@ -109,7 +109,7 @@ def test_a_base_that_is_asked_otherwise_is_another_one(asked, change):
     assert sum(asked[counts:]) == N * K
 
 
-def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(asked, caplog):
+def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(asked):
     first = evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
     file = cached()
     lines = [{**json.loads(line), "status": "right"} for line in file.read_text().splitlines()]
