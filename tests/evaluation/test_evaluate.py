@@ -121,14 +121,12 @@ def test_each_policy_scores_alone_as_beside_the_other(saved, done):
 @pytest.mark.parametrize(
     ("settings", "cut", "base", "adapter"),
     [
-        ({}, 0, "12 of 12", "12 of 12"),
         ({}, 30, "12 of 12", "11 of 12"),  # the last line was cut short
         ({"k": 3}, 0, "12 of 18", "12 of 18"),
-        ({"k": 1}, 0, "6 of 6", "6 of 6"),
         ({"limit": 2 * N}, 0, "12 of 24", "12 of 24"),
         ({"limit": N - 2}, 0, "8 of 8", "8 of 8"),
     ],
-    ids=["the same again", "a cut line", "larger k", "smaller k", "more problems", "fewer problems"],
+    ids=["a cut line", "larger k", "more problems", "fewer problems"],
 )
 def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, settings, cut, base, adapter):
     shutil.copytree(done, "out")
@@ -145,7 +143,7 @@ def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, set
     assert len(lines()) == len(texts()) == 2 * problems * max(2, settings.get("k", 2))
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5}, {"limit": 3}, {"limit": 9}])
+@pytest.mark.parametrize("settings", [{"batch_size": 5}, {"limit": 9}])
 def test_batch_size_and_number_of_problems_change_no_completion(saved, done, settings):
     evaluate(saved, output="other", **settings)
     one, other = (by_policy(folder) for folder in (done, "other"))
@@ -173,7 +171,7 @@ def test_a_task_that_is_added_later_joins_the_others_as_if_all_were_asked_at_onc
 
 @pytest.mark.parametrize(
     "change",
-    [{"temperature": 0.9}, {"seed": 1}, {"max_new_tokens": 20}, {"system_prompt": "1+1="}, {"dtype": "bfloat16"}],
+    [{"seed": 1}, {"max_new_tokens": 20}, {"system_prompt": "1+1="}],
     ids=str,
 )
 def test_what_was_drawn_otherwise_is_not_taken_for_it(saved, done, change, said):
@@ -200,26 +198,6 @@ def test_an_adapter_that_was_trained_again_at_the_same_place_is_another_one(done
     assert numbers("out") == numbers("fresh")
     assert new["adapter"] != old["adapter"]
     assert len(lines()) == 36  # what the old one wrote stays
-
-
-def test_the_folder_holds_what_is_promised(saved, done):
-    evaluate(saved, output="single", limit=1, k=1)
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
-
-    for folder, k in ((done, 2), (Path("single"), 1)):
-        names = {path.name for path in folder.iterdir()} - {".lock"}
-        assert names - {"problems.png"} == {"results.json", "samples.jsonl", "table.md"}
-        text = (folder / "results.json").read_text()
-        facts = json.loads(text, parse_constant=refuse)
-        assert set(facts["results"]) == {f"{TASK}|0"}
-        assert {f"avg@{k}", f"avg@{k}_stderr", "pass@1", f"pass@{k}", f"maj@{k}"} <= set(facts["results"][f"{TASK}|0"])
-        assert facts["config_general"]["model_config"]["backend"] == "transformers"
-        assert set(facts["perl"]["tasks"][TASK]["samples"].values()) == {row["policy"] for row in lines(folder)}
-        assert [path for path in (str(Path.cwd()), str(folder), str(saved)) if path in text] == []
-    single = numbers("single")[TASK]
-    assert (single["difference"], single["adapter"]["stderr"]) == (None, None)
 
 
 def test_a_run_of_method_full_is_compared_with_its_base():

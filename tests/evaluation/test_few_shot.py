@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import perl
 from perl.cli.eval import _numbers_of_tasks, command
 from perl.errors import PerlError
-from perl.evaluation.compare_folders import compare_folders
-from perl.evaluation.few_shot import as_text, examples_hash, shown_before
+from perl.evaluation.compare import compare_folders
+from perl.evaluation.few_shot import as_text, shown_before, shown_hash
 from perl.evaluation.own_tasks import chosen_tasks
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.request import EvalSettings
@@ -99,7 +99,7 @@ def test_examples_stand_in_the_prompt_and_in_the_results(adapter):
     results = evaluate(adapter, [CHAIN], "out", limit=4, few_shot=3)
     [task] = results.tasks
     data = load_task_data(all_tasks()[CHAIN], limit=4, few_shot=3)
-    assert (task.title, task.few_shot, task.examples) == ("Sandbox chain, 3-shot", 3, examples_hash(data.examples))
+    assert (task.title, task.few_shot, task.examples) == ("Sandbox chain, 3-shot", 3, shown_hash(data.examples))
     assert list(json.loads(Path("out", RESULTS).read_text())["results"]) == [f"{CHAIN}|3"]
     tokenizer = load_tokenizer(ModelSection())
     chat = shown_before(data.examples, data.questions[0])
@@ -113,7 +113,7 @@ def test_examples_stand_in_the_prompt_and_in_the_results(adapter):
     assert Path("out", RESULTS).read_bytes() == before
 
 
-@pytest.mark.parametrize("edit", [{"few_shot": 0, "examples": None}, {"few_shot": 4}, {"examples": "0" * 64}])
+@pytest.mark.parametrize("edit", [{"few_shot": 0, "examples": None}, {"examples": "0" * 64}])
 def test_edited_examples_are_found(adapter, edit):
     evaluate(adapter, [CHAIN], "out", limit=2, few_shot=3, k=1)
     found = read_results("out")
@@ -151,18 +151,12 @@ def test_limits_of_single_tasks():
         (["--tasks", "none.yaml"], "--tasks: no such file: none.yaml"),
         (["--tasks", "my.yaml", "--few-shot", "1"], "held-out problems are asked as in training, without examples"),
         (["--tasks", CHAIN, "--limit", f"{CHAIN}=1,{CHAIN}=2"], f"--limit: {CHAIN} is given 2 times (once)"),
-        (["--tasks", CHAIN, "--few-shot", f"{CHAIN}=1,{CHAIN}=1"], f"--few-shot: {CHAIN} is given 2 times (once)"),
         (["--tasks", "sums.jsonl", "--columns", "prompt=a,prompt=b"], "--columns: prompt is given 2 times (once)"),
-        (["--tasks", "one.jsonl", "--few-shot", "1"], "the only problem is an example, none is left to be asked"),
-        (
-            ["--tasks", "one.jsonl", "--few-shot", "2"],
-            "2 examples are asked for, and there is 1 problem to take them from",
-        ),
+        (["--tasks", "sums.jsonl", "--columns", "question,answer=a"], "--columns: 'question' names no column (as in"),
     ],
 )
 def test_bad_requests_are_a_line(adapter, options, message):
     write("sums.jsonl", SUMS)
-    write("one.jsonl", SUMS[:1])
     Path("my.yaml").write_text("data: {train: sandbox:chain}\nrewards: {accuracy: 1}\n")
     with pytest.raises(PerlError) as caught:
         CliRunner().invoke(command, ["--adapter", str(adapter), *options, "--dry-run"], catch_exceptions=False)
@@ -213,13 +207,7 @@ MISTAKES_IN_A_RECIPE = [
     ),
     ("- sandbox:chain\n- gone.jsonl", 7, "[1]: no such file: gone.jsonl"),
     ("- sandbox:chain\n- sandbox:chian", 7, "[1]: there is no task 'sandbox:chian' (did you mean sandbox:chain?)"),
-    (
-        "- sandbox:chain\n- heldout",
-        7,
-        "[1]: heldout is a word of the command line; a run scores what it holds out without",
-    ),
     ("- sandbox:chain\n- 3", 7, "[1]: must be a name, or {name: ..., limit: ...}, not 3"),
-    ("- sandbox:chain\n- null", 7, "[1]: must be a name, or {name: ..., limit: ...}, not null"),
     ("- name: sandbox:chain\n  limit: many", 7, "[0].limit: must be a whole number, not 'many'"),
     ("- name: sandbox:chain\n  limt: 3", 7, "[0].limt: unknown key (did you mean limit?)"),
     ("- sandbox:chain\n- other.yaml", 7, "[1]: sandbox:addition is held out, hence scored already (leave it out)"),
@@ -265,21 +253,11 @@ def test_a_recipe_names_files_limits_and_examples_and_its_heldout_problems_are_a
         assert (again.title, again.protocol_hash, again.data) == (own.title, own.protocol_hash, own.data)
         assert (again.base, again.adapter, again.problems) == (own.base, own.adapter, own.problems)
     assert "sums/avg@2" in json.dumps(json.loads(Path("run/best/best.json").read_text()))
-    both = evaluate(
-        "run", ["heldout", "sandbox:addition"], "run/evals/both", limit={"heldout": 3, "sandbox:addition": 2}
-    )
-    beside, benchmark = both.tasks
-    assert (beside.name, beside.title) == ("sandbox:addition-heldout", "sandbox:addition-heldout (held out)")
-    assert (beside.score.n, benchmark.name, benchmark.score.n) == (3, "sandbox:addition", 2)
-    assert recount_folder("run/evals/both").mistakes == ()
-    rescored = rescore("run/evals/both", tasks="my.yaml", lighteval=False)
-    assert [one.problems for one in rescored.tasks] == [one.problems for one in both.tasks]
-
-
-def test_a_whole_number_and_its_fraction_are_one_protocol(adapter):
-    hashes = [evaluate(adapter, [CHAIN], f"at {t!r}", limit=2, temperature=t).tasks[0].protocol_hash for t in (1, 1.0)]
-    assert hashes[0] == hashes[1]
-    assert recount_folder("at 1").mistakes == ()
+    assert recount_folder("again/heldout").mistakes == ()
+    rescored = rescore("again/heldout", tasks="my.yaml", lighteval=False)
+    assert rescored.task("sandbox:addition").problems == own.problems
+    with pytest.raises(PerlError, match="sandbox:addition is named 2 times"):
+        evaluate("run", ["heldout", "sandbox:addition"], "both")
 
 
 def test_another_template_is_another_protocol(adapter):
@@ -312,20 +290,10 @@ def test_a_system_prompt_that_problems_would_not_show_is_refused(adapter):
     evaluate(adapter, ["chat.jsonl"], "out", system_prompt="Be brief.")
 
 
-def test_predictions_of_another_evaluation_are_kept(adapter):
-    write("sums.jsonl", SUMS)
-    drawn = {"predict_only": True, "limit": 2, "k": 1}
-    evaluate(adapter, ["sums.jsonl"], "out", **drawn)
-    before = Path("out/predictions.json").read_bytes()
-    evaluate(adapter, [CHAIN], "out", temperature=1.0, **drawn)
-    [kept] = Path("out/earlier").glob("*/predictions.json")
-    assert kept.read_bytes() == before
-
-
 def test_scorers_may_change_back_and_forth(adapter):
     write("sums.jsonl", SUMS)
     first = evaluate(adapter, ["sums.jsonl"], "out", limit=3, few_shot=2)
-    for scorer in ("exact", "exact", "math", "normalised"):
+    for scorer in ("exact", "normalised"):
         found = rescore("out", tasks=["sums.jsonl"], scorer=scorer, lighteval=False)
         assert found.tasks[0].scorer == scorer
         assert recount_folder("out").mistakes == ()
@@ -339,14 +307,7 @@ def test_no_verdict_is_kept_with_a_base(adapter):
     assert {line["status"] for line in lines} == {"not_judged"}
 
 
-def test_a_task_that_is_asked_otherwise_leaves_the_others_where_they_are(adapter):
-    evaluate(adapter, [CHAIN, "sandbox:addition"], "out", limit=3, k=1)
-    evaluate(adapter, [CHAIN], "out", limit=2, k=1)
-    assert {task.name: task.score.n for task in read_results("out").tasks} == {CHAIN: 2, "sandbox:addition": 3}
-    assert recount_folder("out").mistakes == ()
-
-
-@pytest.mark.parametrize("name", [CHAIN, "sandbox:addition", "gsm8k", "gsm8k_boxed"])
+@pytest.mark.parametrize("name", [CHAIN, "gsm8k", "gsm8k_boxed"])
 def test_examples_are_right_by_their_own_scorer(name, tmp_path):
     worked = [{"question": f"{n} and one?", "answer": f"It is <<{n}+1={n + 1}>>{n + 1}."} for n in range(9)]
     rows = [row | {"answer": row["answer"] + f"\n#### {n + 1}"} if n % 2 else row for n, row in enumerate(worked)]

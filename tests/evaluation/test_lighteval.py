@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from perl.evaluation.lighteval.score import judge_with_lighteval, lighteval_installed
-from perl.evaluation.metrics import g_pass_at_k, mean_g_pass_at_k, pass_at_k
+from perl.evaluation.metrics import pass_at_k_by_problem
 from perl.evaluation.reporting import scored_by_lighteval
 from perl.evaluation.samples import Sample
 from perl.evaluation.task import TaskData, all_tasks, questions_hash
@@ -30,7 +30,7 @@ ROWS = {"aime24": AIME_ROW, "aime25": AIME_ROW, "math_500": MATH_ROW, "gsm8k": G
 BESIDE_LIGHTEVAL = """
 import json, sys
 request = json.load(sys.stdin)
-from lighteval.metrics.metrics_sample import GPassAtK, PassAtK
+from lighteval.metrics.metrics_sample import PassAtK
 from perl.evaluation.lighteval.process import lighteval_config, lighteval_row
 from perl.evaluation.task import all_tasks
 from perl.rewards.verifier import check_all
@@ -46,13 +46,11 @@ for name, rows in request["rows"].items():
         "config": {field: getattr(config, field) for field in fields},
     }
 verdicts = [[v.status, v.extracted] for v in check_all(*zip(*request["pairs"]))]
-thresholds, scores = request["thresholds"], []
-for row in request["right"]:
-    score = {}
-    for k in request["pass_ks"]:
-        score[f"pass@{k}"] = PassAtK(k=k, n=len(row), sample_scoring_function=lambda *_: 0.0).pass_at_k(row)
-    general = GPassAtK(k=request["ks"], n=len(row), thresholds=thresholds, sample_scoring_function=lambda *_: 0.0)
-    scores.append(score | general.g_pass_at_k(row))
+scores = [
+    {f"pass@{k}": PassAtK(k=k, n=len(row), sample_scoring_function=lambda *_: 0.0).pass_at_k(row)
+     for k in request["pass_ks"]}
+    for row in request["right"]
+]
 print(json.dumps({"definitions": definitions, "verdicts": verdicts, "scores": scores}, default=float))
 """
 
@@ -151,7 +149,7 @@ def rows():
     return found
 
 
-PASS_KS, KS, THRESHOLDS = (1, 2, 4, 16), (2, 8, 16), (0.0, 0.25, 0.5, 0.75, 1.0)
+PASS_KS = (1, 2, 4, 16)
 
 
 def some_rights() -> list[list[bool]]:
@@ -164,7 +162,7 @@ def some_rights() -> list[list[bool]]:
 @pytest.mark.nightly
 def test_definitions_verdicts_and_metrics_are_those_of_a_process_with_lighteval(rows):
     request = {"rows": rows, "pairs": PAIRS, "right": some_rights()}
-    request |= {"pass_ks": PASS_KS, "ks": KS, "thresholds": THRESHOLDS}
+    request |= {"pass_ks": PASS_KS}
     command = [sys.executable, "-c", BESIDE_LIGHTEVAL]
     result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -187,11 +185,7 @@ def test_definitions_verdicts_and_metrics_are_those_of_a_process_with_lighteval(
     assert beside["verdicts"] == [[v.status, v.extracted] for v in check_all(*zip(*PAIRS, strict=True))]
     for row, theirs in zip(some_rights(), beside["scores"], strict=True):
         for k in PASS_KS:
-            assert pass_at_k([row], k) == pytest.approx(theirs[f"pass@{k}"])
-        for k in KS:
-            assert mean_g_pass_at_k([row], k) == pytest.approx(theirs[f"mg-pass@{k}"])
-            for threshold in THRESHOLDS:
-                assert g_pass_at_k([row], k, threshold) == pytest.approx(theirs[f"g-pass@{k}_{threshold}"])
+            assert pass_at_k_by_problem([row], k)[0] == pytest.approx(theirs[f"pass@{k}"])
 
 
 def expected_gold(task, row, gold):

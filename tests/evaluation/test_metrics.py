@@ -6,23 +6,17 @@ import random
 import re
 import statistics
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy
 import pytest
 
 from perl.evaluation.metrics import (
     Difference,
-    average_at_k,
     corrected,
-    g_pass_at_k,
+    error_of_mean,
     majority_by_problem,
-    mean_g_pass_at_k,
     paired_difference,
-    pass_at_k,
     pass_at_k_by_problem,
-    pass_at_k_error,
-    standard_error,
 )
 from tests.oracles import evaluation as by_hand
 from tests.oracles import metrics as oracle
@@ -44,127 +38,46 @@ def some_results(problems: int, k: int, seed: int = 1) -> list[list[bool]]:
     ],
     ids=["2 of 1", "5 of 1", "7 of 4", "200 of 16", "all right", "all wrong"],
 )
-def test_the_score_and_its_error_are_those_of_the_paper_in_whatever_order_they_stand(right):
+def test_the_error_is_that_of_the_paper_in_whatever_order_rows_stand(right):
     for rows in (right, [row[::-1] for row in right[::-1]]):
-        assert average_at_k(rows) == pytest.approx(oracle.average(right))
-        assert standard_error(rows) == pytest.approx(oracle.clustered_standard_error(right))
-
-
-def test_fewer_than_two_problems_have_no_error():
-    errors = [standard_error([]), standard_error([[True, False]]), pass_at_k_error([[True, False]], 2)]
-    assert all(map(math.isnan, errors))
-
-
-def test_completions_of_one_problem_tell_no_more_than_one_if_they_all_agree():
-    once = some_results(50, 1)
-    assert average_at_k([row * 8 for row in once]) == pytest.approx(average_at_k(once))
-    assert standard_error([row * 8 for row in once]) == pytest.approx(standard_error(once))
-
-
-def test_more_problems_make_the_error_smaller():
-    right = some_results(50, 4)
-    ratio = standard_error(right * 4) / standard_error(right)
-    assert ratio == pytest.approx(0.5 * math.sqrt(49 / 50 * 200 / 199))
+        assert error_of_mean([statistics.fmean(row) for row in rows]) == pytest.approx(
+            oracle.clustered_standard_error(right)
+        )
+    assert math.isnan(error_of_mean([0.5]))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_pass_at_k_is_the_share_of_all_choices_of_k_that_hold_a_right_one(n):
     for c, k in itertools.product(range(n + 1), range(1, n + 1)):
-        row, longer = [True] * c + [False] * (n - c), [True] + [False] * n
-        assert pass_at_k([row], k) == pytest.approx(float(by_hand.share_of_draws(row, k)), abs=1e-15)
-        both = [float(by_hand.share_of_draws(one, k)) for one in (row, longer)]  # of different lengths
-        assert pass_at_k_by_problem([row, longer], k) == pytest.approx(both, abs=1e-15)
+        rows = [[True] * c + [False] * (n - c), [True] + [False] * n]  # of different lengths
+        expected = [float(by_hand.share_of_draws(one, k)) for one in rows]
+        assert pass_at_k_by_problem(rows, k) == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.parametrize(
     ("n", "c", "k", "value"),
     [
-        (4, 1, 1, 1 / 4),
-        (4, 1, 2, 1 / 2),
-        (4, 1, 4, 1.0),
-        (5, 0, 5, 0.0),
         (10, 3, 5, 11 / 12),  # 1 - 21/252
         (200, 20, 10, 1 - math.prod(i / (i + 20) for i in range(171, 181))),  # the form of the paper's code
         (10_000, 1, 5000, 1 / 2),  # binomials of thousands of digits
-        (10_000, 5000, 4000, 1.0),
     ],
 )
 def test_pass_at_k_has_the_values_of_the_paper(n, c, k, value):
-    assert pass_at_k([[True] * c + [False] * (n - c)], k) == pytest.approx(value)
-
-
-def test_pass_at_1_is_the_average_and_no_chance_shrinks_as_k_grows():
-    right = some_results(30, 16)
-    scores = [pass_at_k(right, k) for k in range(1, 17)]
-    assert scores[0] == pytest.approx(average_at_k(right))
-    assert scores == sorted(scores)
-    assert scores[-1] == statistics.fmean(any(row) for row in right)
-    assert pass_at_k_error(right, 1) == pytest.approx(standard_error(right))
-
-
-def test_the_error_of_pass_at_k_is_that_of_the_mean_over_problems():
-    right = some_results(25, 8)
-    values = [float(by_hand.share_of_draws(row, 4)) for row in right]
-    assert pass_at_k(right, 4) == pytest.approx(sum(values) / 25)
-    assert pass_at_k_error(right, 4) == pytest.approx(numpy.std(values, ddof=1) / 5)
+    assert pass_at_k_by_problem([[True] * c + [False] * (n - c)], k) == [pytest.approx(value)]
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: average_at_k([]), "at least one"),
-        (lambda: pass_at_k([[True] * 4], 8), "pass@8 needs 8 completions a problem, there are 4"),
-        (
-            lambda: pass_at_k_by_problem([[True] * 9, [True] * 3], 8),
-            "pass@8 needs 8 completions a problem, there are 3",
-        ),
-        (lambda: pass_at_k([[True]], 0), "pass@k needs a k of at least 1, not 0"),
-        (lambda: pass_at_k_error([[True]], -1), "pass@k needs a k of at least 1, not -1"),
-        (lambda: pass_at_k([], 1), "at least one"),
-        (lambda: g_pass_at_k([[True] * 4], 8, 0.5), "G-Pass@8 needs 8 completions a problem, there are 4"),
-        (lambda: g_pass_at_k([[True] * 4], 4, 1.5), "a threshold is a share of 0..1, not 1.5"),
-        (lambda: g_pass_at_k([[True] * 4], 4, math.nan), "not nan"),
-        (lambda: mean_g_pass_at_k([[True] * 4], 1), "mG-Pass@k needs a k of at least 2, not 1"),
-        (lambda: majority_at_k([["4"]], [[True, False]]), "zip"),
+        (lambda: pass_at_k_by_problem([[True] * 9, [True] * 3], 8), "pass@8 needs"),
+        (lambda: pass_at_k_by_problem([[True]], 0), "pass@0 needs"),
         (lambda: majority_at_k([["4"]], [[True], [True]]), "zip"),
         (lambda: paired_difference([[True]] * 3, [[True]] * 2), "3 problems of the base cannot be paired with 2"),
-        (lambda: paired_difference([], []), "at least one"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(call, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         call()
-
-
-@pytest.mark.parametrize("n", [2, 5, 8])
-def test_g_pass_at_k_is_the_share_of_all_choices_of_k_that_hold_enough_right_ones(n):
-    for c, k in itertools.product(range(n + 1), range(1, n + 1)):
-        row = [True] * c + [False] * (n - c)
-        for needed in range(1, k + 1):
-            expected = float(by_hand.share_of_draws(row, k, at_least=needed))
-            assert g_pass_at_k([row], k, Fraction(needed, k)) == pytest.approx(expected, abs=1e-15)
-            assert g_pass_at_k([row], k, needed / k) == pytest.approx(expected, abs=1e-15)
-        # A threshold of nothing still asks for one.
-        assert g_pass_at_k([row], k, 0) == g_pass_at_k([row], k, 1e-9) == pass_at_k([row], k)
-
-
-def test_g_pass_at_k_counts_as_the_threshold_reads_not_as_floats_multiply():
-    """Of 100 completions, all drawn, it is 1 exactly where the share of right ones is the threshold, as a fraction."""
-    assert math.ceil(0.07 * 100) == 8  # the trap
-    for percent, right in itertools.product(range(1, 101), (0, -1)):
-        row = [True] * (percent + right) + [False] * (100 - percent - right)
-        enough = float(Fraction(sum(row), 100) >= Fraction(percent, 100))
-        assert g_pass_at_k([row], 100, percent / 100) == by_hand.g_pass_at([row], 100, Fraction(percent, 100)) == enough
-    assert g_pass_at_k([[True] * 3 + [False] * 7], 10, 0.1 + 0.2) == 1.0
-
-
-@pytest.mark.parametrize("k", [2, 3, 4, 8])
-def test_mean_g_pass_at_k_is_the_average_over_the_upper_half_of_thresholds(k):
-    right = some_results(6, 8)
-    thresholds = range(math.ceil(k / 2) + 1, k + 1)
-    chances = [by_hand.share_of_draws(row, k, at_least=i) for row in right for i in thresholds]
-    assert mean_g_pass_at_k(right, k) == pytest.approx(float(Fraction(2, k) * sum(chances) / len(right)))
-    assert mean_g_pass_at_k([[True] * 8], k) == pytest.approx(1 if k % 2 == 0 else (k - 1) / k)
 
 
 def majority_at_k(answers, right, same=None) -> float:
@@ -251,13 +164,6 @@ def test_the_difference_and_its_p_value_are_those_of_trying_all_flips(base, adap
         assert found.low < 0 < found.high
 
 
-def test_the_other_way_round_the_difference_changes_its_sign_alone():
-    base, adapter = some_results(14, 4, seed=2), some_results(14, 4, seed=3)
-    one, other = paired_difference(base, adapter), paired_difference(adapter, base)
-    assert (one.mean, one.stderr, one.p_value) == pytest.approx((-other.mean, other.stderr, other.p_value))
-    assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
-
-
 @pytest.mark.parametrize(
     ("won", "lost", "tolerance"),
     [
@@ -318,7 +224,7 @@ def closed_test(p_values: Sequence[float]) -> list[float]:
     return [max(p for chosen, p in of_set.items() if i in chosen) for i in others]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_corrected_p_values_are_those_of_testing_every_set_of_hypotheses(seed):
     rng = random.Random(seed)
     p_values = [rng.choice([rng.random(), rng.random() ** 4, 0.01]) for _ in range(rng.randint(1, 7))]
@@ -354,14 +260,3 @@ def test_a_correction_is_for_those_that_have_a_p_value_and_changes_nothing_else(
             other.low,
             other.high,
         )
-
-
-def test_of_tasks_without_a_difference_one_in_twenty_evaluations_shows_one():
-    """Five tasks that share nothing, 400 times; without the correction it is one in five."""
-    rng, found, uncorrected = random.Random(3), 0, 0
-    for _ in range(400):
-        p_values = [rng.random() for _ in range(5)]
-        uncorrected += min(p_values) <= 0.05
-        found += min(p_values_of(corrected(differences_of(p_values)))) <= 0.05
-    assert found / 400 == pytest.approx(0.05, abs=0.03)
-    assert uncorrected / 400 == pytest.approx(1 - 0.95**5, abs=0.06)

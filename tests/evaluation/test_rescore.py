@@ -11,7 +11,6 @@ import perl
 from perl.cli.eval import command
 from perl.errors import PerlError
 from perl.evaluation import policies
-from perl.evaluation.output_folder import PREDICTIONS
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.results import read_results
@@ -67,7 +66,7 @@ def facts(folder) -> dict:
 
 @pytest.mark.usefixtures("no_model")
 def test_drawn_and_judged_later_is_judged_at_once(drawn, judged):
-    assert {path.name for path in drawn.iterdir()} - {".lock"} == {PREDICTIONS, "samples.jsonl"}
+    assert {path.name for path in drawn.iterdir()} - {".lock"} == {"results.json", "samples.jsonl"}
     lines = [json.loads(line) for line in (drawn / "samples.jsonl").read_text().splitlines()]
     assert {line["status"] for line in lines} == {"not_judged"}
     shutil.copytree(drawn, "out")
@@ -76,7 +75,6 @@ def test_drawn_and_judged_later_is_judged_at_once(drawn, judged):
     assert found.tasks == read_results(judged).tasks
     assert Path("out/samples.jsonl").read_bytes() == (judged / "samples.jsonl").read_bytes()
     assert Path("out/table.md").read_text() == (judged / "table.md").read_text()
-    assert not Path("out", PREDICTIONS).exists()
 
 
 def test_the_evaluation_itself_judges_what_was_drawn_and_draws_nothing(drawn, judged, adapter, monkeypatch):
@@ -114,8 +112,10 @@ def test_what_a_task_lacks_is_one_line(drawn, judged):
     Path("out/samples.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(PerlError, match=r"1 of 8 completions of the base on sandbox:addition are missing .*perl eval"):
         rescore("out")
-    with pytest.raises(PerlError, match=rf"holds neither results.json nor {PREDICTIONS}"):
+    with pytest.raises(PerlError, match=r"no results: there is no results\.json"):
         rescore("nowhere")
+    with pytest.raises(PerlError, match="sandbox:addition was not scored, perl eval rescore judges"):
+        read_results("out")
     shutil.copytree(judged, "other")
     results = json.loads(Path("other/results.json").read_text())
     results["perl"]["tasks"][TASKS[0]]["data"]["sha256"] = "0" * 64
@@ -124,12 +124,8 @@ def test_what_a_task_lacks_is_one_line(drawn, judged):
         rescore("other")
     with pytest.raises(PerlError, match=r"--pass-at: there is no pass@3 of 2 completions"):
         rescore(judged, pass_at=[3])
-
-
-@pytest.mark.usefixtures("no_model")
-def test_further_numbers_of_pass_at_k_are_counted(judged):
-    shutil.copytree(judged, "out")
-    assert set(rescore("out", pass_at=[1, 2], lighteval=False).tasks[0].base.pass_at) == {1, 2}
+    shutil.copytree(judged, "third")
+    assert set(rescore("third", pass_at=[1, 2], lighteval=False).tasks[0].base.pass_at) == {1, 2}
 
 
 def test_a_runs_own_problems_are_found_by_its_recipe():

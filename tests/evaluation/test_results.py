@@ -94,12 +94,10 @@ def test_a_problem_is_a_row_of_ones_and_zeros_and_the_task_names_its_samples():
         (None, r"there is no results\.json \(perl eval writes them\)"),
         ("{}", "'perl' is absent"),
         ("[]", "holds no results"),
-        ('"text"', "holds no results"),
         ("{", "holds no results"),
-        ("", "holds no results"),
         ('{"perl": {"version": 99}}', "its version is 99, known is 2"),
         ('{"perl": {"version": 2, "tasks": []}}', "holds no results"),
-        ('{"perl": {"version": 2, "tasks": {}}}', "is absent"),
+        ('{"perl": {"version": 2, "tasks": {}}}', "subject: Field required"),
         ('{"perl": {"version": 2, "tasks": {"a": {}}}}', "is absent"),
     ],
 )

@@ -7,7 +7,7 @@ import statistics
 import numpy
 import pytest
 
-from perl.evaluation.metrics import error_of_mean, g_pass_at_k, majority_by_problem, paired_difference, pass_at_k
+from perl.evaluation.metrics import error_of_mean, majority_by_problem, paired_difference, pass_at_k_by_problem
 from perl.zoo.intervals import interval, intervals
 
 ROWS = [[True] * right + [False] * (9 - right) for right in range(10)]
@@ -20,31 +20,16 @@ def binomial(count: int, n: int, p: float) -> float:
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_pass_at_k_of_all_is_the_mean_of_leaving_each_completion_out(k):
     for row in ROWS:
-        left_out = [pass_at_k([row[:i] + row[i + 1 :]], k) for i in range(len(row))]
-        assert pass_at_k([row], k) == pytest.approx(statistics.fmean(left_out), abs=1e-12)
-
-
-@pytest.mark.parametrize(("k", "threshold"), [(2, 1.0), (4, 0.5), (8, 0.75)])
-def test_g_pass_at_k_of_all_is_the_mean_of_leaving_each_completion_out(k, threshold):
-    for row in ROWS:
-        left_out = [g_pass_at_k([row[:i] + row[i + 1 :]], k, threshold) for i in range(len(row))]
-        assert g_pass_at_k([row], k, threshold) == pytest.approx(statistics.fmean(left_out), abs=1e-12)
+        left_out = pass_at_k_by_problem([row[:i] + row[i + 1 :] for i in range(len(row))], k)
+        assert pass_at_k_by_problem([row], k)[0] == pytest.approx(statistics.fmean(left_out), abs=1e-12)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_pass_at_k_is_unbiased(k):
     """Over all outcomes of 7 completions that are right with chance p it is 1 - (1 - p)^k."""
     for p in (0.05, 0.4, 0.9):
-        mean = sum(binomial(c, 7, p) * pass_at_k([[True] * c + [False] * (7 - c)], k) for c in range(8))
+        mean = sum(binomial(c, 7, p) * pass_at_k_by_problem([[True] * c + [False] * (7 - c)], k)[0] for c in range(8))
         assert mean == pytest.approx(1 - (1 - p) ** k, abs=1e-12)
-
-
-@pytest.mark.parametrize(("k", "threshold"), [(2, 1.0), (4, 0.5), (5, 0.6)])
-def test_g_pass_at_k_is_unbiased(k, threshold):
-    least = math.ceil(threshold * k)
-    for p in (0.1, 0.5, 0.8):
-        mean = sum(binomial(c, 7, p) * g_pass_at_k([[True] * c + [False] * (7 - c)], k, threshold) for c in range(8))
-        assert mean == pytest.approx(sum(binomial(c, k, p) for c in range(least, k + 1)), abs=1e-12)
 
 
 def test_the_majority_is_the_mean_over_every_draw_of_a_vote_among_the_most_frequent():

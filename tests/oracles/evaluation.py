@@ -126,9 +126,3 @@ def pass_at(right: Rows, k: int) -> Estimate:
 def majority(answers: Sequence[Sequence[str | None]], right: Rows) -> Estimate:
     """maj@k of all completions."""
     return estimate([share_of_votes(a, r) for a, r in zip(answers, right, strict=True)])
-
-
-def g_pass_at(right: Rows, k: int, threshold: Fraction) -> float:
-    """G-Pass@k: at least the share ``threshold`` of the k drawn is right, and at least one."""
-    needed = max(1, math.ceil(threshold * k))
-    return float(sum(share_of_draws(row, k, needed) for row in right) / len(right))

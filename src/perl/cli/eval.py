@@ -198,10 +198,10 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     if list_tasks:
         say("\n".join(_tasks(as_json=as_json)))
         return EXIT_DONE
-    from perl.evaluation.adapters import plan_adapters
     from perl.evaluation.by_processes import sharing, start_several, to_start
     from perl.evaluation.evaluate import carry_out_all
-    from perl.evaluation.request import EvalSettings
+    from perl.evaluation.request import plan_adapters
+    from perl.evaluation.settings import EvalSettings
 
     if tensor_parallel is not None and not server_command:
         what = "is about the command that starts a server"

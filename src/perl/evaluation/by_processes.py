@@ -124,9 +124,7 @@ def _settings(plan: Evaluation) -> dict[str, Any]:
         "adapter_sha256": subject.adapter_sha256,
         "config_sha256": subject.config_sha256,
         "base": subject.base.model_dump(mode="json", include={"revision", "dtype", "quantization"}),
-        "protocol": {**plan.protocol.drawn(), "k": plan.protocol.k, "seed": plan.protocol.seed},
+        "protocol": asdict(plan.protocol),
         "settings": asdict(plan.settings),
         "tasks": {task.request.task: [task.protocol_hash, len(task.request.asked)] for task in plan.tasks},
-        "engine": plan.engine.backend,
-        "device": plan.device.type,
     }

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.differing_protocols import SHORT_SHA, conflicts_of, ways_of
-from perl.evaluation.found_results import FoundResults, find_results
+from perl.evaluation.found_results import FoundResults, differing_settings, find_results, names_of, numbered
 from perl.evaluation.metrics import Difference, corrected, paired_difference
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import TABLE, OtherScore, Results, TaskResult, Who
-from perl.evaluation.run_names import differing_settings, names_of, numbered
+from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
-from perl.evaluation.table import Scored, asked_as_lighteval, doubts, engine_note, protocol_note, scores_of
+from perl.evaluation.table import Scored, asked_as_lighteval, doubts, protocol_note, scores_of
 from perl.evaluation.task import MATH
 from perl.run.progress import progress
 
@@ -116,22 +115,21 @@ def compare(
             results were searched for and all have the same one, else the first result.
 
     Raises:
-        PerlError: One that was named has no task in common with the others, no row is called so, or, without ``force``,
-            one was measured under another protocol; then with every setting that differs.
+        PerlError: No two have a task in common, no row is called so, or, without ``force``, one was measured under
+            another protocol; then with every setting that differs.
     """
     if len(results) < 2:
         raise PerlError("a comparison needs at least two results")
     names = adapter_names(results) if found is None else names_of(found, results)
     titles, alone = _common(results)
     searched = found is not None and any(one.searched for one in found)
-    if alone and not (searched and len(results) - len(alone) > 1):
+    if len(results) - len(alone) < 2:
         each = [f"{name}: {', '.join(t.name for t in r.tasks)}" for name, r in zip(names, results, strict=True)]
         raise PerlError(f"{names[alone[0]]} has no task in common with the others", hint="; ".join(each))
     if alone:
         kept = [i for i in range(len(results)) if i not in alone]
-        rest = compare(
-            [results[i] for i in kept], force=force, found=[found[i] for i in kept] if found else None, against=against
-        )
+        places = [found[i] for i in kept] if found else None
+        rest = compare([results[i] for i in kept], force=force, found=places, against=against)
         others = ", ".join(names[i] for i in alone)
         return replace(rest, notes=(*rest.notes, f"Left out, since no other was asked the same tasks: {others}."))
     conflicts = conflicts_of(results, names, titles)
@@ -164,16 +162,8 @@ def compare_adapters(results: Sequence[Results]) -> Comparison:
             called = "the base" if who == "base" else name
             one_of = Scored(called, task, score, task.lighteval.get(who))
             every.setdefault((called, task.name, repr(score)), one_of)
-    how = [*_once(names, [protocol_note(one) for one in results]), *_once(names, [engine_note(one) for one in results])]
+    how = dict.fromkeys(protocol_note(one) for one in results)
     return replace(found, notes=(*how, *doubts(list(every.values())), *found.notes))
-
-
-def _once(names: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """Each note once, with whose it is where not all have it."""
-    whose: dict[str, list[str]] = {}
-    for name, note in zip(names, notes, strict=True):
-        whose.setdefault(note, []).append(name)
-    return list(whose) if len(whose) == 1 else [f"{', '.join(of)}: {note}" for note, of in whose.items()]
 
 
 def compare_folders(paths: Sequence[str | Path], *, force: bool = False, against: str | None = None) -> Comparison:
@@ -189,12 +179,8 @@ def compare_folders(paths: Sequence[str | Path], *, force: bool = False, against
             :func:`compare`.
     """
     found = find_results(paths)
-    if len(found) < 2 <= len(paths):
-        raise PerlError("there is nothing to compare it with", str(paths[0]), "one of them is named twice")
     if len(found) < 2:
-        table = found[0].folder / TABLE
-        hint = "name another folder too" + (f"; these stand in {table}" if table.is_file() else "")
-        raise PerlError("holds the results of one evaluation, and a comparison needs two", str(paths[0]), hint)
+        raise PerlError("a comparison needs two results, and there is one", str(paths[0]), "name another folder too")
     counted, unreadable = _counted(found)
     mistakes = [mistake for one, recounted in counted for mistake in recounted.mistakes_at(str(one.folder))]
     raise_all(PerlError, mistakes)

@@ -3,7 +3,6 @@
 Comparison -> Markdown, terminal, JSON
 """
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,32 +12,36 @@ from perl.evaluation.metrics import SMALL_P
 from perl.evaluation.table import (
     MARKDOWN,
     PLAIN,
-    WIDEST,
-    Column,
     Marks,
     difference_cell,
     error_words,
-    in_parts,
+    in_cells,
     is_shown,
     judge_cell,
     lighteval_cell,
     p_cell,
     p_words,
     score_cell,
+    wrapped,
 )
+from perl.run.tables import markdown_table, plain_table
 
 NOT_DIFFERENT, OTHERWISE = "≈", "†"
+_TEXTS = 2  # columns that are aligned to the left
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Tables in Markdown."""
-    return "\n".join([*_tables(comparison, MARKDOWN), *(f"- {note}" for note in _notes(comparison, MARKDOWN))]) + "\n"
+    """A table in Markdown."""
+    rows = in_cells(_rows(comparison))
+    lines = markdown_table(rows, [i >= _TEXTS for i in range(len(rows[0]))])
+    return "\n".join([*lines, "", *(f"- {note}" for note in _notes(comparison, MARKDOWN))]) + "\n"
 
 
 def as_plain(comparison: Comparison) -> str:
     """The same for a terminal."""
-    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(comparison, PLAIN)]
-    return "\n".join([*_tables(comparison, PLAIN), *notes]) + "\n"
+    rows = _rows(comparison)
+    lines = plain_table(rows, [i >= _TEXTS for i in range(len(rows[0]))])
+    return "\n".join([*lines, "", *wrapped(_notes(comparison, PLAIN))]) + "\n"
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -67,29 +70,22 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     return {"tasks": tasks, "judges": judges, "first": comparison.first, "policies": policies, "notes": notes}
 
 
-def _tables(comparison: Comparison, marks: Marks) -> list[str]:
-    """Scores, a row a policy; differences, a row a policy and task, unless no problems are the same."""
-    policies = comparison.policies
-    scores: list[list[Column]] = []
-    for task, title in comparison.tasks.items():
-        lengths = {policy.scores[task].k for policy in policies if task in policy.scores}
-        heading = f"{title} (avg@{lengths.pop() if len(lengths) == 1 else 'k'})"
-        scores.append([(heading, [_cell(policy, task) for policy in policies])])
-        own = [policy.lighteval.get(task) for policy in policies]
-        if any(own):
-            scores[-1].append(("by lighteval", [lighteval_cell(one) for one in own]))
-    first: Column = ("Policy", [policy.name for policy in policies])
-    lines = in_parts(first, scores, [], marks=marks)
-    pairs = [(policy, task, found) for policy in policies for task, found in policy.differences.items()]
-    if pairs:
-        heading = f"Difference from {comparison.first}"
-        columns: list[Column] = [
-            ("Task", [comparison.tasks[task] for _, task, _ in pairs]),
-            ("mean [95 % interval]", [difference_cell(found) + _mark(policy, task) for policy, task, found in pairs]),
-            ("p", [p_cell(found) for _, _, found in pairs]),
-        ]
-        lines += ["", *in_parts((heading, [policy.name for policy, _, _ in pairs]), [columns], [], marks=marks)]
-    return [*lines, ""]
+def _rows(comparison: Comparison) -> list[list[str]]:
+    """Headings, and a row a task and policy."""
+    found = [(task, p, p.scores[task]) for task in comparison.tasks for p in comparison.policies if task in p.scores]
+    k = {score.k for _, _, score in found}
+    by_lighteval = any(policy.lighteval for policy in comparison.policies)
+    columns = [
+        ["Policy", *(policy.name for _, policy, _ in found)],
+        ["Task", *(comparison.tasks[task] for task, _, _ in found)],
+        [f"avg@{k.pop() if len(k) == 1 else 'k'}", *(_cell(policy, task) for task, policy, _ in found)],
+        *([["by lighteval", *(lighteval_cell(p.lighteval.get(task)) for task, p, _ in found)]] if by_lighteval else []),
+    ]
+    if any(policy.differences for policy in comparison.policies):
+        differences = [policy.differences.get(task) for task, policy, _ in found]
+        columns.append(["difference [95 % interval]", *map(difference_cell, differences)])
+        columns.append(["p", *map(p_cell, differences)])
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _notes(comparison: Comparison, marks: Marks) -> list[str]:
@@ -118,8 +114,5 @@ def _of_what(tests: Sequence[tuple[str, str, Any]]) -> str:
 
 def _cell(policy: PolicyScores, task: str) -> str:
     alike = task in policy.differences and not is_shown(policy.differences[task])
-    return score_cell(policy.scores.get(task)) + (f" {NOT_DIFFERENT}" if alike else "") + _mark(policy, task)
-
-
-def _mark(policy: PolicyScores, task: str) -> str:
-    return f" {OTHERWISE}" if task in policy.otherwise else ""
+    marks = [NOT_DIFFERENT] * alike + [OTHERWISE] * (task in policy.otherwise)
+    return " ".join([score_cell(policy.scores.get(task)), *marks])

@@ -7,7 +7,6 @@ it draws, and after each round the main process has all samples of the round, so
 Unless a task names another scorer the verifier of training judges, so the two cannot disagree on what is right.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,8 +24,6 @@ from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 from perl.run.joint_work import Processes
 from perl.run.shards import is_sharded
 
-# An engine hands over the completions of a batch without a pause, and writes the next one in more than this.
-_PAUSE_SECONDS = 0.2
 # Completions that an engine with a queue of its own writes between two exchanges, on each process.
 _QUEUED = 1024
 
@@ -233,36 +230,28 @@ def _ask(
     """Draws samples, and judges each; without limits none.
 
     Raises:
-        RewardError: As of :func:`draw`, once the batch of the completion that ended it is kept whole.
+        RewardError: As of :func:`draw`.
     """
     by_id = {asked.problem: asked for asked in wanted.asked}
     # A request each, so that every sample has its own seed, whichever of a problem's are there already.
     seeds = [protocol.seed_of(*place) for place in places]
-    failed: RewardError | None = None
-    heard = 0.0
     requests = [Request(by_id[place[1]].prompt_ids, 1, seed) for place, seed in zip(places, seeds, strict=True)]
 
     def judge(position: int, group: Sequence[Sampled]) -> None:
-        nonlocal failed, heard
-        pause, heard = time.monotonic() - heard, time.monotonic()
         place = places[position]
         completion = completion_of(group[0], wanted.end_token_ids, tokenizer)
         text = _cut(completion.text, wanted.stop)
         truncated = completion.truncated and text == completion.text
         sample = Sample(*place, seeds[position], text, len(completion.token_ids), truncated, NOT_JUDGED)
-        if limits is not None and failed is None:
+        if limits is not None:
             try:
                 sample = sample.judged(wanted.scorer.verdicts([by_id[place[1]].as_question], [text], limits)[0])
-            except RewardError as error:
-                failed, pause = error, 0.0
+            except RewardError:
+                on_sample(sample)  # what was drawn is kept
+                raise
         on_sample(sample)
-        heard = time.monotonic()
-        if failed is not None and pause > _PAUSE_SECONDS:
-            raise failed
 
     engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
-    if failed is not None:
-        raise failed
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

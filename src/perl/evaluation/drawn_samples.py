@@ -9,7 +9,8 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
@@ -169,15 +170,17 @@ def _draw_task(
     k, processes, (task, kept) = plan.protocol.k, shared.processes, (asked.task, asked.kept)
     places = task.request.places(k)
     there, started = sum(place in asked.done for place in places), time.monotonic()
-    score = _RunningScore(asked.done.values())
+    right: dict[str, list[bool]] = defaultdict(list)  # by problem
+    for done in asked.done.values():
+        right[done.problem].append(done.right)
     what = f"{'scoring the' if task.request.judged else 'drawing from the'} {kept.name}"
     with progress(len(places), what, there) if processes.main else nullcontext() as line:
         if line is not None and task.request.judged:
-            line.note = score.text
+            line.note = lambda: _so_far(right)
 
         def keep(sample: Sample) -> None:
             kept.append(sample)
-            score.add(sample)
+            right[sample.problem].append(sample.right)
             if line is not None:
                 line.update(1)
 
@@ -200,23 +203,12 @@ def _say_scored(plan: Evaluation, asked: _Asked, groups: Groups, seconds: float,
     logger.info("%s: %s, in %s%s", asked.kept.name, found, duration(seconds), by)
 
 
-class _RunningScore:
-    """avg@k of the samples so far, problem by problem."""
-
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._right: dict[str, list[bool]] = {}
-        for sample in samples:
-            self.add(sample)
-
-    def add(self, sample: Sample) -> None:
-        self._right.setdefault(sample.problem, []).append(sample.right)
-
-    def text(self) -> str:
-        """``so far 61.2 ± 3.1``, in percent, with the error clustered by problem; empty where nothing is drawn."""
-        shares = [statistics.fmean(row) for row in list(self._right.values())]
-        if len(shares) < 2:
-            return ""
-        return f"so far {percent(statistics.fmean(shares))} ± {percent(error_of_mean(shares))}"
+def _so_far(right: Mapping[str, Sequence[bool]]) -> str:
+    """``so far 61.2 ± 3.1``, in percent, with the error clustered by problem; empty where nothing is drawn."""
+    shares = [statistics.fmean(row) for row in list(right.values())]
+    if len(shares) < 2:
+        return ""
+    return f"so far {percent(statistics.fmean(shares))} ± {percent(error_of_mean(shares))}"
 
 
 def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:

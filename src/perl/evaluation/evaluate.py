@@ -16,23 +16,31 @@ import torch
 from filelock import FileLock
 
 from perl.errors import PerlError
-from perl.evaluation.adapters import plan_adapters
-from perl.evaluation.argument_types import checked_call
 from perl.evaluation.compare import compare_adapters
 from perl.evaluation.comparison_text import as_markdown
 from perl.evaluation.drawn_samples import draw_samples
 from perl.evaluation.output_folder import usable, write_table
 from perl.evaluation.policies import BaseInMemory, Policies
 from perl.evaluation.reporting import write_found
-from perl.evaluation.request import EvalSettings, Evaluation, naming_options
+from perl.evaluation.request import Evaluation, naming_options, plan_adapters
 from perl.evaluation.results import SAMPLES, Results
 from perl.evaluation.samples import SampleFile
+from perl.evaluation.settings import EvalSettings, checked_arguments, names_of
 from perl.evaluation.task import DEFAULT_TASKS
 from perl.run.devices import threads_kept, use_threads
 from perl.run.joint_work import Processes
 from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
+
+_ARGUMENTS = {
+    "adapter": str | tuple[str, ...] | None,
+    "base": str | None,
+    "tasks": str | tuple[str, ...],
+    "k": int | None,
+    "data": str | None,
+    "output": str | None,
+}
 
 
 @overload
@@ -89,25 +97,19 @@ def evaluate(
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: The engine does not answer like the policy.
     """
-    call = checked_call(
-        "perl.evaluate",
-        adapter=adapter,
-        base=base,
-        tasks=tasks,
-        k=k,
-        data=data,
-        output=output,
-    )
+    given = {"adapter": adapter, "base": base, "tasks": tasks, "k": k, "data": data, "output": output}
+    call = checked_arguments("perl.evaluate", given, _ARGUMENTS)
     settings = EvalSettings() if settings is None else settings
     if not isinstance(settings, EvalSettings):
         raise PerlError(f"must be EvalSettings(...), not {settings!r:.60}", "perl.evaluate(settings)")
-    if call.several and not call.adapters:
+    several = isinstance(call["adapter"], tuple)
+    if several and not call["adapter"]:
         raise PerlError("an empty list names no adapter", "adapter", "or None and a base")
+    adapters = names_of(call["adapter"]) if adapter is not None else []
+    asked = names_of(call["tasks"]), call["k"], call["data"], call["output"]
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
-        found = carry_out_all(
-            plan_adapters(call.adapters, call.base, call.tasks, call.k, call.data, call.output, settings)
-        )
-    return found if call.several else found[0]
+        found = carry_out_all(plan_adapters(adapters, call["base"], *asked, settings))
+    return found if several else found[0]
 
 
 def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = None) -> list[Results]:

@@ -110,14 +110,9 @@ def shown_fact(count: int, sha256: str | None) -> str | None:
 
 
 def shown_hash(examples: Sequence[Example]) -> str | None:
-    """As results have it: :func:`examples_hash`; None: there are no examples."""
-    return examples_hash(examples) if examples else None
-
-
-def examples_hash(examples: Sequence[Example]) -> str:
-    """SHA-256 of what is shown, in its order."""
+    """SHA-256 of what is shown, in its order; None: there are no examples."""
     content = "\0".join(part for one in examples for part in (one.question.text, one.answer))
-    return hashlib.sha256(content.encode()).hexdigest()
+    return hashlib.sha256(content.encode()).hexdigest() if examples else None
 
 
 def _worked(task: Task, question: Question) -> str | None:

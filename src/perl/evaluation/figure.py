@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perl.evaluation.pictures import new_figure, save_figure
 from perl.evaluation.results import FIGURE, Results, TaskResult
@@ -20,33 +20,34 @@ _COLUMNS = 3
 # Areas in square points: of one problem's point, and of the largest one in a panel. With many completions a problem the
 # places are close together and the largest is smaller; so wide is the panel, in points.
 _POINT, _SMALLEST, _LARGEST, _PANEL = 24.0, 9.0, 900.0, 190.0
-# A count stands in its point, in digits so wide; beside it where it does not fit and places are far enough apart.
-_DIGIT, _FAR_APART_UP_TO = 5.0, 4
 
 
-def draw_problems(results: Results, folder: Path) -> Path:
+def draw_problems(results: Results, folder: Path) -> Path | None:
     """Draws a panel a task: the share of right completions of each problem, base across and adapter up.
 
-    Problems in one place are one larger point. Where only one policy was scored, its shares are bars, best first.
+    Problems in one place are one larger point. Nothing is drawn of tasks of which one policy only was scored.
 
     Args:
-        results: With at least one task.
+        results: Of an evaluation.
         folder: Where ``problems.png`` goes.
 
     Returns:
-        The picture's file.
+        The picture's file; None: there is nothing to draw.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
+    tasks = [task for task in results.tasks if paired_shares(task)]
+    if not tasks:
+        return None
     # As square as can be: two panels side by side, four in two rows.
-    columns = min(_COLUMNS, 2 if len(results.tasks) == 4 else len(results.tasks))
-    rows = -(-len(results.tasks) // columns)
+    columns = min(_COLUMNS, 2 if len(tasks) == 4 else len(tasks))
+    rows = -(-len(tasks) // columns)
     figure = new_figure(4.4 * columns, 4.7 * rows + 0.6, "drawing problems")
     figure.suptitle(_title(results), color=_INK, fontsize=12 if columns > 1 else 9)
-    if any(len(set(shares)) < len(shares) for shares in map(paired_shares, results.tasks)):
+    if any(len(set(shares)) < len(shares) for shares in map(paired_shares, tasks)):
         figure.supxlabel("a larger point is several problems in one place", color=_EQUAL, fontsize=8)
-    for index, task in enumerate(results.tasks):
+    for index, task in enumerate(tasks):
         _draw(figure.add_subplot(rows, columns, index + 1), task)
     return save_figure(figure, folder / FIGURE, dpi=120)
 
@@ -62,17 +63,11 @@ def _share(right: Sequence[bool]) -> Fraction:
 
 def _title(results: Results) -> str:
     name, base = results.subject["name"], results.subject["base"]
-    compared = any(task.base and task.adapter for task in results.tasks)
-    title = f"{name}\nbeside {base}" if compared else str(name)
-    return title if len(results.tasks) == 1 else title.replace("\n", " ")
+    return f"{name}{chr(10) if len(results.tasks) == 1 else ' '}beside {base}"
 
 
 def _draw(axes: "Axes", task: TaskResult) -> None:
-    shares = paired_shares(task)
-    if shares:
-        _draw_points(axes, task, shares)
-    else:
-        _draw_bars(axes, task)
+    _draw_points(axes, task, paired_shares(task))
     axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8e8", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -89,12 +84,6 @@ def _draw_points(axes: "Axes", task: TaskResult, shares: Sequence[tuple[Fraction
         color = _BETTER if adapter > base else _WORSE if adapter < base else _EQUAL
         area = max(_SMALLEST, each * count)
         axes.scatter([float(base)], [float(adapter)], s=area, color=color, alpha=0.85, linewidths=0, zorder=2)
-        fits = area**0.5 > _DIGIT * max(2, len(str(count))) + 3
-        if count > 1 and (fits or task.score.k <= _FAR_APART_UP_TO):
-            away = (0.0, 0.0) if fits else (area**0.5 / 2 + 2, 0.0)
-            look: dict[str, Any] = {"color": "white", "ha": "center"} if fits else {"color": _INK, "ha": "left"}
-            look |= {"xytext": away, "textcoords": "offset points", "fontsize": 7, "va": "center_baseline"}
-            axes.annotate(str(count), (float(base), float(adapter)), **look)
     better = sum(adapter > base for base, adapter in shares)
     worse = sum(adapter < base for base, adapter in shares)
     summary = f"{better} better, {len(shares) - better - worse} equal, {worse} worse"
@@ -102,14 +91,3 @@ def _draw_points(axes: "Axes", task: TaskResult, shares: Sequence[tuple[Fraction
     axes.set_xlabel(f"base, avg@{task.score.k} of each problem", fontsize=8)
     axes.set_ylabel(f"adapter, avg@{task.score.k} of each problem", fontsize=8)
     axes.set(xlim=(-0.08, 1.1), ylim=(-0.08, 1.1), aspect="equal")
-
-
-def _draw_bars(axes: "Axes", task: TaskResult) -> None:
-    rows = [p.adapter if p.adapter is not None else p.base for p in task.problems]
-    shares = sorted((_share(row) for row in rows if row is not None), reverse=True)
-    axes.bar(range(1, len(shares) + 1), [float(share) for share in shares], width=1.0, color=_BETTER, linewidth=0)
-    summary = f"{shares.count(Fraction(1))} always right, {shares.count(Fraction(0))} never"
-    axes.set_title(f"{task.title}\n{summary}", loc="left", color=_INK, fontsize=10)
-    axes.set_xlabel(f"{len(shares)} problems, best first", fontsize=8)
-    axes.set_ylabel(f"avg@{task.score.k} of each problem", fontsize=8)
-    axes.set(xlim=(0.5, len(shares) + 0.5), ylim=(0, 1.02))

@@ -1,11 +1,13 @@
-"""Results in folders: those that are named, and all that lie below a folder that is.
+"""Results in folders: those that are named, and all that lie below a folder that is; and what to call them.
 
-folders -> FoundResults: where each lies, in which order, and the settings of its run
+folders -> FoundResults: where each lies, in which order, and the settings of its run -> names
 """
 
 import contextlib
 import os
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +16,9 @@ import yaml
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.output_folder import EARLIER
-from perl.evaluation.results import RESULTS, results_file
+from perl.evaluation.results import RESULTS, Results, results_file
 from perl.run.facts import RECIPE, is_run, run_above
-from perl.run.tables import flat
+from perl.run.tables import DASH, differing, flat
 
 # Where no results lie, or some that others have taken the place of.
 _LEFT_OUT = {EARLIER, "checkpoints"}
@@ -28,6 +30,19 @@ _NOT_SETTINGS = re.compile(
     r"|.*\.(.*_)?(key|token|secret|password)(_.*)?",
     re.IGNORECASE,
 )
+# Settings that name a run by their values alone, then those with a short name; the rest by the last part of their keys.
+_BARE = ("peft.method", "algorithm", "model.name", "data.train.name")
+_SHORT = {
+    "peft.rank": "rank",
+    "peft.alpha": "alpha",
+    "train.learning_rate": "lr",
+    "train.beta": "beta",
+    "train.max_steps": "steps",
+    "train.num_generations": "generations",
+    "train.seed": "seed",
+}
+_MOST = 4  # settings in a name
+_LONGEST = 30
 
 
 @dataclass(frozen=True)
@@ -122,3 +137,70 @@ def _settings(recipe: Path) -> dict[str, str]:
 def is_setting(name: str) -> bool:
     """Whether a key of a recipe, ``train.seed``, says how a run is trained, and not where or what becomes of it."""
     return _NOT_SETTINGS.fullmatch(name) is None
+
+
+def differing_settings(found: Sequence[FoundResults]) -> list[dict[str, str]]:
+    """Of each result the settings that are not the same in all that have a recipe, the most telling ones first."""
+    rows = differing([one.settings for one in found])
+    ranks = {key: i for i, key in enumerate((*_BARE, *_SHORT))}
+    keys = sorted(rows, key=lambda key: ranks.get(key, len(ranks)))
+    return [{key: rows[key][i] for key in keys} if one.settings else {} for i, one in enumerate(found)]
+
+
+def names_of(found: Sequence[FoundResults], results: Sequence[Results]) -> list[str]:
+    """A name for each, unlike all others: ``lora lr 1e-3``, ``dora lr 1e-3``.
+
+    Args:
+        found: Where they lie.
+        results: What they hold; their own names count where no setting differs, if these are all different.
+    """
+    subjects = [str(one.subject["name"]) for one in results]
+    places = _places([one.folder for one in found])
+    own = subjects if len(set(subjects)) == len(subjects) else places
+    names = []
+    for settings, one, other in zip(differing_settings(found), found, own, strict=True):
+        text = settings_text({key: settings[key] for key in list(settings)[:_MOST]})
+        names.append(f"{text} best" if text and "best" in one.within.parts else text or other)
+    told = ["base"]  # as a row for a base is called
+    for name, place in zip(names, places, strict=True):
+        alike = name in told or names.count(name) > 1
+        told.append(f"{name} ({place})" if alike and name != place else name)
+    return numbered(told[1:])
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The same names, those that stand there more than once with a number behind them."""
+    return [f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def settings_text(settings: Mapping[str, str]) -> str:
+    """``lora rank 8 lr 1e-3``: settings by short names, as a run is called."""
+    last = Counter(key.rpartition(".")[2] for key in settings)
+    words = []
+    for key, value in settings.items():
+        if key in _BARE:
+            words += [] if value in (DASH, "none") else [_value(value)]
+            continue
+        short = key.rpartition(".")[2]
+        label = _SHORT.get(key) or (short if last[short] == 1 else ".".join(key.split(".")[-2:]))
+        words.append(f"{label} {_value(value)}")
+    return " ".join(words)
+
+
+def _value(text: str) -> str:
+    """``1e-3`` for ``0.001``; a long text shortened."""
+    with contextlib.suppress(ValueError):
+        mantissa, _, exponent = f"{float(text):e}".partition("e")
+        scientific = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return min(text, scientific, key=len)
+    return textwrap.shorten(text, _LONGEST, placeholder="...") or text[:_LONGEST]
+
+
+def _places(folders: Sequence[Path]) -> list[str]:
+    """The part of each path that is not the same in all."""
+    parts = [list(folder.resolve().parts) for folder in folders]
+    while all(len(one) > 1 for one in parts) and len({one[-1] for one in parts}) == 1 < len(parts):
+        parts = [one[:-1] for one in parts]
+    while all(len(one) > 1 for one in parts) and len({one[0] for one in parts}) == 1:
+        parts = [one[1:] for one in parts]
+    return ["/".join(one) for one in parts]

@@ -15,7 +15,7 @@ from perl.errors import PerlError
 from perl.evaluation.draw import TaskRequest, draw
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, protocol_hash, rendered
-from perl.evaluation.results import BESIDE, HELD_OUT
+from perl.evaluation.results import HELD_OUT
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import Score, score_samples
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
@@ -49,15 +49,6 @@ def held_out_by_run(name: str, path: str | None = None) -> Task:
         prompt="{problem}",
         path=path,
     )
-
-
-def beside_another(task: Task) -> Task:
-    """Held-out problems under a name of their own, where a table has another task of theirs.
-
-    The name enters seeds and the protocol's hash, as every task's does.
-    """
-    name = task.name + BESIDE
-    return replace(task, name=name, title=name + HELD_OUT, repository=name)
 
 
 def task_of_recipe(path: str, where: str) -> Task:

@@ -1,6 +1,6 @@
 """Scores from verdicts, how far they can be trusted, and whether an adapter's differ from its base's.
 
-(problems, k) rights and wrongs -> avg@k, pass@k, maj@k, G-Pass@k; standard error, interval, paired difference
+(problems, k) rights and wrongs -> avg@k, pass@k, maj@k; standard error, interval, paired difference
 differences -> the same with p values corrected for their number
 problems, completions, tasks -> the smallest gain that is shown in 80 of 100 evaluations, by the rule of tables and
 cards: its interval excludes 0, and its corrected p value is at most 0.05 (measured by ``benchmarks/power.py``)
@@ -15,7 +15,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from statistics import NormalDist
 
 import numpy
@@ -62,70 +61,33 @@ class Difference:
         return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
 
 
-def average_at_k(right: Sequence[Sequence[bool]]) -> float:
-    """Mean over problems of the share of completions that are right (avg@k).
+def error_of_mean(values: Sequence[float]) -> float:
+    """Standard error of the mean of the problems' scores; NaN for fewer than two problems.
 
-    Args:
-        right: One row a problem, k entries each.
-
-    Raises:
-        ValueError: There is no problem.
-    """
-    return statistics.fmean(statistics.fmean(row) for row in right)
-
-
-def standard_error(right: Sequence[Sequence[bool]]) -> float:
-    """Standard error of avg@k, clustered by problem: completions of one problem are not independent.
-
-    Args:
-        right: One row a problem, k entries each.
-
-    Returns:
-        NaN for fewer than two problems.
+    Of avg@k it is clustered by problem: completions of one problem are not independent.
 
     Source: Miller 2024, "Adding error bars to evals", arXiv:2411.00640, section 3.2 (equal clusters: the standard
         error of the problems' means).
     """
-    return error_of_mean([statistics.fmean(row) for row in right])
-
-
-def error_of_mean(values: Sequence[float]) -> float:
-    """Standard error of the mean of the problems' scores; NaN for fewer than two problems."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
-    """Mean over problems of the chance that at least one of k completions is right (pass@k).
+def pass_at_k_by_problem(right: Sequence[Sequence[bool]], k: int) -> list[float]:
+    """The chance that at least one of k completions of a problem is right; pass@k is the mean over problems.
 
     Args:
         right: One row a problem, at least k entries each; rows may differ in length.
         k: Completions that are drawn, without putting back, from those of a problem.
 
     Raises:
-        ValueError: k < 1, a problem has fewer than k completions, or there is no problem.
+        ValueError: k < 1, or a problem has fewer than k completions.
 
     Source: Chen et al. 2021, arXiv:2107.03374, equation 1; in integers where the paper's code multiplies floats.
     """
-    return statistics.fmean(pass_at_k_by_problem(right, k))
-
-
-def pass_at_k_by_problem(right: Sequence[Sequence[bool]], k: int) -> list[float]:
-    """The unbiased estimate of pass@k of every problem, as :func:`pass_at_k` averages them.
-
-    Raises:
-        ValueError: k < 1, or a problem has fewer than k completions.
-    """
-    _check_draws("pass", right, k)
-    return [_chance_of_right(len(row), sum(row), k, at_least=1) for row in right]
-
-
-def pass_at_k_error(right: Sequence[Sequence[bool]], k: int) -> float:
-    """Standard error of pass@k, clustered by problem; NaN for fewer than two problems.
-
-    Raises:
-        ValueError: k < 1, or a problem has fewer than k completions.
-    """
-    return error_of_mean(pass_at_k_by_problem(right, k))
+    shortest = min((len(row) for row in right), default=k)
+    if not 1 <= k <= shortest:
+        raise ValueError(f"pass@{k} needs a k of at least 1 and {k} completions a problem, there are {shortest}")
+    return [_chance_of_right(len(row), sum(row), k) for row in right]
 
 
 def majority_by_problem(
@@ -150,44 +112,6 @@ def majority_by_problem(
     Source: Wang et al. 2022, arXiv:2203.11171, section 2 (unweighted vote); how ties count is our choice.
     """
     return [_majority(a, r, same) for a, r in zip(answers, right, strict=True)]
-
-
-def g_pass_at_k(right: Sequence[Sequence[bool]], k: int, threshold: float | Fraction) -> float:
-    """Mean over problems of the chance that at least the share ``threshold`` of k completions is right (G-Pass@k).
-
-    Args:
-        right: One row a problem, at least k entries each.
-        k: Completions that are drawn, without putting back, from those of a problem.
-        threshold: 0..1; at least one must be right, so that 0 gives pass@k.
-
-    Raises:
-        ValueError: k < 1, a problem has fewer than k completions, the threshold is no share, or there is no problem.
-
-    Source: Liu et al. 2024, "Are your LLMs capable of stable reasoning?", arXiv:2412.13147.
-    """
-    _check_draws("G-Pass", right, k)
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"a threshold is a share of 0..1, not {threshold}")
-    # The share that was meant: 0.07 * 100 is 7.000000000000001 in floats, which would ask for 8.
-    share = Fraction(threshold).limit_denominator(1_000_000)
-    return _mean_chance_of_right(right, k, at_least=max(1, math.ceil(share * k)))
-
-
-def mean_g_pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
-    """G-Pass@k averaged over the thresholds above one half (mG-Pass@k).
-
-    Args:
-        right: One row a problem, at least k entries each.
-        k: Completions that are drawn; at least 2. An odd k cannot score more than (k - 1) / k, as the paper has it.
-
-    Raises:
-        ValueError: k < 2, a problem has fewer than k completions, or there is no problem.
-
-    Source: Liu et al. 2024, arXiv:2412.13147, the sum that stands for the integral.
-    """
-    _check_draws("mG-Pass", right, k, smallest=2)
-    above_half = range(math.ceil(k / 2) + 1, k + 1)
-    return 2 / k * math.fsum(_mean_chance_of_right(right, k, at_least=i) for i in above_half)
 
 
 def paired_difference(base: Sequence[Sequence[float]], adapter: Sequence[Sequence[float]]) -> Difference:
@@ -243,23 +167,10 @@ def corrected(differences: Sequence[Difference | None], family: int = 0) -> list
     return found
 
 
-def _check_draws(name: str, right: Sequence[Sequence[bool]], k: int, smallest: int = 1) -> None:
-    if k < smallest:
-        raise ValueError(f"{name}@k needs a k of at least {smallest}, not {k}")
-    shortest = min((len(row) for row in right), default=k)
-    if shortest < k:
-        raise ValueError(f"{name}@{k} needs {k} completions a problem, there are {shortest}")
-
-
-def _mean_chance_of_right(right: Sequence[Sequence[bool]], k: int, at_least: int) -> float:
-    return statistics.fmean(_chance_of_right(len(row), sum(row), k, at_least) for row in right)
-
-
 @functools.lru_cache(maxsize=10_000)  # few problems of a task differ in how many completions are right
-def _chance_of_right(n: int, c: int, k: int, at_least: int) -> float:
-    """Chance that k of n completions, c of which are right, hold at least so many right ones (hypergeometric)."""
-    fewer = sum(math.comb(c, j) * math.comb(n - c, k - j) for j in range(min(at_least, k + 1)))
-    return (math.comb(n, k) - fewer) / math.comb(n, k)
+def _chance_of_right(n: int, c: int, k: int) -> float:
+    """Chance that k of n completions, c of which are right, hold at least one right one (hypergeometric)."""
+    return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
 
 
 def _majority(answers: Sequence[str | None], right: Sequence[bool], same: Callable[[str, str], bool] | None) -> float:

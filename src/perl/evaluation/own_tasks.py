@@ -5,11 +5,9 @@ names, columns, scorer -> Task; EvalSection -> ChosenTask
 A task of the user's own is called by its file's stem, and nothing but the file's name enters results.
 """
 
-import importlib.util
 import re
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +16,11 @@ from types import ModuleType
 from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.few_shot import check_examples
-from perl.evaluation.heldout import HELDOUT, RECIPE_SUFFIXES, beside_another, holds_problems_out, task_of_recipe
+from perl.evaluation.heldout import HELDOUT, RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
 from perl.evaluation.results import is_held_out
 from perl.evaluation.reward_scorer import find_scorer
-from perl.evaluation.task import MATH, Task, all_tasks, find_tasks
-from perl.recipe.eval_section import EvalSection, EvalTask
+from perl.evaluation.task import MATH, Task, all_tasks, find_tasks, load_module
+from perl.recipe.eval_section import EvalSection
 from perl.recipe.sections import DATA_FILE_SUFFIXES
 
 _PROMPT, _ANSWER, _ID, _CHOICES = "prompt", "answer", "id", "choices"
@@ -30,7 +28,6 @@ ROLES = (_PROMPT, _ANSWER, _ID, _CHOICES)
 """What a column may hold."""
 _PYTHON = re.compile(r"(.+\.py)(?::(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
-_THRESHOLD = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e-?[0-9]+)?", re.IGNORECASE)
 _USUAL = {_PROMPT: ("prompt", "problem", "question"), _ANSWER: ("answer", "solution"), _ID: ("id", "unique_id")}
 
 # Option of the command line -> key of a task.
@@ -71,7 +68,6 @@ def file_task(
             if role not in ROLES
         ],
     )
-    check_threshold(scorer)
     judge = find_scorer(scorer or MATH)
     asked, right, named = ((columns[r],) if r in columns else _USUAL[r] for r in (_PROMPT, _ANSWER, _ID))
     name = name or simple_name(path.stem)
@@ -90,18 +86,6 @@ def file_task(
         scorer=judge.name,
         path=str(path),
     )
-
-
-def check_threshold(scorer: str | None, where: str = "--scorer") -> None:
-    """Refuses a threshold that is not a finite number.
-
-    Raises:
-        PerlError: Says what stands there.
-    """
-    name, at_least, threshold = (scorer or "").partition(">=")
-    if at_least and not _THRESHOLD.fullmatch(threshold.strip()):
-        what = f"{threshold.strip()!r} is not a number, at which a reward counts as right"
-        raise PerlError(what, where, f"as in {name.strip() or 'my_rewards.py:function'}>=0.5")
 
 
 def named_tasks(
@@ -131,40 +115,8 @@ def named_tasks(
     found: list[Task] = []
     for name in names:
         found += [known[name]] if name in known else _own(name, where, columns, scorer)
-    found = told_apart(found)
     _check_names(found, where)
     return found
-
-
-def told_apart(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, some renamed: held-out problems beside a task of their name, and files of one name in two folders.
-
-    Such a file is called after its folder too, ``a-my`` and ``b-my``.
-    """
-    others = [task.name for task in tasks if not holds_problems_out(task)]
-    files = Counter(task.name for task in tasks if _is_called_after_its_file(task))
-    found = []
-    for task in tasks:
-        if holds_problems_out(task) and task.name in others:
-            found.append(beside_another(task))
-        elif files[task.name] > 1 and _is_called_after_its_file(task):
-            name = with_folder(str(task.path))
-            found.append(replace(task, name=name, title=name))
-        else:
-            found.append(task)
-    return found
-
-
-def with_folder(path: str) -> str:
-    """What the task of a data file is called where another file has its name: ``a-my`` of ``a/my.jsonl``."""
-    file = Path(path).expanduser().resolve()
-    return simple_name(f"{file.parent.name}-{file.stem}")
-
-
-def _is_called_after_its_file(task: Task) -> bool:
-    if task.path is None or Path(task.path).suffix not in DATA_FILE_SUFFIXES:
-        return False
-    return task.name == task.title == simple_name(Path(task.path).stem)
 
 
 @dataclass(frozen=True)
@@ -196,7 +148,6 @@ def chosen_tasks(settings: EvalSection, where: str) -> list[ChosenTask]:
     """
     if not settings.tasks:
         find_tasks([], where)
-    raise_all(PerlError, [one for i, item in enumerate(settings.tasks) for one in _unknown(item, f"{where}[{i}]")])
     above, found = where.removesuffix("tasks"), []
     for i, item in enumerate(settings.tasks):
         place = f"{where}[{i}]"
@@ -207,19 +158,8 @@ def chosen_tasks(settings: EvalSection, where: str) -> list[ChosenTask]:
             for task in named_tasks([item.name], place, item.columns, item.scorer):
                 check_examples(task, limit, item.few_shot, places)
                 found.append(ChosenTask(task, limit, item.few_shot, place))
-    apart = told_apart([one.task for one in found])
-    _check_names(apart, where)
-    return [replace(one, task=task) for one, task in zip(found, apart, strict=True)]
-
-
-def _unknown(item: EvalTask, place: str) -> Iterator[Mistake]:
-    """What is wrong with a name that is neither a benchmark's nor a file's."""
-    if item.name == HELDOUT:
-        message = f"{HELDOUT} is a word of the command line; a run scores what it holds out without being told"
-        yield Mistake(message, place, "leave it out, or name another recipe, as my.yaml")
-    elif not is_file_name(item.name) and item.name not in all_tasks():
-        hint = did_you_mean(item.name, all_tasks())
-        yield Mistake(f"there is no task {item.name!r}", place, hint)
+    _check_names([one.task for one in found], where)
+    return found
 
 
 def for_each(
@@ -238,9 +178,7 @@ def for_each(
     """
     if not isinstance(given, Mapping):
         return [given] * len(tasks)
-    by_path = {task.path: task.name for task in tasks if task.path is not None}
-    files = {name: str(Path(name).expanduser()) for name in names if Path(name).suffix in DATA_FILE_SUFFIXES}
-    spelled = {name: by_path[path] for name, path in files.items() if path in by_path}
+    spelled = {name: simple_name(Path(name).stem) for name in names if Path(name).suffix in DATA_FILE_SUFFIXES}
     held_out = [task.name for task in tasks if holds_problems_out(task)]
     recipes = [name for name in names if name == HELDOUT or name.endswith(RECIPE_SUFFIXES)]
     spelled |= dict(zip(recipes, held_out, strict=True))
@@ -279,7 +217,7 @@ def _check_names(tasks: Sequence[Task], where: str) -> None:
     """Refuses names of the user's own tasks that results cannot have, that stand twice, or that are a benchmark's."""
     known, names = all_tasks(), [task.name for task in tasks]
     problems = [
-        Mistake(f"{name} is named {names.count(name)} times", where, "once is enough")
+        Mistake(f"{name} is named {names.count(name)} times", where, "once is enough; a file is called by its stem")
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
@@ -325,27 +263,20 @@ def _resolved(task: Task, path: Path, shown: str) -> Task:
 
 def _imported(path: Path, shown: str) -> ModuleType:
     """A file's module; what its code raises is a line with the number of the line that raised it."""
-    spec = importlib.util.spec_from_file_location(f"perl_tasks_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise PerlError("cannot be imported", shown)
-    module = importlib.util.module_from_spec(spec)
-    run: Callable[[ModuleType], None] = spec.loader.exec_module
     try:
-        run(module)
-    except SyntaxError as error:
-        line = error.lineno if error.filename == str(path) else _line_of(error, path)
-        raise PerlError(f"cannot be imported: {error.msg}", f"{shown}:{line}") from None
+        return load_module(path, f"perl_tasks_{path.stem}")
     except PerlError as error:
         at = f"{shown}:{_line_of(error, path)}"
         raise error.moved(lambda place: f"{at}: {place}" if place else at) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's file may raise anything)
         what = f"cannot be imported: {type(error).__name__}: {error}"
         raise PerlError(what, f"{shown}:{_line_of(error, path)}") from None
-    return module
 
 
 def _line_of(error: BaseException, path: Path) -> int:
     """The last line of a file that an error passed."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or 0
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else 0
 

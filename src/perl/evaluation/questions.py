@@ -28,7 +28,6 @@ _TEMPLATE, _THINKING = "--chat-template", "--thinking"
 # What templates call the switch of their thinking mode: Qwen3 and most others; DeepSeek-V3.1 and Granite.
 _SWITCHES = ("enable_thinking", "thinking")
 _BLOCKS = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
-_LARGEST_FILE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -223,17 +222,12 @@ def set_template(
 
 
 def _template_in(path: Path) -> str:
-    hint = "a file with a Jinja template, as chat_template.jinja of a model's repository"
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise PerlError(f"{path} has {path.stat().st_size:,} bytes, which is no template", _TEMPLATE, hint)
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        hint = "a file with a Jinja template, as chat_template.jinja of a model's repository"
         raise PerlError(f"{path} cannot be read: {reason}", _TEMPLATE, hint) from None
-    if not text.strip():
-        raise PerlError(f"{path} is empty", _TEMPLATE, hint)
-    return text
 
 
 def _switch(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -16,7 +16,7 @@ from perl.evaluation.few_shot import shown_hash, titled
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval.score import judge_with_lighteval, lighteval_installed
 from perl.evaluation.metrics import error_of_mean
-from perl.evaluation.output_folder import beside_earlier, forget_predictions, write_predictions
+from perl.evaluation.output_folder import beside_earlier
 from perl.evaluation.policies import Policies, Who
 from perl.evaluation.questions import PreparedTask
 from perl.evaluation.recounting.recount import with_figures
@@ -37,7 +37,7 @@ _PACKAGES = ("math-verify", "vllm", "lighteval")
 
 
 def write_found(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds: float) -> Results:
-    """What came of an evaluation, in its folder; without verdicts only what says how its samples were drawn.
+    """What came of an evaluation, in its folder; tasks have no score where completions are judged later.
 
     Args:
         plan: What was asked.
@@ -45,12 +45,8 @@ def write_found(plan: Evaluation, policies: Policies, drawn: DrawnSamples, secon
         drawn: On the main process.
         seconds: Wall time.
     """
-    results = _results(plan, policies, drawn, seconds)
     places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
-    if plan.settings.predict_only:
-        _put_first(results, plan.folder, places)
-        return write_predictions(results, plan.folder)
-    return write_results(results, plan.folder, places)
+    return write_results(_results(plan, policies, drawn, seconds), plan.folder, places)
 
 
 def write_results(results: Results, folder: Path, places: Sequence[Place]) -> Results:
@@ -64,28 +60,25 @@ def write_results(results: Results, folder: Path, places: Sequence[Place]) -> Re
     Returns:
         All that the folder's file holds now.
     """
+    keys = list(dict.fromkeys(key for task in results.tasks for key in task.samples.values()))
     results = beside_earlier(results, folder)
     results.write(folder)
-    write_text(folder / TABLE, table.markdown(results))
-    _put_first(results, folder, places)
-    forget_predictions(results, folder)
-    try:
-        draw_problems(results, folder)
-    except MissingExtraError as error:
-        warn("PRL306", "%s", error)
+    SampleFile(folder / SAMPLES).put_first(keys, places)
+    scored = replace(results, tasks=tuple(task for task in results.tasks if task.is_scored))
+    if scored.tasks:
+        write_text(folder / TABLE, table.markdown(scored))
+        try:
+            draw_problems(scored, folder)
+        except MissingExtraError as error:
+            warn("PRL306", "%s", error)
     return results
 
 
-def _put_first(results: Results, folder: Path, places: Sequence[Place]) -> None:
-    keys = list(dict.fromkeys(key for task in results.tasks for key in task.samples.values()))
-    SampleFile(folder / SAMPLES).put_first(keys, places)
-
-
 def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds: float) -> Results:
-    scored = not plan.settings.predict_only
     data = [task.data for task in plan.tasks]
-    by_lighteval = scored and plan.settings.lighteval
-    own = {who: scored_by_lighteval(data, groups) if by_lighteval else {} for who, groups in drawn.groups.items()}
+    by_task = {one.task.name: {who: groups[one.task.name] for who, groups in drawn.groups.items()} for one in data}
+    wanted = plan.settings.lighteval and not plan.settings.predict_only
+    own = scored_by_lighteval(data, by_task) if wanted else {}
     base, revision = public_name(*base_identity(policies.base))
     quantization = quantisation_of(base_of(policies.base))
     attention = plan.subject.base.attn_implementation
@@ -121,7 +114,7 @@ def _task_result(
     plan: Evaluation,
     task: PreparedTask,
     drawn: DrawnSamples,
-    own: Mapping[Who, Mapping[str, OtherScore]],
+    own: Mapping[str, Mapping[Who, OtherScore]],
 ) -> TaskResult:
     name = task.request.task
     facts = TaskResult(
@@ -130,7 +123,7 @@ def _task_result(
         protocol_hash=task.protocol_hash,
         max_new_tokens=task.request.max_new_tokens,
         data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
-        lighteval={who: scored[name] for who, scored in own.items() if name in scored},
+        lighteval=own.get(name, {}),
         samples={who: keys[name] for who, keys in drawn.keys.items()},
         scorer=task.request.scorer.label,
         few_shot=len(task.data.examples),
@@ -141,28 +134,42 @@ def _task_result(
     return with_figures(facts, {who: groups[name] for who, groups in drawn.groups.items()}, plan.settings.pass_at)
 
 
-def scored_by_lighteval(data: Sequence[TaskData], groups: Mapping[str, Groups]) -> dict[str, OtherScore]:
-    """Lighteval's own score of completions, where it is installed; of tasks that bear its name.
+def scored_by_lighteval(
+    data: Sequence[TaskData], groups: Mapping[str, Mapping[Who, Groups]]
+) -> dict[str, dict[Who, OtherScore]]:
+    """Lighteval's own scores of completions, where it is installed; of tasks that bear its name.
 
     Args:
         data: The tasks' questions.
-        groups: Task -> the samples of each problem, judged by us.
+        groups: Task -> policy -> the samples of each problem, judged by us.
     """
     data = [one for one in data if one.task.lighteval is not None]
     if not data or not lighteval_installed():
         return {}
-    texts = {one.task.name: [[sample.text for sample in samples] for samples in groups[one.task.name]] for one in data}
+    texts = {one.task.name: _texts_of(groups[one.task.name]) for one in data}
     try:
         verdicts = judge_with_lighteval(data, texts)
     except PerlError as error:
         warn("PRL307", "%s; our own score stands", error)
         return {}
-    found = {}
-    for name, theirs in verdicts.items():
-        shares = [statistics.fmean(row) for row in theirs]
-        # Our verdict and lighteval's -> how many completions got these.
-        rows = zip(rights(groups[name]), theirs, strict=True)
-        pairs = Counter(pair for ours, others in rows for pair in zip(ours, others, strict=True))
-        stderr = error_of_mean(shares) if len(shares) > 1 else None
-        found[name] = OtherScore(statistics.fmean(shares), stderr, pairs[True, False], pairs[False, True])
+    found: dict[str, dict[Who, OtherScore]] = {}
+    for name, rows in verdicts.items():
+        start, found[name] = 0, {}
+        for who, of in groups[name].items():
+            end = start + len(of[0])
+            found[name][who] = _other_score(rights(of), [row[start:end] for row in rows])
+            start = end
     return found
+
+
+def _texts_of(groups: Mapping[Who, Groups]) -> list[list[str]]:
+    """Of each problem the completions of all policies, one after the other."""
+    return [[sample.text for row in rows for sample in row] for rows in zip(*groups.values(), strict=True)]
+
+
+def _other_score(ours: Sequence[Sequence[bool]], theirs: Sequence[Sequence[bool]]) -> OtherScore:
+    shares = [statistics.fmean(row) for row in theirs]
+    stderr = error_of_mean(shares) if len(shares) > 1 else None
+    # Our verdict and lighteval's -> how many completions got these.
+    pairs = Counter(pair for rows in zip(ours, theirs, strict=True) for pair in zip(*rows, strict=True))
+    return OtherScore(statistics.fmean(shares), stderr, pairs[True, False], pairs[False, True])

@@ -4,33 +4,33 @@ adapter, base, tasks, settings -> Evaluation
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from perl.errors import MissingExtraError, PerlError, did_you_mean
-from perl.evaluation.argument_types import check_fields
+from perl.errors import MissingExtraError, Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.few_shot import check_examples
 from perl.evaluation.heldout import HELDOUT, recipe_of_run
 from perl.evaluation.metrics import power_line
 from perl.evaluation.own_tasks import for_each, named_tasks
 from perl.evaluation.policies import Who
-from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, asked_facts, resolve_protocol
+from perl.evaluation.protocol import Protocol, asked_facts, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, set_template, template_hash
 from perl.evaluation.reward_scorer import check_scorer_timeout
-from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
+from perl.evaluation.settings import EvalSettings as EvalSettings
+from perl.evaluation.subject import Subject, find_subject
 from perl.evaluation.task import MATH
 from perl.evaluation.task_data import check_files, load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
-from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, Capabilities, best_backend
-from perl.recipe.eval_section import SCORER_SECONDS
+from perl.recipe.engines import ENGINES, TRANSFORMERS, Capabilities, best_backend
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import ModelSection
@@ -47,90 +47,6 @@ _OPTIONS = {
     "model.quantization": "--quantization",
     "peft.adapter": "--adapter",
 }
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """Settings of an evaluation that are seldom changed; None: not given.
-
-    Attributes:
-        preset: A published protocol, see :data:`perl.evaluation.protocol.PRESETS`.
-        temperature: Instead of the preset's.
-        top_p: Likewise.
-        top_k: Likewise; 0: all tokens.
-        min_p: Likewise; 0: none.
-        repetition_penalty: Likewise; 1: none.
-        max_new_tokens: Likewise.
-        system_prompt: Message before every question.
-        chat_template: File with the Jinja template that renders questions; None: the base's own.
-        thinking: Whether a template with a thinking mode asks for it (``enable_thinking``); None: as it does by itself.
-        seed: From which each sample's own seed is derived.
-        limit: Only the first so many problems of each task, or of those that are named.
-        few_shot: Solved examples before every question, likewise. They come from the split that the task names for
-            them, else from its own problems, which are not asked then; the seed decides which.
-        columns: Of data files that are named as tasks: any of prompt, answer, id and choices -> the column's name.
-        scorer: What makes a completion right on these: math, choice, exact, normalised, or a reward, as
-            ``my_rewards.py:function>=0.5``; None: math.
-        scorer_timeout: Seconds that a reward may take for a completion; 0: there is no limit, and it is called in this
-            process instead of in worker processes.
-        pass_at: Numbers for pass@k, beside the powers of two up to k.
-        newest_data: Take the newest commit of data sets on the Hub instead of the pinned one.
-        with_base: Score the base too.
-        base_cache: Keep the base's completions for later evaluations, and take those that are kept.
-        predict_only: Draw completions, and leave judging them to :func:`perl.evaluation.rescore.rescore`.
-        lighteval: Report lighteval's own score of the same completions, where it is installed.
-        backend: What draws completions; auto: the servers if there are any, else vLLM on a GPU where it is installed,
-            else transformers.
-        servers: Addresses of vLLM servers that serve the base: ``URL[,key_env=VARIABLE][,ca_file=FILE]``.
-        server_timeout: Seconds to wait while no server answers.
-        sync_folder: Folder through which servers get the adapter; None: in the output folder.
-        device: ``auto`` or ``cpu``.
-        dtype: Of the base's weights; auto: float32 on a CPU, the checkpoint's own elsewhere.
-        attention: ``attn_implementation`` of transformers; None: the run's, else transformers' choice.
-        device_map: How transformers spreads the base over the GPUs here, as ``auto``; None: it lies on one.
-        quantization: Of the base; auto: as the adapter was trained, none: the ordinary base.
-        batch_size: Completions that transformers write at a time; no score depends on it.
-        threads: CPU threads, likewise; None: the run's ``engine.threads``, but no more than PyTorch takes, or as many
-            as the model is large enough for.
-    """
-
-    preset: str = DEFAULT_PRESET
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
-    system_prompt: str | None = None
-    chat_template: str | None = None
-    thinking: bool | None = None
-    seed: int | None = None
-    limit: int | Mapping[str, int] | None = None
-    few_shot: int | Mapping[str, int] = 0
-    columns: Mapping[str, str] | None = None
-    scorer: str | None = None
-    scorer_timeout: float = SCORER_SECONDS
-    pass_at: tuple[int, ...] = ()
-    newest_data: bool = False
-    with_base: bool = True
-    base_cache: bool = True
-    predict_only: bool = False
-    lighteval: bool = True
-    backend: Backend = "auto"
-    servers: tuple[str, ...] = ()
-    server_timeout: float = 600.0
-    sync_folder: str | None = None
-    device: Literal["auto", "cpu"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: QuantizationChoice = "auto"
-    attention: str | None = None
-    device_map: DeviceMap | None = None
-    batch_size: int = 64
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses what is of another type, in a line."""
-        check_fields(self, {"device_map": str | None})  # its names are known later, with the engine
 
 
 @dataclass(frozen=True)
@@ -233,7 +149,7 @@ def plan_evaluation(
             check_files(task, place, count or 0)
         check_scorer_timeout(settings.scorer_timeout)
         engine = _engine(settings)
-        resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
+        resolve_protocol(settings.preset, _given(settings, k))  # before an adapter is looked for
         for what, count in (("threads", settings.threads), ("batch size", settings.batch_size)):
             if count is not None and count < 1:
                 raise PerlError(f"{count} is too few", f"--{what.replace(' ', '-')}", "at least 1")
@@ -273,6 +189,57 @@ def plan_evaluation(
         settings=settings,
         asking=asking,
     )
+
+
+def plan_adapters(
+    adapters: Sequence[str],
+    base: str | None,
+    tasks: Sequence[str],
+    k: int | None,
+    data: str | Path | None,
+    output: str | Path | None,
+    settings: EvalSettings,
+) -> list[Evaluation]:
+    """Checks a request for any number of adapters, as :func:`plan_evaluation` does for one.
+
+    Args:
+        adapters: None of them: the base alone is asked.
+        base: Of all of them; None: each has the one that it names.
+        tasks: As there, and so on.
+        k: See there.
+        data: See there.
+        output: Of one adapter its folder; of several each has a folder of its name in it. None: where each would be
+            alone; those whose folders would be one have digits of their weights in its name.
+        settings: See there.
+
+    Raises:
+        PerlError: The request cannot be done, or an adapter is named twice.
+    """
+    twice = sorted({name for name in adapters if adapters.count(name) > 1})
+    raise_all(PerlError, [Mistake(f"{name} is named twice", "--adapter", "once is enough") for name in twice])
+    if len(adapters) < 2:
+        return [plan_evaluation(adapters[0] if adapters else None, base, tasks, k, data, output, settings)]
+    plans = [
+        replace(plan_evaluation(name, base, tasks, k, data, output, settings), compared=len(adapters))
+        for name in adapters
+    ]
+    if output:
+        above = Path(output).expanduser()
+        return [replace(plan, folder=above / name) for plan, name in zip(plans, _names(plans), strict=True)]
+    folders = [plan.folder for plan in plans]
+    return [
+        replace(plan, folder=plan.folder.parent.with_name(name) / plan.folder.name)
+        if folders.count(plan.folder) > 1
+        else plan
+        for plan, name in zip(plans, _names(plans), strict=True)
+    ]
+
+
+def _names(plans: Sequence[Evaluation]) -> list[str]:
+    """A name for each that a folder may have: the subject's, with digits of its weights where two are called alike."""
+    plain = [re.sub(r"[^\w.@-]+", "-", plan.subject.name).strip("-.") or "adapter" for plan in plans]
+    digests = [str(plan.subject.adapter_sha256)[:8] + str(plan.subject.config_sha256)[:4] for plan in plans]
+    return [f"{name}-{digest}" if plain.count(name) > 1 else name for name, digest in zip(plain, digests, strict=True)]
 
 
 def _judged_later(task: PreparedTask) -> PreparedTask:

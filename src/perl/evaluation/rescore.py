@@ -3,31 +3,32 @@
 folder with samples -> verdicts of now -> Results, and the files of the folder
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
 
-from perl.errors import Mistake, PerlError, raise_all
-from perl.evaluation.argument_types import names_of
+from perl.errors import DataError, Mistake, PerlError, raise_all
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups
 from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.heldout import beside_another, held_out_by_run, holds_problems_out
+from perl.evaluation.heldout import held_out_by_run
 from perl.evaluation.kept_samples import stored_samples
-from perl.evaluation.output_folder import read_drawn, usable
-from perl.evaluation.own_tasks import check_threshold, file_task, is_file_name, named_tasks, with_folder
+from perl.evaluation.output_folder import usable
+from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.questions import protocol_hash, scorer_of
 from perl.evaluation.recounting.folder import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
 from perl.evaluation.reporting import scored_by_lighteval, write_results
-from perl.evaluation.results import SAMPLES, Results, TaskResult, is_held_out
+from perl.evaluation.results import SAMPLES, Results, TaskResult, is_held_out, read_results
 from perl.evaluation.reward_scorer import check_judged, check_scorer_timeout
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.scorers import SCORERS, Scorer
+from perl.evaluation.settings import names_of
 from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
 from perl.recipe.eval_section import SCORER_SECONDS
@@ -48,7 +49,7 @@ def rescore(
     lighteval: bool = True,
     scorer_timeout: float = SCORER_SECONDS,
 ) -> Results:
-    """Judges every completion that a folder's results, or its predictions, stand on, and counts the scores anew.
+    """Judges every completion that a folder's results stand on, and counts the scores anew.
 
     Args:
         folder: Of an evaluation, or of ``perl eval --predict-only``.
@@ -69,124 +70,103 @@ def rescore(
     """
     check_scorer_timeout(scorer_timeout)
     folder = Path(folder).expanduser()
-    drawn = read_drawn(folder)
+    drawn = read_results(folder, scored=False)
     with usable(folder), FileLock(folder / ".lock", timeout=0):
-        named = _Named(names_of(tasks), columns, scorer)
-        named.check(drawn)
-        known = {one.name: _data_of(one, drawn.protocol.seed, folder, data, named) for one in drawn.tasks}
-        judges = {t.name: scorer_of(d, named.spec(t, d), scorer_timeout) for t, d in _with(drawn.tasks, known)}
-        drawn = replace(
-            drawn, tasks=tuple(_judged_by(t, judges[t.name], drawn, d) for t, d in _with(drawn.tasks, known))
-        )
-        file = SampleFile(folder / SAMPLES)
-        samples: dict[str, dict[Who, Groups]] = {task.name: {} for task in drawn.tasks}
-        for task in drawn.tasks:
-            for who in (who for who in WHO if who in task.samples):
-                found_there = _judged(task, who, drawn.protocol, known[task.name], judges[task.name], file)
-                samples[task.name][who] = found_there
-        scored = [_scored(task, samples[task.name], pass_at) for task in drawn.tasks]
-        if lighteval:
-            scored = _beside_lighteval(scored, samples, known)
+        own = _own_tasks(names_of(tasks), columns, scorer, drawn)
+        file, scored, samples = SampleFile(folder / SAMPLES), list[TaskResult](), list[dict[Who, Groups]]()
+        known = [_data_of(task, drawn.protocol.seed, folder, data, own.get(task.name, [])) for task in drawn.tasks]
+        judges = [
+            scorer_of(of, _judge_of(task, of, scorer), scorer_timeout)
+            for task, of in zip(drawn.tasks, known, strict=True)
+        ]
+        for task, of, judge in zip(drawn.tasks, known, judges, strict=True):
+            groups = {who: _judged(task, who, drawn.protocol, of, judge, file) for who in WHO if who in task.samples}
+            samples.append(groups)
+            scored.append(_scored(_judged_by(task, judge, drawn, of), groups, pass_at))
+        by_task = {task.name: groups for task, groups in zip(scored, samples, strict=True)}
+        own_scores = scored_by_lighteval(known, by_task) if lighteval else {}
+        scored = [replace(task, lighteval=own_scores.get(task.name, {})) for task in scored]
         found = replace(drawn, tasks=tuple(scored), verifier=verifier_version())
         places = [(task.name, p.id, i) for task in scored for p in task.problems for i in range(drawn.protocol.k)]
         return write_results(found, folder, places)
 
 
-@dataclass(frozen=True)
-class _Named:
-    """Files of the user's own that they name again, and what is to judge them."""
+def _own_tasks(
+    names: Sequence[str], columns: Mapping[str, str] | None, scorer: str | None, drawn: Results
+) -> dict[str, list[Task]]:
+    """Task -> how the user's files may have asked it; a data file may have been asked for any scorer.
 
-    tasks: Sequence[str]
-    columns: Mapping[str, str] | None
-    scorer: str | None
-    read: dict[str, list[Task]] = field(default_factory=dict)
-
-    def check(self, drawn: Results) -> None:
-        """Refuses files that were not asked, and options that are about none."""
-        for option, given in (("--columns", self.columns), ("--scorer", self.scorer)):
-            if given and not self.tasks:
-                raise PerlError("is about files of your own, and none is named", option, "as in --tasks my.jsonl")
-        check_threshold(self.scorer)
-        asked = [task.name for task in drawn.tasks]
-        for name in self.tasks:
-            if not is_file_name(name):
-                raise PerlError(f"{name!r} is no file", "--tasks", "files of your own, or a recipe; others are found")
-            if not any(self._of_file(name, task) for task in drawn.tasks):
-                raise PerlError(f"no task of {name} was asked", "--tasks", f"there are {', '.join(asked)}")
-
-    def find(self, task: TaskResult) -> Task | None:
-        """The definition of a task of the user's own, asked as it was; None: they name no file of it."""
-        found = [one for name in self.tasks if is_file_name(name) for one in self._of_file(name, task)]
-        return found[0] if found else None
-
-    def spec(self, task: TaskResult, data: TaskData) -> str:
-        """What judges a task now: what is named, else what judged it then; a reward only as its own file has it."""
-        then = task.scorer if task.scorer in SCORERS else data.task.scorer
-        return self.scorer if self.scorer is not None and data.task.path is not None else then
-
-    def _of_file(self, name: str, task: TaskResult) -> list[Task]:
-        found = self._tasks_of(name)
-        if not name.endswith(tuple(DATA_FILE_SUFFIXES)):
-            found = [*found, *(beside_another(one) for one in found if holds_problems_out(one))]
-            called = task.name, is_held_out(task.title)
-            return [one for one in found if (one.name, is_held_out(one.title)) == called]
-        [one] = found
-        if task.name not in (one.name, with_folder(name)):
-            return []
-        one = replace(one, name=task.name, title=task.name)
-        asked_for, judge = task.asked_for or task.scorer, self.scorer or task.scorer
-        if asked_for in SCORERS:
-            return [file_task(name, self.columns, asked_for, name=task.name)]
-        if self.scorer is None and judge not in SCORERS:  # no code is run because a results file names it
-            raise PerlError(f"{one.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
-        return [file_task(name, self.columns, "exact" if judge in SCORERS else judge, name=task.name)]
-
-    def _tasks_of(self, name: str) -> list[Task]:
-        """What a file defines; read, and its code run, once."""
-        if name not in self.read:
-            is_data = name.endswith(tuple(DATA_FILE_SUFFIXES))
-            self.read[name] = named_tasks([name], columns=self.columns if is_data else None)
-        return self.read[name]
+    Raises:
+        PerlError: A name is no file, or of no task that was asked.
+    """
+    for option, given in (("--columns", columns), ("--scorer", scorer)):
+        if given and not names:
+            raise PerlError("is about files of your own, and none is named", option, "as in --tasks my.jsonl")
+    asked = {task.name for task in drawn.tasks}
+    own: dict[str, list[Task]] = {}
+    for name in names:
+        if not is_file_name(name):
+            raise PerlError(f"{name!r} is no file", "--tasks", "files of your own, or a recipe; others are found")
+        if name.endswith(tuple(DATA_FILE_SUFFIXES)):
+            found = [file_task(name, columns, one) for one in SCORERS]
+        else:
+            found = named_tasks([name])
+        if not asked & {one.name for one in found}:
+            raise PerlError(f"no task of {name} was asked", "--tasks", f"there are {', '.join(sorted(asked))}")
+        for one in found:
+            own.setdefault(one.name, []).append(one)
+    return own
 
 
-def _with(tasks: Sequence[TaskResult], known: Mapping[str, TaskData]) -> list[tuple[TaskResult, TaskData]]:
-    return [(task, known[task.name]) for task in tasks]
+def _judge_of(task: TaskResult, data: TaskData, scorer: str | None) -> str:
+    """What judges a task now: what is named, else what judged it then; a reward only as its own file has it."""
+    if scorer is not None and data.task.path is not None:
+        return scorer
+    if task.scorer in SCORERS:
+        return task.scorer
+    if data.task.scorer in SCORERS:  # no code is run because a results file names it
+        raise PerlError(f"{task.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
+    return data.task.scorer
 
 
 def _judged_by(task: TaskResult, scorer: Scorer, drawn: Results, data: TaskData) -> TaskResult:
     """The task with the scorer that judges it now, and with the protocol's hash that goes with that."""
-    name = scorer.label
-    if name == task.scorer:
+    if scorer.label == task.scorer:
         return task
-    hashed = protocol_hash(drawn.protocol, data, task.max_new_tokens, name, asking_of(drawn.subject))
-    asked_for = task.asked_for or task.scorer
-    # All rewards ask in the same words, whatever their code says.
-    same = asked_for == name or not {asked_for, scorer.name} & SCORERS.keys()
-    return replace(task, scorer=name, protocol_hash=hashed, asked_for=None if same else asked_for)
+    hashed = protocol_hash(drawn.protocol, data, task.max_new_tokens, scorer.label, asking_of(drawn.subject))
+    return replace(task, scorer=scorer.label, protocol_hash=hashed)
 
 
-def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None, named: _Named) -> TaskData:
+def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None, own: Sequence[Task]) -> TaskData:
     """The problems that were asked, with their gold answers."""
-    sha256, revision = str(task.data["sha256"]), task.data["revision"]
-    own = named.find(task)
-    known = own or (None if is_held_out(task.title) else all_tasks().get(task.name))
-    held_out = held_out_by_run(task.name)
-    for questions, shown in candidates(task, recipe_above(folder), seed) if data is None and own is None else ():
+    sha256, revision, held_out = str(task.data["sha256"]), task.data["revision"], is_held_out(task.title)
+    known = [] if held_out or task.name not in all_tasks() else [all_tasks()[task.name]]
+    for questions, shown in candidates(task, recipe_above(folder), seed) if data is None and not own else ():
         if questions_hash(questions) == sha256 and shown_hash(shown) == task.examples:
-            return TaskData(known or held_out, questions, str(task.data["source"]), revision, sha256, (), shown)
-    if known is None:
+            of = known[0] if known else held_out_by_run(task.name)
+            return TaskData(of, questions, str(task.data["source"]), revision, sha256, (), shown)
+    definitions = own or known
+    if not definitions:
         hint = "a run's own problems are found where its recipe.yaml lies above the folder"
-        hint = hint if is_held_out(task.title) else f"name their file: --tasks {task.data['source']}"
+        hint = hint if held_out else f"name their file: --tasks {task.data['source']}"
         raise PerlError(f"the problems of {task.name} are not here", str(folder), hint)
-    place = Path(data).expanduser() if data else None
-    at = replace(known, revision=revision or known.revision)
-    found = load_task_data(at, place, len(task.problems), task.few_shot, seed)
-    if found.sha256 != sha256 or shown_hash(found.examples) != task.examples:
-        message = f"the problems of {task.name} in {found.source} are not those that were asked"
-        if own is not None:
-            raise PerlError(message, "--tasks", "name the file, and its --columns, of then")
-        raise PerlError(message, "--data" if data else str(folder), "name the folder with the data of then by --data")
-    return found
+    for found in _loaded(definitions, task, Path(data).expanduser() if data else None, seed):
+        if found.sha256 == sha256 and shown_hash(found.examples) == task.examples:
+            return found
+    message = f"the problems of {task.name} in {task.data['source']} are not those that were asked"
+    if own:
+        raise PerlError(message, "--tasks", "name the file, and its --columns, of then")
+    raise PerlError(message, "--data" if data else str(folder), "name the folder with the data of then by --data")
+
+
+def _loaded(definitions: Sequence[Task], task: TaskResult, place: Path | None, seed: int) -> Iterator[TaskData]:
+    """The data of each definition that has some; of a single one what is wrong with it is raised."""
+    revision = task.data["revision"]
+    for one in definitions:
+        with contextlib.suppress(*[DataError] * (len(definitions) > 1)):
+            yield load_task_data(
+                replace(one, revision=revision or one.revision), place, len(task.problems), task.few_shot, seed
+            )
 
 
 def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, scorer: Scorer, file: SampleFile) -> Groups:
@@ -210,22 +190,3 @@ def _scored(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequence[in
     wrong = [n for n in pass_at if not 1 <= n <= k]
     raise_all(PerlError, [Mistake(f"there is no pass@{n} of {k} completions", "--pass-at", f"1 to {k}") for n in wrong])
     return with_figures(replace(task, lighteval={}), groups, sorted({*shown, *pass_at}))
-
-
-def _beside_lighteval(
-    tasks: Sequence[TaskResult],
-    samples: Mapping[str, Mapping[Who, Groups]],
-    known: Mapping[str, TaskData],
-) -> list[TaskResult]:
-    """The tasks with lighteval's own scores of the same completions."""
-    own = {
-        who: scored_by_lighteval(
-            [known[task.name] for task in tasks if who in samples[task.name]],
-            {name: groups[who] for name, groups in samples.items() if who in groups},
-        )
-        for who in WHO
-    }
-    return [
-        replace(task, lighteval={who: scores[task.name] for who, scores in own.items() if task.name in scores})
-        for task in tasks
-    ]

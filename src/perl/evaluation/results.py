@@ -7,27 +7,28 @@ every problem, and the hashes that say what the numbers are numbers of.
 """
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from perl.errors import PerlError
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.results_schema import Who as Who
-from perl.evaluation.results_schema import checked
 from perl.evaluation.score import Score
 from perl.evaluation.task import MATH
+from perl.policy.name import policy_name
 from perl.run.files import parse_mapping, write_text
 
+Who = Literal["base", "adapter"]
 VERSION = 2
 """Of the part under ``perl``."""
 HELD_OUT = " (held out)"
 """With which the titles of tasks end that are a run's own held-out problems."""
-
-BESIDE = "-heldout"
-"""With which their names end where a table has another task of the same name."""
 
 
 def is_held_out(title: str) -> bool:
@@ -83,7 +84,6 @@ class TaskResult:
         scorer: What judged the completions, see :attr:`perl.evaluation.scorers.Scorer.label`.
         few_shot: Examples before every question.
         examples: SHA-256 of these; None: there are none.
-        asked_for: The scorer for which the problems were put, where another one judges now; None: it is the same.
     """
 
     name: str
@@ -95,17 +95,21 @@ class TaskResult:
     adapter: Score | None = None
     difference: Difference | None = None
     problems: tuple[ProblemResult, ...] = ()
-    lighteval: Mapping[str, OtherScore] = field(default_factory=dict)
+    lighteval: Mapping[Who, OtherScore] = field(default_factory=dict)
     samples: Mapping[str, str] = field(default_factory=dict)
     scorer: str = MATH
     few_shot: int = 0
     examples: str | None = None
-    asked_for: str | None = None
 
     @property
     def label(self) -> str:
         """As lighteval's readers know it: its name and the number of examples."""
         return f"{self.name}|{self.few_shot}"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its completions are judged."""
+        return self.base is not None or self.adapter is not None
 
     @property
     def score(self) -> Score:
@@ -162,7 +166,7 @@ class Results:
                 "model_config": model,
                 "total_evaluation_time_secondes": str(round(self.seconds, 3)),  # lighteval spells it so
             },
-            "results": {task.label: _labels(task) for task in self.tasks},
+            "results": {task.label: _labels(task) for task in self.tasks if task.is_scored},
             "versions": {},
             "config_tasks": {
                 task.label: {
@@ -224,8 +228,12 @@ def results_file(path: str | Path) -> Path:
     return file
 
 
-def read_results(path: str | Path) -> Results:
+def read_results(path: str | Path, *, scored: bool = True) -> Results:
     """Results from a file, or from the folder that it is in.
+
+    Args:
+        path: Of the file, or of the folder.
+        scored: False: tasks may have no score yet, whose completions wait to be judged.
 
     Raises:
         PerlError: There is none, or it is not one of ours.
@@ -237,7 +245,7 @@ def read_results(path: str | Path) -> Results:
         content = file.read_bytes()
     except (OSError, ValueError) as error:
         raise PerlError(f"holds no results of perl eval: {error}", str(file)) from None
-    return parse_results(content, str(file))
+    return parse_results(content, str(file), scored=scored)
 
 
 def parse_results(content: bytes, where: str, *, scored: bool = True) -> Results:
@@ -246,7 +254,7 @@ def parse_results(content: bytes, where: str, *, scored: bool = True) -> Results
     Args:
         content: Of ``results.json``, which may hold anything.
         where: Names it in an error.
-        scored: False: it may hold tasks without scores, whose completions are not judged yet.
+        scored: As of :func:`read_results`.
 
     Raises:
         PerlError: It is not one of ours.
@@ -273,12 +281,6 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
 def _plain(task: TaskResult) -> dict[str, Any]:
     facts = asdict(task)
     del facts["name"]
-    if task.scorer == MATH:
-        del facts["scorer"]
-    if not task.few_shot:
-        del facts["few_shot"], facts["examples"]
-    if task.asked_for is None:
-        del facts["asked_for"]
     facts["difference"] = task.difference.as_dict() if task.difference is not None else None
     facts["problems"] = {
         problem.id: {
@@ -295,14 +297,58 @@ def _results(found: Any, *, scored: bool) -> Results:  # noqa: ANN401 (JSON)
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
         raise ValueError(f"its version is {version}, known is {VERSION}")
-    facts = checked(found, scored=scored)
-    names = ("subject", "protocol", "engine", "versions", "seconds", "verifier")
-    tasks = tuple(_task(name, task) for name, task in facts["tasks"].items())
-    return Results(**{name: facts[name] for name in names}, tasks=tasks)
+    try:
+        tasks = [_task(name, facts) for name, facts in found["tasks"].items()]
+        results = _RESULTS.validate_python({**found, "tasks": tasks})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part)[:60] for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}") from None
+    except (AttributeError, TypeError):
+        raise ValueError("its tasks are not those of an evaluation") from None
+    for task in results.tasks:
+        _check_fit(task, scored=scored)
+    subject = results.subject
+    digests = (subject["base_sha256"], subject["adapter_sha256"], subject["adapter_config_sha256"])
+    if not results.tasks or not isinstance(subject["name"], str) or not isinstance(subject["base"], str):
+        raise ValueError("it names no policy, no base or no task")
+    if subject["policy"] != policy_name(str(digests[0]), *digests[1:]):
+        raise ValueError("its policy is not the one that its digests name")
+    return results
 
 
-def _task(name: str, facts: dict[str, Any]) -> TaskResult:
-    rows = {id: {who: tuple(c == "1" for c in row) for who, row in f.items()} for id, f in facts["problems"].items()}
-    problems = tuple(ProblemResult(id, row.get("base"), row.get("adapter")) for id, row in rows.items())
-    lighteval = {who: OtherScore(**score) for who, score in facts["lighteval"].items()}
-    return TaskResult(name=name, **{**facts, "problems": problems, "lighteval": lighteval})
+_RESULTS = TypeAdapter(Results)
+_TASK_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+
+
+def _task(name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """A task's record as it is in memory: problems as rows of rights, and NaN where JSON has none."""
+    problems = [
+        {"id": id, **{who: [mark == "1" for mark in row[who]] if who in row else None for who in ("base", "adapter")}}
+        for id, row in facts["problems"].items()
+    ]
+    difference = facts["difference"]
+    if difference is not None:
+        difference = {key: math.nan if value is None else value for key, value in difference.items()}
+    return {**facts, "name": name, "problems": problems, "difference": difference}
+
+
+def _check_fit(task: TaskResult, *, scored: bool) -> None:
+    """Scores and problems are of the same policies, and there are as many of each as the scores say."""
+    if _TASK_NAME.fullmatch(task.name) is None or ".." in task.name:
+        raise ValueError(f"{task.name!r:.60} is not the name of a task")
+    if not task.is_scored:
+        if scored:
+            raise ValueError(f"{task.name} was not scored, perl eval rescore judges its completions")
+        return
+    for who, score in (("base", task.base), ("adapter", task.adapter)):
+        rows = [row for problem in task.problems if (row := getattr(problem, who)) is not None]
+        count, k = (0, 0) if score is None else (score.n, score.k)
+        if len(rows) != count or any(len(row) != k for row in rows):
+            raise ValueError(
+                f"{task.name}: the score of the {who} is not of {count} problems with {k} completions each"
+            )
+        if score is not None and (count != len(task.problems) or min(count, k) < 1 or k not in score.pass_at):
+            raise ValueError(f"{task.name}: the score of the {who} is not of all problems, or lacks pass@{k}")
+    if task.difference is not None and None in (task.base, task.adapter):
+        raise ValueError(f"{task.name}: there is a difference, though one policy only was scored")

@@ -7,8 +7,10 @@ overrun. A completion that it fails on has the status ``error``; as in training 
 """
 
 import asyncio
+import hashlib
+import importlib.util
 import inspect
-import re
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,6 @@ from typing import Any
 
 from perl.data import ORIGINAL, TAKEN_NAMES
 from perl.errors import Mistake, PerlError, RewardError, did_you_mean, raise_all
-from perl.evaluation.reward_source import source_digest
 from perl.evaluation.samples import Sample
 from perl.evaluation.scorers import SCORERS, Scorer
 from perl.evaluation.task import Question
@@ -32,7 +33,6 @@ from perl.rewards.verifier import Judging
 from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS
 from perl.types import Verdict
 
-_THRESHOLD = re.compile(r"(.+?)\s*>=\s*(-?[0-9.]+(?:e-?[0-9]+)?)\s*", re.IGNORECASE)
 _USUAL = 1.0
 # What a reward may ask for beside the columns; an evaluation keeps texts, not tokens.
 _GIVEN = {"prompts", "completions", "solution"}
@@ -40,6 +40,7 @@ _NOT_KEPT = "completion_ids"
 # Failures that are said, each in a line of its own.
 _MOST_LINES = 3
 _WORKERS = 2
+_DIGITS = 12
 _ONLY_JSON = "--scorer-timeout 0, in a recipe eval.scorer_timeout: 0, calls it in this process, without a limit"
 _GOES_ON = "None is for what it cannot score; corrected, the same command goes on with the completions that are kept"
 
@@ -56,8 +57,14 @@ def find_scorer(spec: str, where: str = "--scorer", timeout_seconds: float = SCO
     Raises:
         PerlError: There is no such scorer or reward, its module fails, or no limit is so long.
     """
-    match = _THRESHOLD.fullmatch(spec)
-    name, threshold = (match[1], float(match[2])) if match else (spec.strip(), None)
+    name, at_least, text = (part.strip() for part in spec.partition(">="))
+    try:
+        threshold = float(text) if at_least else None
+    except ValueError:
+        threshold = math.nan
+    if threshold is not None and not math.isfinite(threshold):
+        what = f"{text!r} is not a number, at which a reward counts as right"
+        raise PerlError(what, where, f"as in {name or 'my_rewards.py:function'}>=0.5")
     if name in SCORERS and threshold is None:
         return SCORERS[name]
     if name in SCORERS:
@@ -98,7 +105,7 @@ def check_judged(scorer: Scorer, samples: Iterable[Sample], task: str) -> None:
         task: Its name.
 
     Raises:
-        RewardError: A user's reward failed on every one of them, or its code is another one by now.
+        RewardError: A user's reward failed on every one of them.
     """
     failures = scorer.failures
     if failures is None:
@@ -106,9 +113,6 @@ def check_judged(scorer: Scorer, samples: Iterable[Sample], task: str) -> None:
     every = list(samples)
     if failures.count and every and all(sample.status == "error" for sample in every):
         raise _failed(failures, f"on all {len(every)} completions of {task}")
-    if source_digest(scorer.name.partition(">=")[0]) != scorer.source:
-        what = f"its code was changed while it judged completions of {task}"
-        raise RewardError(what, f"reward {failures.name}", "the same command judges all of them by what it says now")
 
 
 def _failed(failures: Failures, on: str) -> RewardError:
@@ -131,19 +135,11 @@ def _importable(name: str, where: str) -> str:
         raise PerlError(f"no such file: {file}", where, "my_rewards.py:function")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    module = sys.modules.get(path.stem)
-    found = _file_of(path.stem) if module is None else getattr(module, "__file__", None)
+    spec = importlib.util.find_spec(path.stem)
+    found = None if spec is None else spec.origin
     if found is None or Path(found).resolve() != path:
         raise PerlError(f"{path.stem} is the name of another module, {found or 'built in'}", where, "rename the file")
     return f"{path.stem}:{function}"
-
-
-def _file_of(module: str) -> str | None:
-    """Where a module would be imported from."""
-    from importlib.util import find_spec
-
-    spec = find_spec(module)
-    return None if spec is None else spec.origin
 
 
 def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
@@ -170,7 +166,7 @@ def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
         hint = "an evaluation keeps texts" if missing[0] == _NOT_KEPT else f"there are {', '.join(sorted(known))}"
         return Mistake(f"the scorer {name} needs the column {missing[0]!r}", hint=hint)
 
-    source = "" if failures is None else source_digest(reward.name)
+    source = "" if failures is None else _digest(reward.name)
     return Scorer(name, verdicts, lacking=lacking, source=source, failures=failures)
 
 
@@ -222,3 +218,14 @@ def _called(reward: Reward, arguments: dict[str, list[Any]]) -> list[float | Non
 def _answer(text: str) -> str | None:
     """What the completions' votes are counted by: the answer that is announced, else the conclusion."""
     return extract_answer(text) or conclusion(text).strip() or None
+
+
+def _digest(path: str) -> str:
+    """Digits of the text of a reward's file, whatever ends its lines: two of one name and of other code differ in them.
+
+    Args:
+        path: ``package.module:function``, which was imported.
+    """
+    file = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
+    text = "" if file is None else "\n".join(Path(file).read_text(encoding="utf-8", errors="replace").splitlines())
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

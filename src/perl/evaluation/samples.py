@@ -8,12 +8,14 @@ trained again, or whose config was changed, is another one.
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, get_args, get_type_hints
+from typing import Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from perl.errors import PerlError
-from perl.run.files import parse_mapping, write_text
+from perl.run.files import write_text
 from perl.types import Verdict, VerdictStatus
 
 Place = tuple[str, str, int]
@@ -73,13 +75,17 @@ class Sample:
         return 0 < self.tokens <= longest
 
 
-# Exact types: True is not a number.
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    name: get_args(kind) or (kind,) for name, kind in get_type_hints(Sample).items() if name != "status"
-} | {"status": (str,)}
-_STATUSES = (*get_args(VerdictStatus), NOT_JUDGED)
-# Bytes; the longest completion that a model of today writes has a few hundred thousand.
-_LONGEST_LINE = 16_000_000
+@dataclass(frozen=True)
+class _Line(Sample):
+    """A line of a file: a sample with what names its policy."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    policy: str = ""
+
+
+_LINE = TypeAdapter(_Line)
+_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class SampleFile:
@@ -122,7 +128,8 @@ class SampleFile:
 
     def unreadable(self) -> int:
         """How many lines are malformed, the last one not counted where a kill cut it short."""
-        return sum(line is None for line in self._read(whole=True))
+        cut_short = self.path.is_file() and self.path.stat().st_size > 0 and not self._ends_a_line()
+        return max(0, sum(line is None for line in self._read()) - cut_short)
 
     def _ends_a_line(self) -> bool:
         with self.path.open("rb") as file:
@@ -137,20 +144,12 @@ class SampleFile:
         """
         return (line for line in self._read() if line is not None)
 
-    def _read(self, *, whole: bool = False) -> Iterator[tuple[str, Sample] | None]:
-        """Every line: a policy with a sample, or None; of whole lines only on demand."""
+    def _read(self) -> Iterator[tuple[str, Sample] | None]:
+        """Every line: a policy with a sample, or None."""
         try:
-            if not self.path.exists():
-                return
-            with self.path.open("rb") as file:
-                while line := file.readline(_LONGEST_LINE):
-                    ended = line.endswith(b"\n")
-                    if not ended and len(line) == _LONGEST_LINE:  # no line of ours
-                        while (rest := file.readline(_LONGEST_LINE)) and not rest.endswith(b"\n"):
-                            pass
-                        yield None
-                    elif line.strip() and (ended or not whole):
-                        yield _parsed(line)
+            if self.path.exists():
+                with self.path.open("rb") as file:
+                    yield from (_parsed(line) for line in file if line.strip())
         except OSError as error:
             raise PerlError(f"cannot be read: {error.strerror or error}", str(self.path)) from None
 
@@ -163,12 +162,7 @@ def line_of(policy: str, sample: Sample) -> str:
 def _parsed(line: bytes) -> tuple[str, Sample] | None:
     """A line's policy and sample; None: it holds none."""
     try:
-        fields = parse_mapping(line)
-    except ValueError:
+        found = _LINE.validate_json(line)
+    except ValidationError:
         return None
-    policy = fields.pop("policy", None)
-    if not isinstance(policy, str) or fields.keys() != _TYPES.keys():
-        return None
-    if any(type(value) not in _TYPES[name] for name, value in fields.items()) or fields["status"] not in _STATUSES:
-        return None
-    return policy, Sample(**fields)
+    return found.policy, Sample(**{name: getattr(found, name) for name in _FIELDS})

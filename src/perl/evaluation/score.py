@@ -6,20 +6,15 @@ samples of each problem -> Score
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
 from perl.evaluation.scorers import normal
 from perl.evaluation.task import MATH
 from perl.rewards.verifier import check_all
-from perl.run.warned import warn
-from perl.types import Verdict
 from perl.zoo.intervals import interval
 
-# G-Pass@k is reported for this k, as in its paper and in lighteval, where there are as many completions of a problem.
-G_PASS_K = 16
-G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
 UNJUDGED = ("timeout", "error", "unparsable_gold")
 """Verdicts that leave the answer undecided; such completions count as not right."""
 _PAIRS_AT_ONCE = 50_000
@@ -46,7 +41,6 @@ class Score:
         majority_stderr: Its standard error; None for a single problem.
         majority_low: Lower end of its 95 % interval; None likewise.
         majority_high: Upper end.
-        g_pass: ``0.5`` -> G-Pass@16 at that threshold, ``mean`` -> mG-Pass@16; empty below 16 completions a problem.
         mean_tokens: Mean length of a completion.
         tokens: Of all completions.
         truncated: Share of completions that were cut off.
@@ -73,7 +67,6 @@ class Score:
     truncated: float
     no_answer: float
     unjudged: float
-    g_pass: Mapping[str, float] = field(default_factory=dict)
 
 
 def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = (), scorer: str = MATH) -> Score:
@@ -111,7 +104,6 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
         majority_stderr=majority.stderr,
         majority_low=majority.low,
         majority_high=majority.high,
-        g_pass=_g_pass(right) if k >= G_PASS_K else {},
         mean_tokens=statistics.fmean(sample.tokens for sample in every),
         tokens=sum(sample.tokens for sample in every),
         truncated=statistics.fmean(sample.truncated for sample in every),
@@ -138,55 +130,6 @@ def _estimate(values: Sequence[float]) -> _Estimate:
     return _Estimate(mean, error, *interval(mean, error, len(values)))
 
 
-def check_texts(completions: Sequence[object], golds: Sequence[object]) -> None:
-    """Refuses what is not a list of texts for each problem, and its answer as a text.
-
-    Chat messages would be compared as they are written in Python, and none of them be right.
-
-    Raises:
-        ValueError: With the first that is something else, and what to give instead.
-    """
-    for problem, row in enumerate(completions, start=1):
-        if not isinstance(row, list | tuple):
-            raise ValueError(f"predictions of problem {problem} are {_kind(row)}; give a list of its k completions")
-        for number, text in enumerate(row, start=1):
-            if not isinstance(text, str):
-                where, instead = (
-                    f"completion {number} of problem {problem} is {_kind(text)}",
-                    "give what the model wrote",
-                )
-                if isinstance(text, list | dict):
-                    instead += ", of chat messages the content of the last one"
-                raise ValueError(f"{where}, not a text; {instead}")
-    for problem, gold in enumerate(golds, start=1):
-        if not isinstance(gold, str):
-            raise ValueError(f"the reference of problem {problem} is {_kind(gold)}; give one answer as a text")
-
-
-def _kind(value: object) -> str:
-    name = type(value).__name__
-    return (
-        "nothing" if value is None else "a text" if name == "str" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-    )
-
-
-def judge_rows(completions: Sequence[Sequence[str]], golds: Sequence[str]) -> list[list[Verdict]]:
-    """The verdict of each completion; those that could not be judged are logged.
-
-    Args:
-        completions: One row a problem.
-        golds: One a problem.
-    """
-    repeated = [gold for gold, row in zip(golds, completions, strict=True) for _ in row]
-    verdicts = check_all(repeated, [text for row in completions for text in row])
-    unjudged = sum(verdict.status in UNJUDGED for verdict in verdicts)
-    if unjudged:
-        what = "%d of %d completions could not be compared with the gold answer and count as not right"
-        warn("PRL304", what, unjudged, len(verdicts))
-    one_by_one = iter(verdicts)
-    return [[next(one_by_one) for _ in row] for row in completions]
-
-
 def rights(problems: Sequence[Sequence[Sample]]) -> list[list[bool]]:
     """One row a problem, one entry a completion: whether it is right."""
     return [[sample.right for sample in samples] for samples in problems]
@@ -195,11 +138,6 @@ def rights(problems: Sequence[Sequence[Sample]]) -> list[list[bool]]:
 def pass_numbers(k: int) -> list[int]:
     """For which pass@k' is always reported: the powers of two up to k, and k."""
     return sorted({*(2**power for power in range(k.bit_length()) if 2**power <= k), k})
-
-
-def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
-    found = {f"{t:g}": metrics.g_pass_at_k(right, G_PASS_K, t) for t in G_PASS_THRESHOLDS}
-    return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
 def same_meaning(problems: Iterable[Sequence[str]], scorer: str = MATH) -> Callable[[str, str], bool]:

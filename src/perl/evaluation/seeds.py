@@ -16,12 +16,10 @@ from dataclasses import dataclass
 import numpy
 
 from perl.evaluation.metrics import SHOWN_IN, SMALL_P, Difference, error_of_mean
-from perl.zoo.intervals import intervals
 
 _HALVINGS = 80
 _SQRT2 = math.sqrt(2)
 _LEVEL = 0.95
-_STUDIES = 2_000
 
 
 @dataclass(frozen=True)
@@ -37,25 +35,6 @@ class SeedMean:
     mean: float
     stderr: float
     seeds: int
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How often intervals hold the truth, in studies that were made up.
-
-    Attributes:
-        share: Of the studies whose 95 % interval holds the true difference.
-        stderr: Of the share, as of a binomial one.
-        studies: How many had an interval.
-    """
-
-    share: float
-    stderr: float
-    studies: int
-
-    def __str__(self) -> str:
-        """``94.8 ± 0.5 % of 2,000``."""
-        return f"{100 * self.share:.1f} ± {100 * self.stderr:.1f} % of {self.studies:,}"
 
 
 def mean_over_seeds(scores: Sequence[float]) -> SeedMean:
@@ -171,71 +150,3 @@ def _least(grows: Callable[[float], float], level: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if grows(middle) >= level else (middle, high)
     return high
-
-
-def coverage_by_problem(
-    before: Sequence[float], after: Sequence[float], k: int, *, studies: int = _STUDIES, seed: int = 0
-) -> Coverage:
-    """How often the interval of a difference paired by problem holds the truth, were it asked again.
-
-    Problems are drawn from those that were asked, and completions of each by the shares that were right: the true
-    difference is then the one that was observed.
-
-    Args:
-        before: Share of right completions of each problem, 0..1.
-        after: Of the other policy, the same problems.
-        k: Completions of a problem.
-        studies: That are made up.
-        seed: Of the random numbers.
-    """
-    generator = numpy.random.default_rng(seed)
-    chances_PX = numpy.stack([numpy.asarray(before, float), numpy.asarray(after, float)], axis=1)
-    problems, truth = len(chances_PX), float(numpy.mean(chances_PX[:, 1] - chances_PX[:, 0]))
-    asked_SPX = chances_PX[generator.integers(0, problems, size=(studies, problems))]
-    scores_SPX = generator.binomial(k, asked_SPX) / k
-    differences_SP = scores_SPX[:, :, 1] - scores_SPX[:, :, 0]
-    mean_S = differences_SP.mean(axis=1)
-    error_S = differences_SP.std(axis=1, ddof=1) / math.sqrt(problems)
-    low_S, high_S = intervals(mean_S, error_S, problems, _LEVEL, difference=True)
-    return _coverage([bool(held) for held in (low_S - 1e-12 <= truth) & (truth <= high_S + 1e-12)])
-
-
-def coverage_by_seed(
-    means: tuple[float, float],
-    spread: float,
-    seeds: int,
-    completions: int,
-    *,
-    studies: int = _STUDIES,
-    seed: int = 0,
-) -> Coverage:
-    """How often the interval of a difference paired by seed holds the truth, in studies of this size and spread.
-
-    The true score of each seed is drawn from a beta distribution, and its completions by that score.
-
-    Args:
-        means: True scores of two settings, between 0 and 1.
-        spread: Standard deviation of a setting's true score over seeds.
-        seeds: Of each setting, at least two.
-        completions: That each run is asked for: problems times k.
-        studies: That are made up.
-        seed: Of the random numbers.
-    """
-    generator = numpy.random.default_rng(seed)
-    scores = []
-    for mean in means:
-        size = max(mean * (1 - mean) / max(spread, 1e-9) ** 2 - 1, 1e-3)
-        true_SE = generator.beta(mean * size, (1 - mean) * size, size=(studies, seeds))
-        scores.append(generator.binomial(completions, true_SE) / completions)
-    found = [
-        paired_by_seed(dict(enumerate(map(float, one))), dict(enumerate(map(float, other))))
-        for one, other in zip(*scores, strict=True)
-    ]
-    truth = means[1] - means[0]
-    return _coverage([one.low <= truth <= one.high for one in found if one is not None and not math.isnan(one.low)])
-
-
-def _coverage(held: Sequence[bool]) -> Coverage:
-    share = statistics.fmean(held) if held else math.nan
-    error = math.sqrt(share * (1 - share) / len(held)) if held else math.nan
-    return Coverage(share, error, len(held))

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import HfApi, constants
-
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.policy.checkpoint import latest_checkpoint
-from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.policy.name import adapter_config_digest, model_config_digest, policy_name, weights_digest
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
@@ -177,11 +174,9 @@ def _section(name: str, dtype: str) -> ModelSection:
     folder = Path(name).expanduser()
     local = folder.is_dir()
     if local and not (folder / _WHOLE_MODEL).is_file():
-        what = "is an adapter, no whole model" if (folder / CONFIG).is_file() else f"has no {_WHOLE_MODEL}"
-        hint = (
-            f"--adapter {name}" if (folder / CONFIG).is_file() else "the folder of a whole model, or a name on the Hub"
-        )
-        raise ModelError(f"{name} {what}", "--base", hint)
+        adapter = (folder / CONFIG).is_file()
+        hint = f"--adapter {name}" if adapter else "the folder of a whole model, or a name on the Hub"
+        raise ModelError(f"{name} {'is an adapter' if adapter else f'has no {_WHOLE_MODEL}'}", "--base", hint)
     repository, _, revision = (name, "", "") if local else name.partition("@")
     return _with_dtype(ModelSection(name=repository, revision=revision or None), dtype)
 
@@ -209,25 +204,12 @@ def _recipe_above(path: Path) -> Recipe | None:
 
 
 def _explained(error: ModelError, adapter: str) -> ModelError:
-    """The error for what is not an adapter; for a whole model it names how that is evaluated."""
-    problem = error.mistakes[0]
-    path = Path(adapter).expanduser()
-    whole = (path / _WHOLE_MODEL).is_file() if path.is_dir() else _is_whole_on_hub(adapter)
-    if whole:
+    """The error for what is not an adapter; it names how a whole model is evaluated."""
+    problem, whole = error.mistakes[0], Path(adapter).expanduser() / _WHOLE_MODEL
+    if whole.is_file():
         return ModelError(f"{adapter} is a whole model, not an adapter", "--adapter", f"--base {adapter}")
-    return ModelError(problem.message, "--adapter", problem.hint)
-
-
-def _is_whole_on_hub(name: str) -> bool:
-    if constants.HF_HUB_OFFLINE or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        return False
-    repository, _, revision = name.partition("@")
-    try:
-        found = HfApi().model_info(repository, revision=revision or None, timeout=TIMEOUT_SECONDS)
-    except HUB_ERRORS:
-        return False
-    files = {file.rfilename for file in found.siblings or ()}
-    return _WHOLE_MODEL in files and CONFIG not in files
+    hint = f"{problem.hint}; " if problem.hint else ""
+    return ModelError(problem.message, "--adapter", f"{hint}of a whole model --base {adapter}")
 
 
 def _short(name: str) -> str:

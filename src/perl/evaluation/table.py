@@ -7,7 +7,7 @@ The protocol stands beside the numbers, and every reservation about them.
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perl.evaluation.metrics import SMALL_P, Difference, corrected, guessed_error, power_words
@@ -22,8 +22,8 @@ from perl.zoo.intervals import ALIKE, estimate_text
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
 MUCH_TRUNCATED = 0.1
-# A terminal shows wider tables in two parts.
 WIDEST = 100
+"""Of a note's lines on a terminal."""
 _SHORT_SHA = 12
 
 Column = tuple[str, list[str]]
@@ -73,15 +73,20 @@ def markdown(results: Results) -> str:
     tasks = judged_together(results.tasks)
     columns = [*_score_columns(tasks, MARKDOWN), *_further_columns(tasks)]
     notes = [f"- {note}" for note in _notes(results, tasks, MARKDOWN)]
-    return "\n".join([*markdown_table(in_cells(rows_of(columns))), "", *notes]) + "\n"
+    return "\n".join([*markdown_table(in_cells(_rows_of(columns))), "", *notes]) + "\n"
 
 
 def plain(results: Results) -> str:
-    """The same for a terminal; where it would be too wide, scores first and what else was measured below."""
+    """The same for a terminal, scores first and what else was measured below."""
     tasks = judged_together(results.tasks)
     scores, further = _score_columns(tasks, PLAIN), _further_columns(tasks)
-    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(results, tasks, PLAIN)]
-    return "\n".join([*in_parts(scores[0], [scores[1:]], [[column] for column in further]), "", *notes]) + "\n"
+    tables = [*plain_table(_rows_of(scores)), "", *plain_table(_rows_of([scores[0], *further]))]
+    return "\n".join([*tables, "", *wrapped(_notes(results, tasks, PLAIN))]) + "\n"
+
+
+def wrapped(notes: Iterable[str]) -> list[str]:
+    """Notes as lines for a terminal."""
+    return [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in notes]
 
 
 def judged_together(tasks: Sequence[TaskResult]) -> tuple[TaskResult, ...]:
@@ -90,30 +95,7 @@ def judged_together(tasks: Sequence[TaskResult]) -> tuple[TaskResult, ...]:
     return tuple(replace(task, difference=found) for task, found in zip(tasks, differences, strict=True))
 
 
-def in_parts(
-    first: Column, scores: Sequence[Sequence[Column]], further: Sequence[Sequence[Column]], *, marks: Marks = PLAIN
-) -> list[str]:
-    """The lines of one table, or where a terminal would not show it whole, of several that begin with the same column.
-
-    Args:
-        first: Column that says whose a row is.
-        scores: Columns that stay together, in groups.
-        further: Likewise; they begin a table of their own where one is not enough.
-        marks: Whether it is for a terminal or in Markdown, where only a second group of scores makes it too wide.
-    """
-
-    def table(columns: Sequence[Column]) -> list[str]:
-        rows = rows_of(columns)
-        return plain_table(rows) if marks is PLAIN else markdown_table(in_cells(rows))
-
-    whole = [first, *(column for group in (*scores, *further) for column in group)]
-    if len(scores) == 1 if marks is not PLAIN else _width(whole) <= WIDEST:
-        return table(whole)
-    tables = [*_parts(first, scores), *_parts(first, further)]
-    return [line for i, part in enumerate(tables) for line in ([""] * (i > 0) + table(part))]
-
-
-def rows_of(columns: Sequence[Column]) -> list[list[str]]:
+def _rows_of(columns: Sequence[Column]) -> list[list[str]]:
     """The rows of a table of these columns, its headings first."""
     return [list(row) for row in zip(*([heading, *cells] for heading, cells in columns), strict=True)]
 
@@ -161,7 +143,7 @@ def excludes_zero(difference: Difference) -> bool:
     return difference.low > 0 or difference.high < 0
 
 
-def why_not_shown(difference: Difference) -> str:
+def _why_not_shown(difference: Difference) -> str:
     """Why a difference is not shown: ``the 95 % interval includes 0``."""
     if math.isnan(difference.low):
         return "a single problem has no interval"
@@ -188,7 +170,7 @@ def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
     return columns
 
 
-def judges_note(tasks: Iterable[TaskResult], marks: Marks) -> list[str]:
+def _judges_note(tasks: Iterable[TaskResult], marks: Marks) -> list[str]:
     """``Judged by: Quiz choice, Mine `my_rewards:score@3f2a9c1b0d4e`.``; nothing where the verifier judges all."""
     judges = {task.title: judge_cell(task.scorer, marks) for task in tasks if task.scorer != MATH}
     return [f"Judged by: {', '.join(f'{title} {judge}' for title, judge in judges.items())}."] if judges else []
@@ -236,20 +218,6 @@ def majority_cell(score: Score) -> str:
     return estimate_text(score.majority, score.majority_stderr, score.majority_low, score.majority_high)
 
 
-def _parts(first: Column, groups: Sequence[Sequence[Column]]) -> list[list[Column]]:
-    """The columns in as few tables as a terminal shows, each with the first one; none where there are no columns."""
-    parts: list[list[Column]] = []
-    for group in groups:
-        if not parts or _width([*parts[-1], *group]) > WIDEST:
-            parts.append([first])
-        parts[-1] += group
-    return parts
-
-
-def _width(columns: Sequence[Column]) -> int:
-    return max(map(len, plain_table(rows_of(columns))))
-
-
 def asked_as_lighteval(task: TaskResult) -> bool:
     """Whether a task bears lighteval's name, so that its own score belongs beside ours."""
     return "lighteval" in task.title
@@ -279,16 +247,16 @@ def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks) -> list[
         protocol_note(results),
         engine_note(results),
         _subject(results, marks),
-        protocol_hashes(tasks, marks),
-        *(judges_note(tasks, marks) if marks is PLAIN else []),
+        _protocol_hashes(tasks, marks),
+        *(_judges_note(tasks, marks) if marks is PLAIN else []),
         _legend(tasks, marks),
         *doubts(scored),
-        *without_lighteval(tasks),
-        *not_shown([(task, task.difference) for task in tasks if task.difference is not None]),
+        *_without_lighteval(tasks),
+        *_not_shown(tasks),
     ]
 
 
-def protocol_hashes(tasks: Sequence[TaskResult], marks: Marks) -> str:
+def _protocol_hashes(tasks: Sequence[TaskResult], marks: Marks) -> str:
     """``Protocol hashes: AIME 2024 `...`, ...``: two scores with the same one may be compared."""
     hashes = ", ".join(f"{task.title} {marks.code.format(task.protocol_hash)}" for task in tasks)
     return f"Protocol {'hash' if len(tasks) == 1 else 'hashes'}: {hashes}."
@@ -377,33 +345,25 @@ def doubts(scored: Sequence[Scored]) -> list[str]:
     return lines
 
 
-def without_lighteval(tasks: Iterable[TaskResult]) -> list[str]:
+def _without_lighteval(tasks: Iterable[TaskResult]) -> list[str]:
     """Which tasks bear lighteval's name and no score of its own."""
     titles = [task.title for task in tasks if asked_as_lighteval(task) and not task.lighteval]
     return [f"Asked as lighteval asks, and not scored by lighteval itself: {', '.join(titles)}."] if titles else []
 
 
-def not_shown(tests: Sequence[tuple[TaskResult, Difference]]) -> list[str]:
-    """That no difference is shown, why, and how large one had to be; nothing where one is.
-
-    Args:
-        tests: Every difference with its task.
-    """
-    differences = [difference for _, difference in tests]
-    if not differences or any(map(is_shown, differences)):
+def _not_shown(tasks: Sequence[TaskResult]) -> list[str]:
+    """That no difference is shown, why, and how large one had to be; nothing where one is."""
+    compared = [(task, task.difference) for task in tasks if task.difference is not None]
+    if not compared or any(is_shown(difference) for _, difference in compared):
         return []
-    lines = [f"No difference from the base is shown: {_reasons(differences)}."]
-    return [*lines, f"What could be shown: {'; '.join(_power(tests))}."]
-
-
-def _power(tests: Sequence[tuple[TaskResult, Difference]]) -> Iterator[str]:
-    """Of each task, by the error that was measured: the largest of several, a guess where it is 0."""
-    tasks = {task.name: task for task, _ in tests}
-    for name, task in tasks.items():
+    reasons = list(dict.fromkeys(_why_not_shown(difference) for _, difference in compared))
+    could = []
+    for task, difference in compared:
         n, k = task.score.n, task.score.k
-        errors = [found.stderr for other, found in tests if other.name == name and found.stderr > 0]
-        stderr = max(errors, default=guessed_error(n, k))
-        yield f"{task.title}, {n:,} problems x {k}: {power_words(stderr, n, len(tests))}"
+        stderr = difference.stderr if difference.stderr > 0 else guessed_error(n, k)  # measured, else a guess
+        could.append(f"{task.title}, {n:,} problems x {k}: {power_words(stderr, n, len(compared))}")
+    shown = f"No difference from the base is shown: {', or '.join(reasons)}."
+    return [shown, f"What could be shown: {'; '.join(could)}."]
 
 
 def _shares(found: Sequence[tuple[Scored, float]]) -> str:
@@ -416,10 +376,3 @@ def scores_of(task: TaskResult) -> Iterable[tuple[Who, Score]]:
     """Whose scores a task has, the base's first."""
     both: tuple[tuple[Who, Score | None], ...] = (("base", task.base), ("adapter", task.adapter))
     return ((who, score) for who, score in both if score is not None)
-
-
-def _reasons(differences: Sequence[Difference]) -> str:
-    reasons = list(dict.fromkeys(map(why_not_shown, differences)))
-    if len(differences) > 1 and reasons == ["the 95 % interval includes 0"]:
-        return "every 95 % interval includes 0"
-    return ", or ".join(reasons)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
@@ -188,14 +189,12 @@ def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
         where: What the user named them in.
 
     Raises:
-        PerlError: With every name that is unknown or stands twice.
+        PerlError: With every name that is unknown.
     """
     known = all_tasks()
     problems = [
         Mistake(f"there is no task {name!r}", where, did_you_mean(name, known)) for name in names if name not in known
     ]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    problems += [Mistake(f"{name} is named {names.count(name)} times", where, "once is enough") for name in twice]
     if not names:
         problems.append(Mistake("none is named", where, did_you_mean("", known)))
     raise_all(PerlError, problems)
@@ -203,11 +202,20 @@ def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
 
 
 def _tasks_of(path: Path) -> tuple[Task, ...]:
-    """``TASKS`` of a module that is imported by its path: ``eval`` is a folder of files, no package."""
-    spec = importlib.util.spec_from_file_location(f"perl_eval_{path.stem}", path)
+    tasks: tuple[Task, ...] = load_module(path, f"perl_eval_{path.stem}").TASKS
+    return tasks
+
+
+def load_module(path: Path, name: str) -> ModuleType:
+    """A module that is imported by its path, as those of ``eval``, which is a folder of files and no package.
+
+    Args:
+        path: Of the file.
+        name: Of the module.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    tasks: tuple[Task, ...] = module.TASKS
-    return tasks
+    return module

@@ -4,7 +4,6 @@ Task -> rows -> questions -> TaskData
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,12 +100,12 @@ def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[t
             raise DataError("the held-out problems have no answers", where, hint)
         return every, task.repository, None
     if task.path is not None:
-        source, rows = task.file, _read_own(task, where)
+        source, rows = task.file, _read_file(task, Path(task.path), where)
     elif is_sandbox(task.repository):
         problems = load_problems(task.repository, "train" if task.split == "train" else "heldout")
         source, rows = task.repository, [{"problem": p.question, "answer": p.answer} for p in problems]
     elif data is not None:
-        source, rows = task.file, _read_folder(task, data, where)
+        source, rows = task.file, _read_file(task, _file_in(data, task, where), where)
     else:
         source = task.repository
         rows, revision = _read_cache(task, where) if cached else _read_hub(task, where)
@@ -114,7 +113,7 @@ def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[t
         raise DataError(f"{source} is empty", where)
     every = _questions(task, rows, source, where)
     if task.path is not None:
-        _check_once(task, every, source, where)
+        _check_once(every, source, where)
     return every, source, revision
 
 
@@ -145,15 +144,6 @@ def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question
     return Question(identifier, task.prompt.replace("{problem}", asked), gold, row, choices)
 
 
-def _read_folder(task: Task, data: Path, where: str) -> list[dict[str, Any]]:
-    path = _file_in(data, task, where)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{task.file} cannot be read: {error}", where) from error
-    return list(_json_lines(text, task.file, where))
-
-
 def _file_in(data: Path, task: Task, where: str) -> Path:
     folder = data.expanduser()
     if not folder.is_dir():
@@ -162,19 +152,6 @@ def _file_in(data: Path, task: Task, where: str) -> Path:
     if not path.is_file():
         raise DataError(f"{data} has no file {task.file}", where, "one JSON object a line; without --data the Hub")
     return path
-
-
-def _json_lines(text: str, file: str, where: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"line {number} of {file} is not JSON: {error}", where) from error
-        if not isinstance(row, dict):
-            raise DataError(f"line {number} of {file} is not a JSON object", where)
-        yield row
 
 
 def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
@@ -237,56 +214,39 @@ def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, w
 
 
 def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> Iterator[Mistake]:
-    """The first row whose choices are no list of texts, or two of them the same."""
+    """The first row whose choices are no list of different texts."""
     for number, row in enumerate(rows, 1):
         cell = row.get(column)
-        if isinstance(cell, list) and (twice := _first_twice([" ".join(_text(choice).split()) for choice in cell])):
-            one, two = twice
-            message = f"choices {LETTERS[one]} and {LETTERS[two]} of row {number} of {source} are the same"
-            yield Mistake(f"{message}: {_text(cell[two])!r:.60}", where, "only one of them can be right")
-            return
-        if column not in row or not cell:
+        if not cell:
             hint = f"the column that holds the choices; there are {', '.join(map(str, row))}"
             yield Mistake(f"row {number} of {source} has no choices under {column!r}", where, hint)
             return
-        if not isinstance(cell, list) or not 2 <= len(cell) <= len(LETTERS) or not all(map(_text, cell)):
-            message = f"the choices of row {number} of {source} are no list of 2 to {len(LETTERS)} texts: {cell!r:.60}"
+        texts = [" ".join(_text(choice).split()) for choice in cell] if isinstance(cell, list) else []
+        if not 2 <= len(texts) <= len(LETTERS) or not all(texts) or len(set(texts)) < len(texts):
+            what = f"no list of 2 to {len(LETTERS)} different texts"
+            message = f"the choices of row {number} of {source} are {what}: {cell!r:.60}"
             yield Mistake(message, where, "the place in the list gives the letter")
             return
 
 
-def _first_twice(values: Sequence[str]) -> tuple[int, int] | None:
-    """Where the first value stands that was there before, behind where that was."""
-    first: dict[str, int] = {}
-    return next(((first[v], i) for i, v in enumerate(values[: len(LETTERS)]) if first.setdefault(v, i) != i), None)
-
-
-def _read_own(task: Task, where: str) -> list[dict[str, Any]]:
-    """The rows of a file of the user's own, each with what it has."""
+def _read_file(task: Task, file: Path, where: str) -> list[dict[str, Any]]:
+    """The rows of a file, each with what it has."""
     try:
-        rows = read_data_file(Path(str(task.path)), task.answer, where)
+        rows = read_data_file(file, task.answer, where)
     except DataError as error:  # which names the whole path, as the user may not have typed it
         raise error.moved(lambda _: where) from None
     return [dict(row) for row in rows]
 
 
-def _check_once(task: Task, questions: Sequence[Question], source: str, where: str) -> None:
-    """Refuses a question, or the name of a row, that stands twice."""
-    column = _column(task.identifier, questions[0].row)
-    names = [_text(question.row.get(column)) for question in questions]
-    kinds = {"ask the same question": [" ".join(question.text.split()) for question in questions]}
-    if all(names):
-        kinds[f"have the same {column}"] = names
-    problems = []
-    for kind, values in kinds.items():
-        first: dict[str, int] = {}
-        twice = [(first[v], i) for i, v in enumerate(values) if first.setdefault(v, i) != i]
-        if twice:
-            one, two = twice[0]
-            more = f"; {len(twice)} rows repeat an earlier one" if len(twice) > 1 else ""
-            message = f"rows {one + 1} and {two + 1} of {source} {kind}: {values[two][:60]!r}{more}"
-            problems.append(Mistake(message, where, "leave each in once"))
-    raise_all(DataError, problems)
+def _check_once(questions: Sequence[Question], source: str, where: str) -> None:
+    """Refuses a question that stands twice."""
+    first: dict[str, int] = {}
+    texts = [" ".join(question.text.split()) for question in questions]
+    twice = [(first[text], i) for i, text in enumerate(texts) if first.setdefault(text, i) != i]
+    if twice:
+        one, two = twice[0]
+        message = f"rows {one + 1} and {two + 1} of {source} ask the same question: {texts[two][:60]!r}"
+        raise DataError(f"{message}; {len(twice)} rows repeat an earlier one", where, "leave each in once")
 
 
 def _column(candidates: Sequence[str], row: Mapping[str, Any]) -> str:

@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.data import ProblemSet, render_prompts
 from perl.errors import RecipeError, did_you_mean
-from perl.evaluation.heldout import heldout_task, holds_problems_out
-from perl.evaluation.own_tasks import ChosenTask, chosen_tasks, in_keys
+from perl.evaluation.heldout import heldout_task
+from perl.evaluation.own_tasks import chosen_tasks, in_keys
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
 from perl.evaluation.request import end_tokens, generation_settings
-from perl.evaluation.results import BESIDE, is_held_out
+from perl.evaluation.results import is_held_out
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.eval_section import EvalSection
@@ -66,7 +66,10 @@ def run_tasks(
     ends = end_tokens(tokenizer, generation_settings(recipe.model))
     rows = problems.heldout
     if rows is not None and problems.heldout_name is not None and solution in rows.column_names:
-        name = _heldout_name(problems.heldout_name, chosen)
+        name = problems.heldout_name
+        for one in chosen:
+            if one.task.name == name:
+                raise RecipeError(f"{name} is held out, hence scored already", one.place, "leave it out")
         examples = [{**row, "solution": row[solution]} for row in rows]
         prompts = render_prompts(examples, tokenizer, template_arguments)
         found.append(heldout_task(name, prompts, protocol, ends, settings.limit_of_heldout))
@@ -80,18 +83,6 @@ def run_tasks(
             found.append(made)
     check_best(settings, [one.task.name for one in chosen], "eval.best")
     return tuple(found)
-
-
-def _heldout_name(name: str, chosen: Sequence[ChosenTask]) -> str:
-    """What the run's held-out problems are called beside its tasks.
-
-    Raises:
-        RecipeError: They are among these already.
-    """
-    same = [one for one in chosen if one.task.name == name]
-    if any(holds_problems_out(one.task) for one in same):
-        raise RecipeError(f"{name} is held out, hence scored already", same[0].place, "leave it out")
-    return name + BESIDE if same else name
 
 
 def held_out_here(task: PreparedTask) -> bool:

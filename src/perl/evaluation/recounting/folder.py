@@ -19,7 +19,7 @@ from perl.errors import PerlError
 from perl.evaluation.few_shot import shown_hash
 from perl.evaluation.heldout import heldout_questions
 from perl.evaluation.recounting.published_samples import LARGEST, read_published
-from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, layout_mistakes, recount
+from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, file_mistakes, recount
 from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.scorers import SCORERS
@@ -78,7 +78,7 @@ def recount_published(results: bytes, samples: bytes | None, where: str, *, know
 def _counted(results: Results, content: bytes, samples: KeptSamples, recipe: Recipe | None, golds: Golds) -> Recount:
     """Results and the layout of their file."""
     found = recount(results, samples, golds, None if recipe is None else heldout_name(recipe.data))
-    return replace(found, mistakes=(*found.mistakes, *layout_mistakes(parse_mapping(content), found.results)))
+    return replace(found, mistakes=(*found.mistakes, *file_mistakes(parse_mapping(content), found.results)))
 
 
 def _published(content: bytes, where: str) -> KeptSamples:

@@ -6,22 +6,19 @@ A benchmark is known by the definition that is here, whatever a file says.
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perl.errors import Mistake
 from perl.evaluation.few_shot import shown_fact, titled
 from perl.evaluation.protocol import Protocol, task_facts
-from perl.evaluation.results import BESIDE, HELD_OUT, RESULTS, SAMPLES, TaskResult, Who
+from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, TaskResult, Who
 from perl.evaluation.task import MATH, Task, all_tasks
 from perl.sandbox import is_sandbox
 
 AGAIN = "perl eval writes it anew"
 _TOLERANCE = 1e-9
 _ABSENT = object()
-_SHA_DIGITS = 64
-_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def stated_mistakes(
@@ -39,7 +36,6 @@ def stated_mistakes(
     mistakes = []
     if len(set(task.samples.values())) < len(task.samples):
         mistakes.append(mistake_of(task, "base and adapter name the same samples"))
-    mistakes += _data_mistakes(task, None if own else known, own=own)
     judge = MATH if own or known is None else known.scorer
     if (own or known is not None) and task.scorer != judge:
         message = f"its scorer is {shown(task.scorer)}, the task's is {shown(judge)}"
@@ -53,29 +49,13 @@ def stated_mistakes(
     if own and task.few_shot:
         mistakes.append(mistake_of(task, "it shows examples, and held-out problems are asked without"))
     reported = []
-    if own and held_out not in (None, task.name, task.name.removesuffix(BESIDE)):
+    if own and held_out not in (None, task.name):
         message = f"its title is {shown(task.title)}, the run held out {shown(held_out)}"
         mistakes.append(mistake_of(task, message))
     elif own and known is not None and not is_sandbox(task.name) and held_out is None:
         reported.append(f"that the problems of {task.title!r} are those of a run, and not the benchmark's")
-    if task.asked_for is not None:
-        mistakes.append(mistake_of(task, "it was asked for another scorer, which only tasks of one's own are"))
     mistakes += _hash_mistakes(task, protocol, None if own else known, asking)
     return mistakes, reported
-
-
-def _data_mistakes(task: TaskResult, known: Task | None, *, own: bool) -> Iterator[Mistake]:
-    """Whether problems come from where the definition says: the Hub, ``--data`` or the sandbox; or were held out."""
-    source, revision, sha256 = (task.data[name] for name in ("source", "revision", "sha256"))
-    if not isinstance(sha256, str) or len(sha256) != _SHA_DIGITS:
-        yield mistake_of(task, "its data has no SHA-256")
-    places = [known.repository, known.file] if known else [task.name] if own else []
-    if places and source not in places:
-        yield mistake_of(task, f"its data is from {shown(source)}, the task's is from {shown(places[0])}")
-        return
-    on_the_hub = not places or (known is not None and source == known.repository and not is_sandbox(known.repository))
-    if revision is not None and not (on_the_hub and _COMMIT.fullmatch(str(revision))):
-        yield mistake_of(task, f"its data has the revision {shown(revision)}, which {shown(source)} does not have")
 
 
 def _hash_mistakes(

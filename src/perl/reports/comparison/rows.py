@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perl.errors import PerlError, did_you_mean
-from perl.evaluation.run_names import numbered
+from perl.evaluation.found_results import numbered
 from perl.evaluation.metrics import Difference, corrected, paired_difference
 from perl.evaluation.seeds import mean_over_seeds, paired_by_seed
 from perl.reports.comparison.measure import REWARD, Measure, Measured, choose_measure, last_mean, measured

@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from perl.errors import PerlError
-from perl.evaluation.found_results import FoundResults, is_setting
-from perl.evaluation.run_names import differing_settings, settings_text
+from perl.evaluation.found_results import FoundResults, differing_settings, is_setting, settings_text
 from perl.hub.gate.secrets import without_secrets
 from perl.methods.registry import METHODS
 from perl.methods.settings import resolved_settings
