@@ -88,7 +88,7 @@ def assert_it_goes_on(saved: Path, output: Path, uninterrupted: Path) -> None:
     assert tasks_of(output) == tasks_of(uninterrupted)
 
 
-@pytest.mark.parametrize(("number", "after"), [(signal.SIGKILL, 20), (signal.SIGKILL, TOTAL + 20), (signal.SIGINT, 40)])
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGKILL, TOTAL + 20), (signal.SIGINT, 40)])
 def test_after_a_kill_or_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted, number, after):
     result = stopped(saved, tmp_path / "out", number, after)
     assert after <= len(whole_lines(tmp_path / "out")) < 2 * TOTAL

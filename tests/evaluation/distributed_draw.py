@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.distributed import DistributedConfig
 
 from perl.data import render_prompts
@@ -61,16 +61,6 @@ def policy(how: str) -> PeftModel:
     return model.eval()
 
 
-def generated(model: PeftModel, tokenizer: PreTrainedTokenizerBase, rank: int) -> list[list[int]]:
-    """As TRL generates: on each process another prompt, and completions of another length."""
-    prompt = task(tokenizer, 3).asked[rank].prompt_ids
-    ids = torch.tensor([prompt])
-    how = GenerationConfig(max_new_tokens=(3, 17, 8)[rank], do_sample=False, pad_token_id=tokenizer.pad_token_id)
-    with torch.no_grad():
-        alone = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=how)
-    return alone[:, ids.size(1) :].tolist()
-
-
 def main() -> None:
     folder, how = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
@@ -96,8 +86,7 @@ def main() -> None:
                 assert sorted(seen) == sorted(text for text, _, _ in texts)
                 drawn[f"{who} {problems}"] = {"samples": texts, "counts": sharing.counts}
         rank = processes.rank
-        written = [generated(model, tokenizer, each) for each in range(3)] if processes.count == 1 else None
-        found = {"drawn": drawn, "written": Counting.written, "generated": written or generated(model, tokenizer, rank)}
+        found = {"drawn": drawn, "written": Counting.written}
     (folder / f"{how}-{rank}.json").write_text(json.dumps(found))
 
 

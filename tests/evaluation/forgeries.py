@@ -182,22 +182,12 @@ def _flip_status(lines: list[dict[str, Any]]) -> None:
     next(line for line in _last_policy(lines) if line["status"] == "wrong")["status"] = "right"
 
 
-def _edit_text(lines: list[dict[str, Any]]) -> None:
-    wrong = next(line for line in _last_policy(lines) if line["status"] == "wrong")
-    right = next(line for line in lines if line["problem"] == wrong["problem"] and line["status"] == "right")
-    wrong["text"] = right["text"]
-
-
 FORGERIES: dict[str, Forgery] = {
     "one bit": Forgery(one_bit_flipped, "the adapter's rights differ on .* problems"),
     "every bit 1 and every figure that follows": Forgery(whole_results_forged, "the adapter's rights differ on"),
     "accuracy": Forgery(_score(accuracy=0.99), "adapter.accuracy is 0.99 in the file"),
     "pass@k": Forgery(_task(lambda task: task["adapter"]["pass_at"].update({"2": 1.0})), r"adapter.pass_at.2 is 1 in"),
-    "maj@k": Forgery(_score(majority=1.0), "adapter.majority is 1 in the file"),
-    "mean length": Forgery(_score(mean_tokens=3.0), "adapter.mean_tokens is 3 in the file"),
-    "share not judged": Forgery(_score(unjudged=0.25), "adapter.unjudged is 0.25"),
     "difference": Forgery(_difference(mean=0.526), "difference.mean is 0.526 in the file"),
-    "interval of the difference": Forgery(_difference(low=0.525, high=0.527), "difference.low is 0.525 in the file"),
     "p": Forgery(_difference(p_value=0.0001), "difference.p_value is 0.0001 in the file"),
     "n": Forgery(_score(n=500), "is not of 500 problems with 4 completions"),
     "labels for lighteval's readers": Forgery(_label("avg@4", 0.99), r"results\.sandbox:addition\|0\.avg@4 is 0.99"),
@@ -212,7 +202,6 @@ FORGERIES: dict[str, Forgery] = {
         _results(lambda f: f["perl"]["subject"].update(policy="0" * 64)), "its policy is not the one that its digests"
     ),
     "a verdict": Forgery(_samples(_flip_status), "1 verdicts are not those of the texts", texts=True),
-    "a text": Forgery(_samples(_edit_text), "1 verdicts are not those of the texts", texts=True),
     "verdicts and results": Forgery(results_and_statuses_forged, "verdicts are not those of the texts", texts=True),
     "a sample's seed": Forgery(
         _samples(lambda lines: lines[-1].update(seed=1)), "1 samples were not drawn with their own seed"

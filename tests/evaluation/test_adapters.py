@@ -101,14 +101,6 @@ def test_the_next_evaluation_of_another_adapter_draws_no_base(saved, asked):
     assert sum(asked[counts:]) == 2 * len(TASKS) * N * K
 
 
-@pytest.mark.parametrize("change", [{"temperature": 0.9}, {"dtype": "bfloat16"}, {"attention": "eager"}], ids=str)
-def test_a_base_that_is_asked_otherwise_is_another_one(asked, change):
-    evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
-    counts = len(asked)
-    evaluate(None, "two", tasks=TASKS[:1], base="sandbox:base", **change)
-    assert sum(asked[counts:]) == N * K
-
-
 def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(asked):
     first = evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
     file = cached()
@@ -119,13 +111,6 @@ def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(a
     again = evaluate(None, "two", tasks=TASKS[:1], base="sandbox:base")
     assert sum(asked[counts:]) == 2
     assert again.tasks == first.tasks
-
-
-def test_a_cache_that_cannot_be_written_costs_a_line(monkeypatch, caplog):
-    Path("file").write_text("")
-    monkeypatch.setenv("PERL_CACHE", str(Path("file").resolve()))
-    evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
-    assert [record.code for record in caplog.records if hasattr(record, "code")] == ["PRL365"]
 
 
 def test_adapters_of_different_bases_stand_each_beside_its_own(saved, loaded):
@@ -158,20 +143,4 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(saved, loaded):
     twice = str(saved / "first")
     with pytest.raises(PerlError, match=r"^--adapter: .*first is named twice"):
         evaluate([twice, twice], "out")
-    shutil.copytree(saved / "first", "copied")
-    with pytest.raises(PerlError, match=r"^--adapter: .*first and copied are the same adapter \(name it once\)"):
-        evaluate([twice, "copied"], "out")
     assert loaded == []
-
-
-def test_a_table_of_other_adapters_is_kept_and_a_line_says_where(saved, caplog):
-    caplog.set_level("INFO", "perl")
-    evaluate([saved / "first", saved / "second"], "both", tasks=[TASKS[0]])
-    before = Path("both/table.md").read_text()
-    evaluate([saved / "first", saved / "second"], "both", tasks=[TASKS[0]])
-    assert not Path("both/earlier").exists()
-    evaluate([saved / "second", saved / "first"], "both", tasks=[TASKS[0]])
-    assert Path("both/table.md").read_text() != before
-    [kept] = Path("both/earlier").glob("table-*/table.md")
-    assert kept.read_text() == before
-    assert f"it is kept in {kept.parent}" in caplog.text

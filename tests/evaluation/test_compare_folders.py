@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.compare import compare_folders
 from perl.evaluation.comparison_text import as_dict, as_plain
-from perl.evaluation.found_results import find_results, naturally
+from perl.evaluation.found_results import find_results
 from perl.evaluation.metrics import corrected
 from perl.evaluation.results import RESULTS, read_results
 from perl.recipe import load_recipe
@@ -100,30 +99,6 @@ def test_what_is_subtracted_can_be_said(tmp_path, against):
     )
 
 
-def test_a_row_that_is_not_there_is_answered_with_the_nearest(tmp_path):
-    folders = [run(tmp_path / method, {"method": method}) for method in ("lora", "dora")]
-    with pytest.raises(PerlError, match=r"--against: no row is called 'lroa' \(did you mean lora\?\)"):
-        compare_folders(folders, against="lroa")
-
-
-def test_against_the_base_each_has_its_own_where_there_are_several(tmp_path):
-    folders = [scored(tmp_path / "one", "one"), scored(tmp_path / "two", "two", base=marks_of("base"))]
-    found = compare_folders(folders, against="base")
-    assert found.first == "its base"
-    for policy, folder in zip(found.policies[2:], folders, strict=True):
-        assert policy.differences[TASK].mean == pytest.approx(read_results(folder).tasks[0].difference.mean)
-
-
-def test_where_settings_do_not_tell_the_shortest_part_of_the_path_does(tmp_path):
-    run(tmp_path / "a" / "r1", seed=1)
-    shutil.copytree(tmp_path / "a" / "r1", tmp_path / "b" / "r1")
-    run(tmp_path / "b" / "r2", seed=2)
-    assert names(compare_folders([tmp_path])) == ["base", "seed 1 (a/r1)", "seed 1 (b/r1)", "seed 2"]
-    for recipe in tmp_path.rglob("recipe.yaml"):
-        recipe.unlink()
-    assert names(compare_folders([tmp_path])) == ["base", "a/r1", "b/r1", "b/r2"]
-
-
 def test_a_best_adapter_is_called_so_and_earlier_results_are_left_out(tmp_path):
     first = run(tmp_path / "r1", seed=1)
     scored(first / "best" / "eval", "chain")
@@ -131,14 +106,6 @@ def test_a_best_adapter_is_called_so_and_earlier_results_are_left_out(tmp_path):
     scored(first / "checkpoints" / "checkpoint-5" / "eval", "chain")
     run(tmp_path / "r2", seed=2)
     assert names(compare_folders([tmp_path])) == ["base", "seed 1 best", "seed 1", "seed 2"]
-
-
-def test_results_that_have_names_of_their_own_and_no_recipe_keep_them(tmp_path):
-    folders = [scored(tmp_path / "x" / "1", "user/one"), scored(tmp_path / "x" / "2", "user/two")]
-    found = compare_folders(folders)
-    assert names(found) == ["base", "user/one", "user/two"]
-    assert found.first == "user/one"  # they were named, not searched for
-    assert names(compare_folders(folders[::-1])) == ["base", "user/two", "user/one"]
 
 
 def test_what_is_not_there_and_what_is_not_ours_is_said(tmp_path):
@@ -180,14 +147,3 @@ def test_a_secret_of_a_recipe_and_where_files_go_name_no_run(tmp_path):
     settings = [one.settings for one in find_results([tmp_path])]
     assert all("train.seed" in one for one in settings)
     assert not any(re.search(r"sk-|me/|runs/", text) for one in settings for text in one.values())
-
-
-def test_numbers_in_paths_are_ordered_by_their_size():
-    assert sorted(["r10", "r2", "r", "r2/b10", "r2/b9", "a1"], key=naturally) == [
-        "a1",
-        "r",
-        "r2",
-        "r2/b9",
-        "r2/b10",
-        "r10",
-    ]

@@ -10,7 +10,6 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Sample
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
-from perl.rollouts.engine import Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.sandbox import load_problems
 from tests.completing import Drawing
@@ -76,26 +75,14 @@ def test_samples_are_what_the_model_writes_with_their_seeds(base, tokenizer, wan
     assert any(sample.truncated for sample in found)
 
 
-def test_each_sample_is_judged_against_its_own_problem(wanted, whole):
-    golds = [asked.gold for asked in wanted.asked for _ in range(3)]
-    right = [by_hand.is_right(sample.text, gold) for sample, gold in zip(flat(whole), golds, strict=True)]
-    assert [sample.right for sample in flat(whole)] == right
-    assert 0 < sum(right) < len(right)
-    others = [by_hand.is_right(sample.text, gold) for sample, gold in zip(flat(whole), golds[::-1], strict=True)]
-    assert sum(others) < sum(right)  # so that it would show
-
-
 @pytest.mark.parametrize(
     ("batch_size", "k", "chosen"),
     [
         (1, 3, slice(None)),
-        (4, 3, slice(None)),
-        (64, 1, slice(None)),  # of a larger k the first are kept
         (64, 3, slice(None, None, -1)),
-        (64, 3, slice(2, 4)),
-        (4, 2, slice(5, None)),
+        (4, 2, slice(3, None)),  # of a larger k the first are kept
     ],
-    ids=["one at a time", "four at a time", "smaller k", "another order", "some problems", "all of these"],
+    ids=["one at a time", "another order", "fewer problems, batches and k"],
 )
 def test_a_sample_depends_on_nothing_else_that_is_drawn(wanted, sampled, whole, batch_size, k, chosen):
     found, _ = sampled(replace(wanted, asked=wanted.asked[chosen]), replace(PROTOCOL, k=k), batch_size=batch_size)
@@ -111,38 +98,9 @@ def test_what_is_there_is_not_drawn_again(wanted, sampled, whole):
     assert sampled(wanted, done={sample.place: sample for sample in flat(whole)}) == (whole, [])
 
 
-def test_another_seed_draws_others_and_greedy_asks_none(wanted, sampled, whole):
-    assert sampled(wanted, replace(PROTOCOL, seed=1))[0] != whole
-    greedy = replace(PROTOCOL, temperature=0.0, k=1)
-    texts = [[sample.text for sample in group] for group in sampled(wanted, greedy)[0]]
-    assert [[sample.text for sample in group] for group in sampled(wanted, replace(greedy, seed=9))[0]] == texts
-
-
 def test_a_stop_text_ends_a_completion_which_is_then_not_cut_off(wanted, sampled, whole):
     stopped, _ = sampled(replace(wanted, stop=("nowhere", "{", "boxed")))
     assert [s.text for s in flat(stopped)] == [s.text.partition("boxed")[0].partition("{")[0] for s in flat(whole)]
     assert [s.tokens for s in flat(stopped)] == [s.tokens for s in flat(whole)]  # they were written all the same
     assert [s.truncated for s in flat(stopped)] == [s.truncated and "boxed" not in s.text for s in flat(whole)]
     assert {sample.status for sample in flat(stopped)} == {"no_answer"}
-
-
-def test_a_completion_of_the_longest_length_that_ends_by_itself_is_not_cut_off(tokenizer):
-    def is_truncated(ids):
-        return completion_of(Sampled(tuple(ids), (None,) * len(ids), ""), ENDS, tokenizer).truncated
-
-    assert is_truncated([5] * 28)
-    assert not is_truncated([5] * 27 + [1])
-    assert not is_truncated([5, 1])
-
-
-def test_an_error_of_who_keeps_samples_ends_the_drawing(base, tokenizer, wanted):
-    kept = []
-
-    def keep(sample):
-        kept.append(sample)
-        if len(kept) == 4:
-            raise OSError("no space left")
-
-    with pytest.raises(OSError, match="no space left"):
-        draw(TransformersEngine(base, tokenizer, 2), tokenizer, wanted, PROTOCOL, {}, keep)
-    assert len(kept) == 4

@@ -19,14 +19,12 @@ from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.results import RESULTS, read_results
-from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import all_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.sections import ModelSection
 from perl.recipe.validation import checked
-from perl.rewards.verifier import Judging
 from perl.sandbox import load_problems
 from perl.training.callbacks.benchmark_scores import BenchmarkScores
 from perl.training.stages import prepare, read_recipe
@@ -141,17 +139,11 @@ def test_limits_of_single_tasks():
     ("options", "message"),
     [
         (["--tasks", CHAIN, "--limit", "chains=3"], "--limit: 'chains' is not asked (there are: sandbox:chain)"),
-        (["--tasks", CHAIN, "--limit", "many"], "--limit: 'many' is not a number (as in 50, or aime24=10,"),
         (["--tasks", CHAIN, "--few-shot", "many"], "--few-shot: 'many' is not a number (as in 3, or gsm8k=8,my=3)"),
-        (["--tasks", CHAIN, "--few-shot", "-1"], "--few-shot: -1 examples are too few"),
-        (["--tasks", CHAIN, "--few-shot", "4001"], "4001 examples are asked for, and there are 4000 problems"),
         (["--tasks", "sums.jsonl", "--few-shot", "9"], "all 9 problems are examples, none is left to be asked"),
         (["--tasks", "sums.jsonl", "--few-shot", "4", "--limit", "3"], "a limit of 3 is below the 4 examples"),
         (["--tasks", "heldout"], "lora is in no run (name the recipe instead, as in --tasks my.yaml)"),
-        (["--tasks", "none.yaml"], "--tasks: no such file: none.yaml"),
         (["--tasks", "my.yaml", "--few-shot", "1"], "held-out problems are asked as in training, without examples"),
-        (["--tasks", CHAIN, "--limit", f"{CHAIN}=1,{CHAIN}=2"], f"--limit: {CHAIN} is given 2 times (once)"),
-        (["--tasks", "sums.jsonl", "--columns", "prompt=a,prompt=b"], "--columns: prompt is given 2 times (once)"),
         (["--tasks", "sums.jsonl", "--columns", "question,answer=a"], "--columns: 'question' names no column (as in"),
     ],
 )
@@ -163,17 +155,10 @@ def test_bad_requests_are_a_line(adapter, options, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ((), "task gsm8k: data has no file gsm8k_test.jsonl"),
-        (("gsm8k_test.jsonl",), "task gsm8k: data has no file gsm8k_train.jsonl"),
-    ],
-)
-def test_an_absent_file_is_named_before_the_adapter_is_looked_for(files, message):
+def test_an_absent_file_is_named_before_the_adapter_is_looked_for():
     Path("data").mkdir()
-    for file in files:
-        write(f"data/{file}", SUMS)
+    write("data/gsm8k_test.jsonl", SUMS)
+    message = "task gsm8k: data has no file gsm8k_train.jsonl"
     options = ["--adapter", "nowhere", "--tasks", "gsm8k", "--data", "data", "--few-shot", "1"]
     with pytest.raises(PerlError, match=message):
         CliRunner().invoke(command, [*options, "--dry-run"], catch_exceptions=False)
@@ -187,28 +172,13 @@ MISTAKES_IN_A_RECIPE = [
         8,
         "[1].limit: a limit of 2 is below the 3 examples",
     ),
-    ("- {name: sandbox:chain, few_shot: 9}\n- {name: my.jsonl, few_shot: 9}", 3, "eval.limit: a limit of 3 is below"),
-    (
-        "- name: my.jsonl\n  columns: {prmpt: a}",
-        7,
-        "[0].columns: there is no column for 'prmpt' (did you mean prompt?)",
-    ),
     (
         "- {name: my.jsonl, columns: {prompt: no}}",
         6,
         "[0]: row 1 of my.jsonl has no no, it has problem, answer (the column "
         "that holds the problem, as in columns: {prompt: NAME})",
     ),
-    ("- name: my.jsonl\n  scorer: exat", 7, "[0].scorer: no scorer 'exat' (did you mean exact?"),
-    (
-        "- name: sandbox:chain\n  scorer: exact",
-        7,
-        "[0].scorer: is about a data file, and none is named (as in name: my.jsonl)",
-    ),
-    ("- sandbox:chain\n- gone.jsonl", 7, "[1]: no such file: gone.jsonl"),
     ("- sandbox:chain\n- sandbox:chian", 7, "[1]: there is no task 'sandbox:chian' (did you mean sandbox:chain?)"),
-    ("- sandbox:chain\n- 3", 7, "[1]: must be a name, or {name: ..., limit: ...}, not 3"),
-    ("- name: sandbox:chain\n  limit: many", 7, "[0].limit: must be a whole number, not 'many'"),
     ("- name: sandbox:chain\n  limt: 3", 7, "[0].limt: unknown key (did you mean limit?)"),
     ("- sandbox:chain\n- other.yaml", 7, "[1]: sandbox:addition is held out, hence scored already (leave it out)"),
 ]
@@ -280,40 +250,3 @@ def test_another_template_is_another_protocol(adapter):
     assert recount_folder("on").mistakes
     with pytest.raises(PerlError, match="thinking 'off' and 'on'"):
         compare_folders(["off", "again"])
-
-
-def test_a_system_prompt_that_problems_would_not_show_is_refused(adapter):
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
-    write("chat.jsonl", [{"prompt": messages, "answer": "2"}])
-    with pytest.raises(PerlError, match=r"^--system-prompt: the problems of chat are asked in their own words"):
-        evaluate(adapter, ["chat.jsonl"], "out", system_prompt="Be long.")
-    evaluate(adapter, ["chat.jsonl"], "out", system_prompt="Be brief.")
-
-
-def test_scorers_may_change_back_and_forth(adapter):
-    write("sums.jsonl", SUMS)
-    first = evaluate(adapter, ["sums.jsonl"], "out", limit=3, few_shot=2)
-    for scorer in ("exact", "normalised"):
-        found = rescore("out", tasks=["sums.jsonl"], scorer=scorer, lighteval=False)
-        assert found.tasks[0].scorer == scorer
-        assert recount_folder("out").mistakes == ()
-    assert rescore("out", tasks=["sums.jsonl"], scorer="math", lighteval=False).tasks == first.tasks
-
-
-def test_no_verdict_is_kept_with_a_base(adapter):
-    evaluate(adapter, [CHAIN], "one", limit=2, base_cache=True)
-    evaluate(adapter, [CHAIN], "two", limit=2, base_cache=True, predict_only=True)
-    lines = [json.loads(line) for line in Path("two/samples.jsonl").read_text().splitlines()]
-    assert {line["status"] for line in lines} == {"not_judged"}
-
-
-@pytest.mark.parametrize("name", [CHAIN, "gsm8k", "gsm8k_boxed"])
-def test_examples_are_right_by_their_own_scorer(name, tmp_path):
-    worked = [{"question": f"{n} and one?", "answer": f"It is <<{n}+1={n + 1}>>{n + 1}."} for n in range(9)]
-    rows = [row | {"answer": row["answer"] + f"\n#### {n + 1}"} if n % 2 else row for n, row in enumerate(worked)]
-    rows = [row | {"solution": worked[n]["answer"], "answer": str(n + 1)} for n, row in enumerate(rows)]
-    write(tmp_path / "gsm8k_train.jsonl", rows)
-    write(tmp_path / "gsm8k_test.jsonl", [{"question": "1?", "answer": "#### 1"}])
-    examples = load_task_data(all_tasks()[name], tmp_path, few_shot=9).examples
-    verdicts = SCORERS["math"].verdicts([one.question for one in examples], [one.answer for one in examples], Judging())
-    assert [verdict.status for verdict in verdicts] == ["right"] * 9

@@ -8,10 +8,8 @@ import torch
 from perl.data import render_prompts
 from perl.evaluation.heldout import evaluate_policy, heldout_task
 from perl.evaluation.protocol import Protocol
-from perl.methods.settings import adaptation
-from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, load_tokenizer
-from perl.recipe.sections import ModelSection, PeftSection
+from perl.recipe.sections import ModelSection
 from perl.sandbox import load_problems
 from perl.types import Prompt
 from tests.completing import Drawing
@@ -54,39 +52,6 @@ def test_the_score_is_the_share_of_boxed_answers_that_are_the_solution(base, tok
     assert score.no_answer == pytest.approx(sum("boxed{" not in c.text for c in completions) / len(completions))
     assert 0 < score.accuracy < 1
     assert 0 < score.truncated < 1
-
-
-def test_each_completion_is_checked_against_its_own_problem(base, tokenizer, prompts):
-    exchanged = [Prompt(p.content, p.token_ids, q.solution) for p, q in zip(prompts, reversed(prompts), strict=True)]
-    assert evaluate_policy(base, tokenizer, exchanged, PROTOCOL).accuracy == 0
-
-
-def test_what_cannot_be_judged_is_said_and_is_not_right(base, tokenizer, prompts):
-    once = replace(PROTOCOL, k=1)
-    assert evaluate_policy(base, tokenizer, prompts, once).unjudged == 0
-    unreadable = [
-        Prompt(p.content, p.token_ids, r"\frac{1}{" if i % 3 == 0 else p.solution) for i, p in enumerate(prompts)
-    ]
-    score = evaluate_policy(base, tokenizer, unreadable, once)
-    assert score.unjudged == pytest.approx(4 / 12)
-    assert score.accuracy <= 8 / 12
-
-
-def test_an_adapter_that_does_nothing_scores_like_its_base(base, tokenizer, prompts):
-    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))
-    some = prompts[:4]
-    assert evaluate_policy(policy, tokenizer, some, PROTOCOL) == evaluate_policy(base, tokenizer, some, PROTOCOL)
-    assert policy.training
-
-
-def test_each_completion_is_told_once_and_the_score_is_theirs(base, tokenizer, prompts):
-    told = []
-    score = evaluate_policy(base, tokenizer, prompts, PROTOCOL, told.append)
-    places = [("heldout", str(i), index) for i in range(12) for index in range(2)]
-    assert sorted(sample.place for sample in told) == sorted(places)
-    assert score.accuracy == pytest.approx(sum(sample.right for sample in told) / len(told))
-    assert score.tokens == sum(sample.tokens for sample in told)
-    assert score.truncated == pytest.approx(sum(sample.truncated for sample in told) / len(told))
 
 
 def test_held_out_problems_are_a_task_like_any_other(prompts):

@@ -28,12 +28,10 @@ def stored(*samples):
     [
         ({}, ("right", "3")),  # as it stands
         ({"problem": "p1", "index": 1, "text": "so 4", "status": "no_answer", "extracted": None, "tokens": 8}, None),
-        ({"problem": "p1", "text": "", "status": "no_answer", "extracted": None, "tokens": 1}, None),
         ({"status": "wrong"}, ("right", "3")),
         ({"problem": "p1", "status": "right"}, ("wrong", "3")),
         ({"text": "\\boxed{5}"}, ("wrong", "5")),
         ({"extracted": "7"}, ("right", "3")),
-        ({"status": "no_answer", "extracted": None}, ("right", "3")),
     ],
     ids=str,
 )
@@ -51,12 +49,9 @@ def test_verdict_and_answer_are_those_of_the_text_whatever_stands_there(written,
     [
         ({"seed": 1}, True),
         ({"tokens": 9}, True),
-        ({"tokens": -1}, True),
         ({"tokens": 0}, True),
         ({"tokens": 7, "truncated": True}, True),
-        ({"tokens": 2**62}, True),
         ({"problem": "p7"}, True),
-        ({"task": "products"}, True),
         ({"index": -1}, True),
         # Beyond k it is neither taken nor dropped: it is another, larger evaluation's.
         ({"index": 5, "seed": PROTOCOL.seed_of("sums", "p0", 5)}, False),

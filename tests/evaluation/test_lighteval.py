@@ -1,7 +1,6 @@
 """lighteval beside us: the same definitions, its verdicts next to ours, and nothing of it in the calling process."""
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from perl.evaluation.lighteval.score import judge_with_lighteval, lighteval_installed
-from perl.evaluation.metrics import pass_at_k_by_problem
 from perl.evaluation.reporting import scored_by_lighteval
 from perl.evaluation.samples import Sample
 from perl.evaluation.task import TaskData, all_tasks, questions_hash
@@ -30,10 +28,8 @@ ROWS = {"aime24": AIME_ROW, "aime25": AIME_ROW, "math_500": MATH_ROW, "gsm8k": G
 BESIDE_LIGHTEVAL = """
 import json, sys
 request = json.load(sys.stdin)
-from lighteval.metrics.metrics_sample import PassAtK
 from perl.evaluation.lighteval.process import lighteval_config, lighteval_row
 from perl.evaluation.task import all_tasks
-from perl.rewards.verifier import check_all
 
 # What lighteval makes of each row, with its own prompt functions, and its own definitions.
 tasks, definitions = all_tasks(), {}
@@ -45,28 +41,8 @@ for name, rows in request["rows"].items():
         "asked": [[doc.query, doc.get_golds()] for doc in docs],
         "config": {field: getattr(config, field) for field in fields},
     }
-verdicts = [[v.status, v.extracted] for v in check_all(*zip(*request["pairs"]))]
-scores = [
-    {f"pass@{k}": PassAtK(k=k, n=len(row), sample_scoring_function=lambda *_: 0.0).pass_at_k(row)
-     for k in request["pass_ks"]}
-    for row in request["right"]
-]
-print(json.dumps({"definitions": definitions, "verdicts": verdicts, "scores": scores}, default=float))
+print(json.dumps(definitions))
 """
-
-# Gold and completion of every kind that training meets.
-PAIRS = [
-    ("204", "so \\boxed{204}"), ("204", "so \\boxed{205}"), ("204", "I do not know"), ("1/2", "\\boxed{0.5}"),
-    ("\\frac{1}{2}", "\\boxed{\\dfrac12}"), ("0.5", "\\boxed{50\\%}"), ("(1,2)", "\\boxed{(1, 2)}"),
-    ("(1,2)", "\\boxed{(2,1)}"), ("\\{1,2\\}", "\\boxed{\\{2,1\\}}"), ("x^2+2x+1", "\\boxed{(x+1)^2}"),
-    ("x^2+2x+1", "\\boxed{(x-1)^2}"), ("\\sqrt{8}", "\\boxed{2\\sqrt{2}}"), ("2\\pi", "\\boxed{6.28}"),
-    ("\\text{Evelyn}", "\\boxed{Evelyn}"), ("6 - 5i", "\\boxed{-5i+6}"), ("10{,}000", "\\boxed{10000}"),
-    ("3 \\text{ cm}", "\\boxed{3}"), ("B", "Answer: B"), ("B", "Answer: C"), ("#### 18", "The answer is 18."),
-    ("18", "#### 18"), ("18", "<think>\\boxed{7}</think>\\boxed{18}"), ("18", "<think>\\boxed{18}"),
-    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\boxed{\\begin{pmatrix}1\\\\2\\end{pmatrix}}"),
-    ("[0,1)", "\\boxed{[0,1)}"), ("[0,1)", "\\boxed{(0,1]}"), ("x=5", "\\boxed{5}"), ("-1", "\\boxed{-1.0}"),
-    ("\\infty", "\\boxed{\\infty}"), ("4.5e33", "\\boxed{4.5 \\times 10^{33}}"),
-]  # fmt: skip
 
 # How a completion may end, with R for the right answer: what is said, our verdict, lighteval's, and why they differ.
 MATH_CASES = [
@@ -149,25 +125,14 @@ def rows():
     return found
 
 
-PASS_KS = (1, 2, 4, 16)
-
-
-def some_rights() -> list[list[bool]]:
-    """Of 20 problems that differ in how hard they are, 16 completions each."""
-    rng = random.Random(1)
-    chances = [rng.random() for _ in range(20)]
-    return [[rng.random() < chance for _ in range(16)] for chance in chances]
-
-
 @pytest.mark.nightly
-def test_definitions_verdicts_and_metrics_are_those_of_a_process_with_lighteval(rows):
-    request = {"rows": rows, "pairs": PAIRS, "right": some_rights()}
-    request |= {"pass_ks": PASS_KS}
+def test_definitions_are_lightevals(rows):
+    request = {"rows": rows}
     command = [sys.executable, "-c", BESIDE_LIGHTEVAL]
     result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     beside = json.loads(result.stdout.splitlines()[-1])
-    for name, told in beside["definitions"].items():
+    for name, told in beside.items():
         task = TASKS[name]
         assert told["config"] == {
             "name": name,
@@ -182,10 +147,6 @@ def test_definitions_verdicts_and_metrics_are_those_of_a_process_with_lighteval(
             question = question_of(task, row, "")
             assert query == question.text
             assert gold == expected_gold(name, row, question.gold)
-    assert beside["verdicts"] == [[v.status, v.extracted] for v in check_all(*zip(*PAIRS, strict=True))]
-    for row, theirs in zip(some_rights(), beside["scores"], strict=True):
-        for k in PASS_KS:
-            assert pass_at_k_by_problem([row], k)[0] == pytest.approx(theirs[f"pass@{k}"])
 
 
 def expected_gold(task, row, gold):

@@ -6,9 +6,7 @@ import shutil
 from operator import attrgetter
 from pathlib import Path
 
-import numpy
 import pytest
-import torch
 
 import perl
 from perl.errors import MissingExtraError, PerlError
@@ -70,10 +68,8 @@ def test_it_is_planned_without_weights(saved):
     [
         (True, {"with_base": False}, {"policies": ("adapter",)}),
         (False, {}, {"policies": ("base",)}),
-        (False, {"with_base": False}, {"policies": ("base",)}),
         (True, {"output": "~/there"}, {"folder": Path("~/there").expanduser()}),
-        (False, {"preset": "greedy"}, {"folder": Path("evals/weightless/greedy")}),
-        (False, {"device": "cpu"}, {"device": torch.device("cpu")}),
+        (False, {"preset": "greedy", "device": "cpu"}, {"folder": Path("evals/weightless/greedy")}),
         (
             False,
             {"servers": ("http://localhost:8000",), "sync_folder": "sync", "server_timeout": 3},
@@ -114,36 +110,20 @@ def test_a_completion_ends_at_the_tokenizers_end_and_at_those_the_base_declares(
     assert end_tokens(tokenizer, {}) == (1,)
 
 
-def test_a_base_that_does_not_say_how_much_it_reads_is_not_limited(weightless):
-    config = {"model_type": "bloom", "vocab_size": 128, "hidden_size": 64, "n_layer": 1, "n_head": 2}
-    (weightless / "config.json").write_text(json.dumps(config))
-    [task] = plan().tasks
-    assert task.request.max_new_tokens == 32_768
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
         ({"servers": ("localhost:8000",)}, "--server: a server is an address like http://localhost:8000, not "),
         ({"backend": "vllm-server"}, "--backend: vllm-server needs the address of one (--server http://"),
         ({"backend": "transformers", "servers": ("http://a",)}, "--server: transformers asks no server (leave "),
-        ({"servers": ("http://a", "http://a/")}, "--server: the same server is named twice"),
-        *(
-            (
-                {"servers": ("http://a",), "server_timeout": seconds},
-                f"--server-timeout: {seconds:g} is out of range (more than 0 seconds)",
-            )
-            for seconds in (0, -1.0, float("nan"))
-        ),
+        ({"servers": ("http://a",), "server_timeout": 0}, "--server-timeout: 0 is out of range (more than 0 seconds)"),
         ({"limit": 0}, "--limit: 0 problems are too few (at least 1)"),
         ({"pass_at": (3, 32)}, "--pass-at: pass@32 needs 32 completions a problem, there are 16 (--k 32)"),
-        ({"pass_at": (0, 3)}, "--pass-at: there is no pass@0 (1 to 16)"),
         (
             {"tasks": ("sandbox:additon", "sandbox:chian")},
             "--tasks: there is no task 'sandbox:additon' (did you mean sandbox:addition?)\n"
             "--tasks: there is no task 'sandbox:chian' (did you mean sandbox:chain?)",
         ),
-        ({"preset": "gredy"}, "--preset: no preset 'gredy' (did you mean greedy?)"),
     ],
 )
 def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
@@ -153,20 +133,11 @@ def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"limit": "5"}, "limit): must be a whole number or a mapping, not '5' (as in 50, or {'aime24': 10})"),
-        ({"limit": {"aime24": "x"}}, "limit): must be a whole number, not {'aime24': 'x'} (as in 50"),
-        ({"limit": {1: 2}}, "limit): must be a whole number or text, not {1: 2} (as in 50"),
-        ({"limit": True}, "limit): must be a whole number or a mapping, not True (as in 50"),
-        ({"few_shot": 2.5}, "few_shot): must be a whole number or a mapping, not 2.5 (as in 3"),
-        ({"columns": "prompt=q"}, "columns): must be a mapping, not 'prompt=q' (as in {'prompt': 'question'})"),
-        ({"columns": {"prompt": 3}}, "columns.prompt): must be text, not 3"),
-        ({"pass_at": 3}, "pass_at): must be a list, not 3 (as in (3, 10))"),
-        ({"servers": "http://x"}, "servers): must be a list, not 'http://x' (as in ('http://localhost:8000',))"),
+        ({"limit": "5"}, "limit): must be a whole number or a mapping, not '5'"),
+        ({"limit": {"aime24": "x"}}, "limit.aime24): must be a whole number, not 'x'"),
+        ({"servers": "http://x"}, "servers): must be a list, not 'http://x'"),
         ({"device": "gpu"}, "device): must be one of auto, cpu, not 'gpu' (did you mean cpu?)"),
-        ({"backend": "vlm"}, "backend): must be one of auto, transformers, vllm, vllm-server, not 'vlm'"),
-        ({"temperature": "0.5"}, "temperature): must be a number, not '0.5'"),
         ({"thinking": "yes"}, "thinking): must be true or false, not 'yes'"),
-        ({"scorer": print}, "scorer): must be text, not <built-in function print>"),
     ],
 )
 def test_a_setting_of_a_wrong_type_is_a_line_with_its_name(given, said):
@@ -176,30 +147,15 @@ def test_a_setting_of_a_wrong_type_is_a_line_with_its_name(given, said):
     assert "\n" not in str(caught.value)
 
 
-def test_settings_take_lists_paths_and_numpys_numbers():
-    given = EvalSettings(
-        pass_at=[1, 2], servers=["http://a"], chat_template=Path("t"), seed=numpy.int64(3), limit={"a": 1}
-    )
-    assert (given.pass_at, given.servers, given.chat_template, given.seed) == ((1, 2), ("http://a",), "t", 3)
-    assert (type(given.seed), given.limit) == (int, {"a": 1})
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        *(({"tasks": tasks}, "perl.evaluate(tasks): must be text or a list, not ") for tasks in (None, 3, {"a": 1})),
-        *(({"tasks": tasks}, "perl.evaluate(tasks): must be text, not ") for tasks in ([3], ["aime24", None])),
-        ({"adapter": 3}, "perl.evaluate(adapter): must be text or a list, not 3"),
+        ({"tasks": None}, "perl.evaluate(tasks): must be text or a list, not "),
+        ({"tasks": [3]}, "perl.evaluate(tasks): must be text, not "),
         ({"adapter": []}, "adapter: an empty list names no adapter"),
         ({"k": "2"}, "perl.evaluate(k): must be a whole number, not '2'"),
-        ({"base": 3}, "perl.evaluate(base): must be text, not 3"),
-        ({"data": 3}, "perl.evaluate(data): must be text, not 3"),
-        ({"output": 3}, "perl.evaluate(output): must be text, not 3"),
-        ({"processes": 0}, "perl.evaluate(processes): must be greater than or equal to 1, not 0"),
         ({"settings": {"limit": 2}}, "perl.evaluate(settings): must be EvalSettings(...), not {'limit': 2}"),
         ({"settings": EvalSettings(batch_size=0)}, "--batch-size: 0 is too few (at least 1)"),
-        ({"tasks": "aime24,aime25"}, "--tasks: there is no task 'aime24,aime25' (did you mean "),
-        ({"tasks": "gone.jsonl"}, "--tasks: no such file: gone.jsonl"),
         ({"tasks": Path("gone.jsonl")}, "--tasks: no such file: gone.jsonl"),
     ],
 )

@@ -84,27 +84,6 @@ def test_the_evaluation_itself_judges_what_was_drawn_and_draws_nothing(drawn, ju
     assert facts("out") == facts(judged)
 
 
-def test_tasks_are_drawn_one_after_the_other_and_judged_together(adapter, judged):
-    for task in reversed(TASKS):
-        evaluate(adapter, "out", tasks=[task], predict_only=True)
-    rescore("out", lighteval=False)
-    assert facts("out") == facts(judged)
-
-
-@pytest.mark.usefixtures("no_model")
-def test_verdicts_and_figures_of_a_file_are_not_believed(judged):
-    shutil.copytree(judged, "out")
-    file = Path("out/samples.jsonl")
-    lines = [{**json.loads(line), "status": "right"} for line in file.read_text().splitlines()]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    results = json.loads(Path("out/results.json").read_text())
-    results["perl"]["tasks"][TASKS[0]]["base"]["accuracy"] = 1.0
-    Path("out/results.json").write_text(json.dumps(results))
-    found = rescore("out", lighteval=False)
-    assert found.tasks == read_results(judged).tasks
-    assert file.read_bytes() == (judged / "samples.jsonl").read_bytes()
-
-
 @pytest.mark.usefixtures("no_model")
 def test_what_a_task_lacks_is_one_line(drawn, judged):
     shutil.copytree(drawn, "out")
@@ -151,5 +130,3 @@ def test_the_command_prints_where_completions_are_and_then_one_table(adapter):
     shown = CliRunner().invoke(command, ["rescore", "out", "-q", "--no-lighteval"])
     assert shown.exit_code == 0, shown.output
     assert "avg@1 base" in shown.output
-    both = CliRunner().invoke(command, ["rescore", "out", "--json", "--no-lighteval"])
-    assert json.loads(both.output)["perl"]["tasks"][TASKS[0]]["base"]["n"] == 2

@@ -80,23 +80,13 @@ def test_readers_of_lightevals_files_find_their_way():
     assert facts["config_general"]["model_config"]["adapter_sha256"] == SHA
 
 
-def test_a_problem_is_a_row_of_ones_and_zeros_and_the_task_names_its_samples():
-    tasks = FOUND.as_dict()["perl"]["tasks"]
-    assert tasks["sums"]["problems"]["0"] == {"base": "1100", "adapter": "1110"}
-    assert tasks["products"]["problems"]["1"] == {"adapter": "0"}
-    assert tasks["sums"]["samples"] == {"base": "aaaa", "adapter": "bbbb"}
-    assert tasks["products"]["samples"] == {}
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (None, r"there is no results\.json \(perl eval writes them\)"),
         ("{}", "'perl' is absent"),
-        ("[]", "holds no results"),
         ("{", "holds no results"),
         ('{"perl": {"version": 99}}', "its version is 99, known is 2"),
-        ('{"perl": {"version": 2, "tasks": []}}', "holds no results"),
         ('{"perl": {"version": 2, "tasks": {}}}', "subject: Field required"),
         ('{"perl": {"version": 2, "tasks": {"a": {}}}}', "is absent"),
     ],

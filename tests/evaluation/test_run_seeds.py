@@ -81,17 +81,6 @@ def test_choosing_the_best_by_the_same_scores_finds_no_more_differences_than_one
     assert wrong["with the best"] / STUDIES >= 0.05 + 2 * error
 
 
-@pytest.mark.parametrize("seeds", [3, 6])
-def test_intervals_by_seed_hold_the_truth_in_95_of_100_studies(seeds):
-    """The true score of each seed is drawn around its setting's, and 800 completions by that score."""
-    generator = numpy.random.default_rng(1)
-    true = numpy.clip(generator.normal([0.62, 0.70], 0.05, size=(STUDIES, seeds, 2)), 0, 1)
-    scores = generator.binomial(800, true) / 800
-    found = [paired_by_seed(dict(enumerate(one[:, 0])), dict(enumerate(one[:, 1]))) for one in scores]
-    held = numpy.mean([one.low <= 0.08 <= one.high for one in found])
-    assert held == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / STUDIES))
-
-
 def test_a_difference_of_the_smallest_size_is_shown_in_four_of_five_studies():
     seeds, tests, spread = 6, 3, 0.04
     stderr = spread * math.sqrt(2 / seeds)

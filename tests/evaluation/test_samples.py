@@ -24,13 +24,6 @@ def test_samples_come_back_as_they_were(file):
     assert len(file.path.read_text(encoding="utf-8").split("\n")) == 4  # a line each, whatever the text holds
 
 
-def test_a_file_that_is_not_there_holds_nothing_and_is_empty_once_it_was_put_in_order(file):
-    assert file.read("policy") == {}
-    assert not file.path.exists()
-    file.put_first(["policy"], [ONE.place])
-    assert file.path.read_text() == ""
-
-
 def test_a_policys_samples_are_its_own_and_of_two_of_a_place_the_later_counts(file):
     file.append("old weights", [ONE])
     file.append("new weights", [replace(ONE, status="wrong")])

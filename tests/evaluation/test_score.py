@@ -66,19 +66,9 @@ def test_every_mean_has_the_error_and_the_interval_of_the_problems_values(texts)
     assert found == pytest.approx(by_hand.majority([[s.extracted for s in row] for row in problems], right))
 
 
-def test_a_single_problem_has_neither_error_nor_interval():
-    score = score_samples(samples(["10"]))
-    assert (score.accuracy, score.stderr, score.low, score.high) == (0.5, None, None, None)
-    assert (score.majority_stderr, score.majority_low, score.majority_high) == (None, None, None)
-    assert score.pass_at.keys() == {1, 2}
-    assert score.pass_at_stderr == score.pass_at_low == score.pass_at_high == {}
-
-
 @pytest.mark.parametrize(
     ("text", "more", "numbers"),
     [
-        ("110010", [3, 6], [1, 2, 3, 4, 6]),
-        ("1", [], [1]),
         ("101", [], [1, 2, 3]),  # k too, whether or not a power of two
         ("10000100", [5], [1, 2, 4, 5, 8]),
     ],

@@ -6,7 +6,6 @@ import torch
 from perl.errors import PerlError
 from perl.evaluation.request import EvalSettings, plan_evaluation
 from perl.evaluation.serving import serving_command
-from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.model import load_base
@@ -20,7 +19,7 @@ def planned(adapter):
     return plan_evaluation(str(adapter), None, ["sandbox:addition"], 1, None, None, EvalSettings(device="cpu"))
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].config])
+@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "adalora", "ia3", "vera"])
 def test_the_command_names_the_form_and_rank_of_what_is_sent(method, tmp_path):
     policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(method=method)))
     write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
@@ -55,7 +54,11 @@ def test_the_server_listens_where_it_will_be_asked_if_there_can_be_such_a_port(a
         assert f" --port {port} " in serving_command([plan], address)
 
 
-def test_the_base_is_split_over_as_many_gpus_as_are_asked_for():
-    plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, EvalSettings())
+def test_the_base_is_split_over_as_many_gpus_as_are_asked_for_and_there_is_room_for_the_longest():
+    settings = EvalSettings(max_new_tokens=77)
+    plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, settings)
+    longest = max(len(asked.prompt_ids) for asked in plan.tasks[0].request.asked)
+    assert f" --max-model-len {longest + 77} " in serving_command([plan])
+    assert "--logprobs-mode processed_logprobs" in serving_command([plan])
     assert "tensor-parallel" not in serving_command([plan])
     assert " --tensor-parallel-size 2 " in serving_command([plan], gpus=2)

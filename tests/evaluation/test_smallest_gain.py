@@ -1,9 +1,7 @@
 """The smallest gain that an evaluation shows: Miller's formula, our wider interval, and simulated evaluations."""
 
-import json
 import math
 import random
-from pathlib import Path
 
 import numpy
 import power as measured
@@ -11,7 +9,6 @@ import pytest
 
 from perl.evaluation.metrics import guessed_error, power_line, power_words, smallest_gain
 from perl.evaluation.table import is_shown, markdown
-from tests.conftest import CHECKOUT
 from tests.evaluations import results, task_result
 
 Z_975, Z_80 = 1.959964, 0.841621
@@ -33,17 +30,9 @@ def test_of_many_problems_the_smallest_gain_is_millers_and_of_few_it_is_larger()
     )
 
 
-def test_it_shrinks_with_problems_and_completions_and_grows_with_tasks():
-    def gain(n, k, tasks=1):
-        return smallest_gain(guessed_error(n, k), n, tasks)
-
-    assert gain(30, 1) > gain(30, 4) > gain(30, 32) > gain(100, 32) > gain(500, 32)
-    assert gain(100, 1) < gain(100, 1, 3) < gain(100, 1, 10)
-
-
-@pytest.mark.parametrize(("n", "k", "tasks"), [(30, 16, 1)])
-def test_so_large_a_gain_is_shown_in_about_80_of_100_evaluations_and_half_of_it_in_far_fewer(n, k, tasks):
-    """Some cells of benchmarks/power.py, whose results are of all."""
+def test_so_large_a_gain_is_shown_in_about_80_of_100_evaluations_and_half_of_it_in_far_fewer():
+    """A cell of benchmarks/power.py, whose results are of all."""
+    n, k, tasks = 30, 16, 1
     gain, generator = smallest_gain(guessed_error(n, k), n, tasks), numpy.random.default_rng(n)
     shares = [measured.share_shown("guess", n, k, true, tasks, 200, generator) for true in (gain, gain / 2)]
     assert shares[0] == pytest.approx(0.8, abs=0.1)
@@ -60,18 +49,9 @@ def test_so_few_problems_show_nothing_and_that_is_said():
     assert power_line(5, 4) == "5 problems x 4: too few to show any gain"
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (power_line(30, 16), "30 problems x 16: a gain below 18 points is missed in more than 1 of 5 evaluations"),
-        (
-            power_line(1319, 1, 2),
-            "1,319 problems x 1: a gain below 4.6 points is missed in more than 1 of 5 evaluations (Holm over 2)",
-        ),
-    ],
-)
-def test_a_plan_says_it_in_a_line(line, expected):
-    assert line == expected
+def test_a_plan_says_it_in_a_line():
+    said = "1,319 problems x 1: a gain below 4.6 points is missed in more than 1 of 5 evaluations (Holm over 2)"
+    assert power_line(1319, 1, 2) == said
 
 
 def test_a_table_that_shows_no_difference_says_how_large_one_had_to_be_by_the_error_that_was_measured():
@@ -84,18 +64,3 @@ def test_a_table_that_shows_no_difference_says_how_large_one_had_to_be_by_the_er
     assert "What could be shown" not in markdown(results(task_result("sums", ["0"] * 20, ["1"] * 20)))
     alike = task_result("sums", ["10"] * 30, ["10"] * 30)  # whose error is 0
     assert power_line(30, 2) in markdown(results(alike))
-
-
-def test_what_was_measured_of_it_says_how_far_it_holds():
-    """Of the benchmark's last run: where the guess is true, 78 to 90 of 100 evaluations show the gain that is named."""
-    found = json.loads((CHECKOUT / "benchmarks" / "results" / "power.json").read_text())
-    cells = [cell for cell in found["cells"] if cell["population"] == "guess" and cell["shown"] is not None]
-    assert {cell["n"] for cell in cells} >= {30, 100, 500}
-    assert {cell["k"] for cell in cells} >= {1, 4, 16, 32}
-    assert {cell["tasks"] for cell in cells} >= {1, 3, 10}
-    for cell in cells:
-        assert cell["gain"] == pytest.approx(
-            smallest_gain(guessed_error(cell["n"], cell["k"]), cell["n"], cell["tasks"]), abs=1e-4
-        )
-        assert 0.78 <= cell["shown"] <= 0.9
-    assert Path(found["command"].split()[1]).name == "power.py"

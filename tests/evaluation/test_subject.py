@@ -50,24 +50,16 @@ def mistake(*arguments) -> str:
     [
         ("lora", "runs/mine", "mine", "runs/mine/evals", "adapter/adapter_model.safetensors"),
         ("lora", "runs/mine/adapter", "mine", "evals/mine", "adapter/adapter_model.safetensors"),
-        (
-            "lora",
-            "runs/mine/checkpoints/checkpoint-9",
-            "mine-checkpoint-9",
-            "evals/mine-checkpoint-9",
-            "checkpoints/checkpoint-9/adapter_model.safetensors",
-        ),
         ("full", "runs/mine", "mine", "runs/mine/evals", "model/model.safetensors"),
         ("lora", "elsewhere/lora", "lora", "evals/lora", "../../elsewhere/lora/adapter_model.safetensors"),
     ],
-    ids=["run", "its adapter", "a checkpoint", "a run of method full", "an adapter's folder"],
+    ids=["run", "its adapter", "a run of method full", "an adapter's folder"],
 )
 def test_what_lies_in_a_run_has_the_base_as_the_run_loaded_it_and_another_adapter_names_its_own(
     saved, method, named, name, folder, weights
 ):
     run = a_run(saved, method=method)
     shutil.copytree(saved, "elsewhere/lora")
-    shutil.copytree(saved, run / "checkpoints/checkpoint-9")
     subject = find_subject(named)
     dtype = "float32" if named.startswith("runs") else "auto"
     assert (subject.name, subject.base.name, subject.base.dtype) == (name, BASE, dtype)
@@ -95,26 +87,6 @@ def test_a_base_alone(base, repository, revision, name, folder):
     assert (subject.adapter, subject.model, subject.adapter_sha256) == (None, None, None)
     assert (subject.base.name, subject.base.revision) == (repository, revision)
     assert (subject.name, subject.folder) == (name, Path(folder))
-
-
-def test_another_base_and_type_may_be_asked_for(saved):
-    shutil.copytree(BASE_FOLDER, "copy")
-    subject = find_subject(str(saved), "copy", "bfloat16")
-    assert (subject.base.name, subject.base.dtype) == ("copy", "bfloat16")
-    assert find_subject(str(a_run(saved)), None, "bfloat16").base.dtype == "bfloat16"
-
-
-def test_the_folder_it_is_called_in_says_nothing_of_a_hub_id(saved, monkeypatch):
-    hub = Path("hub/models--user--name/snapshots/abc")
-    shutil.copytree(saved, hub)
-    Path("hub/models--user--name/refs").mkdir()
-    Path("hub/models--user--name/refs/main").write_text("abc")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(Path("hub").resolve()))
-    run = a_run(saved, recipe="model: {name: sandbox:base, dtype: bfloat16}\n")
-    monkeypatch.chdir(run)
-    subject = find_subject("user/name")
-    assert (subject.name, subject.base.name, subject.base.dtype) == ("user/name", BASE, "auto")
-    assert subject.folder == Path("evals/user/name")
 
 
 def test_what_cannot_be_evaluated_is_refused_with_what_to_do(saved):

@@ -190,12 +190,6 @@ def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
             load_recipe(recipe(**evaluation))
 
 
-def test_a_benchmark_of_the_name_of_the_held_out_problems_stands_beside_them(tmp_path):
-    plan = prepare(read_recipe(recipe(tasks=["sandbox:addition"]), (), tmp_path / "run"))
-    assert [task.request.task for task in plan.tasks] == ["sandbox:addition-heldout", "sandbox:addition"]
-    assert len({task.protocol_hash for task in plan.tasks}) == 2
-
-
 def test_a_best_adapter_that_is_published_is_scored_as_the_final_one_is(tmp_path, hub, monkeypatch):
     monkeypatch.setattr("perl.evaluation.reporting.lighteval_installed", lambda: False)  # it takes ten seconds a policy
     asked = recipe(every=1, best="sandbox:chain/avg@1", k=1) | {"hub": {"repo_id": "user/best", "push": "best"}}

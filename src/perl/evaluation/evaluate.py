@@ -19,15 +19,16 @@ from perl.errors import PerlError
 from perl.evaluation.compare import compare_adapters
 from perl.evaluation.comparison_text import as_markdown
 from perl.evaluation.drawn_samples import draw_samples
-from perl.evaluation.output_folder import usable, write_table
+from perl.evaluation.output_folder import usable
 from perl.evaluation.policies import BaseInMemory, Policies
 from perl.evaluation.reporting import write_found
 from perl.evaluation.request import Evaluation, naming_options, plan_adapters
-from perl.evaluation.results import SAMPLES, Results
+from perl.evaluation.results import SAMPLES, TABLE, Results
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.settings import EvalSettings, checked_arguments, names_of
 from perl.evaluation.task import DEFAULT_TASKS
 from perl.run.devices import threads_kept, use_threads
+from perl.run.files import write_text
 from perl.run.joint_work import Processes
 from perl.run.warned import warn
 
@@ -116,7 +117,7 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
     """Does what was planned for each adapter, each base loaded once; see :func:`carry_out`.
 
     Args:
-        plans: From :func:`perl.evaluation.adapters.plan_adapters`.
+        plans: From :func:`perl.evaluation.request.plan_adapters`.
         processes: That share the work; None: this one does it alone.
 
     Returns:
@@ -130,7 +131,7 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
     above = {plan.folder.parent for plan in plans}
     scored = not any(plan.settings.predict_only for plan in plans)
     if len(plans) > 1 and len(above) == 1 and scored and (processes is None or processes.main):
-        write_table(as_markdown(compare_adapters(found)), above.pop())
+        write_text(above.pop() / TABLE, as_markdown(compare_adapters(found)))
     return found
 
 

@@ -16,7 +16,6 @@ from filelock import Timeout
 
 from perl.errors import PerlError, RunFolderError
 from perl.evaluation.results import FIGURE, RESULTS, TABLE, Results, read_results
-from perl.run.files import write_text
 from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
@@ -58,19 +57,19 @@ def beside_earlier(new: Results, folder: Path) -> Results:
     try:
         old = read_results(folder / RESULTS, scored=False)
     except PerlError as error:
-        warn("PRL303", "%s; it is kept in %s", error.mistakes[0], set_aside(folder, files, "unreadable"))
+        warn("PRL303", "%s; it is kept in %s", error.mistakes[0], _set_aside(folder, files, "unreadable"))
         return new
     hashes = {task.name: task.protocol_hash for task in new.tasks}
     otherwise = [t.name for t in old.tasks if hashes.get(t.name, t.protocol_hash) != t.protocol_hash]
     other = [part for part, one, two in zip(_PARTS, old.of_what(), new.of_what(), strict=True) if one != two]
     if other or otherwise:
-        place = set_aside(folder, files, str(old.subject.get("policy"))[:_DIGITS])
+        place = _set_aside(folder, files, str(old.subject.get("policy"))[:_DIGITS])
         reason = f"of another {other[0]}" if other else f"those of {otherwise[0]} asked otherwise"
         logger.info("%s: the results there are %s; they are kept in %s", folder, reason, place)
     return new if other else new.with_tasks_of(old)
 
 
-def set_aside(folder: Path, files: Sequence[str], name: str) -> Path:
+def _set_aside(folder: Path, files: Sequence[str], name: str) -> Path:
     """Moves files of a folder into ``earlier/NAME-DIGITS`` there, the digits being of what the first one says.
 
     Args:
@@ -85,12 +84,3 @@ def set_aside(folder: Path, files: Sequence[str], name: str) -> Path:
         if (folder / file).is_file():
             os.replace(folder / file, place / file)
     return place
-
-
-def write_table(text: str, folder: Path) -> None:
-    """Writes the table of several adapters; one that is there and says something else is set aside."""
-    file = folder / TABLE
-    if file.is_file() and file.read_text(encoding="utf-8", errors="replace") != text:
-        place = set_aside(folder, [TABLE], "table")
-        logger.info("%s: the table there is of another call; it is kept in %s", folder, place)
-    write_text(file, text)

@@ -232,7 +232,7 @@ def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str
 def _read_file(task: Task, file: Path, where: str) -> list[dict[str, Any]]:
     """The rows of a file, each with what it has."""
     try:
-        rows = read_data_file(file, task.answer, where)
+        rows = read_data_file(file, task.answer if task.path is not None else (), where)
     except DataError as error:  # which names the whole path, as the user may not have typed it
         raise error.moved(lambda _: where) from None
     return [dict(row) for row in rows]
