@@ -123,7 +123,7 @@ GOOD = rows({"problem": "Q", "answer": "1"})
 WITHOUT_A_CHOICE = {name: cell for name, cell in gpqa_row(1).items() if name != "Incorrect Answer 2"}
 # Task, what its file holds, and what the line that refuses it must say.
 BROKEN = [
-    ("amc23", None, ["no file amc23.jsonl", "one JSON object a line", "--data"]),
+    ("amc23", None, ["no file amc23.jsonl", "one JSON object a line"]),
     ("amc23", "\n \n", ["amc23.jsonl is empty"]),
     ("amc23", f"{GOOD}\n{{bad\n", ["amc23.jsonl cannot be read: line 3, column 2"]),
     ("amc23", b"\xff\xfe{}", ["amc23.jsonl cannot be read"]),

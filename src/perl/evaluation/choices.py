@@ -77,14 +77,10 @@ def right_letters(answers: Sequence[str], choices: Sequence[Sequence[str]]) -> l
     }
     found = {name: [way(a, c) for a, c in zip(answers, choices, strict=True)] for name, way in ways.items()}
     fitting = {name: places for name, places in found.items() if None not in places}
-    if not fitting:  # each row by itself, where it is plain
-        each = [{places[row] for places in found.values()} - {None} for row in range(len(answers))]
-        odd = next((row for row, places in enumerate(each) if len(places) != 1), None)
-        if odd is not None:
-            what = "is none of" if not each[odd] else "may be several of"
-            message = f"answer {answers[odd]!r:.60} of row {odd + 1} {what} its {len(choices[odd])} choices"
-            return Mistake(message, hint="a letter, a number counted from 0, or the choice's text")
-        return [LETTERS[place] for places in each for place in places if place is not None]
+    if not fitting:
+        odd = max(places.index(None) for places in found.values())  # as far as the best way comes
+        message = f"answer {answers[odd]!r:.60} of row {odd + 1} is none of its {len(choices[odd])} choices"
+        return Mistake(message, hint="in all rows a letter, a number counted from 0, or the choice's text")
     if len({tuple(places) for places in fitting.values()}) > 1:
         message = f"answers may be {' or '.join(fitting)}"
         return Mistake(message, hint="write letters: A is the first choice")

@@ -194,12 +194,10 @@ def _draw_task(
 
 def _say_scored(plan: Evaluation, asked: _Asked, groups: Groups, seconds: float, by: str = "") -> None:
     """A policy's score on a task, or how many completions there are to be judged."""
-    scored = (
-        f"avg@{plan.protocol.k} {table.score_cell(score_samples(groups, scorer=asked.task.request.scorer.name))}"
-        if asked.task.request.judged
-        else ""
-    )
-    found = scored or f"{sum(map(len, groups)):,} completions"
+    found = f"{sum(map(len, groups)):,} completions"
+    if asked.task.request.judged:
+        score = score_samples(groups, scorer=asked.task.request.scorer.name)
+        found = f"avg@{plan.protocol.k} {table.score_cell(score)}"
     logger.info("%s: %s, in %s%s", asked.kept.name, found, duration(seconds), by)
 
 

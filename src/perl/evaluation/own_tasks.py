@@ -17,7 +17,6 @@ from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.few_shot import check_examples
 from perl.evaluation.heldout import HELDOUT, RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
-from perl.evaluation.results import is_held_out
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import MATH, Task, all_tasks, find_tasks, load_module
 from perl.recipe.eval_section import EvalSection
@@ -221,15 +220,13 @@ def _check_names(tasks: Sequence[Task], where: str) -> None:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    for task in (one for one in tasks if not (holds_problems_out(one) and is_held_out(one.title))):
+    for task in (one for one in tasks if not holds_problems_out(one)):
         if _NAME.fullmatch(task.name) is None or ".." in task.name:
             hint = "letters, digits, and any of _ . : -"
             problems.append(Mistake(f"{task.name!r:.60} cannot be the name of a task", where, hint))
         elif task.name in known and task != known[task.name]:
             hint = f"rename it{'' if task.path is None else '; --data DIR says where a benchmark lies'}"
             problems.append(Mistake(f"{task.name} is the name of a task of perl eval", where, hint))
-        elif is_held_out(task.title):
-            problems.append(Mistake(f"{task.name} is called as a run's held-out problems are", where, "another title"))
     raise_all(PerlError, problems)
 
 
@@ -238,12 +235,8 @@ def _tasks_in(path: Path, shown: str, where: str) -> list[Task]:
     if not path.is_file():
         raise PerlError(f"no such file: {shown}", where, "my_tasks.py, or my_tasks.py:NAME")
     found = getattr(_imported(path, shown), "TASKS", None)
-    if found is None:
+    if not found or not isinstance(found, list | tuple) or not all(isinstance(one, Task) for one in found):
         raise PerlError("defines no TASKS", shown, "TASKS = (file_task(...),), or as a module of eval/")
-    wrong = [one for one in found if not isinstance(one, Task)] if isinstance(found, list | tuple) else [found]
-    if wrong or not found:
-        what = f"holds {wrong[0]!r:.60}, which is no Task" if wrong else "is empty"
-        raise PerlError(f"TASKS {what}", shown, "a list of perl.evaluation.task.Task")
     return [_resolved(task, path, shown) for task in found]
 
 
@@ -304,8 +297,6 @@ def _in_keys(mistake: Mistake, place: str, above: str) -> Mistake:
         where = place + _KEYS[where]
     elif where == "--system-prompt":
         where = "data.system_prompt"
-    hint = mistake.hint.replace("--newest-data, or ", "")
-    hint = re.sub(r"--columns (\w+)=(\w+)", r"columns: {\1: \2}", hint)
+    hint = re.sub(r"--columns (\w+)=(\w+)", r"columns: {\1: \2}", mistake.hint.replace("--newest-data, or ", ""))
     hint = re.sub(r"--tasks (\S+)", r"name: \1", hint)
-    hint = hint.replace("; without --data the Hub", f"; without {above}data the Hub")
     return replace(mistake, where=where, hint=hint.replace("--data DIR", f"{above}data: DIR"))

@@ -181,7 +181,7 @@ def plan_evaluation(
     return Evaluation(
         subject=subject,
         protocol=protocol,
-        tasks=tuple(_judged_later(one) for one in prepared) if settings.predict_only else prepared,
+        tasks=tuple(replace(one, request=replace(one.request, judged=not settings.predict_only)) for one in prepared),
         folder=Path(output).expanduser() if output else subject.folder / protocol.preset,
         engine=engine,
         template=template_hash(tokenizer),
@@ -240,10 +240,6 @@ def _names(plans: Sequence[Evaluation]) -> list[str]:
     plain = [re.sub(r"[^\w.@-]+", "-", plan.subject.name).strip("-.") or "adapter" for plan in plans]
     digests = [str(plan.subject.adapter_sha256)[:8] + str(plan.subject.config_sha256)[:4] for plan in plans]
     return [f"{name}-{digest}" if plain.count(name) > 1 else name for name, digest in zip(plain, digests, strict=True)]
-
-
-def _judged_later(task: PreparedTask) -> PreparedTask:
-    return replace(task, request=replace(task.request, judged=False))
 
 
 @contextmanager

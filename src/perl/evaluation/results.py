@@ -344,11 +344,8 @@ def _check_fit(task: TaskResult, *, scored: bool) -> None:
     for who, score in (("base", task.base), ("adapter", task.adapter)):
         rows = [row for problem in task.problems if (row := getattr(problem, who)) is not None]
         count, k = (0, 0) if score is None else (score.n, score.k)
-        if len(rows) != count or any(len(row) != k for row in rows):
-            raise ValueError(
-                f"{task.name}: the score of the {who} is not of {count} problems with {k} completions each"
-            )
-        if score is not None and (count != len(task.problems) or min(count, k) < 1 or k not in score.pass_at):
-            raise ValueError(f"{task.name}: the score of the {who} is not of all problems, or lacks pass@{k}")
+        whole = score is None or (count == len(task.problems) and min(count, k) > 0 and k in score.pass_at)
+        if len(rows) != count or any(len(row) != k for row in rows) or not whole:
+            raise ValueError(f"{task.name}: the score of the {who} is not of {count} problems with {k} completions")
     if task.difference is not None and None in (task.base, task.adapter):
         raise ValueError(f"{task.name}: there is a difference, though one policy only was scored")

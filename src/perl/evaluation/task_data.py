@@ -150,7 +150,7 @@ def _file_in(data: Path, task: Task, where: str) -> Path:
         raise DataError(f"no such folder: {data}", where, f"the folder that holds {task.file}")
     path = folder / task.file
     if not path.is_file():
-        raise DataError(f"{data} has no file {task.file}", where, "one JSON object a line; without --data the Hub")
+        raise DataError(f"{data} has no file {task.file}", where, "one JSON object a line")
     return path
 
 
