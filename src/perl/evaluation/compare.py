@@ -118,8 +118,6 @@ def compare(
         PerlError: No two have a task in common, no row is called so, or, without ``force``, one was measured under
             another protocol; then with every setting that differs.
     """
-    if len(results) < 2:
-        raise PerlError("a comparison needs at least two results")
     names = adapter_names(results) if found is None else names_of(found, results)
     titles, alone = _common(results)
     searched = found is not None and any(one.searched for one in found)

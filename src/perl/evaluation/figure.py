@@ -4,7 +4,6 @@ Results -> problems.png
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,11 +53,8 @@ def draw_problems(results: Results, folder: Path) -> Path | None:
 
 def paired_shares(task: TaskResult) -> list[tuple[Fraction, Fraction]]:
     """Shares of right completions of each problem that base and adapter were both asked, base first."""
-    return [(_share(p.base), _share(p.adapter)) for p in task.problems if p.base is not None and p.adapter is not None]
-
-
-def _share(right: Sequence[bool]) -> Fraction:
-    return Fraction(sum(right), len(right))
+    pairs = [(p.base, p.adapter) for p in task.problems if p.base is not None and p.adapter is not None]
+    return [(Fraction(sum(base), len(base)), Fraction(sum(adapter), len(adapter))) for base, adapter in pairs]
 
 
 def _title(results: Results) -> str:
@@ -67,14 +63,7 @@ def _title(results: Results) -> str:
 
 
 def _draw(axes: "Axes", task: TaskResult) -> None:
-    _draw_points(axes, task, paired_shares(task))
-    axes.tick_params(labelsize=8)
-    axes.grid(color="#e8e8e8", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_points(axes: "Axes", task: TaskResult, shares: Sequence[tuple[Fraction, Fraction]]) -> None:
+    shares = paired_shares(task)
     axes.plot([0, 1], [0, 1], color=_EQUAL, linewidth=1, linestyle="--", zorder=1)
     counts = Counter(shares)
     largest = min(_LARGEST, max(6 * _POINT, (1.6 * _PANEL / task.score.k) ** 2))
@@ -91,3 +80,7 @@ def _draw_points(axes: "Axes", task: TaskResult, shares: Sequence[tuple[Fraction
     axes.set_xlabel(f"base, avg@{task.score.k} of each problem", fontsize=8)
     axes.set_ylabel(f"adapter, avg@{task.score.k} of each problem", fontsize=8)
     axes.set(xlim=(-0.08, 1.1), ylim=(-0.08, 1.1), aspect="equal")
+    axes.tick_params(labelsize=8)
+    axes.grid(color="#e8e8e8", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -22,7 +22,6 @@ from perl.run.tables import DASH, differing, flat
 
 # Where no results lie, or some that others have taken the place of.
 _LEFT_OUT = {EARLIER, "checkpoints"}
-_LARGEST_RECIPE = 1_000_000
 # What a run is called, what it runs on, where its files are or go, and what is done with its adapter afterwards; and
 # what may hold a secret.
 _NOT_SETTINGS = re.compile(
@@ -126,8 +125,6 @@ def _with_settings(folder: Path, *, searched: bool) -> FoundResults:
 def _settings(recipe: Path) -> dict[str, str]:
     """Read as text: a recipe of another version, or of a reward that is not here, names its run too."""
     try:
-        if recipe.stat().st_size > _LARGEST_RECIPE:
-            return {}
         settings = flat(yaml.safe_load(recipe.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}

@@ -113,15 +113,6 @@ class BaseInMemory:
         return base, digest
 
 
-def load_policies(subject: Subject, device: torch.device) -> Policies:
-    """Loads the base once, and on it what was trained.
-
-    Raises:
-        PerlError: One cannot be loaded, or the two do not belong together.
-    """
-    return BaseInMemory().policies(subject, device)
-
-
 @dataclass(frozen=True)
 class ReadyPolicy:
     """A policy that can be asked.

@@ -119,11 +119,6 @@ class TaskResult:
             raise ValueError(f"{self.name} was not scored")
         return score
 
-    @property
-    def score_by_lighteval(self) -> OtherScore | None:
-        """Lighteval's score of what was evaluated."""
-        return self.lighteval.get("adapter" if self.adapter else "base")
-
 
 @dataclass(frozen=True)
 class Results:
@@ -273,7 +268,7 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
     for k, value in score.pass_at.items():
         ours |= {f"pass@{k}": value, f"pass@{k}_stderr": score.pass_at_stderr.get(k)}
     ours |= {f"maj@{score.k}": score.majority, f"maj@{score.k}_stderr": score.majority_stderr}
-    if (other := task.score_by_lighteval) is not None:
+    if (other := task.lighteval.get("adapter" if task.adapter else "base")) is not None:
         ours |= {f"avg@n:n={score.k}": other.accuracy, f"avg@n:n={score.k}_stderr": other.stderr}
     return ours
 

@@ -65,14 +65,12 @@ def find_scorer(spec: str, where: str = "--scorer", timeout_seconds: float = SCO
     if threshold is not None and not math.isfinite(threshold):
         what = f"{text!r} is not a number, at which a reward counts as right"
         raise PerlError(what, where, f"as in {name or 'my_rewards.py:function'}>=0.5")
-    if name in SCORERS and threshold is None:
-        return SCORERS[name]
-    if name in SCORERS:
-        raise PerlError(f"{name} takes no threshold", where, f"{name} alone, or a reward with one")
+    if spec in SCORERS:
+        return SCORERS[spec]
     if name not in NAMED_REWARDS and ":" not in name:
-        hint = did_you_mean(name, SCORERS)
+        hint = did_you_mean(spec, SCORERS)
         custom = "a reward is my_rewards.py:function or package.module:function"
-        raise PerlError(f"no scorer {name!r}", where, f"{hint} {custom}" if hint.endswith("?") else f"{hint}; {custom}")
+        raise PerlError(f"no scorer {spec!r}", where, f"{hint} {custom}" if hint.endswith("?") else f"{hint}; {custom}")
     named = _importable(name, where)
     setting = RewardSetting()
     if timeout_seconds and named not in NAMED_REWARDS:

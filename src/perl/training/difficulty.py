@@ -20,7 +20,7 @@ from perl.data import read_source, render_prompts
 from perl.errors import DataError, InterruptedRunError, PerlError
 from perl.evaluation.drawn_samples import draw_samples
 from perl.evaluation.heldout import heldout_task
-from perl.evaluation.policies import load_policies
+from perl.evaluation.policies import BaseInMemory
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import template_hash
 from perl.evaluation.request import EvalSettings, Evaluation, end_tokens, generation_settings
@@ -130,7 +130,7 @@ def pass_rates(
         plan = make_plan(replace(recipe, prompts=PromptsSection()))
         evaluation = _evaluation(plan, count, subject, rows)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
-            policies = load_policies(evaluation.subject, evaluation.device)
+            policies = BaseInMemory().policies(evaluation.subject, evaluation.device)
         drawn = draw_samples(evaluation, policies)
     ((groups,),) = (found.values() for found in drawn.groups.values())
     return [sum(sample.right for sample in samples) / len(samples) for samples in groups]
