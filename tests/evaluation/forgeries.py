@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perl.evaluation.protocol import Protocol
+from perl.evaluation.recounting.published_samples import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount
 from perl.evaluation.results import read_results
 from perl.evaluation.samples import SampleFile
@@ -92,13 +93,15 @@ def one_bit_flipped(folder: Path) -> None:
 
 def whole_results_forged(folder: Path) -> None:
     """Every figure follows from bits that are all 1; the samples stay as they are."""
-    lines = list(SampleFile(folder / "samples.jsonl").lines())
+    file, results = folder / "samples.jsonl", read_results(folder)
+    is_public = b'"text"' not in file.read_bytes()
+    lines = read_published(file.read_bytes() if is_public else published_samples(results, file), "forged").lines
     right = {sample.problem: sample.extracted for _, sample in lines if sample.right}
     forged = [
         (key, replace(sample, status="right", extracted=right.get(sample.problem)) if key == lines[-1][0] else sample)
         for key, sample in lines
     ]
-    recount(read_results(folder), KeptSamples(forged, texts=False)).results.write(folder)
+    recount(results, KeptSamples(forged, texts=False)).results.write(folder)
 
 
 def results_and_statuses_forged(folder: Path) -> None:

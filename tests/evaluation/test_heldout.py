@@ -35,8 +35,8 @@ def prompts(tokenizer) -> list[Prompt]:
     return render_prompts([{"prompt": p.question, "solution": p.answer} for p in problems], tokenizer)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_the_score_is_the_share_of_boxed_answers_that_are_the_solution(base, tokenizer, prompts, k):
+def test_the_score_is_the_share_of_boxed_answers_that_are_the_solution(base, tokenizer, prompts):
+    k = 2
     asked = [(i, prompt, index) for i, prompt in enumerate(prompts) for index in range(k)]
     seeds = [by_hand.seed_by_hand("heldout", str(i), index, seed=3) for i, _, index in asked]
     ids = [prompt.token_ids for _, prompt, _ in asked]

@@ -106,12 +106,12 @@ def test_lightevals_score_is_counted_from_its_verdicts_beside_ours(monkeypatch):
     theirs = [[True, True], [False, True]]
     monkeypatch.setattr("perl.evaluation.reporting.judge_with_lighteval", lambda *_: {"aime24": theirs})
     statuses = [["right", "wrong"], ["right", "right"]]
-    groups = [[Sample("aime24", "0", 0, 0, "x", 1, False, status) for status in row] for row in statuses]
+    groups = {"base": [[Sample("aime24", "0", 0, 0, "x", 1, False, status) for status in row] for row in statuses]}
     own_task = data_of("aime24_boxed", AIME_ROW)  # of our own way of asking there is no score of lighteval's
     found = scored_by_lighteval([data, own_task], {"aime24": groups, "aime24_boxed": groups})
     assert list(found) == ["aime24"]
-    assert (found["aime24"].accuracy, found["aime24"].stderr) == (0.75, 0.25)
-    assert (found["aime24"].only_ours, found["aime24"].only_lighteval) == (1, 1)
+    score = found["aime24"]["base"]
+    assert (score.accuracy, score.stderr, score.only_ours, score.only_lighteval) == (0.75, 0.25, 1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,7 @@ BAD_FILES = {
         r"rows 1 and 2 of twice.jsonl ask the same question: '1\+1='; 1 rows repeat",
     ),
     "aime24.jsonl": ('{"prompt": "1+1=", "answer": "2"}', "aime24 is the name of a task of perl eval"),
-    "syntax.py": ("x = 1\ny = = 2\n", "syntax.py:2: cannot be imported: invalid syntax"),
+    "syntax.py": ("x = 1\ny = = 2\n", "syntax.py:2: cannot be imported: SyntaxError: invalid syntax"),
     "raises.py": (
         "def f():\n    return 1 / 0\n\nf()\n",
         "raises.py:2: cannot be imported: ZeroDivisionError: ",

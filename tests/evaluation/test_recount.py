@@ -12,6 +12,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.folder import find_golds, recount_folder, recount_published
 from perl.evaluation.recounting.published_samples import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount, with_figures
+from perl.evaluation.recounting.stated import stated_mistakes
 from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import HASHED
@@ -230,8 +231,8 @@ def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_sta
     assert asked == [(open_there, 1.0), ((COUNT * K) - open_there, 30.0)] * 2
 
 
-def of_benchmark(made, held_out=None, **changes):
-    """What counting says of results that claim to be a benchmark's."""
+def of_benchmark(made, held_out, **changes):
+    """What is wrong with results that claim to be a benchmark's, and what is not known."""
     results = read_results(made)
     (task,) = results.tasks
     known = all_tasks()["aime24"]
@@ -241,8 +242,8 @@ def of_benchmark(made, held_out=None, **changes):
     version, prompt = (1, "{problem}") if own else (known.version, known.prompt)
     facts = {"task": "aime24", "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
     digest = results.protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
-    found = recount(replace(results, tasks=(replace(task, protocol_hash=digest),)), held_out=held_out)
-    return [str(problem) for problem in found.mistakes], found.reported
+    mistakes, reported = stated_mistakes(replace(task, protocol_hash=digest), results.protocol, held_out)
+    return list(map(str, mistakes)), reported
 
 
 AIME = all_tasks()["aime24"]

@@ -134,7 +134,7 @@ def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
     ("given", "said"),
     [
         ({"limit": "5"}, "limit): must be a whole number or a mapping, not '5'"),
-        ({"limit": {"aime24": "x"}}, "limit.aime24): must be a whole number, not 'x'"),
+        ({"limit": {"aime24": "x"}}, "limit): must be a whole number, not {'aime24': 'x'}"),
         ({"servers": "http://x"}, "servers): must be a list, not 'http://x'"),
         ({"device": "gpu"}, "device): must be one of auto, cpu, not 'gpu' (did you mean cpu?)"),
         ({"thinking": "yes"}, "thinking): must be true or false, not 'yes'"),

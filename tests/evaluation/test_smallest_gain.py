@@ -30,6 +30,7 @@ def test_of_many_problems_the_smallest_gain_is_millers_and_of_few_it_is_larger()
     )
 
 
+@pytest.mark.nightly
 def test_so_large_a_gain_is_shown_in_about_80_of_100_evaluations_and_half_of_it_in_far_fewer():
     """A cell of benchmarks/power.py, whose results are of all."""
     n, k, tasks = 30, 16, 1

@@ -103,10 +103,12 @@ def _found(adapter: str | None, base: str | None, dtype: str) -> Subject:
     path = Path(adapter).expanduser()
     if (path / "run.json").is_file():
         return _of_run(path, given, dtype)
+    if (path / _WHOLE_MODEL).is_file() and not (path / CONFIG).is_file():
+        raise ModelError(f"{adapter} is a whole model, not an adapter", "--adapter", f"--base {adapter}")
     try:
         saved = find_adapter(str(path) if path.is_dir() else adapter)
     except ModelError as error:
-        raise _explained(error, adapter) from None
+        raise error.moved(lambda _: "--adapter") from None
     recipe = _recipe_above(path)
     section = _quantised_like(saved, given or _base_of(saved, recipe, dtype))
     name = _short(adapter)
@@ -201,15 +203,6 @@ def _recipe_above(path: Path) -> Recipe | None:
     """The recipe of the run that a checkpoint or an adapter's folder lies in."""
     run = run_above(path, 2) if path.is_dir() else None  # a Hub id lies nowhere here
     return None if run is None else Recipe.of_run(run / RECIPE)
-
-
-def _explained(error: ModelError, adapter: str) -> ModelError:
-    """The error for what is not an adapter; it names how a whole model is evaluated."""
-    problem, whole = error.mistakes[0], Path(adapter).expanduser() / _WHOLE_MODEL
-    if whole.is_file():
-        return ModelError(f"{adapter} is a whole model, not an adapter", "--adapter", f"--base {adapter}")
-    hint = f"{problem.hint}; " if problem.hint else ""
-    return ModelError(problem.message, "--adapter", f"{hint}of a whole model --base {adapter}")
 
 
 def _short(name: str) -> str:
