@@ -6,8 +6,8 @@ The score at the end is the one on the card, of the last adapter. Only what was 
 value says how it was asked.
 """
 
-import re
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
