@@ -4,22 +4,50 @@ FULL, FOUND -> FILES, name in the repository -> content
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.recounting.published_samples import published_samples
+from perl.evaluation.recounting.recount import with_figures
+from perl.evaluation.results import TaskResult
+from perl.evaluation.samples import SampleFile
 from perl.hub.card.facts import facts_from_files
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RunFacts, perl_version
 from perl.policy.name import adapter_config_digest
 from perl.recipe import load_recipe
-from tests.evaluations import results, task_result
+from tests.evaluations import results, samples, task_result
 from tests.hub.files import weights
 from tests.hub.test_card import BASE, FULL, LORA
 
-SUMS = task_result("sums", BASE, LORA)
-DOUBTFUL = task_result("products", ["1010", "0101", "1111"], ["1111", "1010", "0101"])
-DOUBTFUL = replace(
-    DOUBTFUL, title="Products", adapter=replace(DOUBTFUL.adapter, truncated=0.25, unjudged=0.125), max_new_tokens=99
-)
+PROTOCOL = Protocol(preset="perl", temperature=0.6, top_p=0.95, max_new_tokens=512, k=4)
+KEYS = {"base": "b" * 16, "adapter": "a" * 16}
+
+
+def scored(asked: TaskResult, base: Sequence[str], adapter: Sequence[str], odd: int = 0) -> TaskResult:
+    """A task counted from samples, which are put beside those of others; so many of the adapter's are odd ones."""
+    groups = {"base": samples(base, asked.name), "adapter": samples(adapter, asked.name, tokens=64)}
+    for who, rows in groups.items():
+        groups[who] = [
+            [replace(one, seed=PROTOCOL.seed_of(*one.place), text=f"\\boxed{{{one.extracted}}}") for one in row]
+            for row in rows
+        ]
+    row = groups["adapter"][-1]
+    cut = {"tokens": asked.max_new_tokens, "truncated": True, "status": "timeout"}
+    groups["adapter"][-1] = [replace(one, **cut) if one.index < odd else one for one in row]
+    for who, rows in groups.items():
+        KEPT.append(KEYS[who], [one for row in rows for one in row])
+    return with_figures(replace(asked, samples=KEYS), groups)
+
+
+_FOLDER = TemporaryDirectory()
+KEPT = SampleFile(Path(_FOLDER.name) / "samples.jsonl")
+SUMS = scored(task_result("sums", BASE, LORA), BASE, LORA)
+PRODUCTS = ["1010", "0101", "1111"], ["1111", "1010", "0101"]
+DOUBTFUL = scored(task_result("products", *PRODUCTS, title="Products", max_new_tokens=99), *PRODUCTS, odd=3)
 CONFIG = json.dumps(
     {
         "base_model_name_or_path": FULL.base,
@@ -32,7 +60,7 @@ CONFIG = json.dumps(
     }
 ).encode()
 FOUND = results(
-    SUMS, DOUBTFUL, base=FULL.base, base_revision=FULL.revision, name="a run",
+    SUMS, DOUBTFUL, protocol=PROTOCOL, base=FULL.base, base_revision=FULL.revision, name="a run",
     adapter_config_sha256=adapter_config_digest(CONFIG),
 )  # fmt: skip
 RUN = RunFacts(
@@ -85,6 +113,7 @@ FILES = with_card(
         "adapter_model.safetensors": weights(),
         "eval/problems.png": b"",
         "eval/results.json": json.dumps(FOUND.as_dict()).encode(),
+        "eval/samples.jsonl": published_samples(FOUND, KEPT.path),
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
         "perl_recipe.yaml": RECIPE.to_yaml().encode(),
         "perl_run.json": RUN.to_json(),

@@ -4,8 +4,10 @@ import copy
 import json
 import re
 
+import pytest
 import yaml
 
+from perl.evaluation.recounting.published_samples import read_published
 from perl.evaluation.recounting.recount import recount
 from perl.hub.card.check import Checked, check_card
 from perl.hub.card.facts import results_in
@@ -15,7 +17,7 @@ from tests.oracles.metrics import average
 
 RESULTS = json.loads(FILES["eval/results.json"])
 CARD = FILES["README.md"].decode()
-COUNTED = recount(results_in(FILES))
+COUNTED = recount(results_in(FILES), read_published(FILES["eval/samples.jsonl"], "samples.jsonl"))
 BODY = CARD.index("\n---\n") + 5
 
 
@@ -181,13 +183,14 @@ def test_what_is_wrong_is_named_with_its_place_and_both_values():
     mutant = copy.deepcopy(RESULTS)
     problems = mutant["perl"]["tasks"]["sums"]["problems"]
     marks = {who: [[mark == "1" for mark in row[who]] for row in problems.values()] for who in ("base", "adapter")}
-    problems["0"]["adapter"] = "0000"
+    mutant["perl"]["tasks"]["sums"]["adapter"]["accuracy"] = 0.1
     lines = said(found=mutant)
     shown = [
-        re.match(r"eval/results\.json: sums: adapter\.accuracy is ([\d.]+) in the file, counted", x) for x in lines
+        re.match(r"eval/results\.json: sums: adapter\.accuracy is 0\.1 in the file, counted is ([\d.]+)", x)
+        for x in lines
     ]
     (accuracy,) = [float(match[1]) for match in shown if match]
-    assert accuracy == average(marks["adapter"])
+    assert accuracy == pytest.approx(average(marks["adapter"]))
     (line,) = said(weights_sha256="f" * 64)
     assert line == (
         "eval/results.json: is of another adapter: sha256 0123456789ab, the weights beside it have ffffffffffff "

@@ -2,12 +2,13 @@
 
 import pytest
 
+from perl.evaluation.recounting.published_samples import read_published
 from perl.evaluation.recounting.recount import recount
 from perl.hub.card.check import check_card
 from perl.hub.card.facts import results_in
 from tests.hub.published import FILES
 
-COUNTED = recount(results_in(FILES))  # which need not be done for each file anew
+COUNTED = recount(results_in(FILES), read_published(FILES["eval/samples.jsonl"], "samples.jsonl"))
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
