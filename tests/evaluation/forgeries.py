@@ -148,31 +148,18 @@ def problems_left_out(folder: Path) -> None:
     _written_again(folder)
 
 
-def data_of_another_hash(folder: Path) -> None:
-    """Another SHA-256, and the protocol's hash that goes with it."""
-
-    def edit(facts: dict[str, Any]) -> None:
-        task = facts["perl"]["tasks"][TASK]
-        task["data"]["sha256"] = "0" * 64
-        known = all_tasks()[TASK]
-        asked = {"task": TASK, "task_version": known.version, "prompt": known.prompt, "data": "0" * 64}
-        protocol = Protocol(**facts["perl"]["protocol"])
-        task["protocol_hash"] = protocol.hash({**asked, "max_new_tokens": task["max_new_tokens"]})
-
-    _results(edit)(folder)
-
-
-def scorer_and_hash(folder: Path) -> None:
-    """Another scorer, and the protocol's hash that would go with it."""
+def _rehashed(**changes: object) -> Edit:
+    """Another scorer or SHA-256 of the data, and the protocol's hash that would go with it."""
 
     def edit(facts: dict[str, Any]) -> None:
         task, known = facts["perl"]["tasks"][TASK], all_tasks()[TASK]
-        task["scorer"] = "normalised"
-        asked = {"task": TASK, "task_version": known.version, "prompt": known.prompt, "data": task["data"]["sha256"]}
-        hashed = {**asked, "max_new_tokens": task["max_new_tokens"], "scorer": "normalised"}
+        task["scorer"] = changes.get("scorer", task["scorer"])
+        task["data"]["sha256"] = changes.get("data", task["data"]["sha256"])
+        hashed = {"task": TASK, "task_version": known.version, "prompt": known.prompt, "data": task["data"]["sha256"]}
+        hashed |= {"max_new_tokens": task["max_new_tokens"], **changes}
         task["protocol_hash"] = Protocol(**facts["perl"]["protocol"]).hash(hashed)
 
-    _results(edit)(folder)
+    return _results(edit)
 
 
 def _written_again(folder: Path) -> None:
@@ -198,8 +185,8 @@ FORGERIES: dict[str, Forgery] = {
     "protocol_hash": Forgery(_task(lambda task: task.update(protocol_hash="0" * 16)), "its protocol_hash is '0{16}'"),
     "seed": Forgery(_results(lambda f: f["perl"]["protocol"].update(seed=7)), "were not drawn with their own seed"),
     "title": Forgery(_task(lambda task: task.update(title="AIME 2024")), "its title is 'AIME 2024', the task's is"),
-    "scorer and the hash": Forgery(scorer_and_hash, "its scorer is 'normalised', the task's is 'math'"),
-    "SHA-256 of the data and the hash": Forgery(data_of_another_hash, "its data is not the task's"),
+    "scorer and the hash": Forgery(_rehashed(scorer="normalised"), "its scorer is 'normalised', the task's is 'math'"),
+    "SHA-256 of the data and the hash": Forgery(_rehashed(data="0" * 64), "its data is not the task's"),
     "a problem left out everywhere": Forgery(problems_left_out, "its data is not the task's"),
     "policy": Forgery(
         _results(lambda f: f["perl"]["subject"].update(policy="0" * 64)), "its policy is not the one that its digests"

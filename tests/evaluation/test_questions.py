@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from perl.errors import PerlError
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import prepare_task, prompts_hash
 from perl.evaluation.task import find_tasks
@@ -70,17 +69,6 @@ def test_the_length_is_the_protocols_then_the_tasks_and_fits_the_context(tokeniz
     expected = min(given or own or 32_768, 10**9 if room is None else context - longest)
     assert found.request.max_new_tokens == expected
     assert found.longest == longest + expected
-
-
-def test_a_prompt_that_leaves_no_room_is_named(tokenizer):
-    lengths = {asked.problem: len(asked.prompt_ids) for asked in prepared(tokenizer).request.asked}
-    context = sorted(lengths.values())[-1]
-    full = [problem for problem, length in lengths.items() if length >= context]
-    with pytest.raises(PerlError) as caught:
-        prepared(tokenizer, context=context)
-    message = str(caught.value)
-    assert message.startswith(f"--tasks: {len(full)} of 5 prompts of sandbox:addition do not fit")
-    assert any(f"{problem} has {context}" in message for problem in full)
 
 
 def test_the_protocol_hash_is_of_the_task_its_data_and_all_that_a_score_depends_on(tokenizer):

@@ -39,7 +39,6 @@ def test_the_command_names_the_form_and_rank_of_what_is_sent(method, tmp_path):
     ("address", "port"),
     [
         (None, 8000),
-        ("http://gpu1", 8000),
         ("http://gpu1:9", 9),
         ("http://[::1]:8123/v1", 8123),
         ("http://gpu1:99999", None),

@@ -61,11 +61,6 @@ def test_the_boxed_tasks_differ_from_their_twins_in_the_way_of_asking_only():
         assert differ <= {"name", "title", "prompt", "version", "max_new_tokens", "stop", "lighteval", "source"}
 
 
-def test_tasks_are_found_in_the_order_asked_for():
-    names = ["math_500", "aime24", "sandbox:chain"]
-    assert [task.name for task in find_tasks(names)] == names
-
-
 def test_every_name_that_is_wrong_is_named_with_the_nearest():
     with pytest.raises(PerlError) as failure:
         find_tasks(["aime2024", "math500"])
