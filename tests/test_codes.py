@@ -89,12 +89,12 @@ def test_the_example_of_a_warning_is_a_line_that_one_of_its_calls_gives():
 
 def test_a_warning_ends_its_first_line_with_its_code_and_its_record_has_it(caplog):
     with caplog.at_level(logging.INFO, "perl"):
-        warn("PRL304", "%d of %d, 100 %%", 3, 4)
+        warn("PRL303", "%d of %d, 100 %%", 3, 4)
         warn("PRL306", "100 %")
         warn("PRL306", "%s", "one\ntwo")
-    assert caplog.messages == ["3 of 4, 100 % [PRL304]", "100 % [PRL306]", "one [PRL306]\ntwo"]
+    assert caplog.messages == ["3 of 4, 100 % [PRL303]", "100 % [PRL306]", "one [PRL306]\ntwo"]
     assert {record.levelname for record in caplog.records} == {"WARNING"}
-    assert [record.code for record in caplog.records] == ["PRL304", "PRL306", "PRL306"]
+    assert [record.code for record in caplog.records] == ["PRL303", "PRL306", "PRL306"]
     assert {record.filename for record in caplog.records} == {Path(__file__).name}
 
 

@@ -85,8 +85,7 @@ def test_without_a_mistake_the_weights_are_missed_once_nothing_else_is_wrong(eva
             "a-file",
             "cannot be written: it is a file (choose another with --output)",
         ),
-        (("compare", "empty"), "empty", "perl eval writes them"),
-        (("compare", "empty", "nowhere"), "nowhere", "perl eval writes them"),
+        (("compare", "nowhere"), "nowhere", "perl eval writes them"),
     ],
 )
 def test_a_mistake_names_its_option_or_place_and_what_to_do(arguments, option, words, evaluate):

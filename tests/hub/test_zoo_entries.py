@@ -115,7 +115,7 @@ REFUSED = [
     (lambda f: task_facts(f)["adapter"].update(accuracy=0.99), "adapter.accuracy is 0.99 in the file, counted"),
     (lambda f: f["perl"]["protocol"].update(temperature=0.5), "its protocol_hash is"),
     (lambda f: task_facts(f)["problems"].popitem(), "not of 32 problems with 2 completions"),
-    (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
+    (lambda f: task_facts(f).update(adapter=None), "the score of the adapter is not of 0 problems"),
     (of_other_weights, "those of another adapter"),
 ]
 

@@ -14,7 +14,7 @@ def warn(code: str, message: str, *args: object) -> None:
     """Logs a warning; its record has the code as ``record.code``, so that programs can filter.
 
     Args:
-        code: The row of :func:`perl.doctor.codes.codes` that explains it, as ``PRL304``.
+        code: The row of :func:`perl.doctor.codes.codes` that explains it, as ``PRL303``.
         message: With the places of ``%``; of several lines the first is the one that gets the code.
         args: What stands in these places.
     """

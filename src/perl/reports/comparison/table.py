@@ -16,8 +16,7 @@ from perl.errors import RunFolderError
 from perl.evaluation.compare import engines_note
 from perl.evaluation.differing_protocols import ways_of
 from perl.evaluation.found_results import settings_text
-from perl.evaluation.metrics import SMALL_P
-from perl.evaluation.power import guessed_error, smallest_gain
+from perl.evaluation.metrics import SMALL_P, guessed_error, smallest_gain
 from perl.evaluation.seeds import smallest_difference
 from perl.evaluation.table import difference_cell, is_shown, p_cell
 from perl.reports.comparison.rows import PROBLEM, SEED, Comparison, Row, compare_runs
