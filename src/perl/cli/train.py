@@ -75,11 +75,6 @@ def command(
             check_folder(resolved)
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan_lines(plan), *summary_lines(forecast_of(plan)))))
-            if resolved.engine.on_ray:
-                from perl.training.on_ray import look_at_cluster
-
-                with located(resolved):
-                    say(f"# {look_at_cluster(resolved, recipe)}")
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too
         return EXIT_DONE
     run = train(recipe, overrides, output)

@@ -34,15 +34,11 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import InterruptedRunError, first_line
-from perl.launch.on_ray.cluster import Cluster
-from perl.launch.on_ray.desk import Desk, News
-from perl.launch.on_ray.own_cluster import keep_logs
-from perl.launch.on_ray.rollout_servers import DESK, ServerCommand, started_servers
-from perl.launch.on_ray.room import uses_gpus
-from perl.launch.on_ray.worker import Outcome, Task, decided, work
+from perl.launch.on_ray.cluster import Cluster, uses_gpus
+from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
+from perl.launch.on_ray.worker import MAILBOX, Mailbox, Outcome, Task, Updates, cause, work
 from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
-from perl.launch.watch import GRACE_SECONDS
 from perl.recipe.sections import EngineSection
 from perl.run.host import handled
 from perl.run.warned import warn
@@ -51,10 +47,8 @@ RESTARTS = 3
 """Failures after which the processes are started again, unless a recipe says how many."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK_SECONDS = 0.5
-# For the others to end too once one process has ended for good; by then each has heard of it or has ended itself.
-_SECONDS_TO_END = GRACE_SECONDS + 12.0
-_STATE, _LOGS = ".ray", "ray-logs"
+_LOOK_SECONDS, _ASK_SECONDS = 0.5, 5.0
+_STATE = ".ray"
 # Ray keeps the newest and, while that is written, the one before.
 _KEPT = 2
 
@@ -72,7 +66,7 @@ class _Signals:
 
 
 def drive(
-    cluster: Cluster, engine: EngineSection, task: Task, command: ServerCommand | None, show: Callable[[News], None]
+    cluster: Cluster, engine: EngineSection, task: Task, command: ServerCommand | None, show: Callable[[Updates], None]
 ) -> Outcome:
     """Starts the servers and the processes, and waits for their end.
 
@@ -94,31 +88,27 @@ def drive(
     with contextlib.ExitStack() as opened:
         opened.enter_context(handled(_SIGNALS, signals.take))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        how = {"name": DESK, "num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": here}
-        desk: Any = ray.remote(Desk).options(**how).remote()
+        mailbox: Any = ray.remote(Mailbox).options(name=MAILBOX, num_cpus=0, scheduling_strategy=here).remote()
         if command is not None:
             opened.enter_context(started_servers(task.servers, command, task.in_memory))
         trainer = opened.enter_context(_trainer(cluster, engine, task))
         try:
-            ended = _watched(trainer, desk, signals, show, patient=not cluster.let_go)
+            ended = _watched(trainer, mailbox, signals, show)
         finally:
             bring_home(task)
-        return _outcome(ended, _ends(desk), Path(task.folder), cluster)
+        ends: dict[int, Outcome] = {}
+        with contextlib.suppress(RayError):
+            ends = ray.get(mailbox.ends.remote(), timeout=_ASK_SECONDS)
+        return _outcome(ended, ends, Path(task.folder))
 
 
 def _watched(
     trainer: TorchTrainer,
-    desk: Any,  # noqa: ANN401 (a handle of Ray)
+    mailbox: Any,  # noqa: ANN401 (a handle of Ray)
     signals: _Signals,
-    show: Callable[[News], None],
-    *,
-    patient: bool,
-) -> Any:  # noqa: ANN401 (Ray's result, or what it raised; None: processes have ended for good, as the desk knows)
-    """Runs the training in a thread, while this one listens to signals and shows how far it is.
-
-    Where one process has ended for good and others did not hear of it, Ray starts all of them again to learn the same:
-    that is waited for only if nothing else would end them.
-    """
+    show: Callable[[Updates], None],
+) -> Any:  # noqa: ANN401 (Ray's result, or what it raised)
+    """Runs the training in a thread, while this one listens to signals and shows how far it is."""
     ended: list[Any] = []
 
     def fit() -> None:
@@ -129,53 +119,34 @@ def _watched(
 
     thread = threading.Thread(target=fit, name="perl-ray-train", daemon=True)
     thread.start()
-    told, starts, first_end = 0, 0, 0.0
-    while thread.is_alive():
+    told = starts = 0
+    while True:
         thread.join(_LOOK_SECONDS)
-        if signals.count > told:
+        over = not thread.is_alive()  # then what was said while it ended is shown
+        if signals.count > told and not over:
             told = signals.count
             if told > 1 or not starts:  # nothing is lost of a run whose processes have not started
                 return InterruptedRunError("interrupted" + (", the step in hand is lost" if starts else ""))
             _say("stopping after this step, with a checkpoint (again: stop now and lose the step)")
-            desk.stop.remote()
+            mailbox.stop.remote()
         with contextlib.suppress(RayError):
-            news: News = ray.get(desk.news.remote(), timeout=10 * _LOOK_SECONDS)
-            show(news)
-            starts = news.starts
-            first_end = first_end or (time.monotonic() if news.ends else 0.0)
-        if first_end and not patient and time.monotonic() > first_end + _SECONDS_TO_END:
-            return None
-    with contextlib.suppress(RayError):  # what was said while it ended
-        show(ray.get(desk.news.remote(), timeout=10 * _LOOK_SECONDS))
-    return ended[0]
+            updates: Updates = ray.get(mailbox.updates.remote(), timeout=_ASK_SECONDS)
+            show(updates)
+            starts = updates.starts
+        if over:
+            return ended[0]
 
 
-def _ends(desk: Any) -> dict[int, Outcome]:  # noqa: ANN401 (a handle of Ray)
-    """How processes have ended that need not be started again."""
-    with contextlib.suppress(RayError):
-        found: dict[int, Outcome] = ray.get(desk.ends.remote(), timeout=10 * _LOOK_SECONDS)
-        return found
-    return {}
-
-
-def _outcome(
-    ended: Any,  # noqa: ANN401 (Ray's result, or what ended it)
-    ends: Mapping[int, Outcome],
-    folder: Path,
-    cluster: Cluster,
-) -> Outcome:
+def _outcome(ended: Any, ends: Mapping[int, Outcome], folder: Path) -> Outcome:  # noqa: ANN401 (Ray's result, or what ended it)
     if isinstance(ended, InterruptedRunError):
         raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
-    given_up = ended is None or isinstance(ended, TrainingFailedError)
-    if ends and (given_up or getattr(ended, "return_value", Outcome()).lost):
-        return decided(ends)
+    if ends and (isinstance(ended, TrainingFailedError) or getattr(ended, "return_value", Outcome()).lost):
+        return cause(ends)
     if isinstance(ended, TrainingFailedError):
-        logs = keep_logs(Path(cluster.logs), folder / _LOGS) if cluster.own else f"{cluster.logs} of its node"
-        hint = f"{goes_on(folder)}; what it printed is in {logs}"
+        hint = f"{goes_on(folder)}; what it printed is in Ray's logs, of its node"
         raise ProcessFailedError(f"failed too often: {_cause(ended)}", hint=hint)
-    if ended is None or isinstance(ended, RayError):
-        what = first_line(ended) if ended else "what its processes have said is lost"
-        raise ProcessFailedError(f"the Ray cluster is gone: {what}", hint=goes_on(folder))
+    if isinstance(ended, RayError):
+        raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
     if isinstance(ended, BaseException):
         raise ended
     outcome: Outcome = ended.return_value
@@ -186,23 +157,9 @@ def _cause(error: TrainingFailedError) -> str:
     """The errors of the workers; where some were lost, those, since the others fail for want of them."""
     failures = dict(sorted(getattr(error, "worker_failures", {}).items()))
     beneath = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
-    lost = {rank: _how_lost(failure) for rank, failure in beneath.items() if isinstance(failure, RayActorError)}
-    others = [f"rank {rank}: {_last_line(failure)}" for rank, failure in failures.items()]
-    lines = [f"rank {rank} {how}" for rank, how in lost.items()] or others
-    return "; ".join(lines[:3]) or first_line(getattr(error, "controller_failure", error))[:500]
-
-
-def _how_lost(failure: RayActorError) -> str:
-    if "OUT_OF_MEMORY" in str(failure):
-        return "was ended by Ray, since its node had too little memory left"
-    if "NODE_DIED" in str(failure) or "node was terminated" in str(failure):
-        return "was on a node that is gone"
-    return "ended without a word, as a process does that is killed or calls os._exit"
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1][:500] if lines else type(error).__name__
+    lost = [f"rank {rank} was lost" for rank, failure in beneath.items() if isinstance(failure, RayActorError)]
+    others = [f"rank {rank}: {str(failure).strip().splitlines()[-1]}" for rank, failure in failures.items()]
+    return "; ".join(lost or others)[:500] or first_line(getattr(error, "controller_failure", error))[:500]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """vLLM servers as actors of a Ray cluster: one actor owns one stock server, and Ray starts it again elsewhere.
 
-command line -> actors -> addresses; update in Ray's object store -> memory of the node -> its server, told there
+command line -> actors -> addresses; update in Ray's object store -> memory of the node, where its servers read it
 """
 
 import asyncio
@@ -15,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 import ray
@@ -29,7 +29,7 @@ from perl.launch.on_ray import owned_process
 from perl.recipe.server_address import ServerAddress
 from perl.run.host import Fleet
 
-SERVER, DESK = "perl-server-{}", "perl-desk"
+SERVER = "perl-server-{}"
 """Names of the actors in the run's namespace."""
 
 # For an actor to answer; one that is being started again answers later.
@@ -44,15 +44,9 @@ _START_SECONDS = 300.0
 # For an update to reach a node.
 _BRING_SECONDS = 300.0
 _SECONDS_TO_TELL = 1.0
-# Beyond what who asks allows, since what was sent before goes first.
-_GIVE_SECONDS = 60.0
 _SHM = Path("/dev/shm")  # noqa: S108 (memory, in a folder that only this user can read)
 
 
-T = TypeVar("T")
-
-GIVING = "giving"
-"""Calls of this group wait for each other, and never keep an actor from being asked where it is, or told to stop."""
 PORT = "{port}"
 """Stands for the port, which is chosen on the server's node."""
 
@@ -75,7 +69,7 @@ class ServerCommand:
 
 
 class RolloutServer:
-    """The actor's class: it owns one vLLM server, puts updates into the memory of its node, and tells the server."""
+    """The actor's class: it owns one vLLM server, and puts updates into the memory of its node."""
 
     def __init__(self, command: ServerCommand, folder: str) -> None:
         """Starts the server on a free port; it needs a minute until it answers.
@@ -104,54 +98,28 @@ class RolloutServer:
         threading.Timer(_SECONDS_TO_TELL, os._exit, (1,)).start()
         raise RuntimeError(f"vLLM ended with exit code {ended.read_text()}: {' '.join(last)[:300]}")
 
-    @ray.method(concurrency_group=GIVING)
-    def give(self, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]]) -> T:
-        """Brings an update to this node and speaks to the server; one call at a time, in the order of asking.
+    def bring(self, name: str, kept: Collection[str], files: Sequence[Any]) -> None:
+        """Puts an update into the memory of this node, unless another server here has; others go.
 
         Args:
-            name: Of the update; None: it needs no files.
-            tell: Given the server's address.
-
-        Raises:
-            OSError: Nobody has the update any more.
-        """
-        if name is not None and not self._bring(name):
-            raise OSError(f"the update {name} is not kept any more")
-        return asyncio.run(tell(ServerAddress(self._url, KEY_VARIABLE)))
-
-    def _bring(self, name: str) -> bool:
-        """Puts an update into the memory of this node, unless another server here has; False: nobody has it any more.
-
-        Those that are not kept any more go. Who asks what is kept is alone here, so no newer one can have come.
+            name: Of the update.
+            kept: Names of those that may still be needed.
+            files: A reference to its files in the object store, in a list so that Ray does not fetch it before.
         """
         target = self._folder / name
         with _alone_here(self._folder):
             if target.is_dir():
-                return True
-            desk = ray.get_actor(DESK)
-            held, kept = ray.get([desk.update.remote(name), desk.updates.remote()], timeout=_ASK_SECONDS)
-            if not held:
-                return False
-            self._clear(kept)
-            files: Mapping[str, Any] = ray.get(held[0], timeout=_BRING_SECONDS)
+                return
+            for held in self._folder.iterdir():
+                if held.is_dir() and held.name not in kept:
+                    shutil.rmtree(held, ignore_errors=True)
+            contents: Mapping[str, Any] = ray.get(files[0], timeout=_BRING_SECONDS)
             staged = self._folder / f".{name}.tmp"
             shutil.rmtree(staged, ignore_errors=True)
-            for file, content in files.items():
+            for file, content in contents.items():
                 (staged / file).parent.mkdir(parents=True, exist_ok=True)
                 (staged / file).write_bytes(memoryview(content))
             staged.rename(target)
-        return True
-
-    def _clear(self, kept: Collection[str]) -> None:
-        """Frees the memory of all updates but some."""
-        for held in self._folder.iterdir():
-            if held.is_dir() and held.name not in kept:
-                shutil.rmtree(held, ignore_errors=True)
-
-    def clear(self) -> None:
-        """Frees the memory of all updates."""
-        with _alone_here(self._folder):
-            self._clear(())
 
     def stop(self) -> None:
         """Ends the server, and with the last one of a node what lies in its memory."""
@@ -169,8 +137,9 @@ def _started(command: ServerCommand, place: str, port: int, folder: Path, name: 
     while "=" in words[0].partition(" ")[0] and not words[0].startswith("-"):
         variable, _, value = words.pop(0).partition("=")
         environment[variable] = value
-    if command.python is not None:
-        words = _by(command.python, words)
+    if command.python is not None:  # what lies beside it, as ``vllm`` does, counts too
+        beside = Path(command.python).parent / words[0]
+        words[0] = str(beside) if words[0] != "python" and beside.exists() else command.python
         environment.pop("PYTHONPATH", None)
     environment["VLLM_API_KEY"] = command.key
     words += ["--host", place, "--disable-uvicorn-access-log"]
@@ -181,12 +150,6 @@ def _started(command: ServerCommand, place: str, port: int, folder: Path, name: 
     starter.wait()  # it has left its work to a process that is no child of ours
     assert starter.stdin is not None  # noqa: S101 (a pipe)
     return starter.stdin
-
-
-def _by(python: str, words: list[str]) -> list[str]:
-    """The command by another Python: what lies beside it, as ``vllm`` does, counts too."""
-    beside = Path(python).parent / words[0]
-    return [str(beside) if words[0] != "python" and beside.exists() else python, *words[1:]]
 
 
 def _free_port() -> int:
@@ -219,7 +182,7 @@ def started_servers(count: int, command: ServerCommand, folder: str) -> Iterator
         folder: See :func:`folder_in_memory`.
     """
     # vLLM says itself what it needs of the cores; where it has GPUs it is placed by these.
-    kind: Any = ray.remote(concurrency_groups={GIVING: 1})(RolloutServer)
+    kind: Any = ray.remote(RolloutServer)
     how = {"num_cpus": 0, "num_gpus": command.gpus, "max_restarts": -1, "max_concurrency": 8}
     actors = [kind.options(name=SERVER.format(index), **how).remote(command, folder) for index in range(count)]
     try:
@@ -244,29 +207,23 @@ class RayFleet(Fleet):
         """
         self._count, self._folder = count, folder
         self._actors: dict[int, Any] = {}
+        self._kept: dict[str, Any] = {}  # references to the files of updates, by name
 
     def addresses(self) -> list[ServerAddress]:
         """See :class:`perl.run.host.Fleet`; one that is not started yet is nowhere, and found when it is."""
-        try:
-            asked = [self._actor(index).address.remote() for index in range(self._count)]
-            first, _ = ray.wait(asked, timeout=_START_SECONDS)
-            known, _ = ray.wait(asked, num_returns=len(asked), timeout=_GRACE_SECONDS)
-        except (RayError, ValueError) as error:
-            raise self._unstarted(f"{type(error).__name__}") from None
-        urls, reason = [], "no room for them"
-        for reference in asked:
+        asked = [self._actor(index).address.remote() for index in range(self._count)]
+        ray.wait(asked, timeout=_START_SECONDS)
+        ray.wait(asked, num_returns=len(asked), timeout=_GRACE_SECONDS)
+        urls, reason = [""] * self._count, ""
+        for index, reference in enumerate(asked):
             try:
-                urls.append(ray.get(reference, timeout=_ASK_SECONDS) if reference in known else "")
+                urls[index] = ray.get(reference, timeout=0)
             except RayError as error:
-                urls.append("")
                 reason = _reason(error)
-        if not first or not any(urls):
-            raise self._unstarted(reason)
+        if not any(urls):
+            what = f"the cluster has started none of {self._count} servers: {reason}"
+            raise RolloutError(what, "rollout.servers", "`ray status` says what the cluster has and what waits for it")
         return [ServerAddress(url or f"http://127.0.0.1:{index + 1}", KEY_VARIABLE) for index, url in enumerate(urls)]
-
-    def _unstarted(self, reason: str) -> RolloutError:
-        hint = "`ray status` says what the cluster has and what waits for it"
-        return RolloutError(f"the cluster has started none of {self._count} servers: {reason}", "rollout.servers", hint)
 
     async def address(self, index: int) -> str:
         """See :class:`perl.run.host.Fleet`."""
@@ -280,31 +237,19 @@ class RayFleet(Fleet):
         """See :class:`perl.run.host.Fleet`."""
         try:
             # As arrays they lie in the store once, and a node's servers read them there.
-            held = ray.put({file: np.frombuffer(content, np.uint8) for file, content in files.items()})
-            ray.get(ray.get_actor(DESK).publish.remote(name, [held]), timeout=_ASK_SECONDS)
+            self._kept[name] = ray.put({file: np.frombuffer(content, np.uint8) for file, content in files.items()})
         except (RayError, ValueError) as error:
             what = f"Ray's object store does not take the update {name}: {type(error).__name__}"
             raise RolloutError(what, "rollout.servers", "the same command goes on") from None
 
-    async def give(
-        self, index: int, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]], seconds: float
-    ) -> T:
+    async def bring(self, index: int, name: str) -> None:
         """See :class:`perl.run.host.Fleet`."""
-        seconds += _GIVE_SECONDS if name is None else _GIVE_SECONDS + _BRING_SECONDS
-        found: T = await self._asked(seconds, index, "give", name, tell)
-        return found
+        seconds = _ASK_SECONDS + _BRING_SECONDS
+        await self._asked(seconds, index, "bring", name, list(self._kept), [self._kept[name]])
 
     def forget(self, name: str) -> None:
         """See :class:`perl.run.host.Fleet`."""
-        with contextlib.suppress(RayError, ValueError):
-            ray.get_actor(DESK).forget.remote(name)
-
-    def clear(self) -> None:
-        """See :class:`perl.run.host.Fleet`."""
-        with contextlib.suppress(RayError, ValueError):
-            ray.get(ray.get_actor(DESK).clear.remote(), timeout=_ASK_SECONDS)
-            clearing = [self._actor(index).clear.remote() for index in range(self._count)]
-            ray.wait(clearing, num_returns=len(clearing), timeout=_ASK_SECONDS)
+        self._kept.pop(name, None)
 
     def _actor(self, index: int) -> Any:  # noqa: ANN401 (Ray's)
         if index not in self._actors:

@@ -1,9 +1,9 @@
 """A process of a run that Ray Train has started: what it does, and what Ray knows that the run must hear.
 
-task -> the run as any process trains it -> Outcome; desk, Ray Train -> Host
+task -> the run as any process trains it -> Outcome; mailbox, Ray Train -> Host
 
-Ray runs the loop in a thread that is not the main one, where no signal arrives; whoever stops the run says so at the
-desk.
+Ray runs the loop in a thread that is not the main one, where no signal arrives; whoever stops the run says so in the
+mailbox, an actor that lives as long as the driver.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,11 @@ from perl.errors import (
     Mistake,
     PerlError,
     ProcessError,
+    RecipeError,
     first_line,
 )
 from perl.launch.meeting import MeetingError
-from perl.launch.on_ray.rollout_servers import DESK, KEY_VARIABLE, RayFleet
+from perl.launch.on_ray.rollout_servers import KEY_VARIABLE, RayFleet
 from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
 from perl.launch.watch import LostProcessError
@@ -50,16 +51,13 @@ from perl.run.folder import LOCK
 from perl.run.host import Host, hosted_by
 from perl.run.launched import who
 
+MAILBOX = "perl-mailbox"
+"""Name of the actor in the run's namespace."""
+
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 60.0
 # In which a process that was killed lets go of the run folder.
 _LOCK_SECONDS = 60.0
-
-_SHOWN = (
-    ("reward", "reward {:.3f}"),
-    ("teacher/kl", "KL to the teacher {:.3f}"),
-    ("completions/mean_length", "length {:.1f}"),
-)
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,8 @@ class Outcome:
         code: Exit code of the command.
         kind: The nearest class of ``perl.errors`` to the error's; empty: none.
         named: The code that is printed after the error, as PRL208.
-        mistakes: Its lines.
+        mistakes: Its lines; those of another process than the main one say which.
         lost: It is another process's end that has ended this one.
-        who: The process, as messages name it.
     """
 
     code: int = EXIT_DONE
@@ -111,14 +108,15 @@ class Outcome:
     named: str = ""
     mistakes: tuple[Mistake, ...] = ()
     lost: bool = False
-    who: str = ""
 
     @classmethod
     def of(cls, error: PerlError) -> "Outcome":
         """That of an error of this process."""
         kind = next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__)
-        own = who(rank(), os.getpid(), socket.gethostname())
-        return cls(error.exit_code, kind, error.code, error.mistakes, isinstance(error, LostProcessError), own)
+        lost, (first, *others) = isinstance(error, LostProcessError), error.mistakes
+        if not (is_first_process() or lost or first.message.startswith("rank ")):
+            first = replace(first, message=f"{who(rank(), os.getpid(), socket.gethostname())}: {first.message}")
+        return cls(error.exit_code, kind, error.code, (first, *others), lost)
 
     def error(self) -> PerlError:
         """The error, as if it had come up in the driver; it has not ended in order."""
@@ -129,19 +127,88 @@ class Outcome:
         return found
 
 
+def cause(ends: Mapping[int, Outcome]) -> Outcome:
+    """How a run has ended whose processes ended for good: as the first one that does not only tell of another one.
+
+    Args:
+        ends: By rank, in the order of their ends, at least one.
+    """
+    return next((end for end in ends.values() if not end.lost), next(iter(ends.values())))
+
+
+@dataclass
+class Updates:
+    """What came since the driver last asked.
+
+    Attributes:
+        step: The newest that was logged.
+        text: Its numbers as a line shows them.
+        lines: Warnings of the processes.
+        starts: How often the main process has started.
+    """
+
+    step: int = 0
+    text: str = ""
+    lines: list[str] = field(default_factory=list)
+    starts: int = 0
+
+
+class Mailbox:
+    """The class of an actor where a run's driver and its processes leave what the others must know."""
+
+    def __init__(self) -> None:
+        """Nothing was said yet."""
+        self._updates, self._stop = Updates(), False
+        self._ends: dict[int, Outcome] = {}
+
+    def start(self) -> int:
+        """The main process has started; how often it had before."""
+        self._updates.starts += 1
+        return self._updates.starts - 1
+
+    def log(self, step: int, text: str) -> None:
+        """A step was logged."""
+        self._updates.step, self._updates.text = step, text
+
+    def say(self, line: str) -> None:
+        """A process has something to say to the user."""
+        self._updates.lines.append(line)
+
+    def updates(self) -> Updates:
+        """What there is to show; lines are given once."""
+        found, self._updates = self._updates, replace(self._updates, lines=[])
+        return found
+
+    def end(self, rank: int, outcome: Outcome) -> None:
+        """A process has ended as it would each time that it is started; the first word counts."""
+        self._ends.setdefault(rank, outcome)
+
+    def ends(self) -> dict[int, Outcome]:
+        """How processes have ended that need not be started again, by their ranks, the first one first."""
+        return self._ends
+
+    def stop(self) -> None:
+        """The run is to end after the step in hand."""
+        self._stop = True
+
+    def stop_asked(self) -> bool:
+        """Whether somebody has asked for that."""
+        return self._stop
+
+
 class RayHost(Host):
     """What the run hears of the driver and of Ray."""
 
     is_ray = True
 
     def __init__(self, task: Task) -> None:
-        """Listens at the desk from now on."""
+        """Looks into the mailbox from now on."""
         self.keeps_files = task.keeps is not None
         self.fleet = RayFleet(task.servers, task.in_memory) if task.servers else None
         os.environ[KEY_VARIABLE] = task.key
-        self._desk = ray.get_actor(DESK)
+        self._mailbox = ray.get_actor(MAILBOX)
         self._stop, self._over = False, threading.Event()
-        threading.Thread(target=self._listen, name="perl-desk", daemon=True).start()
+        threading.Thread(target=self._listen, name="perl-mailbox", daemon=True).start()
 
     def close(self) -> None:
         """Listens no more."""
@@ -157,8 +224,8 @@ class RayHost(Host):
 
     def logged(self, step: int, logs: Mapping[str, Any]) -> None:
         """See :class:`perl.run.host.Host`."""
-        shown = [text.format(float(logs[name])) for name, text in _SHOWN if isinstance(logs.get(name), int | float)]
-        self._desk.log.remote(step, "  ".join(shown))
+        reward = logs.get("reward")
+        self._mailbox.log.remote(step, f"reward {reward:.3f}" if isinstance(reward, int | float) else "")
 
     def saved(self, folder: Path) -> None:
         """Hands the main process's folder to Ray's storage, whose newest copy a start goes on from."""
@@ -169,7 +236,7 @@ class RayHost(Host):
 
     def say_that_it_starts_again(self, folder: Path) -> None:
         """A line for the user, unless this is the first start."""
-        before = ray.get(self._desk.start.remote(), timeout=_ASK_SECONDS)
+        before = ray.get(self._mailbox.start.remote(), timeout=_ASK_SECONDS)
         if before:
             step = latest_step(folder / "checkpoints")
             where = f"from step {step}" if step else "from the start, since there is no checkpoint"
@@ -177,12 +244,12 @@ class RayHost(Host):
 
     def say(self, line: str) -> None:
         """A line for the user."""
-        self._desk.say.remote(line)
+        self._mailbox.say.remote(line)
 
     def _listen(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             try:
-                self._stop = self._stop or ray.get(self._desk.stop_asked.remote(), timeout=_ASK_SECONDS)
+                self._stop = self._stop or ray.get(self._mailbox.stop_asked.remote(), timeout=_ASK_SECONDS)
             except RayError:  # the driver is gone, and soon this process
                 continue
 
@@ -208,10 +275,10 @@ def work(task: Task) -> Outcome:
     Raises:
         Exception: What another start may mend: another process was lost, or something unexpected has happened.
     """
-    desk = ray.get_actor(DESK)
-    known = ray.get(desk.ends.remote(), timeout=_ASK_SECONDS)
+    mailbox = ray.get_actor(MAILBOX)
+    known = ray.get(mailbox.ends.remote(), timeout=_ASK_SECONDS)
     if known:  # one of them would end as before; another one did not hear of it in time, and was taken for lost
-        return decided(known)
+        return cause(known)
     with _place(task) as folder:
         place = RayHost(task)
         handler = _ToDriver(place)
@@ -222,32 +289,17 @@ def work(task: Task) -> Outcome:
             with hosted_by(place):
                 outcome = _trained(task, folder, place)
             if outcome.code not in (EXIT_DONE, EXIT_INTERRUPTED):
-                ray.get(desk.end.remote(rank(), outcome), timeout=_ASK_SECONDS)
+                ray.get(mailbox.end.remote(rank(), outcome), timeout=_ASK_SECONDS)
             return outcome
         finally:
             logging.getLogger("perl").removeHandler(handler)
             place.close()
 
 
-def decided(ends: Mapping[int, Outcome]) -> Outcome:
-    """How a run has ended whose processes ended for good: as the main one says, unless it only tells of another one.
-
-    Args:
-        ends: By rank, at least one.
-    """
-    causes = {number: end for number, end in ends.items() if not end.lost}
-    if 0 in causes or not causes:
-        return causes.get(0) or next(iter(ends.values()))
-    cause = next(iter(causes.values()))
-    first, *others = cause.mistakes
-    if first.message.startswith("rank "):  # it says who
-        return cause
-    return replace(cause, mistakes=(replace(first, message=f"{cause.who}: {first.message}"), *others))
-
-
 def _trained(task: Task, folder: Path, place: RayHost) -> Outcome:
-    find_in(task.beside)
     try:
+        _go_to(task.cwd)
+        find_in(task.beside)
         task.train(task.recipe, task.overrides, folder)
     except SystemExit as error:  # of code that is not ours; it would end each start so
         what = f"{who(rank(), os.getpid(), socket.gethostname())} failed: SystemExit: {first_line(error)}"
@@ -263,11 +315,18 @@ def _trained(task: Task, folder: Path, place: RayHost) -> Outcome:
     return Outcome()
 
 
+def _go_to(cwd: str | None) -> None:
+    """Works where relative paths are meant."""
+    try:
+        os.chdir(cwd or os.curdir)
+    except OSError as error:
+        hint = "a folder that all nodes share, or `ray job submit --working-dir . -- perl train RECIPE`"
+        raise RecipeError(f"{who(rank(), os.getpid(), socket.gethostname())} does not see {cwd}", "", hint) from error
+
+
 @contextlib.contextmanager
 def _place(task: Task) -> Iterator[Path]:
     """The run folder of this process: the one that all share, or one of its own with what Ray's storage has kept."""
-    if task.cwd is not None:
-        os.chdir(task.cwd)
     if not task.keeps:
         folder = Path(task.folder)
         if is_first_process():
