@@ -208,12 +208,12 @@ def kills(found: Sequence[Server], steps: int, kill_in: Sequence[int], progress:
         "completions_of_a_step": sorted({len(step) for step in trained}),
         "completions_of_a_prompt": sorted({count for step in trained for count in Counter(step).values()}),
     }
-    print(f"\n{'':12} {'steps':>5} {'seconds':>8} {'kills':>6} {'lost':>5} {'asked again':>12} {'reloads':>8}")
+    print(f"\n{'':12} {'steps':>5} {'seconds':>8} {'kills':>6} {'lost':>5} {'asked again':>12}")
     for name in ("undisturbed", "killed"):
         row = result[name]
         print(
             f"{name:12} {row['steps']:>5} {row['seconds']:>8.1f} {len(row['kills']):>6} {row['servers_lost']:>5} "
-            f"{row['requests_retried']:>12} {row['reloads']:>8}"
+            f"{row['requests_retried']:>12}"
         )
     print(
         f"killed: {killed['kills']}\n"

@@ -202,7 +202,7 @@ def suffer(fault: Fault, found: Fleet) -> dict[str, Any]:
         raise RuntimeError(f"the run ended before its first step: {ended}")
     off = [row["sampling/sampling_logp_difference/mean"] for row in log]
     kept = sorted((found.folder / fault.name).glob("checkpoint-*"))
-    counts = {n: int(log[-1][f"rollout/{n}"]) for n in ("requests_retried", "servers_lost", "reloads")}
+    counts = {n: int(log[-1][f"rollout/{n}"]) for n in ("requests_retried", "servers_lost")}
     row = {
         "fault": fault.name,
         "what": fault.what,

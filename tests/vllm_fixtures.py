@@ -44,9 +44,10 @@ def lone_server(_second_server: str, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def _put_the_base_back(url: str, factory: pytest.TempPathFactory) -> None:
-    untouched = {"weight_version": "default"}
-    if httpx2.get(f"{url}/weight_info", trust_env=False).json() == untouched:
+    label = httpx2.get(f"{url}/weight_info", trust_env=False).json()["weight_version"]
+    if label == "default":
         return
+    _label(url, f"{label}-left")  # whoever put them there
     import torch  # here: not every run of tests needs what takes seconds to import
 
     from perl.policy.model import load_base
@@ -58,8 +59,11 @@ def _put_the_base_back(url: str, factory: pytest.TempPathFactory) -> None:
     if pool.foreign_weights():
         pool.load(base_update(load_base(ModelSection(name="sandbox:base"), torch.device("cpu")), "tests-base"))
     pool.close()
-    named = {"new_version": untouched["weight_version"]}
-    httpx2.post(f"{url}/update_weight_version", json=named, trust_env=False).raise_for_status()
+    _label(url, "default")
+
+
+def _label(url: str, label: str) -> None:
+    httpx2.post(f"{url}/update_weight_version", json={"new_version": label}, trust_env=False).raise_for_status()
 
 
 @contextmanager

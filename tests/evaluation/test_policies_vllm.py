@@ -161,14 +161,14 @@ def test_weights_that_were_left_on_a_server_are_replaced_and_after_an_adapter_se
     own_server, adapter, tmp_path, by_transformers
 ):
     url, dora = own_server.url, adapter("dora")
-    give_away(url, tmp_path / "given", 0.1, "somebody")
+    give_away(url, tmp_path / "given", 0.1, "somebody-left")
     served = evaluated(tmp_path / "served", url, adapter=dora, **GREEDY)
     here, folder = by_transformers(adapter=dora, **GREEDY)
     answers = texts(folder, here, "base")
     assert_mostly_same(texts(tmp_path / "served", served, "base"), answers)
     assert_mostly_same(texts(tmp_path / "served", served, "adapter"), texts(folder, here, "adapter"))
     assert fmean(answers[problem] == text for problem, text in texts(folder, here, "adapter").items()) < 0.8
-    assert asked(url, "/weight_info")["weight_version"].endswith("-restored")
+    assert asked(url, "/weight_info")["weight_version"].endswith("-restored-left")
 
 
 @pytest.mark.nightly

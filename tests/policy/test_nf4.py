@@ -44,7 +44,7 @@ from perl.training.plan_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
-from tests.rollouts.test_sync_precision import ON_NF4
+from tests.rollouts.policies import ON_NF4
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
 

@@ -27,8 +27,7 @@ from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import PeftSection
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
-from tests.rollouts.served_updates import perturbed, policy_of
-from tests.rollouts.test_sync_precision import ON_NF4
+from tests.rollouts.policies import ON_NF4, perturbed, policy_of
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.

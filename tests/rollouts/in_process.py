@@ -83,7 +83,6 @@ def adapters(given: dict) -> dict:
         found["answers"].append(answers(engine, given, update))
         found["answers"][-1]["kept"] = all(torch.equal(kept[name], t) for name, t in update.tensors.items())
     found["process"].append(("loaded", process()))
-    found["few"] = engine.start([Request(given["long_prompt"], 64)], given["few"]).result()
     found.update(groups(engine, given))
     found["seeded"] = seeded(engine, given)
     try:
@@ -175,13 +174,6 @@ def one_of_several(given: dict) -> dict:
     total = torch.tensor([rank + 1.0])
     torch.distributed.all_reduce(total)
     found["sum"] = float(total)
-    if rank == 0:  # by itself, as a run's last scores are, while the other may have gone
-        engine = InProcessEngine(
-            given["model"], dtype="float32", max_model_len=given["length"], max_lora_rank=given["rank"], alone=True
-        )
-        found["alone"] = answers(engine, given, given["adapters"][rank])
-        engine.close()
-        found["size"] = torch.distributed.get_world_size()
     torch.distributed.destroy_process_group()
     return found
 

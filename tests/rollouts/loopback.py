@@ -12,7 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+TOKEN = 5
+BASE, WRONG_BASE, MERGED, ADAPTED = -0.5, -0.3, -0.1, -0.05
+"""The log-probability of every token of the base, and what another base, merged weights or an adapter add to it."""
+_SIZES = 'block_size="128",kv_cache_memory_bytes="1073741824",user_specified_block_size="False"'
 
 
 @contextlib.contextmanager
@@ -29,7 +36,7 @@ def serving(handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | Non
     server = Server(("127.0.0.1", 0), handler)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield f"{'http' if context is None else 'https'}://127.0.0.1:{server.server_port}"
@@ -39,138 +46,175 @@ def serving(handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | Non
         server.server_close()
 
 
+Answer = Callable[[str, str, dict[str, str], bytes], tuple[int, bytes] | None]
+
+
+def answering(answer: Answer, context: ssl.SSLContext | None = None) -> contextlib.AbstractContextManager[str]:
+    """The address of a server: method, path, headers, body -> status and text, or a connection that is closed."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            found = answer(self.command, self.path, headers, body)
+            if found is None:
+                self.close_connection = True
+                return
+            status, text = found
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    return serving(Handler, context)
+
+
 class FakeVllm:
-    """What a fake server is like, and what it was asked.
+    """A server that speaks vLLM's HTTP and answers by arithmetic.
 
     Attributes:
-        length_of: Tokens of a completion, by the server's own numbers or the request's seed.
+        length_of: Tokens of a completion, by the server's own numbers or the request's seed; None: all it may have.
         seconds_a_token: To write one.
         key: That it wants; None: none.
         longest: Tokens of prompt and completion.
-        asked: The bodies of all requests for completions, those whose answers were lost too.
+        asked: The bodies of all requests for completions but proofs, those whose answers were lost too.
+        happens: Called with each of them.
+        proofs: How many it has given.
+        adapters: Name -> path.
     """
 
     def __init__(
         self,
-        length_of: Callable[[random.Random], int] = lambda chance: chance.randrange(1, 9),
+        length_of: Callable[[random.Random], int] | None = None,
         seconds_a_token: float = 0.0,
         key: str | None = None,
         longest: int = 256,
+        on_cpu: bool = False,
     ) -> None:
         self.length_of, self.seconds_a_token, self.key, self.longest = length_of, seconds_a_token, key, longest
-        self.asked: list[dict] = []
+        self.on_cpu, self.proofs, self.happens = on_cpu, 0, lambda: None
+        self.asked: list[dict[str, Any]] = []
         self._chance = random.Random(0)
+        self.restart()
+
+    def restart(self, wrong_base: bool = False, root: str = "/models/base") -> None:
+        """Another process, which knows nothing of what was loaded."""
+        self.started, self.wrong_base, self.root = time.time(), wrong_base, root
+        self.adapters: dict[str, str] = {}
+        self.label, self.merged = "default", None
 
     def __call__(self, context: ssl.SSLContext | None = None) -> contextlib.AbstractContextManager[str]:
         """Its address, while it runs."""
-        fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, answer = fake.answer(self.path, self.headers.get("Authorization"), json.loads(body or "{}"))
-                text = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+        def answer(_method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+            status, found = self.answer(path, headers.get("authorization"), json.loads(body or "{}"))
+            return status, (found if isinstance(found, str) else json.dumps(found)).encode()
 
-            do_POST = do_GET
+        return answering(answer, context)
 
-            def log_message(self, *_: object) -> None:
-                """Says nothing."""
-
-        return serving(Handler, context)
-
-    def answer(self, path: str, authorization: str | None, body: dict) -> tuple[int, dict]:
+    def answer(self, path: str, authorization: str | None, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and answer."""
         if path.startswith("/v1/") and self.key is not None and authorization != f"Bearer {self.key}":
             return 401, {"error": "Unauthorized"}
         if path == "/v1/completions":
-            return 200, {"choices": self._completions(body)}
+            return self._complete(body)
+        cards = [{"id": "base", "root": self.root, "parent": None, "max_model_len": self.longest}]
+        cards += [{"id": name, "root": place, "parent": "base"} for name, place in self.adapters.items()]
+        on_cpu = f"vllm:cache_config_info{{{_SIZES}}} 1" if self.on_cpu else ""
         known = {
             "/health": {},
             "/version": {"version": "0.32.0"},
-            "/v1/models": {"data": [{"id": "base", "max_model_len": self.longest}]},
+            "/v1/models": {"data": cards},
+            "/weight_info": {"weight_version": self.label},
+            "/metrics": f"process_start_time_seconds {self.started!r}\n{on_cpu}",
         }
-        return (200, known[path]) if path in known else (404, {"detail": "Not Found"})
+        if path in known:
+            return 200, known[path]
+        if path == "/v1/load_lora_adapter" and body:
+            self.adapters.setdefault(body["lora_name"], body["lora_path"])
+        elif path == "/v1/unload_lora_adapter":
+            self.adapters.pop(body["lora_name"], None)
+        elif path == "/update_weight_version":
+            self.label = body["new_version"]
+        elif path == "/collective_rpc" and body and not body["kwargs"]["weights_path"].endswith("/seen"):
+            self.merged = Path(body["kwargs"]["weights_path"]).name
+        return 200, {"success": True}
 
-    def _completions(self, body: dict) -> list[dict]:
+    def log_prob(self, model: str) -> float:
+        """Of every token under an adapter or the base."""
+        value = BASE + WRONG_BASE * self.wrong_base
+        value += MERGED * (self.merged is not None and not self.merged.endswith("-base"))
+        return value + ADAPTED * (model in self.adapters and "/foreign/" not in self.adapters[model])
+
+    def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+        model, prompts = body["model"], body["prompt"]
+        if model != "base" and model not in self.adapters:
+            return 404, {"error": {"message": f"The model `{model}` does not exist."}}
+        if isinstance(prompts[0], list):  # a proof
+            self.proofs += 1
+            top = {f"token_id:{TOKEN}": self.log_prob(model), "token_id:6": -9.0}
+            return 200, {"choices": [{"index": i, "logprobs": {"top_logprobs": [top]}} for i in range(len(prompts))]}
+        log_prob = self.log_prob(model)
         self.asked.append(body)
-        seed = body.get("seed")
+        self.happens()
         found = []
-        for index in range(body.get("n", 1)):
+        for index in range(body["n"]):
+            seed, most = body.get("seed"), body["max_tokens"]
             chance = self._chance if seed is None else random.Random(seed + index)
-            length = min(self.length_of(chance), body["max_tokens"])
-            ids = [chance.randrange(5, 30) for _ in range(length)]
-            scores = {"token_logprobs": [-0.5] * length}
-            reason = "length" if length == body["max_tokens"] else "stop"
+            length = most if self.length_of is None else min(self.length_of(chance), most)
+            ids = [TOKEN if self.length_of is None else chance.randrange(5, 30) for _ in range(length)]
+            reason, scores = "length" if length == most else "stop", {"token_logprobs": [log_prob] * length}
             found.append({"index": index, "finish_reason": reason, "token_ids": ids, "logprobs": scores})
         time.sleep(self.seconds_a_token * max(len(choice["token_ids"]) for choice in found))
-        return found
+        return 200, {"choices": found}
 
 
 class Proxy:
     """A proxy before a server.
 
     Attributes:
-        loses: Share of the answers that it loses, of whatever kind, once they are there; never three completions in a
-            row, nor two of another kind.
+        loses: Share of the completions that it loses once they are there, never three in a row.
         cuts_after: Seconds after which it ends an answer that is not there yet; None: it waits.
         status: With which it then answers; None: it closes the connection.
         lost: How many answers it has lost.
-        lost_completions: How many of those were completions.
     """
 
     def __init__(self, url: str, loses: float = 0.0, cuts_after: float | None = None, status: int | None = None):
         self.url, self.loses, self.cuts_after, self.status = url, loses, cuts_after, status
-        self.lost = self.lost_completions = 0
-        self._chance, self._in_a_row, self._lock = random.Random(1), dict[str, int](), threading.Lock()
+        self.lost, self._in_a_row = 0, 0
+        self._chance, self._lock = random.Random(1), threading.Lock()
 
     def __call__(self) -> contextlib.AbstractContextManager[str]:
         """Its address, while it runs."""
-        proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                answer = proxy.forward(self.command, self.path, dict(self.headers), body)
-                if answer is None and proxy.status is None:
-                    self.close_connection = True
-                    return
-                status, text = answer or (proxy.status, b"<html>Bad Gateway</html>")
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+        def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes] | None:
+            found = self.forward(method, path, headers, body)
+            if found is None:
+                self.lost += 1
+                return None if self.status is None else (self.status, b"<html>Bad Gateway</html>")
+            return found
 
-            do_POST = do_GET
-
-            def log_message(self, *_: object) -> None:
-                """Says nothing."""
-
-        return serving(Handler)
+        return answering(answer)
 
     def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes] | None:
         """What the server answers; None: that is lost."""
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=self.cuts_after)
         try:
-            connection.request(method, path, body, {k: v for k, v in headers.items() if k.lower() != "host"})
+            connection.request(method, path, body, {k: v for k, v in headers.items() if k != "host"})
             response = connection.getresponse()
             answer = response.status, response.read()
         except (OSError, http.client.HTTPException):
-            with self._lock:
-                return self._lose(path)
+            return None
         finally:
             connection.close()
-        most = 2 if path == "/v1/completions" else 1
+        if path != "/v1/completions":
+            return answer
         with self._lock:  # requests come in threads
-            in_a_row = self._in_a_row.get(path, 0)
-            is_lost = self._chance.random() < self.loses and in_a_row < most
-            self._in_a_row[path] = in_a_row + 1 if is_lost else 0
-            return self._lose(path) if is_lost else answer
-
-    def _lose(self, path: str) -> None:
-        """Counts an answer that is lost."""
-        self.lost += 1
-        self.lost_completions += path == "/v1/completions"
+            is_lost = self._chance.random() < self.loses and self._in_a_row < 2
+            self._in_a_row = self._in_a_row + 1 if is_lost else 0
+        return None if is_lost else answer

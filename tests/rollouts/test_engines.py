@@ -1,13 +1,9 @@
-"""Engines are told apart by what they can do; their names are compared in one file."""
+"""Engines are told apart by what they can do."""
 
-import ast
-import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
-import perl
 from perl.recipe.engines import ENGINES, OF_TRL, Backend, best_backend, capabilities
 from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.hf_engine import TransformersEngine
@@ -15,40 +11,8 @@ from perl.rollouts.open_engine import _OPENED
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
 
-SOURCES = Path(perl.__file__).parent
-THE_FILE = "recipe/engines.py"
 CLASSES = {"transformers": TransformersEngine, "vllm": InProcessEngine, "vllm-server": ServerPool}
 SERVERS = {"vllm-server": ["http://localhost:8000"]}
-
-
-def named(node: ast.AST) -> bool:
-    """Whether an expression is an engine's name, or a collection of some."""
-    values = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
-    return any(isinstance(value, ast.Constant) and value.value in get_args(Backend) for value in values)
-
-
-def compares_a_backend(path: Path) -> bool:
-    """Whether a file compares something called a backend with an engine's name."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            about = any(re.search(r"backend", ast.unparse(side)) for side in sides)
-            if about and any(named(side) for side in sides):
-                return True
-        if isinstance(node, ast.Match) and "backend" in ast.unparse(node.subject):
-            return True
-    return False
-
-
-def test_engines_names_are_compared_in_one_file_only(tmp_path):
-    found = {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.py") if compares_a_backend(path)}
-    assert found <= {THE_FILE}
-    # The search finds what it looks for.
-    for text in ('how.backend == "vllm"', 'backend not in ("auto", "transformers")', '"vllm-server" != s["backend"]'):
-        (tmp_path / "found.py").write_text(f"x = {text}\n")
-        assert compares_a_backend(tmp_path / "found.py"), text
-    (tmp_path / "other.py").write_text('x = package == "vllm"\ny = how.backend == best\n')
-    assert not compares_a_backend(tmp_path / "other.py")
 
 
 def test_every_name_but_auto_has_a_row_and_a_class_that_declares_it_and_auto_has_those_of_transformers():

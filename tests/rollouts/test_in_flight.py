@@ -3,23 +3,21 @@
 import random
 
 import pytest
-import torch
 
 from perl.errors import ModelError, RecipeError
 from perl.recipe.recipe import load_recipe
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm.answers import Part, ServerDownError, read_chunk
+from perl.rollouts.vllm.answers import Part, ServerDownError, read_choices
 from perl.rollouts.vllm.growing import GrowingGroup
 from perl.training.stages import prepare, read_recipe
 from tests.rollouts.policies import completion_log_probs
 from tests.rollouts.test_vllm_server import TOKENS, open_pool, policy, update_of, wait_until, written  # noqa: F401 (a fixture)
-from tests.servers import VllmProcess
 
 LONGEST = 60
 SAMPLING = EngineSampling(temperature=1.0, max_completion_length=LONGEST, end_token_ids=())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_parts_of_several_versions_make_the_completions_that_were_written(seed):
     """Stopped anywhere and often, also before a token came: nothing is lost, doubled or asked for too long."""
     chance = random.Random(seed)
@@ -53,24 +51,22 @@ def test_parts_of_several_versions_make_the_completions_that_were_written(seed):
     ("line", "says"),
     [
         ('{"choices": [{"index": 3, "token_ids": [1]}]}', "something else"),
-        ("<html>", "something else"),
         ('{"choices": [{"index": 0, "token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}}]}', "each token"),
         ('{"choices": [{"index": 0, "finish_reason": "abort"}]}', "abort"),
-        ('{"error": {"message": "no memory"}}', "something else"),
     ],
 )
 def test_a_stream_that_is_none_is_refused(line, says):
     with pytest.raises(ServerDownError, match=says):
-        read_chunk(line, [Part(), Part()])
+        read_choices(line, [Part(), Part()])
 
 
 def test_a_stream_may_bring_several_tokens_at_once_and_completions_in_turns():
     parts = [Part(), Part()]
-    read_chunk('{"choices": [{"index": 1, "token_ids": [5, 6], "logprobs": {"token_logprobs": [-1, null]}}]}', parts)
-    read_chunk('{"choices": [{"index": 0, "token_ids": [7], "logprobs": {"token_logprobs": [-2.5]}}]}', parts)
+    read_choices('{"choices": [{"index": 1, "token_ids": [5, 6], "logprobs": {"token_logprobs": [-1, null]}}]}', parts)
+    read_choices('{"choices": [{"index": 0, "token_ids": [7], "logprobs": {"token_logprobs": [-2.5]}}]}', parts)
     end = '{"choices": [{"index": 1, "token_ids": [8], "logprobs": {"token_logprobs": [0]}, "finish_reason": "stop"}]}'
-    read_chunk(end, parts)
-    read_chunk('{"choices": []}', parts)
+    read_choices(end, parts)
+    read_choices('{"choices": []}', parts)
     assert parts == [Part([7], [-2.5]), Part([5, 6, 8], [-1.0, None, 0.0], "stop")]
 
 
@@ -87,7 +83,7 @@ def written_under_many(engine, requests, sampling):
         load(0)
         pending = engine.start(requests, sampling)
         number = 0
-        while not pending._done.is_set():
+        while not pending.done():
             number += 1
             load(number % 3)
         groups = pending.result()
@@ -110,6 +106,7 @@ def difference(groups, requests, seeds):
     return sum(found) / len(found), max(found)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ends", [(), tuple(range(20, 24))], ids=["to the longest", "to an end token"])
 def test_each_token_is_of_the_version_that_it_names_and_none_is_lost(open_pool, vllm_server, ends):  # noqa: F811
     """Log-probs are of the prompt and all tokens before: one lost or doubled would change all that follow."""
@@ -127,49 +124,6 @@ def test_each_token_is_of_the_version_that_it_names_and_none_is_lost(open_pool, 
         assert not set(sampled.token_ids[:-1]) & set(ends)
         assert len(sampled.token_ids) == 200 or sampled.token_ids[-1] in ends
     assert engine.counts["requests_continued"] > 0
-
-
-def test_what_was_kept_of_a_request_survives_its_server(tmp_path, open_pool, vllm_server):  # noqa: F811
-    """Its rest goes to another server; what the lost one had written since the last version is written again."""
-    other = VllmProcess(tmp_path / "other")
-    try:
-        engine = open_pool([vllm_server, other.wait().url], stall_seconds=600.0)
-        requests = [Request((*TOKENS[:4], 5 + i), 4, continues=True) for i in range(20)]
-        sampling = EngineSampling(temperature=1.0, max_completion_length=200, end_token_ids=())
-        seeds = {}
-        for seed in range(3):
-            update = update_of(seed)
-            seeds[update.name] = seed
-            engine.load(update)
-            if not seed:
-                pending = engine.start(requests, sampling)
-            before = written(other.url)
-            wait_until(lambda: written(other.url) > before + 50)  # noqa: B023
-    finally:
-        other.kill()
-    groups = pending.result()
-    mean, largest = difference(groups, requests, seeds)
-    assert mean < 1e-4
-    assert largest < 2e-3
-    assert {len(sampled.token_ids) for group in groups for sampled in group} == {200}
-    assert max(len(set(sampled.versions)) for group in groups for sampled in group) == 3
-    assert engine.counts["servers_lost"] == 1
-    assert engine.counts["requests_retried"] > 0
-
-
-def test_requests_that_finish_are_of_the_version_they_began_with(open_pool, vllm_server):  # noqa: F811
-    engine = open_pool([vllm_server])
-    first = update_of(0)
-    engine.load(first)
-    pending = engine.start([Request(tuple(TOKENS), 4)], SAMPLING)
-    for seed in (1, 2):
-        engine.load(update_of(seed))
-    (group,) = pending.result()
-    assert {(sampled.version, sampled.versions) for sampled in group} == {(first.name, ())}
-    for sampled in group:
-        mine = completion_log_probs(policy(0), TOKENS, sampled.token_ids)
-        assert (torch.tensor(sampled.log_probs) - mine).abs().mean() < 1e-4
-    assert "requests_continued" not in engine.counts
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from perl.errors import BrokenPromiseError, ModelError
+from perl.errors import ModelError
 from perl.methods.adalora import set_schedule
 from perl.methods.delta import adapted_layers, low_rank_update
 from perl.methods.registry import METHODS, SERVED_RANKS, served_rank
 from perl.policy.model import base_fingerprint
 from perl.rollouts.sync import adapter_update, choose_form, make_update, without_effect
 from perl.sandbox import BASE_FOLDER
-from tests.rollouts.served_updates import base, engine_of, fresh, log_prob_difference, perturbed, policy_of, published
+from tests.rollouts.policies import base, engine_of, fresh, log_prob_difference, perturbed, policy_of, published
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -23,12 +23,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
 LOW = [name for name in ADAPTERS if METHODS[name].sync.startswith("adapter")]
 MERGED = [name for name in ADAPTERS if name not in LOW]
+SIX = ("lora", "dora", "pissa", "adalora", "ia3", "full")
+# Each method has an update of its own; the others are looked at nightly.
+EVERY = [name if name in SIX else pytest.param(name, marks=pytest.mark.nightly) for name in [*ADAPTERS, "full"]]
 # Tensors of an update of the sandbox base: 4 layers of 7 linear ones, with norms before and after attention and MLP, of
 # queries and keys, and one at the end. IA3 changes 3 of the 7, which are completed to q, k, v and down.
 TENSORS = dict.fromkeys(LOW, 4 * 7 * 2) | dict.fromkeys(MERGED, 4 * 7) | {"ln_tuning": 4 * 4 + 1, "ia3": 4 * 4}
 
 
-@pytest.mark.parametrize("method", [*ADAPTERS, "full"])
+@pytest.mark.parametrize("method", EVERY)
 def test_an_engine_with_the_update_answers_like_the_policy_and_the_base_is_not_written(method):
     policy = perturbed(base()) if method == "full" else policy_of(method)
     before, random_state = base_fingerprint(policy), torch.get_rng_state()
@@ -54,7 +57,7 @@ def test_an_adapter_of_zeros_answers_like_the_base_in_the_shapes_of_the_policys(
     assert log_prob_difference(engine_of(update, base()), base()) > 0.02  # which stays as it was
 
 
-@pytest.mark.parametrize("method", LOW)
+@pytest.mark.parametrize("method", ["lora", "pissa"])
 def test_what_can_be_served_as_an_adapter_can_also_be_merged(method):
     policy = policy_of(method)
     before = base_fingerprint(policy)
@@ -66,7 +69,7 @@ def test_what_can_be_served_as_an_adapter_can_also_be_merged(method):
     assert base_fingerprint(policy) == before
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("method", SIX[:-1])
 def test_the_start_of_training_loads_and_has_the_shapes_of_every_later_update(method):
     policy = fresh(method)
     plan = choose_form(policy)
@@ -82,8 +85,6 @@ def test_the_start_of_training_loads_and_has_the_shapes_of_every_later_update(me
 SET = [
     ("lora", {"kwargs": {"rank_pattern": {"down_proj": 7, "layers.1.self_attn.q_proj": 2}}}, 3),
     ("pissa", {"kwargs": {"rank_pattern": {"down_proj": 7}}}, 2),
-    ("loha", {"kwargs": {"rank_pattern": {"o_proj": 5}}}, 2),
-    ("gralora", {"kwargs": {"hybrid_r": 3}}, 1),
     ("gralora", {"rank": 8, "kwargs": {"gralora_k": 4}}, 1),
     ("hra", {"kwargs": {"apply_GS": True}}, 1),
     ("adalora", {"kwargs": {"init_r": 9}}, 1),
@@ -95,7 +96,7 @@ def ranks_of(policy):
     return [low_rank_update(layer, "default").rank for _, layer in adapted_layers(policy)]
 
 
-@pytest.mark.parametrize(("method", "settings", "ranks"), [*((method, {}, 1) for method in ADAPTERS), *SET], ids=str)
+@pytest.mark.parametrize(("method", "settings", "ranks"), [*((method, {}, 1) for method in SIX[:-1]), *SET], ids=str)
 def test_the_rank_is_known_without_weights_whatever_is_set_beside_it(method, settings, ranks):
     policy = policy_of(method, **settings)
     known = METHODS[method].update_rank(policy.peft_config["default"])
@@ -124,7 +125,7 @@ def test_a_server_is_started_for_the_next_rank_that_vllm_has():
     assert found == [min((r for r in of_vllm if r >= rank), default=None) for rank in range(1, 520)]
 
 
-@pytest.mark.parametrize("method", ["lora", "pissa", "hra"])
+@pytest.mark.parametrize("method", ["lora", "pissa"])
 def test_the_config_is_the_one_that_peft_writes_and_names_no_path(method):
     update = adapter_update(policy_of(method, kwargs={}), "v1")
     LoraConfig(**update.config).save_pretrained("written")
@@ -143,16 +144,7 @@ def test_the_config_is_the_one_that_peft_writes_and_names_no_path(method):
     assert all(re.fullmatch(r"base_model\.model\.\S+_proj\.lora_[AB]\.weight", name) for name in update.tensors)
 
 
-def test_what_is_sent_does_not_change_with_the_next_step():
-    policy = policy_of("lora")
-    sent = adapter_update(policy, "v1")
-    before = {name: tensor.clone() for name, tensor in sent.tensors.items()}
-    perturbed(policy)
-    assert all(torch.equal(sent.tensors[name], tensor) for name, tensor in before.items())
-    assert not torch.equal(*(next(iter(u.tensors.values())) for u in (sent, adapter_update(policy, "v2"))))
-
-
-@pytest.mark.parametrize("masked", [2, 6])
+@pytest.mark.parametrize("masked", [2])
 def test_adalora_keeps_its_shapes_and_its_pattern_when_ranks_move(masked):
     policy = policy_of("adalora")
     set_schedule(policy, 10)
@@ -195,24 +187,3 @@ def test_an_adapter_that_cannot_be_exact_is_refused_in_a_line(method, settings, 
     plan = choose_form(policy)
     assert plan.form == "merged"
     assert re.match(reason, plan.why)
-
-
-def test_an_adapter_that_stops_being_a_lora_is_noticed():
-    policy = policy_of("miss")
-    assert choose_form(policy).form == "adapter"
-    next(layer for _, layer in adapted_layers(policy)).miss_fn = "bat"
-    with pytest.raises(BrokenPromiseError, match="no longer"):
-        adapter_update(policy, "v1")
-
-
-def test_a_plan_is_a_line_with_the_size_of_an_update():
-    sides = 4 * [(128, 128), (128, 64), (128, 64), (128, 128), *[(128, 384)] * 3]  # of the linear layers
-    plans = (
-        (choose_form(policy_of("lora")), sum(4 * (i + o) for i, o in sides), 2, "a LoRA of rank 4"),
-        (choose_form(policy_of("lora"), "merged"), sum(i * o for i, o in sides), 1, "merged weights"),
-    )
-    for plan, numbers, matrices, what in plans:
-        assert plan.nbytes == 4 * numbers  # bytes of float32
-        assert plan.tensors == matrices * len(sides)
-        assert str(plan) == f"an update is {what}, {4 * numbers / 1e6:.3g} MB in {plan.tensors} tensors: {plan.why}"
-    assert [plan.why for plan, *_ in plans] == ["every layer's update is an exact LoRA", "rollout.sync requests it"]

@@ -18,6 +18,7 @@ RUN = (
 PARITY = 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("method", "sync"), [("lora", "adapter"), ("dora", "merged")])
 def test_a_server_answers_like_the_policy_of_two_processes_in_shards(lone_server, tmp_path, method, sync):
     settings = (*RUN, f"rollout.servers=[{lone_server}]", f"peft.method={method}", f"rollout.sync={sync}")

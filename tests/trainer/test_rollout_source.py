@@ -104,7 +104,9 @@ def assert_sampled_from_the_policy(trained, steps=3):
     assert logged(trained, "rollout/steps_behind") == [0.0] * steps
 
 
-@pytest.mark.parametrize("method", ["lora", "pissa", "adalora", "vera", "hra"])
+@pytest.mark.parametrize(
+    "method", ["lora", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("pissa", "vera"))]
+)
 def test_every_step_samples_from_the_adapter_of_that_step(tmp_path, vllm_server, method):
     sizes = {"peft_rank": 64} if method == "vera" else {}
     trained = trainer(tmp_path, [vllm_server], Seen(), peft_method=method, beta=0.04, **sizes)
@@ -125,12 +127,12 @@ ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_pro
 NORMS = ["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("method", "sent", "changes"),
     [
         ("dora", [*ATTENTION, *MLP], {}),
         ("ia3", [*ATTENTION[:3], "down_proj"], {}),  # vLLM has queries, keys and values in one matrix
-        ("ln_tuning", NORMS, {}),
         ("full", [*ATTENTION, *MLP, *NORMS, "embed_tokens", "lm_head"], {"learning_rate": 1e-4}),
         ("lora", ["o_proj"], {"peft_target_modules": ["o_proj"]}),
     ],
@@ -147,7 +149,8 @@ def test_an_engine_gets_the_weights_that_a_method_changes_or_its_factors(tmp_pat
     assert logged(trained, "sync/bytes") == [4.0 * numbers] * 3  # in float32
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("prefetch", [1])
 def test_a_logged_group_has_the_gap_of_every_token(tmp_path, vllm_server, prefetch):
     """One prompt a step: the gaps are those of all tokens of the step, whose mean is logged."""
     found = []
@@ -171,6 +174,7 @@ def test_a_logged_group_has_the_gap_of_every_token(tmp_path, vllm_server, prefet
     assert (max(found) > 1e-5) == bool(prefetch)  # a policy of one step before; of the same one it is about 2e-7
 
 
+@pytest.mark.nightly
 def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
     trls = {name: value for name, value in SMALL.items() if name != "prompts_per_step"}
     args = GRPOConfig(
@@ -194,6 +198,7 @@ def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
     assert args.use_vllm
 
 
+@pytest.mark.nightly
 def test_evaluation_samples_from_the_adapter_too(tmp_path, vllm_server):
     lengths = []
 
@@ -212,7 +217,8 @@ def test_evaluation_samples_from_the_adapter_too(tmp_path, vllm_server):
     assert metrics["eval_reward"] == pytest.approx((0 + 1 + 2 + 3) / 4)
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ahead", [2])
 def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_path, vllm_server, ahead):
     seen = {}
     for prefetch in (0, ahead):
@@ -233,6 +239,7 @@ def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_pa
     assert seen[ahead].prompts == seen[0].prompts
 
 
+@pytest.mark.nightly
 def test_an_engine_that_does_not_apply_the_adapter_ends_the_run_before_it_samples(tmp_path, own_server):
     seen, (model, url) = Seen(), own_server
     with pytest.raises(BrokenPromiseError, match="answers like the base, not like the policy"):
@@ -263,6 +270,7 @@ class Door(Proxy):
         return super().forward(*request) if self.is_open else None
 
 
+@pytest.mark.nightly
 def test_without_servers_the_last_step_is_kept_and_the_run_goes_on_when_one_is_back(tmp_path, vllm_server):
     doors, seen = [Door(vllm_server), Door(vllm_server)], Seen()
 
@@ -342,6 +350,7 @@ def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp
         server.kill()
 
 
+@pytest.mark.nightly
 def test_what_the_servers_cannot_do_is_refused_before_weights_are_loaded(tmp_path, vllm_server):
     from perl.training.stages import train
 
@@ -357,6 +366,7 @@ def half_vary(prompts, **_):
     return [float(place % 2 if len(p[0]["content"]) % 2 else 1) for place, p in enumerate(prompts)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_groups_without_variance_are_replaced_by_the_servers_too(tmp_path, vllm_server, prefetch):
     """Refills are from the policy of the step, also where the batch was sampled ahead; prompts go on after a stop."""

@@ -13,6 +13,7 @@ TASK = "sandbox:chain"
 QUESTIONS = 200  # of 500
 
 
+@pytest.mark.nightly
 def test_scores_between_steps_and_at_the_end_come_from_the_server(lone_server, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "perl.evaluation.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]

@@ -102,6 +102,7 @@ def test_a_run_that_goes_on_keeps_the_bound_and_the_prompts(on_policy_servers, s
     assert max(logged(resumed, MOST)) <= 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changes", "ages"),
     [
@@ -121,6 +122,7 @@ def test_servers_sample_no_further_ahead_than_the_bound(tmp_path, vllm_server, c
     assert min(logged(trained, SIZE)) < 1 - 1e-6
 
 
+@pytest.mark.nightly
 def test_tokens_of_requests_that_continue_are_of_the_policies_that_their_steps_had(tmp_path, vllm_server):
     """Log-probs of each token against those of the trainer's own policy of the step that is kept beside it."""
     how = {"rollout_prefetch": 2, "rollout_in_flight": "continue", "max_completion_length": 200, "max_steps": 5}

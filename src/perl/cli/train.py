@@ -47,7 +47,7 @@ def command(
     """
     adopt_launcher()
     set_up_output(quiet=quiet)
-    from perl.training.checked_recipe import checked_recipe, located, with_options
+    from perl.training.checked_recipe import checked_recipe, with_options
 
     overrides = with_options(overrides, processes, strategy)
     if world_size() == 1:  # of several processes each would say the same

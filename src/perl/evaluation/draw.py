@@ -208,7 +208,7 @@ def draw(
             if sharing.processes.main:  # those of the others come after the round
                 keep(sample)
 
-        if part.places:
+        if part.places or engine.capabilities.needs_servers:  # which all processes ask together
             limits = (judging or Judging()) if wanted.judged else None
             _ask(engine, tokenizer, wanted, protocol, part.places, (lambda _: None) if part.spare else keep_own, limits)
         for sample in sharing.collected(own):

@@ -123,12 +123,12 @@ def _draw_left(
     processes: Processes,
 ) -> None:
     """Has each policy in turn draw what is missing of its samples."""
-    alone = processes.count == 1
-    settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest, alone=alone)
+    name = f"perl-{secrets.token_hex(4)}"
+    settings = EngineSettings(name, plan.folder / "sync", plan.longest, processes=processes)
     probe = plan.tasks[0].request.asked[0].prompt_ids
     temperature = plan.protocol.temperature or 1.0  # of greedy sampling engines report log-probabilities at 1
     batch_size = plan.settings.batch_size
-    turns = in_turn(policies, list(left), plan.engine, settings, probe, batch_size, temperature, processes)
+    turns = in_turn(policies, list(left), plan.engine, settings, probe, batch_size, temperature)
     with closing(turns):
         for ready in turns:
             if ready.logp_diff is not None:

@@ -20,13 +20,11 @@ from perl.policy.attach import base_only, continue_adapter
 from perl.policy.model import DeviceMap, answering_fingerprint, clean_base, load_base, load_tokenizer
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import ModelSection
-from perl.rollouts.asked_by_main import AskedByMain
 from perl.rollouts.engine import Engine, Form, Update
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.open_engine import EngineSettings, computes_base_alone, holds_other_weights, open_engine
+from perl.rollouts.open_engine import EngineSettings, open_engine
 from perl.rollouts.parity_check import LENGTH, ParityCheck
 from perl.rollouts.sync import SyncPlan, base_update, choose_form, make_update, without_effect
-from perl.run.joint_work import Processes
 from perl.run.shards import is_sharded
 
 logger = logging.getLogger("perl")
@@ -135,7 +133,6 @@ def in_turn(
     probe_ids: Sequence[int],
     batch_size: int,
     temperature: float = 1.0,
-    processes: Processes | None = None,
 ) -> Generator[ReadyPolicy]:
     """Each policy in turn, the base first; an engine outside of this model is proven to answer like it.
 
@@ -151,7 +148,6 @@ def in_turn(
         probe_ids: A prompt on which engine and policy are compared.
         batch_size: Completions that transformers write at a time.
         temperature: At which they are compared, above 0: that of the samples, so that it is proven to be applied.
-        processes: That do this together, each with these policies; None: this one alone.
 
     Raises:
         RolloutError: No server answers.
@@ -169,11 +165,11 @@ def in_turn(
     served = how.capabilities.needs_servers
     room = None if settings.longest is None else settings.longest - len(probe_ids)
     proof = _Proof(tuple(probe_ids), temperature, room, how.tolerance)
-    opening = _Opening(how, plan, on_base, settings, processes or Processes())
+    opening = _Opening(how, plan, on_base, settings)
     proven = served and "base" in wanted and plan is not None and plan.form == "adapter"
     if proven and trained is not None:
         with opening.opened() as engine:
-            if computes_base_alone(engine):
+            if engine.computes_base_alone():
                 yield from _as_adapters(policies, trained, engine, proof, opening)
                 return
             with policies.active("base") as policy:
@@ -222,36 +218,27 @@ class _Opening:
     plan: SyncPlan | None
     on_base: nn.Module
     settings: EngineSettings
-    processes: Processes
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Engine]:
         """The engine; afterwards nothing is left of it on the disk."""
-        engine = self._open()
+        engine = open_engine(self.how, self.plan, self.on_base, self.settings)
         try:
-            if holds_other_weights(engine):
+            if engine.foreign_weights():
                 engine.load(self.update(self.on_base, None, "before"))
             yield engine
         finally:
             engine.close()
             with contextlib.suppress(OSError):  # not there, or somebody else's files are in it
-                if self.processes.main:
+                if self.settings.processes.main:
                     self.settings.folder.rmdir()
 
     def update(self, policy: nn.Module, form: Form | None, kind: str) -> Update:
         """A policy for the engine; of no form: the base. Without tensors where nobody reads them."""
         name, served = f"{self.settings.name}-{kind}", self.how.capabilities.needs_servers
-        if served and not self.processes.main and not is_sharded(policy):
+        if served and not self.settings.processes.main and not is_sharded(policy):
             return Update(name, form or "merged")
         return base_update(policy, name) if form is None else make_update(policy, form, name)
-
-    def _open(self) -> Engine:
-        if self.how.capabilities.needs_servers and self.processes.count > 1:
-            return AskedByMain(self._open_here, self.processes)
-        return self._open_here()
-
-    def _open_here(self) -> Engine:
-        return open_engine(self.how, self.plan, self.on_base, self.settings)
 
 
 @dataclass(frozen=True)

@@ -177,13 +177,16 @@ class OneCopy:
         """Empty: nothing here is worth logging."""
         return {}
 
-    @property
-    def unproven(self) -> bool:
-        """False: the only copy is always the same."""
-        return False
-
     def expect(self, proof: Proof) -> None:
         """Does nothing: no copy starts later than this process."""
+
+    def foreign_weights(self) -> list[str]:
+        """None: nobody else uses this copy."""
+        return []
+
+    def computes_base_alone(self) -> bool:
+        """False: nobody else uses this copy."""
+        return False
 
     def drop(self, failures: Mapping[str, str]) -> None:
         """Raises: this is the only copy."""
@@ -217,13 +220,16 @@ class Engine(Protocol):
         """What each copy of the engine writes, under the update loaded last, by its name; each must be the policy."""
         ...
 
-    @property
-    def unproven(self) -> bool:
-        """Whether a copy has come up since the last trial."""
-        ...
-
     def expect(self, proof: Proof) -> None:
         """What a copy that comes up must answer, from the update that was loaded last."""
+        ...
+
+    def foreign_weights(self) -> list[str]:
+        """Copies whose weights an earlier run has left: they must be given the base before anything else."""
+        ...
+
+    def computes_base_alone(self) -> bool:
+        """Whether a copy computes the base wrongly beside requests for adapters, which others may begin to serve."""
         ...
 
     def drop(self, failures: Mapping[str, str]) -> None:

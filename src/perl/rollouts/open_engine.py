@@ -5,25 +5,25 @@ RolloutSection, policy -> Engine
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, RolloutError
 from perl.methods.registry import served_rank
 from perl.policy.model import base_identity, resolve_model
 from perl.policy.precision import compute_dtype
 from perl.recipe.engines import Capabilities
 from perl.recipe.rollout_section import RolloutSection
-from perl.rollouts.asked_by_main import AskedByMain
+from perl.rollouts.by_main import AskedByMain
 from perl.rollouts.engine import Engine, Form
 from perl.rollouts.sync import SyncPlan
-from perl.rollouts.vllm.dispatch import Place
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
 from perl.run.host import Fleet, host
+from perl.run.joint_work import Processes, several
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,16 @@ class EngineSettings:
         folder: Where updates for servers are written, if the recipe names no other.
         longest: Tokens of the longest prompt with its completion; None: what the base allows.
         seed: Of an engine in this process; servers use random numbers of theirs.
-        main: Whether this is the main process, which gives servers the policy; the others only sample from them.
+        processes: That open it together; the main one alone speaks to servers.
         memory_share: Of the device's memory, for an engine in this process.
-        alone: Whether other processes of a distributed run open none at the same time.
-        rank: Of this process among those that ask the same servers.
-        ranks: How many these are.
     """
 
     name: str
     folder: Path
     longest: int | None = None
     seed: int = 0
-    main: bool = True
+    processes: Processes = field(default_factory=Processes)
     memory_share: float = 0.3
-    alone: bool = False
-    rank: int = 0
-    ranks: int = 1
 
 
 def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:
@@ -70,23 +64,22 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
 
 
 def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
-    fleet = _fleet(how)
-    pool = ServerPool(
-        how.addresses if fleet is None else fleet.addresses(),
-        fleet or Path(how.sync_folder or settings.folder),
-        main=settings.main,
-        timeout_seconds=how.server_timeout,
-        folder_on_servers=how.sync_folder_on_servers,
-        # Each batch that is sampled ahead may have a sync when it begins, and one when it is due.
-        place=Place(settings.rank, settings.ranks, settings.name, ahead=2 * how.prefetch),
-    )
-    with contextlib.ExitStack() as opened:
-        opened.callback(pool.close)  # whatever goes wrong, Ctrl-C too
-        if settings.main:
+    def opened() -> ServerPool:
+        fleet = _fleet(how)
+        pool = ServerPool(
+            how.addresses if fleet is None else fleet.addresses(),
+            fleet or Path(how.sync_folder or settings.folder),
+            timeout_seconds=how.server_timeout,
+            folder_on_servers=how.sync_folder_on_servers,
+        )
+        with contextlib.ExitStack() as stack:
+            stack.callback(pool.close)  # whatever goes wrong, Ctrl-C too
             pool.take_folder(settings.name)
-        pool.check(settings.longest or 0, plan.form if plan else None)
-        opened.pop_all()
-    return pool
+            pool.check(settings.longest or 0, plan.form if plan else None)
+            stack.pop_all()
+        return pool
+
+    return opened() if settings.processes.count == 1 else AskedByMain(opened, settings.processes)
 
 
 def _fleet(how: RolloutSection) -> Fleet | None:
@@ -105,6 +98,9 @@ def _fleet(how: RolloutSection) -> Fleet | None:
 
 
 def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+    if several() and settings.processes.count == 1:  # it would wait for the others
+        what = "vLLM in this process is opened by all processes of a run together, and this one is alone"
+        raise RolloutError(what, "rollout.backend", "transformers, or vllm-server")
     base, revision = base_identity(policy)
     return InProcessEngine(
         resolve_model(base),
@@ -113,19 +109,8 @@ def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Modu
         max_model_len=settings.longest,
         gpu_memory_utilization=settings.memory_share,
         seed=settings.seed,
-        alone=settings.alone,
         max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
     )
-
-
-def holds_other_weights(engine: Engine) -> bool:
-    """Whether servers hold weights that an earlier run has left; they must be given the base before anything else."""
-    return isinstance(engine, ServerPool | AskedByMain) and bool(engine.foreign_weights())
-
-
-def computes_base_alone(engine: Engine) -> bool:
-    """Whether servers compute the base wrongly beside requests for adapters, which others may begin to serve."""
-    return isinstance(engine, ServerPool | AskedByMain) and engine.computes_base_alone()
 
 
 # How an engine that takes updates is opened.
@@ -152,7 +137,7 @@ def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[
     """
     fleet = _fleet(how)
     urls = how.addresses if fleet is None else fleet.addresses()
-    pool = ServerPool(urls, fleet, main=False, timeout_seconds=how.server_timeout)
+    pool = ServerPool(urls, fleet, timeout_seconds=how.server_timeout)
     try:
         return pool.check(longest_tokens, form)
     finally:

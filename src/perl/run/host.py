@@ -7,20 +7,18 @@ A program of its own has none of it: it hears signals, draws its progress, and w
 
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from perl.recipe.server_address import ServerAddress
 
-T = TypeVar("T")
-
 
 class Fleet(Protocol):
-    """vLLM servers that were started for the run, each with somebody on its node who speaks to it there.
+    """vLLM servers that were started for the run, each with somebody on its node who brings updates there.
 
-    What is awaited runs in the loop of who asks, of any number of servers at a time.
+    Used by the main process. What is awaited runs in the loop of who asks, of any number of servers at a time.
     """
 
     def addresses(self) -> list[ServerAddress]:
@@ -43,28 +41,12 @@ class Fleet(Protocol):
         """Keeps the files of an update for the servers' nodes."""
         ...
 
-    async def give(
-        self, index: int, name: str | None, tell: Callable[[ServerAddress], Coroutine[Any, Any, T]], seconds: float
-    ) -> T:
-        """Brings an update to the node of a server and speaks to the server there, in one call.
-
-        Args:
-            index: Of the server.
-            name: Of the update; None: it needs no files.
-            tell: Runs on the node, given the server's address there; it and what it returns are pickled.
-            seconds: That it may take once the files are there.
-
-        Raises:
-            OSError: Nobody on the node answers, or the files are not kept any more.
-        """
+    async def bring(self, index: int, name: str) -> None:
+        """Brings the files of an update to the node of a server; raises OSError where nobody answers there."""
         ...
 
     def forget(self, name: str) -> None:
         """The files of an update are not needed any more; a node deletes its copy when it gets a newer one."""
-        ...
-
-    def clear(self) -> None:
-        """The files of no update are."""
         ...
 
 

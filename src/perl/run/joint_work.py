@@ -9,7 +9,7 @@ time.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -98,6 +98,27 @@ class Processes:
             self.meet()
             torch.distributed.broadcast_object_list(done, src=0, group=patient_group())
         return done[0]  # type: ignore[return-value]  # the main process's
+
+    def scattered(self, work: Callable[[], Sequence[_T]]) -> _T:
+        """What the main process alone makes for each of the processes, while the others wait.
+
+        Args:
+            work: Called on the main process only; a part for each process, in the order of their ranks.
+
+        Returns:
+            The part of this process.
+
+        Raises:
+            PerlError: Another process has failed instead, or ended.
+        """
+        with self.failing_together():
+            parts = list(work()) if self.main else []
+        if self.count == 1:
+            return parts[0]
+        self.meet()
+        own: list[Any] = [None]
+        torch.distributed.scatter_object_list(own, parts if self.main else None, src=0, group=patient_group())
+        return own[0]
 
     def collected(self, part: _T) -> list[_T]:
         """What every process contributes, brought to the main process.

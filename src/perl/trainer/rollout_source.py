@@ -22,11 +22,10 @@ from accelerate.utils import broadcast_object_list
 
 from perl.errors import BrokenPromiseError, PerlError, ProcessError, RecipeError, RolloutError
 from perl.recipe.rollout_section import RolloutSection
-from perl.rollouts.conversation import tokens_left
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
 from perl.rollouts.gap import GapJudge
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.open_engine import EngineSettings, holds_other_weights, open_engine
+from perl.rollouts.open_engine import EngineSettings, open_engine
 from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.devices import threads_for
@@ -35,7 +34,7 @@ from perl.run.shards import is_sharded
 from perl.run.warned import warn
 from perl.trainer.early_verdicts import EarlyVerdicts
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
-from perl.trainer.prompt_tokens import Prompts
+from perl.trainer.prompt_tokens import Prompts, tokens_left
 from perl.trainer.rollouts_ahead import LaterPrompts, LookAhead
 from perl.trainer.token_steps import TokenSteps
 
@@ -172,7 +171,6 @@ class RolloutSource:
         """
         if not self.is_served:
             return TransformersEngine(self._live.policy, self._prompts.processing_class, batch_size)
-        self._finish_requests([*self._ahead])
         self.sync([list(prompt_ids)])
         return self.engine
 
@@ -193,7 +191,6 @@ class RolloutSource:
         inputs = None if self._position.rollouts_due else self._sight.next_inputs(len(self._ahead))
         if inputs is None:
             return
-        self._finish_requests([*self._ahead])
         self.sync(self._tokens(inputs))
         self._begin_ahead()
 
@@ -209,7 +206,7 @@ class RolloutSource:
         answers, step = self.rollouts(asked) if asked else ([], now)
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
-        behind = self._most(now - min(self.token_steps.note(sampled, step), default=now))
+        behind = most(self._live.accelerator, now - min(self.token_steps.note(sampled, step), default=now))
         self._log_rollouts(answers, time.perf_counter() - started, behind)
         return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
 
@@ -225,10 +222,9 @@ class RolloutSource:
         """The completions of these prompts, and the step of the policy they are from."""
         training = self._live.model.training
         ready = self._ahead.popleft() if training and self._ahead else None
-        if self._most(int(ready is not None and ready.prompt_ids != prompt_ids)):
+        if most(self._live.accelerator, int(ready is not None and ready.prompt_ids != prompt_ids)):
             ready = None  # a template that tells the time has other tokens now
             self._ahead.clear()
-        self._finish_requests([*self._ahead, *([ready] if ready else [])])
         self.sync(prompt_ids)
         if ready is None:
             pending = self._begin(prompt_ids, self.inputs)
@@ -250,8 +246,6 @@ class RolloutSource:
 
     def forget_ahead(self) -> None:
         """Drops what was sampled ahead."""
-        if self._ahead:
-            self._finish_requests([*self._ahead])
         self._ahead.clear()
 
     def sync(self, prompt_ids: Sequence[Sequence[int]] | None = None) -> None:
@@ -276,7 +270,7 @@ class RolloutSource:
         self._syncs = 0 if first else self._syncs + 1
         # The second is the first after a step.
         due = self._syncs < 2 or (self.rollout.check_every and self._syncs % self.rollout.check_every == 0)
-        if self._most(int(due or self.engine.unproven)):
+        if due:
             metrics["sync/logp_diff"].append(self._prove(first))
 
     def leave_servers_that_fail(self, what: str, tolerance: float) -> bool:
@@ -299,26 +293,13 @@ class RolloutSource:
                 raise RolloutError(f"{what}, and the parity check fails: {' '.join(failed.values())}")
             return failed
 
-        answers = self._trial(strict)
+        answers = self._together(lambda: self.engine.trial(strict.request, strict.sampling))
         self.engine.sleep()
         failed = self._drop(self._together(judge))
         for reason in failed.values():
             warn("PRL317", "the rollouts are made again without a server that fails the parity check: %s", reason)
         self._metrics("train")["sync/logp_diff"] += passed
         return bool(failed)
-
-    @property
-    def _asks(self) -> bool:
-        """Whether this process asks the engine for all: always its own one, shared ones only on the main process."""
-        return self._live.accelerator.is_main_process or not self.rollout.capabilities.needs_servers
-
-    def _most(self, count: int) -> int:
-        return most(self._live.accelerator, count)
-
-    def _finish_requests(self, under_way: Sequence[_Ahead]) -> None:
-        """Where weights are merged they must not change under requests, of any process: waits for these."""
-        if self._sync_plan.form == "merged":
-            self._together(lambda: [ahead.pending.result() for ahead in under_way])
 
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
         """Asks the engine; a group is judged as soon as it is there."""
@@ -359,12 +340,11 @@ class RolloutSource:
 
     def _put_base_back(self) -> None:
         """Gives servers that hold an earlier run's weights the base."""
-        main = self._live.accelerator.is_main_process
-        if not self._most(int(self._together(lambda: main and holds_other_weights(self.engine)))):
+        if not self._together(lambda: self.engine.foreign_weights()):
             return
-        name = f"{self._name}-base"
+        name, main = f"{self._name}-base", self._live.accelerator.is_main_process
         made = base_update(self._live.policy, name) if main or is_sharded(self._live.policy) else None
-        self._together(lambda: self.engine.load(made if main and made is not None else Update(name, "merged")))
+        self._together(lambda: self.engine.load(made or Update(name, "merged")))
 
     def _longest_text(self, prompt_ids: Sequence[Sequence[int]]) -> int | None:
         """Tokens of the longest prompt with its completion; None: what the base allows.
@@ -384,10 +364,8 @@ class RolloutSource:
             folder=Path(args.output_dir) / "sync",
             longest=longest,
             seed=args.seed + accelerator.num_processes * self._live.state.global_step,
-            main=accelerator.is_main_process,
+            processes=joined(),
             memory_share=args.vllm_gpu_memory_utilization,
-            rank=accelerator.process_index,
-            ranks=accelerator.num_processes,
         )
         return open_engine(self.rollout, self._sync_plan, self._live.policy, settings)
 
@@ -401,7 +379,6 @@ class RolloutSource:
             # Merged weights take all processes' shards.
             made = needed or is_sharded(self._live.policy)
             update = make_update(self._live.policy, form, name) if made else Update(name, form)
-            update = update if needed else Update(name, form)
             proven = self.rollout.capabilities.needs_servers
             self.engine.load(replace(update, proof=self._parity_check.proof()) if proven else update)
             return update
@@ -417,27 +394,16 @@ class RolloutSource:
         """
 
         def judge() -> tuple[float, dict[str, str]]:
-            if not (answers or self._asks):
-                return 0.0, {}
             differences, failures = self._parity_check.compare(answers)
             if failures and (first or not differences):
                 raise next(iter(failures.values()))
             return max(differences.values()), {name: str(error) for name, error in failures.items()}
 
-        answers = self._trial(self._parity_check)
+        check = self._parity_check
+        answers = self._together(lambda: self.engine.trial(check.request, check.sampling))
         difference, failures = self._together(judge)
         self._drop(failures)
         return difference
-
-    def _trial(self, check: ParityCheck) -> dict[str, list[Sampled]]:
-        """What the engine writes for a parity check; nothing where it is another process that asks and compares.
-
-        Where the base is in shards all processes compare, since the policy's own numbers take all of them.
-        """
-        asks = self._asks
-        answers = self._together(lambda: dict(self.engine.trial(check.request, check.sampling)) if asks else {})
-        shared = self.rollout.capabilities.needs_servers and is_sharded(self._live.policy)
-        return broadcast_object_list([answers])[0] if shared else answers
 
     def _drop(self, failures: dict[str, str]) -> dict[str, str]:
         """Leaves the servers that failed on the main process, on all processes; their reasons by address."""

@@ -24,7 +24,6 @@ from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
 from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
-from perl.rollouts.conversation import Opening
 from perl.run.shards import is_sharded
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
@@ -40,6 +39,7 @@ from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, scored_as_trl
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced
 from perl.trainer.policy_setup import default_arguments, given_policy
+from perl.trainer.prompt_tokens import Opening
 from perl.trainer.prompts.making import sampler_of
 from perl.trainer.scored_rollouts import scored_rollouts
 from perl.trainer.token_selection import reads_old, selects

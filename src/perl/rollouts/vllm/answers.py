@@ -1,26 +1,22 @@
-"""What a vLLM server is and reports: records, errors, and answers read; how access is given.
+"""What a vLLM server is asked and reports: records, errors, and answers read.
 
-answer -> tokens with log-probabilities, ServerFacts, Standing, or an error; ServerAddress -> key, certificates
+Request -> arguments; answer -> tokens with log-probabilities, or an error
 
 Requests are sent in ``http.py``.
 """
 
 import json
 import math
-import os
 import re
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
-from perl.errors import PerlError, RolloutError
-from perl.recipe.server_address import DEFAULT_KEY, ServerAddress
+from perl.errors import RolloutError
+from perl.rollouts.engine import EngineSampling, Request
 
-Answer = tuple[tuple[int, ...], tuple[float | None, ...]]
-"""Tokens of a completion, and their log-probabilities."""
 # Reasons for which a completion is whole.
 _ENDS = ("stop", "length")
 
@@ -60,8 +56,8 @@ class AccessError(RolloutError):
     code = "PRL211"
 
 
-class AdapterGoneError(Exception):
-    """A server does not know an adapter, so it was restarted, or someone unloaded it."""
+class ChangedServerError(ServerDownError):
+    """A server is not the one that was proven: what it wrote meanwhile is worth nothing."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +86,14 @@ class ServerFacts:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ServerIdentity:
     """What makes a server itself, at a moment.
 
     Attributes:
         process: When it was started, to a microsecond; None: it is not reported.
         base: Name and path of the model that it was started with.
         adapters: Names of the adapters that it serves, with the folder that each was read from.
-        weights: Label of the weights that take the place of the base's; None: it can be given none.
+        weights: Label of the weights that take the place of the base's; None: there are none.
     """
 
     process: str | None
@@ -105,41 +101,33 @@ class Standing:
     adapters: Mapping[str, str]
     weights: str | None
 
-
-def key_of(address: ServerAddress) -> str | None:
-    """The key that a server's variable holds; a variable that was named must be set."""
-    name = address.key_env or DEFAULT_KEY
-    key = os.environ.get(name, "").strip()
-    if not key and address.key_env is not None:
-        raise PerlError(f"the variable {name}, which is to hold the key of {address.url}, is not set")
-    if not all("!" <= letter <= "~" for letter in key):  # what a header can hold; the key itself is not for logs
-        raise PerlError(f"what {name} holds is not a valid key: it has spaces or letters that HTTP cannot send")
-    return key or None
+    @property
+    def process_and_base(self) -> tuple[str | None, tuple[str, str]]:
+        """What another server in its place has otherwise."""
+        return self.process, self.base
 
 
-def trust_of(address: ServerAddress) -> ssl.SSLContext | bool:
-    """Whose certificates are believed; they are read only where they are needed."""
-    if address.ca_file is None:
-        return address.url.startswith("https://")
-    try:
-        return ssl.create_default_context(cafile=os.path.expanduser(address.ca_file))
-    except OSError as error:
-        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise PerlError(f"{address.ca_file}: {reason}", "ca_file", f"certificates (PEM) for {address.url}") from None
+def sampling_arguments(request: Request, sampling: EngineSampling) -> dict[str, Any]:
+    """How tokens are drawn, in the words that vLLM's library and its servers have in common.
+
+    Every field is set, so that the model's generation_config never applies.
+    """
+    same = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: getattr(sampling, name) for name in same} | {
+        "n": request.count,
+        "seed": request.seed,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tokens": request.most_tokens(sampling),
+        # The end tokens of the generation_config are ordinary tokens unless the request names them.
+        "ignore_eos": True,
+        "stop_token_ids": list(sampling.end_token_ids),
+        "logprobs": 0,
+    }
 
 
-def read_answer(choice: dict[str, Any]) -> Answer:
-    """A completion, if it is whole: one that was aborted on the server does not count."""
-    if choice.get("finish_reason") not in _ENDS:
-        raise ServerDownError(f"ended a completion by {choice.get('finish_reason')}", answered=True)
-    token_ids, log_probs = _tokens_of(choice)
-    if not token_ids:
-        raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
-    return tuple(token_ids), tuple(log_probs)
-
-
-def read_chunk(text: str, parts: Sequence[Part]) -> None:
-    """Adds what a line of a stream brings.
+def read_choices(text: str, parts: Sequence[Part]) -> None:
+    """Adds what an answer, or a line of one that is streamed, brings; a completion that was aborted is an error.
 
     Args:
         text: JSON.
@@ -149,24 +137,17 @@ def read_chunk(text: str, parts: Sequence[Part]) -> None:
         choices = json.loads(text)["choices"]
         numbered = [(parts[int(choice["index"])], choice) for choice in choices]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ServerDownError(f"streams something else than completions: {text[:100]}", answered=True) from error
+        raise ServerDownError(f"gave something else than completions: {text[:100]}", answered=True) from error
     for part, choice in numbered:
-        token_ids, log_probs = _tokens_of(choice)
-        part.token_ids += token_ids
-        part.log_probs += log_probs
+        token_ids = choice.get("token_ids") or []
+        log_probs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if len(log_probs) != len(token_ids):
+            raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
+        part.token_ids += map(int, token_ids)
+        part.log_probs += [None if p is None or math.isnan(p) else float(p) for p in log_probs]
         part.ended = choice.get("finish_reason")
         if part.ended is not None and (part.ended not in _ENDS or not part.token_ids):
             raise ServerDownError(f"ended a completion by {part.ended}", answered=True)
-
-
-def _tokens_of(choice: dict[str, Any]) -> tuple[list[int], list[float | None]]:
-    """Tokens and their log-probabilities, as many of them."""
-    token_ids = choice.get("token_ids") or []
-    scores = (choice.get("logprobs") or {}).get("token_logprobs") or []
-    if len(scores) != len(token_ids):
-        raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
-    log_probs = (None if score is None else float(score) for score in scores)
-    return list(map(int, token_ids)), [None if p is None or math.isnan(p) else p for p in log_probs]
 
 
 def json_object(answer: httpx2.Response) -> dict[str, Any]:

@@ -1,62 +1,46 @@
 """One vLLM server: its HTTP calls as typed functions, and what its answers mean.
 
 prompt ids -> server -> token ids and their log-probabilities; folder -> server
-
-Every call opens its own connection: a server closes those
-that are idle, and one that is closed while it is used again looks like a server that died. How many are open at a time
-is bounded for all servers together, see ``connections.py``.
 """
 
 import asyncio
-import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
 
 from perl.errors import PerlError, RolloutError
 from perl.methods.registry import served_rank
-from perl.recipe.server_address import DEFAULT_KEY, ServerAddress, server_address
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.vllm.answers import (
-    AccessError,
-    AdapterGoneError,
-    Answer,
+    ChangedServerError,
     Part,
     ServerDownError,
     ServerFacts,
-    Standing,
+    ServerIdentity,
     json_object,
-    key_of,
     message_of,
     ranks_of_refusal,
-    read_answer,
-    read_chunk,
-    trust_of,
+    read_choices,
+    sampling_arguments,
 )
-from perl.rollouts.vllm.connections import QUICK_SECONDS, Connections
-from perl.rollouts.vllm.sampling_arguments import sampling_arguments
+from perl.rollouts.vllm.transport import QUICK_SECONDS, Transport
 from perl.rollouts.vllm.version import check_version
 
-UNTOUCHED = "default"
-"""The weight version of a server whose weights nobody changed."""
 PROBE = "seen"
 """Folder beside merged weights that holds a file without tensors; see :meth:`VllmServer.load_weights`."""
 
-# What answers at once on a server that works, and what moves the weights of a model.
-_SECONDS, _ADAPTER_SECONDS, _LOAD_SECONDS = QUICK_SECONDS, 120.0, 900.0
+# The label of a server's weights that nobody changed.
+_UNTOUCHED = "default"
+# For what moves the weights of a model.
+_ADAPTER_SECONDS, _LOAD_SECONDS = 120.0, 900.0
 _RESET_PAUSE_SECONDS = 0.05
-# How often, and after what pause, an answer that a proxy lost is requested again.
-_TRIES, _TRY_PAUSE_SECONDS = 3, 0.1
-_OF_A_GATEWAY = (502, 503, 504)
-_UNDER_KEY = (401, 403)
-# A server that still warms up takes long for its first token.
-_FIRST_SECONDS = 180.0
 # Tokens after each prompt of a proof; servers allow 20 at most by default.
 _LIKELIEST = 8
 # Counters are made when the engine starts, the process somewhat before.
 _STARTED = ("process_start_time_seconds ", "vllm:generation_tokens_created")
+_OF_TOKENS = r"^vllm:(?:generation|prompt)_tokens_total(?:\{.*\})? (\S+)$"
 # vLLM for CPUs alone gives its cache a size in bytes and pages of 128 tokens by default.
 _OF_A_CPU = re.compile(
     r'^vllm:cache_config_info\{(?=.*\bblock_size="128")(?=.*\bkv_cache_memory_bytes="\d+")'
@@ -65,6 +49,8 @@ _OF_A_CPU = re.compile(
 )
 # Each data-parallel replica has counters of its own.
 _OF_A_REPLICA = re.compile(r'^vllm:\w+\{(?:[^}]*,)?engine="(\d+)"', re.MULTILINE)
+FIRST_TOKEN_SECONDS = 180.0
+"""For the first token that a server writes, when it still warms up."""
 # After an engine has failed its server still reports itself healthy for a moment.
 DYING_SECONDS = 1.0
 LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
@@ -73,56 +59,14 @@ DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 _SHARE = "servers read updates from a folder that they share with the trainer; mount it, or set where they see it"
 
 
-class VllmServer:
+class VllmServer(Transport):
     """The calls. All of them raise :class:`ServerDownError`; those that a user must fix raise :class:`PerlError`."""
 
-    def __init__(self, given: str | ServerAddress, connections: Connections | None = None) -> None:
-        """Connects to nothing yet.
-
-        Args:
-            given: Its address, with what gives access to it.
-            connections: That it shares with other servers; None: some of its own.
-
-        Raises:
-            PerlError: The address is malformed, or its key or certificates cannot be read.
-        """
-        try:
-            address = server_address(given) if isinstance(given, str) else given
-        except ValueError as error:
-            raise PerlError(str(error)) from None
-        self.url = address.url
-        self._key_env = address.key_env or DEFAULT_KEY
-        key = key_of(address)
-        self._has_key = key is not None
-        self._connections = connections or Connections()
-        self._client = httpx2.AsyncClient(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            verify=trust_of(address),
-            trust_env=False,  # a proxy is for the world outside, not for the machines of a training run
-        )
-
-    async def close(self) -> None:
-        """Closes its connections."""
-        await self._client.aclose()
-
-    async def move(self, url: str) -> None:
-        """The server is to be found at another address from now on."""
-        if url != self.url:
-            self.url = self._client.base_url = url
-
-    async def health(self, seconds: float = _SECONDS) -> None:
+    async def health(self, seconds: float = QUICK_SECONDS) -> None:
         """Returns if the server is healthy."""
         self._expect_success(await self._send("GET", "/health", seconds=seconds))
 
-    async def ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float = _SECONDS
-    ) -> httpx2.Response:
-        """The answer to any question that may be repeated, whatever it is."""
-        return await self._send(method, path, body, seconds=seconds)
-
-    async def facts(self) -> tuple[ServerFacts, Standing]:
+    async def facts(self) -> tuple[ServerFacts, ServerIdentity]:
         """What the server reports of itself, and what makes it itself.
 
         Raises:
@@ -136,78 +80,71 @@ class VllmServer:
         counted = await self._metrics()
         on_cpu = bool(_OF_A_CPU.search(counted))
         replicas = max(1, len(set(_OF_A_REPLICA.findall(counted))))
-        base, adapters = await self._models()
-        try:
-            longest = int(base["max_model_len"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerDownError(f"lists no model: {base!r}", answered=True) from error
-        facts = ServerFacts(version, str(base["id"]), longest, frozenset(adapters), loads, takes, on_cpu, replicas)
-        weights = await self.weight_version() if takes else None
-        return facts, _standing(counted, base, adapters, weights)
+        identity, longest = await self._identity(counted, takes)
+        name, adapters = identity.base[0], frozenset(identity.adapters)
+        return ServerFacts(version, name, longest, adapters, loads, takes, on_cpu, replicas), identity
 
-    async def standing(self, takes_weights: bool) -> Standing:
+    async def identity(self, takes_weights: bool) -> ServerIdentity:
         """What makes the server itself, now.
 
         Args:
             takes_weights: It has a label for its weights.
         """
-        counted = await self._metrics()
-        base, adapters = await self._models()
-        weights = await self.weight_version() if takes_weights else None
-        return _standing(counted, base, adapters, weights)
+        return (await self._identity(await self._metrics(), takes_weights))[0]
 
-    async def _models(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """The card of the base, and the folder of each adapter by its name."""
+    async def _identity(self, counted: str, takes_weights: bool) -> tuple[ServerIdentity, int]:
+        """The same, with the tokens that it holds."""
+        started = [line.rpartition(" ")[2] for line in counted.splitlines() if line.startswith(_STARTED)]
         cards = self._field(await self._send("GET", "/v1/models"), "data")
         try:
-            bases = [card for card in cards if not card.get("parent")]
+            base = next(card for card in cards if not card.get("parent"))
             adapters = {str(card["id"]): str(card.get("root")) for card in cards if card.get("parent")}
-            str(bases[0]["id"])
-        except (IndexError, KeyError, TypeError, AttributeError) as error:
+            served, longest = (str(base["id"]), str(base.get("root"))), int(base["max_model_len"])
+        except (StopIteration, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ServerDownError(f"lists no model: {cards!r}", answered=True) from error
-        return bases[0], adapters
+        weights = await self.weight_label() if takes_weights else None
+        return ServerIdentity(" ".join(started) or None, served, adapters, weights), longest
 
-    async def _metrics(self) -> str:
+    async def _metrics(self, seconds: float = QUICK_SECONDS) -> str:
         """What the server counts; empty where it does not report it."""
         try:
-            answer = await self._send("GET", "/metrics")
+            answer = await self._send("GET", "/metrics", seconds=seconds)
         except PerlError:  # not for us
             return ""
         return answer.text if answer.is_success else ""
 
     async def tokens_so_far(self, seconds: float) -> float | None:
         """Tokens read and written since it started; None where it does not count, or not for us."""
-        try:
-            answer = self._expect_success(await self._send("GET", "/metrics", seconds=seconds))
-        except AccessError:
-            return None
-        counters = re.findall(r"^vllm:(?:generation|prompt)_tokens_total(?:\{.*\})? (\S+)$", answer.text, re.MULTILINE)
-        return sum(float(counter) for counter in counters) if counters else None
+        counters = re.findall(_OF_TOKENS, await self._metrics(seconds), re.MULTILINE)
+        return sum(map(float, counters)) if counters else None
 
     async def complete(
-        self, model: str, request: Request, sampling: EngineSampling, tries: int = _TRIES, *, counted: bool = False
-    ) -> list[Answer]:
-        """Completions of a prompt; waits for them without a limit.
+        self,
+        model: str,
+        request: Request,
+        sampling: EngineSampling,
+        *,
+        seconds: float | None = None,
+        counted: bool = False,
+    ) -> list[Part]:
+        """Completions of a prompt, each whole.
 
         Args:
             model: Name under which the server has the policy.
             request: The prompt.
             sampling: How tokens are drawn.
-            tries: How often to ask if the answer is lost on its way.
+            seconds: That it may take; None: any time.
             counted: The caller bounds how many such requests are under way.
 
         Raises:
-            AdapterGoneError: The server has no model of that name.
+            ChangedServerError: The server has no model of that name.
             RolloutError: The server refuses the request.
         """
-        choices = await self._choices(self._body(model, request, sampling), tries, counted)
-        choices = sorted(choices, key=lambda choice: int(choice.get("index", 0)))
-        if len(choices) != request.count:
-            raise ServerDownError(f"gave {len(choices)} completions for {request.count}", answered=True)
-        answers = [read_answer(choice) for choice in choices]
-        for choice, (token_ids, _) in zip(choices, answers, strict=True):
-            self._check_length(choice.get("finish_reason"), len(token_ids), request, sampling)
-        return answers
+        body, parts = self._body(model, request, sampling), [Part() for _ in range(request.count)]
+        answer = await self._send("POST", "/v1/completions", body, seconds=seconds, counted=counted)
+        self._check_taken(answer, body)
+        read_choices(self._expect_success(answer).text, parts)
+        return self._checked(parts, request, sampling, whole=True)
 
     async def stream(self, model: str, request: Request, sampling: EngineSampling, stop: asyncio.Event) -> list[Part]:
         """What came of the completions of a prompt until all are whole, or until a stop; then the server gives them up.
@@ -221,7 +158,7 @@ class VllmServer:
             stop: When it is set.
 
         Raises:
-            AdapterGoneError: The server has no model of that name.
+            ChangedServerError: The server has no model of that name.
             RolloutError: The server refuses the request.
         """
         parts = [Part() for _ in range(request.count)]
@@ -235,14 +172,10 @@ class VllmServer:
         await asyncio.wait({reading})
         if not reading.cancelled():
             reading.result()
-            if not stopped and not all(part.ended for part in parts):
-                raise ServerDownError("ended a stream before its completions", answered=True)
-        for part in parts:
-            self._check_length(part.ended, len(part.token_ids), request, sampling)
-        return parts
+        return self._checked(parts, request, sampling, whole=not stopped)
 
     async def _read_stream(self, body: dict[str, Any], parts: Sequence[Part]) -> None:
-        limits = httpx2.Timeout(None, connect=_SECONDS)
+        limits = httpx2.Timeout(None, connect=QUICK_SECONDS)
         with self._errors("/v1/completions", None):
             async with self._client.stream("POST", "/v1/completions", json=body, timeout=limits) as answer:
                 if not answer.is_success:
@@ -253,19 +186,24 @@ class VllmServer:
                 async for line in answer.aiter_lines():
                     data = line.removeprefix("data:").strip()
                     if data and data != "[DONE]":
-                        read_chunk(data, parts)
+                        read_choices(data, parts)
 
     @staticmethod
     def _body(model: str, request: Request, sampling: EngineSampling) -> dict[str, Any]:
         body = {"model": model, "prompt": list(request.prompt_ids), "return_token_ids": True}
         return body | sampling_arguments(request, sampling)
 
-    def _check_length(self, ended: str | None, tokens: int, request: Request, sampling: EngineSampling) -> None:
-        """Refuses an early end: vLLM takes a text that would get too long and ends it where its own bound is."""
+    def _checked(self, parts: list[Part], request: Request, sampling: EngineSampling, *, whole: bool) -> list[Part]:
+        """What came, unless it has ended early."""
         longest = request.most_tokens(sampling)
-        if ended == "length" and tokens < longest:
-            needed = len(request.prompt_ids) + longest
-            raise RolloutError(f"{self.url} cuts completions short", hint=f"start it with --max-model-len {needed}")
+        for part in parts:
+            if whole and part.ended is None:
+                raise ServerDownError("ended its answer before the completions", answered=True)
+            # vLLM takes a text that would get too long and ends it where its own bound is.
+            if part.ended == "length" and len(part.token_ids) < longest:
+                hint = f"start it with --max-model-len {len(request.prompt_ids) + longest}"
+                raise RolloutError(f"{self.url} cuts completions short", hint=hint)
+        return parts
 
     async def next_log_probs(
         self, model: str, prompts: Sequence[Sequence[int]], temperature: float
@@ -287,7 +225,7 @@ class VllmServer:
             "logprobs": _LIKELIEST,
             "return_tokens_as_token_ids": True,
         }
-        choices = self._field(await self._send("POST", "/v1/completions", body, seconds=_FIRST_SECONDS), "choices")
+        choices = self._field(await self._send("POST", "/v1/completions", body, seconds=FIRST_TOKEN_SECONDS), "choices")
         try:
             ordered = sorted(choices, key=lambda choice: int(choice["index"]))
             found = [choice["logprobs"]["top_logprobs"][0] for choice in ordered]
@@ -323,18 +261,20 @@ class VllmServer:
             )
         await self._refused(answer, f"adapter {name}")
 
-    async def unload_adapter(self, name: str, seconds: float = _SECONDS) -> None:
+    async def unload_adapter(self, name: str, seconds: float = QUICK_SECONDS) -> None:
         """Unloads an adapter; does nothing if it is not loaded."""
         await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
 
-    async def weight_version(self) -> str | None:
-        """Name of the weights that replace the base's, ``default`` for the base's; None: not reported."""
-        answer = await self._send("GET", "/weight_info")
-        return None if answer.status_code == 404 else str(self._field(answer, "weight_version"))
+    async def weight_label(self, seconds: float = QUICK_SECONDS) -> str | None:
+        """What somebody called the weights that replace the base's; None: there are none, or it is not reported."""
+        answer = await self._send("GET", "/weight_info", seconds=seconds)
+        label = None if answer.status_code == 404 else str(self._field(answer, "weight_version"))
+        return None if label == _UNTOUCHED else label
 
-    async def label_weights(self, label: str) -> None:
+    async def label_weights(self, label: str, seconds: float = QUICK_SECONDS) -> None:
         """Says what the weights are."""
-        self._expect_success(await self._send("POST", "/update_weight_version", {"new_version": label}))
+        body = {"new_version": label}
+        self._expect_success(await self._send("POST", "/update_weight_version", body, seconds=seconds))
 
     async def load_weights(self, name: str, path: str) -> None:
         """Puts weights in the place of the base's; to be called while none of our requests is under way.
@@ -368,90 +308,12 @@ class VllmServer:
         body = {"method": "reload_weights", "kwargs": arguments}
         return await self._send("POST", "/collective_rpc", body, seconds=_LOAD_SECONDS)
 
-    async def _choices(self, body: dict[str, Any], tries: int, counted: bool) -> list[dict[str, Any]]:
-        answer = await self._send("POST", "/v1/completions", body, seconds=None, tries=tries, counted=counted)
-        self._check_taken(answer, body)
-        choices = self._field(answer, "choices")
-        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-            raise ServerDownError("gave something else than completions", answered=True)
-        return choices
-
     def _check_taken(self, answer: httpx2.Response, body: dict[str, Any]) -> None:
         """Raises where a request for completions is refused."""
         if answer.status_code == 404 and "does not exist" in message_of(answer):
-            raise AdapterGoneError(body["model"])
+            raise ChangedServerError(f"has forgotten {body['model']}, as after a restart", answered=True)
         if answer.status_code < 500 and not answer.is_success:
             raise RolloutError(f"{self.url} refuses a request: {message_of(answer)}")
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        seconds: float | None = _SECONDS,
-        tries: int = _TRIES,
-        counted: bool = False,
-    ) -> httpx2.Response:
-        """The answer, whatever it is; ``seconds`` None: only connecting is limited; ``counted`` as in ``complete``.
-
-        Every request here may be repeated, so one whose answer was lost is sent again.
-
-        Raises:
-            AccessError: The server, or a proxy before it, wants another key.
-        """
-        for attempt in range(1, tries + 1):
-            try:
-                async with contextlib.nullcontext() if counted else self._connections.one(seconds):
-                    answer = await self._send_once(method, path, body, seconds)
-            except ServerDownError as error:
-                if attempt == tries or error.timed_out:
-                    raise
-            else:
-                if attempt == tries or answer.status_code not in _OF_A_GATEWAY:
-                    break
-            await asyncio.sleep(_TRY_PAUSE_SECONDS)
-        self._check_access(answer)
-        return answer
-
-    def _check_access(self, answer: httpx2.Response) -> None:
-        if answer.status_code in _UNDER_KEY:
-            state = "has the key that was sent" if self._has_key else "is not set"
-            hint = f"put its key into that variable, or name another one: {{url: {self.url}, key_env: NAME}}"
-            raise AccessError(f"{self.url} refuses access ({answer.status_code}); {self._key_env} {state}", hint=hint)
-
-    async def _send_once(
-        self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None
-    ) -> httpx2.Response:
-        limits = httpx2.Timeout(seconds, connect=min(seconds or _SECONDS, _SECONDS))
-        with self._errors(path, seconds):
-            return await self._client.request(method, path, json=body, timeout=limits)
-
-    @contextlib.contextmanager
-    def _errors(self, path: str, seconds: float | None) -> Iterator[None]:
-        """What goes wrong on the way, as our errors."""
-        try:
-            yield
-        except httpx2.TimeoutException:
-            reason = f"did not answer {path} within {seconds or _SECONDS:.0f} seconds"
-            raise ServerDownError(reason, timed_out=True) from None
-        except httpx2.HTTPError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                reason = str(error).partition("CERTIFICATE_VERIFY_FAILED]")[2].partition("(_ssl")[0]
-                hint = f"{{url: {self.url}, ca_file: FILE}} with the certificates of who signed it"
-                raise AccessError(f"{self.url} has a certificate that is not trusted:{reason}", hint=hint) from None
-            raise ServerDownError(str(error) or type(error).__name__) from error
-
-    def _expect_success(self, answer: httpx2.Response) -> httpx2.Response:
-        if not answer.is_success:
-            raise ServerDownError(f"answers {answer.status_code}: {message_of(answer)}", answered=True)
-        return answer
-
-    def _field(self, answer: httpx2.Response, name: str) -> Any:  # noqa: ANN401 (a JSON value)
-        """A field of an answer that succeeded."""
-        fields = json_object(self._expect_success(answer))
-        if name not in fields:
-            raise ServerDownError(f"answers without {name}: {answer.text[:100]}", answered=True)
-        return fields[name]
 
     async def _refused(self, answer: httpx2.Response, what: str) -> None:
         """An answer that asking again will not change, unless the server is dying.
@@ -462,9 +324,3 @@ class VllmServer:
         await asyncio.sleep(DYING_SECONDS)
         await self.health()
         raise RolloutError(f"{self.url} cannot load {what}: {message_of(answer)}")
-
-
-def _standing(counted: str, base: dict[str, Any], adapters: dict[str, str], weights: str | None) -> Standing:
-    """Of what a server counts, the card of its base, the folders of its adapters, and the label of its weights."""
-    started = [line.rpartition(" ")[2] for line in counted.splitlines() if line.startswith(_STARTED)]
-    return Standing(" ".join(started) or None, (str(base["id"]), str(base.get("root"))), adapters, weights)

@@ -26,9 +26,8 @@ from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlE
 from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.recipe.engines import VLLM, Capabilities
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
-from perl.rollouts.vllm.sampling_arguments import sampling_arguments
-from perl.rollouts.vllm.version import check_version, explained, missing_vllm
-from perl.rollouts.vllm.world_of_one import world_of_one
+from perl.rollouts.vllm.answers import sampling_arguments
+from perl.rollouts.vllm.version import check_version, missing_vllm
 from perl.run.joint_work import several
 
 BASE = "base"
@@ -66,9 +65,8 @@ class InProcessEngine(OneCopy):
         max_lora_rank: int | None = None,
         gpu_memory_utilization: float = 0.3,
         seed: int = 0,
-        alone: bool = False,
     ) -> None:
-        """Loads the base a second time, for vLLM. In a distributed run all processes do so at once, or one ``alone``.
+        """Loads the base a second time, for vLLM. In a distributed run all processes do so at once.
 
         Sets ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` meanwhile: vLLM would otherwise start another process, which no
         tensor reaches without a copy.
@@ -82,7 +80,6 @@ class InProcessEngine(OneCopy):
             gpu_memory_utilization: Share of the device's memory for weights, cache and activations of vLLM; of a CPU's
                 memory on a machine without an accelerator.
             seed: Of the random numbers that tokens are drawn with; each process adds its rank.
-            alone: Whether no other process of a distributed run opens one now; none is waited for.
 
         Raises:
             MissingExtraError: vLLM is not installed.
@@ -97,7 +94,6 @@ class InProcessEngine(OneCopy):
         self._version = BASE
         self._own_group = not _distributed()
         self._settings: list[Any] = []
-        self._of_vllm = ""
         options = {
             "model": model,
             "revision": revision,
@@ -111,19 +107,16 @@ class InProcessEngine(OneCopy):
             "use_tqdm_on_load": False,
             **_lora_options(max_lora_rank),
             # Of several processes each has an engine by itself, on the device that its launcher gave it.
-            "distributed_executor_backend": "external_launcher" if several() and not alone else "uni",
+            "distributed_executor_backend": "external_launcher" if several() else "uni",
         }
         frozen = gc.get_freeze_count()
-        world = world_of_one() if alone else contextlib.nullcontext()
-        with self._as_vllm(), _environment(), world, warnings.catch_warnings():
+        with self._as_vllm(), _environment(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own imports
             vllm = _vllm()
-            self._of_vllm = str(vllm.__version__)
-            with explained(self._of_vllm):
-                platform = importlib.import_module("vllm.platforms").current_platform
-                self._sleeps = platform.is_sleep_mode_available()
-                # On a CPU there are no graphs to capture, and compiling takes minutes.
-                self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
+            platform = importlib.import_module("vllm.platforms").current_platform
+            self._sleeps = platform.is_sleep_mode_available()
+            # On a CPU there are no graphs to capture, and compiling takes minutes.
+            self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
         if not frozen:
             gc.unfreeze()  # vLLM takes all objects that there are, the trainer's too, from the garbage collector
 
@@ -260,8 +253,7 @@ class InProcessEngine(OneCopy):
         trainers = _settings()
         _put_back(self._settings or trainers)
         try:
-            with explained(self._of_vllm):
-                yield
+            yield
         finally:
             self._settings = _settings()
             _put_back(trainers)

@@ -3,7 +3,7 @@
 Update -> folder -> servers; requests -> servers -> Sampled
 
 The servers are stock vLLM, started by somebody else, and read updates from a folder that they share with this process.
-One may come, go or hang at any time: see ``dispatch.py``.
+One may come, go or hang at any time: see ``liveness.py``. Of several processes the main one alone has a pool.
 """
 
 import asyncio
@@ -21,21 +21,18 @@ from perl.errors import PerlError, RolloutError
 from perl.recipe.engines import VLLM_SERVER, Capabilities
 from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
-from perl.rollouts.vllm.connections import Connections
-from perl.rollouts.vllm.dispatch import Dispatcher, Place, Rollouts
+from perl.rollouts.vllm.dispatch import Dispatcher, Rollouts
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.members import Version
-from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of
-from perl.rollouts.vllm.written_updates import update_files, write_update
+from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of, update_files, write_update
+from perl.rollouts.vllm.transport import Connections
 from perl.run.host import Fleet
 from perl.run.warned import warn
 
 STALL_SECONDS = 60.0
-"""Without a sign of life for so long a server counts as lost."""
+"""Without a sign of life for so long a server is dropped."""
 
-_SLICE_SECONDS = 0.2
 _CLOSE_SECONDS = 10.0
-
 
 T = TypeVar("T")
 
@@ -43,8 +40,8 @@ T = TypeVar("T")
 class ServerPool:
     """An :class:`~perl.rollouts.engine.Engine` of any number of vLLM servers.
 
-    Each request goes to the server with the fewest completions to write. What a server had in hand when it was lost
-    goes to another one; it serves again once it is back and has the current update.
+    Each request goes to the server with the fewest completions to write. What a server had in hand when it was dropped
+    goes to another one; it serves again once it is back and has proven that it has the current update.
     """
 
     capabilities: ClassVar[Capabilities] = VLLM_SERVER
@@ -55,11 +52,9 @@ class ServerPool:
         folder: Path | Fleet | None,
         *,
         base_name: str | None = None,
-        main: bool = True,
         timeout_seconds: float = 600.0,
         folder_on_servers: str | None = None,
         stall_seconds: float = STALL_SECONDS,
-        place: Place | None = None,
     ) -> None:
         """Waits until one server answers; the others may follow.
 
@@ -68,12 +63,9 @@ class ServerPool:
             folder: Where updates are written for the servers; or who has started the servers, finds them again and
                 brings updates to them; None: it will load none.
             base_name: Name under which all of them serve the base; None: whatever it is, if it is the same.
-            main: Whether this is the main process, which writes and loads updates. Of several that use the same
-                servers it calls ``load`` first; then the others call it without tensors.
             timeout_seconds: Time without any server after which rollouts fail.
             folder_on_servers: The same folder as the servers see it.
             stall_seconds: See :data:`STALL_SECONDS`.
-            place: Of this process among those that use the same servers; None: it is the only one.
 
         Raises:
             PerlError: An address is malformed, or a server is incompatible.
@@ -84,27 +76,21 @@ class ServerPool:
         if not urls or len({server.url for server in servers}) < len(urls):
             raise PerlError("needs the addresses of vLLM servers, each once", hint="as http://host:8000")
         self._owner: Owner | None = None
-        self._folder, self._main = Path(folder).resolve() if isinstance(folder, Path | str) else None, main
+        self._folder = Path(folder).resolve() if isinstance(folder, Path | str) else None
         self._fleet = fleet = None if isinstance(folder, Path | str) else folder
         self._folder_on_servers = PurePosixPath(folder_on_servers or self._folder or "")
         self._written: set[Path] = set()
+        self._dead: set[tuple[Path, str]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="perl-rollouts", daemon=True)
         self._thread.start()
 
         async def dispatcher() -> Dispatcher:
-            return Dispatcher(
-                servers,
-                base_name=base_name,
-                main=main,
-                timeout_seconds=timeout_seconds,
-                stall_seconds=stall_seconds,
-                place=place or Place(),
-                connections=connections,
-                fleet=fleet,
-            )
+            limits = {"timeout_seconds": timeout_seconds, "stall_seconds": stall_seconds}
+            return Dispatcher(servers, connections, base_name=base_name, fleet=fleet, **limits)
 
         self._dispatcher = self._call(dispatcher())
+        self._dispatcher.versions.is_left = self._has_ended
         with contextlib.ExitStack() as opened:
             opened.callback(self.close)  # whatever goes wrong, Ctrl-C too
             self._call(self._dispatcher.servers.connect())
@@ -121,7 +107,6 @@ class ServerPool:
         """
         if self._fleet is not None:  # which serves this run alone: whatever it holds is of an earlier start
             self._call(self._dispatcher.unload(lambda name, _: run_of(name) not in (None, run)))
-            self._fleet.clear()
             return
         if self._folder is None:
             raise ValueError("an engine without a folder has none to take")
@@ -130,35 +115,32 @@ class ServerPool:
             self._owner = Owner(folder, run)
         except OSError as error:
             raise PerlError(f"cannot write updates: {error}", str(folder)) from error
-        dead = {(folder, name) for name in dead_runs(folder)}
-
-        def belongs(name: str, path: str) -> bool:
-            owner, parent = run_of(name), PurePosixPath(path).parent
-            if owner is None or PurePosixPath(path).name != name:
-                return False
-            place = folder if parent == self._folder_on_servers else Path(parent)
-            if is_dead(place, owner):
-                dead.add((place, owner))
-            return (place, owner) in dead
-
-        unloaded = self._call(self._dispatcher.unload(belongs))
-        for place, name in sorted(dead):
+        self._dead |= {(folder, name) for name in dead_runs(folder)}
+        unloaded = self._call(
+            self._dispatcher.unload(lambda name, path: PurePosixPath(path).name == name and self._has_ended(path))
+        )
+        for place, name in sorted(self._dead):
             clear(place, name)
-        if dead:
-            runs = ", ".join(sorted({name for _, name in dead}))
+        if self._dead:
+            runs = ", ".join(sorted({name for _, name in self._dead}))
             warn("PRL340", "rollouts: cleared what ended runs had left (%s): %d adapters on servers", runs, unloaded)
+
+    def _has_ended(self, path: str) -> bool:
+        """Whether the run has ended that has written an update, by its folder as servers see it."""
+        parent, run = PurePosixPath(path).parent, run_of(PurePosixPath(path).name)
+        if run is None:
+            return False
+        place = self._folder if self._folder is not None and parent == self._folder_on_servers else Path(parent)
+        if is_dead(place, run):
+            self._dead.add((place, run))
+        return (place, run) in self._dead
 
     @property
     def counts(self) -> dict[str, int]:
-        """So far: requests sent again, or gone on under another update, servers lost or late, updates loaded again."""
+        """So far: requests sent again, servers dropped, requests that went on under another update."""
         found = self._dispatcher
-        return {
-            "requests_retried": found.retried,
-            "servers_lost": found.servers.lost,
-            "servers_late": found.servers.late,
-            "reloads": found.versions.reloads,
-            **({"requests_continued": found.continued} if found.continued else {}),
-        }
+        counts = {"requests_retried": found.retried, "servers_lost": found.servers.lost}
+        return counts | ({"requests_continued": found.continued} if found.continued else {})
 
     def check(self, longest_tokens: int, form: Form | None = None) -> list[dict[str, Any]]:
         """Refuses servers that cannot do what is needed, now and when they come back.
@@ -181,17 +163,8 @@ class ServerPool:
 
         return [facts | {"adapters": sorted(facts["adapters"])} for facts in self._call(check())]
 
-    @property
-    def unproven(self) -> bool:
-        """Whether a server serves whose writing was not compared since it began to; see :meth:`trial`.
-
-        The other processes leave that to the main process.
-        """
-        members = self._dispatcher.servers.members
-        return self._main and any(member.serving and not member.late and not member.compared for member in members)
-
     def foreign_weights(self) -> list[str]:
-        """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
+        """Addresses of servers that hold weights of a run that has ended: they need the whole base, as merged weights.
 
         Raises:
             PerlError: Another run uses a server in a way that does not go with what this one needs.
@@ -206,7 +179,7 @@ class ServerPool:
         return any(member.facts is not None and member.facts.on_cpu for member in members)
 
     def expect(self, proof: Proof) -> None:
-        """From now on a server that was lost serves only if it answers so with what was loaded last."""
+        """From now on a server that comes back serves only if it answers so with what was loaded last."""
         self._dispatcher.versions.current.proof = proof
 
     def drop(self, failures: Mapping[str, str]) -> None:
@@ -223,24 +196,18 @@ class ServerPool:
         Merged weights wait until no request is under way. An adapter is meant for the base: merged weights that were
         loaded before it have restored that.
 
-        Args:
-            update: Without tensors on a process that is not the main one.
-
         Raises:
             PerlError: A server cannot load it before something is fixed, or the folder cannot be written.
         """
         version = Version(update.name, update.form, proof=update.proof)
         if self._fleet is not None:
-            version.path, version.fleet = self._fleet.path(update.name), self._fleet
-            if self._main:
-                self._fleet.publish(update.name, update_files(update))
-                version.forget = partial(self._fleet.forget, update.name)
+            version.path, version.forget = self._fleet.path(update.name), partial(self._fleet.forget, update.name)
+            self._fleet.publish(update.name, update_files(update))
         elif self._folder is not None:
             version.path = str(self._folder_on_servers / update.name)
-            if self._main:
-                folder = write_update(update, self._folder)
-                self._written.add(folder)
-                version.forget = partial(shutil.rmtree, folder, ignore_errors=True)
+            folder = write_update(update, self._folder)
+            self._written.add(folder)
+            version.forget = partial(shutil.rmtree, folder, ignore_errors=True)
         else:
             raise ValueError("an engine without a folder loads nothing")
         self._call(self._dispatcher.load(version))
@@ -256,7 +223,7 @@ class ServerPool:
         return self._call(self._dispatcher.start(requests, sampling, on_group))
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
-        """What each server that serves writes, under the update loaded last, by its address.
+        """What each server that is ready writes, under the update loaded last, by its address.
 
         Raises:
             RolloutError: No server answers, or one refuses.
@@ -286,18 +253,14 @@ class ServerPool:
             shutil.rmtree(folder, ignore_errors=True)
         if self._owner is not None:
             self._owner.release(forgotten)
-        if self._fleet is not None and self._main:
-            self._fleet.clear()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns; waits in slices, so that Ctrl-C is heard."""
+        """What a coroutine returns."""
         if not self._thread.is_alive():
             work.close()
             raise RolloutError("the engine was closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            while not concurrent.futures.wait([future], timeout=_SLICE_SECONDS).done:
-                pass
+            return future.result()
         finally:
             future.cancel()  # of Ctrl-C; what is done stays done
-        return future.result()

@@ -6,13 +6,11 @@ A newer one than was tested is let in: whether it samples from the policy is pro
 on.
 """
 
-import contextlib
-from collections.abc import Iterator
 from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
-from perl.errors import MissingExtraError, Mistake, PerlError, first_line, raise_all
+from perl.errors import MissingExtraError, Mistake, PerlError, raise_all
 from perl.recipe.rollout_section import RolloutSection
 from perl.run.warned import warn
 
@@ -53,26 +51,6 @@ def _warn_of(version: str) -> None:
         version,
         TESTED,
     )
-
-
-@contextlib.contextmanager
-def explained(version: str) -> Iterator[None]:
-    """Says in one line that a newer vLLM lacks, inside, what was called or takes it otherwise.
-
-    Args:
-        version: Of the vLLM that is called; empty: not known yet, and the error stays.
-    """
-    try:
-        yield
-    except (AttributeError, ImportError, TypeError) as error:
-        if not version or Version(version) < NEWER:
-            raise
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise PerlError(
-            f"vLLM {version}, newer than the newest tested, cannot be called as {TESTED}: {reason}",
-            "rollout.backend",
-            f"install vllm{TESTED}, or rollout.backend: transformers",
-        ) from error
 
 
 def check_engine(section: RolloutSection) -> None:

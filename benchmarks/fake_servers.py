@@ -25,7 +25,7 @@ import time
 import urllib.request
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -75,9 +75,11 @@ class Fakes:
     control: str
 
     def stats(self) -> list[dict[str, Any]]:
-        """Of each server: ``requests`` by path, ``completions`` begun, ``in_hand`` now and ``most_in_hand`` at a time,
-        ``proofs`` that it gave, ``connections`` and ``peak_connections``, names of ``adapters`` and ``weights``, and
-        ``loads`` of either."""
+        """Of each server what it was asked and has.
+
+        ``requests`` by path, ``completions`` begun, ``in_hand`` now and ``most_in_hand`` at a time, ``proofs`` that it
+        gave, ``connections`` and ``peak_connections``, names of ``adapters`` and ``weights``, ``loads`` of either.
+        """
         return self._asked("/stats")["servers"]
 
     def peak_connections(self) -> int:
@@ -88,7 +90,7 @@ class Fakes:
         """Counts begin anew."""
         self._asked("/reset", {})
 
-    def set(self, index: int | None = None, **behaviour: Any) -> None:
+    def set(self, index: int | None = None, **behaviour: float) -> None:
         """From the next request on a server behaves otherwise; None: all do."""
         self._asked("/set", {"index": index, "behaviour": behaviour})
 
@@ -106,7 +108,7 @@ class Fakes:
 
 
 @contextlib.contextmanager
-def fake_servers(count: int, **behaviour: Any) -> Iterator[Fakes]:
+def fake_servers(count: int, **behaviour: float) -> Iterator[Fakes]:
     """So many servers in a process of their own, until the block ends.
 
     Args:
@@ -114,10 +116,9 @@ def fake_servers(count: int, **behaviour: Any) -> Iterator[Fakes]:
         behaviour: Fields of :class:`Behaviour`, for all of them.
     """
     command = [sys.executable, __file__, str(count), json.dumps(behaviour)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 (this file)
     try:
-        assert process.stdout is not None
-        ports = json.loads(process.stdout.readline())
+        ports = json.loads(process.stdout.readline() if process.stdout is not None else "[]")
         control, *urls = [f"http://127.0.0.1:{port}" for port in ports]
         yield Fakes(urls, control)
     finally:
@@ -215,7 +216,7 @@ class _Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
 
-    def behave(self, **behaviour: Any) -> None:
+    def behave(self, **behaviour: float) -> None:
         """From now on."""
         self.behaviour = replace(self.behaviour, **behaviour)
         self.changed.set()
@@ -277,7 +278,7 @@ class _Everybody:
         listening = [await _listen(self._control)]
         for server in self.servers:
             listening.append(await _listen(functools.partial(self._accept, server)))
-        print(json.dumps([one.sockets[0].getsockname()[1] for one in listening]), flush=True)  # noqa: T201 (to who started it)
+        print(json.dumps([one.sockets[0].getsockname()[1] for one in listening]), flush=True)
         await asyncio.gather(*(one.serve_forever() for one in listening))
 
     async def _control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -304,7 +305,11 @@ class _Connection(asyncio.StreamReaderProtocol):
         return super().eof_received()
 
 
-async def _listen(accept: Any, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Reply = Callable[[str, str, dict[str, Any]], Awaitable[tuple[int, Any]]]
+
+
+async def _listen(accept: Accept, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
     """A port for connections that a coroutine accepts; 0: a free one."""
 
     def connection() -> _Connection:
@@ -313,7 +318,7 @@ async def _listen(accept: Any, host: str = "127.0.0.1", port: int = 0) -> asynci
     return await asyncio.get_running_loop().create_server(connection, host, port, backlog=1024)
 
 
-async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Any) -> None:
+async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Reply) -> None:
     """Answers the requests of a connection until it is closed; an answer that nobody waits for is given up."""
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
         while True:
