@@ -38,7 +38,7 @@ def test_every_command_that_runs_here_is_followed_by_what_to_expect():
     assert silent == []
     elsewhere = [block for block in ALL if block.shown and block not in HERE]
     assert [str(block) for block in elsewhere if any(need(command) != OF_PLANS for command in block.commands)] == []
-    assert len(elsewhere) == 4
+    assert elsewhere
 
 
 def test_a_fence_without_a_language_holds_no_commands():

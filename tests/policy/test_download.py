@@ -82,7 +82,7 @@ def test_two_files_of_one_commit_are_fetched_and_nothing_else(hub, published, fi
         (
             find_subject,
             "user/model",
-            r"^--adapter: user/model is a whole model, not an adapter \(--base user/model\)$",
+            r"^--adapter: user/model holds no adapter: .* --base user/model\)$",
         ),
     ):
         with pytest.raises(ModelError, match=said):

@@ -46,6 +46,8 @@ def test_runs_are_drawn_switched_searched_and_taken_out(browser, tmp_path):
         assert plot.evaluate(names) == ["lora", "dora"]
         assert plot.evaluate("(e) => e.layout.shapes.map((s) => s.x0)") == [3, 7]  # alarms
         page.get_by_label("Show dora").uncheck()
+        plot.scroll_into_view_if_needed()  # drawn again once it is looked at
+        page.wait_for_timeout(300)
         assert plot.evaluate(names) == ["lora"]
         assert "peft.method" in page.locator("#differences").inner_text()
 

@@ -108,7 +108,9 @@ def _found(adapter: str | None, base: str | None, dtype: str) -> Subject:
     try:
         saved = find_adapter(str(path) if path.is_dir() else adapter)
     except ModelError as error:
-        raise error.moved(lambda _: "--adapter") from None
+        mistake = error.mistakes[0]
+        hint = mistake.hint or f"a whole model is evaluated with --base {adapter}"
+        raise ModelError(mistake.message, "--adapter", hint) from None
     recipe = _recipe_above(path)
     section = _quantised_like(saved, given or _base_of(saved, recipe, dtype))
     name = _short(adapter)
