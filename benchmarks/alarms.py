@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 import yaml
@@ -432,7 +434,7 @@ def report(runs: Path, sets: list[str]) -> None:
             print(f"  {row['alarm']} {row['value']:.3g} (limit {row['limit']:.3g}): {row['run']}")
         for line in results[kind]["failed"]:
             print(f"  not trained: {line[:150]}")
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    RESULTS.write_text(as_lines(results) + "\n", encoding="utf-8")
 
 
 def main() -> None:

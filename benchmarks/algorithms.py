@@ -18,6 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 from perl.algorithms.named import ALGORITHMS
@@ -98,7 +100,7 @@ def write(path: Path, rows: list[dict[str, Any]], jobs: int) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {"summary": summary(rows), "rows": rows, "jobs": jobs, "versions": installed_versions()}
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_lines(result) + "\n", encoding="utf-8")
 
 
 def draw(lines: list[dict[str, Any]], rows: list[dict[str, Any]], path: Path) -> None:

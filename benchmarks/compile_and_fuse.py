@@ -22,7 +22,6 @@ Prints a table; writes ``results/compile_and_fuse.json`` (``compile_and_fuse_cud
 import argparse
 import copy
 import ctypes
-import json
 import math
 import os
 import platform
@@ -35,6 +34,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from result_lines import as_lines
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
@@ -280,7 +281,7 @@ def main() -> int:
         rows.append(row)
         if not arguments.tiny:
             facts = {"versions": installed_versions(), "threads": arguments.threads, "rows": rows}
-            path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            path.write_text(as_lines(facts) + "\n", encoding="utf-8")
     print(table([row for row in rows if "error" not in row]))
     failed = [row for row in rows if "error" in row or not row["ok"]]
     for row in failed:

@@ -26,6 +26,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 VLLM = Path(os.environ.get("PERL_VLLM_ENV", CHECKOUT / ".venv-vllm")) / "bin" / "python"
 PARTS = ("training", "evaluation", "speed")
@@ -295,7 +297,7 @@ def keep(part: str, result: dict[str, Any]) -> None:
     path = CHECKOUT / "benchmarks" / "results" / "decoding.json"
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     earlier |= {part: result, "processors": os.cpu_count(), "versions": installed_versions()}
-    path.write_text(json.dumps(earlier, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_lines(earlier) + "\n", encoding="utf-8")
 
 
 def main() -> None:

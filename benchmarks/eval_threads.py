@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 from perl.run import devices as threads
 from perl.run.folder import installed_versions
 
@@ -121,7 +123,7 @@ def main() -> None:
         "versions": installed_versions(),
     }
     path = Path(__file__).parent / "results" / "eval_threads.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_lines(result) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

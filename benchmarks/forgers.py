@@ -7,12 +7,13 @@ file are not downloaded. Prints a table of edit, place and first line that names
 caught; writes ``results/forgers.json``.
 """
 
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from result_lines import as_lines
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, for its tests
 
@@ -94,7 +95,7 @@ def main() -> None:
     if not all(row["as expected"] for row in table):
         raise SystemExit("an edit came out otherwise than expected")
     facts = {"edits": len(table), "caught": caught, "not caught": len(table) - caught, "table": table}
-    RESULTS.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    RESULTS.write_text(as_lines(facts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

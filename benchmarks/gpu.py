@@ -41,6 +41,7 @@ from typing import Any
 
 from gpu_log import Log
 from gpu_stages import OF_THE_STAGE
+from result_lines import as_lines
 
 HERE = Path(__file__).resolve().parent
 MARK = "PERL_GPU_STAGE"  # in the environment of all that a stage starts: how it is found when the stage ends
@@ -313,7 +314,7 @@ def _write(path: Path, outcome: Outcome, began: str, limit: float) -> None:
         "rows": outcome.rows,
     }
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(as_lines(found) + "\n", encoding="utf-8")
     partial.replace(path)
 
 

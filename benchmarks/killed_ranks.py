@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from result_lines import as_lines
+
 from perl.policy.checkpoint import latest_step
 from perl.recipe.sections import STRATEGIES
 
@@ -196,7 +198,7 @@ def main() -> None:
             results[strategy] = tried(strategy, asked.kills, chance, new_folder(Path(place), strategy), straight)
             found = {name: value for name, value in results[strategy].items() if name != "kills"}
             print(f"{strategy}: {len(results[strategy]['kills'])} kills, {found}")
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.write_text(as_lines(results) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

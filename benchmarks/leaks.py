@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 from perl.errors import Mistake
 from perl.hub.gate.gate import text_of
 from perl.hub.gate.leaks import Machine, find_leaks
@@ -209,7 +211,7 @@ def main() -> None:
         print(f"{key}: {json.dumps(found[key], indent=1)}")
     target = CHECKOUT / "benchmarks" / "results" / "leaks.json"
     versions = installed_versions(["detect-secrets"])
-    target.write_text(json.dumps({"versions": versions, **found}, indent=1) + "\n", encoding="utf-8")
+    target.write_text(as_lines({"versions": versions, **found}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from fake_servers import TOKEN, fake_servers, log_prob_of
+from result_lines import as_lines
 
 from perl.rollouts.engine import EngineSampling, Proof, Request, Update
 from perl.rollouts.vllm.servers import ServerPool
@@ -102,7 +103,7 @@ def main() -> None:
     results = {name: measure() for name, measure in parts.items() if given.only in (None, name)}
     print(json.dumps(results, indent=2))
     if given.only is None:
-        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+        RESULTS.write_text(as_lines(results) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRL_EXPERIMENTAL_SILENCE="1")
 
 import torch
@@ -258,7 +260,7 @@ def main() -> None:
             print(line(row), flush=True)
     arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / "method_properties.json"
-    path.write_text(json.dumps({"rows": rows, "versions": installed_versions()}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(as_lines({"rows": rows, "versions": installed_versions()}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

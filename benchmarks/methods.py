@@ -16,6 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 from perl.methods.registry import METHODS
@@ -160,7 +162,7 @@ def main() -> None:
 
     arguments.results.mkdir(parents=True, exist_ok=True)
     result = {"task": TASK, "summary": lines, "rows": rows, "jobs": arguments.jobs, "versions": installed_versions()}
-    (arguments.results / "methods.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (arguments.results / "methods.json").write_text(as_lines(result) + "\n", encoding="utf-8")
     draw(lines, rows, arguments.results / "methods.png")
 
 

@@ -30,6 +30,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRL_EXPERIMENTAL_SILENCE="1", TQDM_DISABLE="1")
 
 import step_turns
@@ -277,7 +279,7 @@ def main() -> None:
         print(line(rows[case.name]), flush=True)
         facts = {"cores": os.cpu_count(), "taken": time.strftime("%Y-%m-%d"), "versions": installed_versions()}
         ordered = [rows[name] for name in (known.name for known in CASES) if name in rows]
-        asked.output.write_text(json.dumps({"rows": ordered, **facts}, indent=1), encoding="utf-8")
+        asked.output.write_text(as_lines({"rows": ordered, **facts}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 import numpy as np
@@ -314,7 +316,7 @@ def write(path: Path, rows: list[dict[str, Any]], arguments: argparse.Namespace,
     facts = {"settings": settings, "load_at_begin_and_end": [load, list(os.getloadavg())]}
     result = {"summary": summary(rows), **facts, "versions": installed_versions(), "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    path.write_text(as_lines(result) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRL_EXPERIMENTAL_SILENCE="1")
 
 import torch
@@ -94,7 +96,7 @@ def main() -> None:
     print(f"TRL's training seconds over ours, median of the seeds: {ratio:.2f}")
     result = {"rows": rows, "ratio": ratio, "threads": torch.get_num_threads(), "versions": installed_versions()}
     path = Path(__file__).parent / "results" / "quickstart.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_lines(result) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

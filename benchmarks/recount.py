@@ -16,6 +16,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from result_lines import as_lines
+
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples, read_published
@@ -40,7 +42,7 @@ def main() -> None:
     if arguments.run:
         found["run"] = _of_run(arguments.run)
     found["made up"] = _of_made_up()
-    arguments.output.write_text(json.dumps(found, indent=2) + "\n")
+    arguments.output.write_text(as_lines(found) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=2))
 
 

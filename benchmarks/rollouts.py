@@ -28,6 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 from rollout_servers import Killer, RecordingTrainer, Server, servers, trainer_of
@@ -253,7 +255,7 @@ def keep(part: str, result: dict[str, Any]) -> None:
     path = RESULTS / "rollouts.json"
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     earlier |= {part: result, "versions": installed_versions()}
-    path.write_text(json.dumps(earlier, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_lines(earlier) + "\n", encoding="utf-8")
     if part == "training":
         draw(result["rows"], RESULTS / "rollouts.png")
 

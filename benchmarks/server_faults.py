@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 import torch
@@ -314,7 +316,7 @@ def main() -> None:
             print(f"a run is killed: {leftovers}")
     if not asked.only:
         results = {"rows": rows, "killed": leftovers, "steps": STEPS, "fault_after": FAULT_AFTER}
-        RESULTS.write_text(json.dumps(results | {"versions": installed_versions()}, indent=2) + "\n", encoding="utf-8")
+        RESULTS.write_text(as_lines(results | {"versions": installed_versions()}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

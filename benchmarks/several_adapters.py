@@ -7,7 +7,6 @@ meets all alike. Prints seconds (the median of the rounds) and completions that 
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -16,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from result_lines import as_lines
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1")
 
@@ -48,7 +49,7 @@ def main() -> None:
     rows = [[way, f"{medians[way]:.1f}", f"{medians[way] / first:.2f}", f"{drawn[way]:,}"] for way in WAYS]
     print("\n".join(plain_table([["way", "s", "ratio", "completions drawn"], *rows])))
     facts = {"seconds": seconds, "drawn": drawn, "tasks": TASKS, "limit": LIMIT, "k": K}
-    RESULTS.write_text(json.dumps({**facts, "versions": installed_versions()}, indent=2) + "\n")
+    RESULTS.write_text(as_lines({**facts, "versions": installed_versions()}) + "\n", encoding="utf-8")
 
 
 def _adapter(folder: Path, seed: int) -> Path:

@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")
 
 import torch
@@ -185,7 +187,7 @@ def main() -> None:
         shown = " ".join(f"{n / MIB:>{w},.0f}" for n, w in zip(numbers, (7, 7, 8, 7, 7, 8), strict=True))
         print(f"{row['processes']:>9} {shown}")
     facts = {"taken": time.strftime("%Y-%m-%d"), "versions": installed_versions()}
-    asked.output.write_text(json.dumps({"rows": rows, **facts}, indent=1), encoding="utf-8")
+    asked.output.write_text(as_lines({"rows": rows, **facts}) + "\n", encoding="utf-8")
     if not asked.quick:
         draw(rows, HERE.parent / "docs" / "sharded_memory.png")
 

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 import method_properties as properties
 import torch
+from result_lines import as_lines
 from safetensors.torch import load_file
 
 from perl.methods.registry import METHODS
@@ -85,7 +86,7 @@ def main() -> None:
     print("\n".join(plain_table([["method", *RUNS], *shown])))
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[f"{asked.dtype}, reference {asked.reference}"] = rows
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.write_text(as_lines(results) + "\n", encoding="utf-8")
 
 
 def _shown(cell: object) -> str:

@@ -28,6 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_WAIT_POLICY="PASSIVE")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -295,7 +297,7 @@ def main() -> None:
     def keep(part: str, rows: list[dict[str, Any]]) -> None:
         result.update({part: rows, "versions": installed_versions()})
         arguments.results.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        path.write_text(as_lines(result) + "\n", encoding="utf-8")
 
     if arguments.methods is not None or everything:
         found = {row["method"]: row for row in result.get("methods", [])}

@@ -16,7 +16,6 @@ below 1, wrong ones above.
 """
 
 import copy
-import json
 import math
 import os
 import sys
@@ -28,6 +27,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
+
+from result_lines import as_lines
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_WAIT_POLICY="PASSIVE")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -325,7 +326,7 @@ def report(found: Found) -> None:
     print(f"wrong runs caught: {sum(r['stopped'] for r in wrong)} of {sum(r['runs'] for r in wrong)}")
     RESULTS.mkdir(exist_ok=True)
     results = {"versions": installed_versions(), "rows": rows}
-    (RESULTS / "tolerances.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "tolerances.json").write_text(as_lines(results) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from result_lines import as_lines
+
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRL_EXPERIMENTAL_SILENCE="1")
 
 import torch
@@ -167,7 +169,7 @@ def write(path: Path, **result: Any) -> None:  # noqa: ANN401
     """The numbers and what they were measured with."""
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"threads": torch.get_num_threads(), "machine": platform.machine(), "versions": installed_versions()}
-    path.write_text(json.dumps({**result, **facts}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(as_lines({**result, **facts}) + "\n", encoding="utf-8")
 
 
 def measure_all(arguments: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from result_lines import as_lines
 
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all, start_workers, unreadable
@@ -312,7 +313,7 @@ def main() -> None:
     print(f"load {load[0]:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores")
     if not quick:
         path = Path(__file__).parent / "results" / "verifier.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        path.write_text(as_lines(result) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -143,11 +143,12 @@ def _draw_imports(axes: "Axes", rooms: list[str], room: str, imported: list[str]
     across = position * STEP + 0.5
     rows = [rooms.index(other) for other in imported]
     axes.plot([across, across], [position + BOX_HEIGHT, max(rows) + BOX_HEIGHT / 2], color=colour, lw=1.1, alpha=0.55)
-    for row in rows:
-        height = row * STEP + BOX_HEIGHT / 2
-        axes.plot([across, row * STEP], [height, height], color="#c9ced3", lw=0.9, zorder=0)
-        axes.plot([across], [height], marker="o", ms=6.5, color=colour, mec="white", mew=0.8)
-        axes.plot([row * STEP - 0.12], [height], marker=">", ms=5, color="#8a929a")
+    heights = [row * STEP + BOX_HEIGHT / 2 for row in rows]
+    rights = [row * STEP for row in rows]
+    axes.hlines(heights, across, rights, color="#c9ced3", lw=0.9, zorder=0)
+    dots = {"color": colour, "mec": "white", "mew": 0.8}
+    axes.plot([across] * len(rows), heights, marker="o", ms=6.5, linestyle="none", **dots)
+    axes.plot([right - 0.12 for right in rights], heights, marker=">", ms=5, linestyle="none", color="#8a929a")
 
 
 def _draw_legend(axes: "Axes", width: float) -> None:
