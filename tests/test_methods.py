@@ -5,7 +5,6 @@ The measuring is that of ``benchmarks/method_properties.py``; here its numbers a
 
 import itertools
 import json
-import logging
 from pathlib import Path
 
 import method_properties as properties
@@ -16,12 +15,10 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import BrokenPromiseError, ModelError, RecipeError
-from perl.methods import adalora
-from perl.methods.anchor import anchor_of, anchored_layers
+from perl.errors import BrokenPromiseError, ModelError
 from perl.methods.registry import METHODS
-from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import reload_difference
+from tests.a_few_methods import A_FEW
 
 TOLERANCE = 1e-4
 OWN_OPTIMIZER = {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}
@@ -37,7 +34,14 @@ OTHER_ARCHITECTURES = itertools.product(["pissa", "adalora", "ln_tuning"], ["tie
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "model"), [*((name, "biases") for name in METHODS), *OTHER_ARCHITECTURES])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        *((name, "biases") for name in A_FEW),
+        *(pytest.param(name, "biases", marks=pytest.mark.nightly) for name in METHODS if name not in A_FEW),
+        *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in OTHER_ARCHITECTURES),
+    ],
+)
 def test_a_method_is_trained_right_whatever_the_architecture(name, model, model_path, tmp_path):
     path = model_path if model == "biases" else properties.write_model(model, tmp_path)
     row = properties.measure(PeftGRPOTrainer, path, METHODS[name], tmp_path)
@@ -96,9 +100,8 @@ def test_the_kl_divergence_is_zero_at_the_steps_that_begin_at_the_reference(refe
     assert len(kl_of(trainer)) == 5
 
 
-@pytest.mark.parametrize("reference", ["rolling:2", "initial"])
-def test_a_run_with_another_reference_resumes_exactly(reference, model_path, tmp_path):
-    changes = {"reference": reference, "save_strategy": "steps", "save_steps": 3}
+def test_a_run_with_another_reference_resumes_exactly(model_path, tmp_path):
+    changes = {"reference": "rolling:2", "save_strategy": "steps", "save_steps": 3}
     whole = trainer_of(properties.fresh(model_path), tmp_path, **changes)
     whole.train()
     resumed = trainer_of(properties.fresh(model_path), tmp_path, **changes)
@@ -126,11 +129,7 @@ def test_adalora_on_a_half_precision_base_ends_as_the_policy_that_is_saved_and_r
         assert all(torch.equal(p, q) for p, q in zip(factors, ends, strict=True))
 
 
-REFERENCES = ("base", "initial", "rolling:2")
-
-
-@pytest.mark.parametrize("then", REFERENCES)
-@pytest.mark.parametrize("now", REFERENCES)
+@pytest.mark.parametrize(("then", "now"), [("base", "initial"), ("initial", "rolling:2"), ("rolling:2", "rolling:2")])
 def test_a_run_that_resumes_with_a_reference_of_another_kind_has_it_right_or_is_refused(
     then, now, model_path, tmp_path
 ):
@@ -149,18 +148,6 @@ def test_a_run_that_resumes_with_a_reference_of_another_kind_has_it_right_or_is_
         assert torch.equal(properties.reference_logits(resumed), properties.reference_logits(first))
     else:  # a new LoRA starts as the base
         assert torch.equal(properties.reference_logits(resumed), start)
-
-
-def test_a_checkpoint_that_does_not_say_its_reference_goes_on_with_one_that_does_not_move(model_path, tmp_path):
-    changes = {"save_strategy": "steps", "save_steps": 3}
-    trainer_of(properties.fresh(model_path), tmp_path, **changes).train()
-    (tmp_path / "checkpoint-3" / "policy.safetensors").unlink()  # as plain TRL writes it
-    checkpoint = str(tmp_path / "checkpoint-3")
-    for reference in ("base", "initial"):
-        trainer_of(properties.fresh(model_path), tmp_path, reference=reference, **changes).train(checkpoint)
-    moving = trainer_of(properties.fresh(model_path), tmp_path, reference="rolling:2", **changes)
-    with pytest.raises(ModelError, match="does not say what its reference was"):
-        moving.train(checkpoint)
 
 
 @pytest.fixture
@@ -186,31 +173,6 @@ def test_a_continued_adapter_starts_where_it_ended_and_is_held_to_itself_or_the_
     assert properties.distance(properties.logits_of(trainer.policy), earlier) > 10 * TOLERANCE
     held_to = earlier if reference is None else pristine
     torch.testing.assert_close(properties.reference_logits(trainer), held_to, rtol=0, atol=TOLERANCE)
-
-
-def test_a_continued_adapter_keeps_its_start_apart_from_what_trains(saved, model_path, tmp_path):
-    trainer = trainer_of(properties.fresh(model_path), tmp_path / "later", adapter=saved)
-    assert trainer.adaptation.method.name == "olora"
-    policy = trainer.policy
-    ranks = {p.shape[0] for name, p in policy.named_parameters() if "lora_A" in name}
-    assert ranks == {16}  # the trained half; in the file it is 32 with the start
-    anchors = dict(anchored_layers(policy))
-    assert len(anchors) == 14
-    fresh = trainer_of(properties.fresh(model_path), tmp_path / "fresh", peft_method="olora").policy
-    for name, layer in anchored_layers(fresh):
-        scale = layer.scaling["default"]
-        for again, first in zip(anchor_of(anchors[name], "default"), anchor_of(layer, "default"), strict=True):
-            torch.testing.assert_close(again, first if first.shape[0] == 16 else scale * first)
-
-
-def test_a_pissa_config_of_the_users_own_does_not_touch_the_base(model_path, tmp_path):
-    config = LoraConfig(init_lora_weights="pissa_niter_4", r=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    base = properties.fresh(model_path)
-    fingerprint = base_fingerprint(base)
-    trainer = trainer_of(base, tmp_path, peft_config=config)
-    assert base_fingerprint(trainer.policy) == fingerprint
-    trainer.train()
-    assert kl_of(trainer)[0] == 0.0
 
 
 def altered_base(path, _saved):
@@ -256,27 +218,6 @@ def test_what_is_saved_holds_neither_references_nor_pickles(model_path, tmp_path
     assert config["base_model_name_or_path"] == "biases"
 
 
-def test_ranks_move_while_training_and_end_at_their_budget(model_path, tmp_path):
-    trainer = trainer_of(properties.fresh(model_path), tmp_path, peft_method="adalora", peft_rank=4, max_steps=10)
-    trainer.train()
-    ranks = [row["rank/mean"] for row in trainer.state.log_history if "rank/mean" in row and "loss" in row]
-    assert ranks[0] == 6
-    assert ranks == sorted(ranks, reverse=True)
-    final = adalora.ranks(trainer.policy)
-    assert sum(final) / len(final) == 4
-    assert max(final) > min(final)
-    trainer.save_adapter(tmp_path / "adapter")
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert sum(sum(kept) for kept in config["rank_pattern"].values()) == 4 * len(final)
-    assert config["total_step"] == 10
-
-
-def test_ranks_that_could_not_move_are_refused(model_path, tmp_path):
-    trainer = trainer_of(properties.fresh(model_path), tmp_path, peft_method="adalora", max_steps=1)
-    with pytest.raises(RecipeError, match=r"train\.max_steps: adalora needs 2 optimizer steps"):
-        trainer.train()
-
-
 def after_each_step(trainer, act):
     trainer.create_optimizer()
     trainer.optimizer.register_step_post_hook(lambda *_: act())
@@ -313,32 +254,6 @@ def test_a_run_that_breaks_a_promise_stops_and_says_which(break_it, model_path, 
     said = break_it(trainer)
     with pytest.raises(BrokenPromiseError, match=said):
         trainer.train()
-
-
-def test_adapters_on_a_quantised_base_keep_their_precision(model_path, tmp_path):
-    base = properties.fresh(model_path)
-    base.is_loaded_in_4bit = True  # TRL rounds the adapters of such models to bfloat16
-    trainer = trainer_of(base, tmp_path, peft_method="milora")
-    assert {p.dtype for p in trainer.policy.parameters() if p.requires_grad} == {torch.float32}
-    trainer.train()
-    assert kl_of(trainer)[0] == 0.0
-
-
-def test_learning_rates_of_full_fine_tuning_and_dropout_are_warned_of(model_path, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, logger="perl"):
-        trainer_of(properties.fresh(model_path), tmp_path, learning_rate=1e-6, peft_dropout=0.1)
-    said = caplog.text
-    assert "learning rate 1e-06 is in the range of full fine-tuning; lora usually takes about 1e-05" in said
-    assert "adapter dropout 0.1: rollouts have none" in said
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="perl"):
-        trainer_of(properties.fresh(model_path), tmp_path, learning_rate=1e-6, peft_method="full")
-    assert "learning rate" not in caplog.text
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_takes_its_usual_learning_rate_where_none_is_asked_for(name):
-    assert PeftRLConfig("out", use_cpu=True, peft_method=name).learning_rate == pytest.approx(1e-5 * METHODS[name].rate)
 
 
 def test_the_best_checkpoint_is_loaded_whole(model_path, tmp_path):

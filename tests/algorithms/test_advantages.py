@@ -1,5 +1,6 @@
 """Advantages against plain loops, and the laws that any baseline-and-scale must obey."""
 
+import itertools
 import math
 
 import pytest
@@ -40,14 +41,17 @@ def test_missing_rewards_count_neither_in_the_mean_nor_in_the_deviation(scale):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("value", [0.0, 0.1, 0.7, 1 / 3, -2.3, 1e-8, 12345.678])
-@pytest.mark.parametrize("group", [2, 3, 7, 8, 16])
-def test_a_group_that_agrees_has_advantages_of_exactly_zero(scale, value, group):
-    rewards = some_rewards(3, group)
-    rewards[1] = value
-    advantages = group_advantages(rewards, scale=scale)
-    assert torch.equal(advantages[1], torch.zeros(group))
-    assert advantages[[0, 2]].abs().min() > 0
+def test_a_group_that_agrees_has_advantages_of_exactly_zero(scale):
+    for value, group in itertools.product((0.0, 0.1, 1 / 3, -2.3, 1e-8, 12345.678), (2, 3, 7, 16)):
+        rewards = some_rewards(3, group)
+        rewards[1] = value
+        advantages = group_advantages(rewards, scale=scale)
+        assert torch.equal(advantages[1], torch.zeros(group))
+        assert advantages[[0, 2]].abs().min() > 0
+    assert torch.equal(group_advantages(torch.tensor([[0.7], [3.0]]), scale=scale), torch.zeros(2, 1))
+    almost = torch.full((2, 2), 0.7)
+    almost[1, 1] = torch.nextafter(almost[1, 0], torch.tensor(1.0))
+    assert agreeing_groups(almost).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -56,17 +60,6 @@ def test_a_group_that_agrees_but_for_missing_rewards_has_advantages_of_exactly_z
     advantages = group_advantages(rewards, scale=scale)
     assert torch.equal(advantages[:3], torch.zeros(3, 4))
     assert advantages[3, 0] < 0 < advantages[3, 1]
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_group_of_one_has_an_advantage_of_exactly_zero(scale):
-    assert torch.equal(group_advantages(torch.tensor([[0.7], [3.0]]), scale=scale), torch.zeros(2, 1))
-
-
-def test_almost_agreeing_is_not_agreeing():
-    rewards = torch.full((2, 2), 0.7)
-    rewards[1, 1] = torch.nextafter(rewards[1, 0], torch.tensor(1.0))
-    assert agreeing_groups(rewards).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -103,16 +96,6 @@ def test_advantages_follow_their_completions_when_these_change_places(scale):
     )
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_advantages_of_a_group_sum_to_zero(scale):
-    assert group_advantages(some_rewards(), scale=scale).sum(dim=1).abs().max() < 1e-5
-
-
-def test_dividing_by_the_groups_deviation_gives_unit_deviation():
-    deviations = group_advantages(some_rewards(), scale="group", epsilon=0.0).std(dim=1)
-    torch.testing.assert_close(deviations, torch.ones(5))
-
-
 def test_an_unknown_scale_is_refused():
     with pytest.raises(ValueError, match="scale must be group, batch or none, not 'row'"):
         group_advantages(some_rewards(), scale="row")
@@ -145,20 +128,6 @@ def test_normalised_sums_are_those_of_the_paper():
     expected = torch.tensor(oracle.normalized_sum_advantages(rewards.tolist(), weights.tolist(), STD_EPSILON))
     torch.testing.assert_close(advantages, expected, rtol=1e-5, atol=1e-5)
     assert advantages[0, 1] == 0
-
-
-def test_normalised_sums_do_not_depend_on_the_scale_of_any_reward_function():
-    rewards = torch.randn(4, 5, 2, generator=torch.Generator().manual_seed(7))
-    weights = torch.tensor([1.0, 1.0])
-    torch.testing.assert_close(
-        normalized_sum_advantages(rewards * torch.tensor([1000.0, 0.5]), weights, epsilon=0.0),
-        normalized_sum_advantages(rewards, weights, epsilon=0.0),
-    )
-
-
-def test_normalised_sums_of_groups_that_agree_on_everything_are_exactly_zero():
-    rewards = torch.tensor([0.7, 0.1]).expand(3, 4, 2)
-    assert torch.equal(normalized_sum_advantages(rewards, torch.tensor([0.3, 0.9])), torch.zeros(3, 4))
 
 
 def test_normalised_sums_of_a_flat_group_are_exactly_zero_beside_another():

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from perl.algorithms.covariance import CovarianceSettings, by_covariance, covariances, drawn, highest
-from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
+from perl.algorithms.covariance import CovarianceSettings, covariances, drawn, highest
 from perl.algorithms.registry import LOSSES, function_at
 from tests.oracles import covariance as oracle
 
@@ -38,35 +37,6 @@ def chosen(mask, old, advantages, case, step=3):
     found, tokens = covariances(old, advantages, mask)
     ranks = function_at(selection.ranks)(found, lambda: drawn(mask.shape, 0, 7, step), settings)
     return highest(ranks.masked_fill(mask == 0, -torch.inf), settings.count(tokens))
-
-
-@pytest.mark.parametrize("on_policy", [False, True])
-@pytest.mark.parametrize("of_tokens", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_value_and_gradient_are_those_of_plain_numbers(case, of_tokens, on_policy):
-    mask, old, policy, advantages = batch(of_tokens=of_tokens)
-    policy = (old.clone() if on_policy else policy).requires_grad_()
-    wanted = oracle.loss(policy, old, advantages.expand(mask.shape), mask.tolist(), case)
-    (expected,) = torch.autograd.grad(wanted, policy)
-    epsilon = case.get("epsilon", 0.2)
-    settings = LossSettings(
-        case["loss_type"], epsilon_low=epsilon, epsilon_high=epsilon, cov_kl_weight=case.get("cov_kl_weight", 1.0)
-    )
-    selected = chosen(mask, old, advantages, case)
-    inputs = LossInputs(policy, old, advantages, mask, selected=selected)
-    of_step = {"micro_batches": 1, "window_tokens": float(mask.sum()), "max_completion_length": 9}
-    weights = token_weights(mask, case["loss_type"], **of_step).double()
-    loss = (objective(inputs, settings).per_token * weights).sum()
-    (gradient,) = torch.autograd.grad(loss, policy)
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
-    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-9)
-    count, tokens = int(selected.sum()), int(mask.sum())
-    assert count == (0 if case.get("cov_low") == 90.0 else max(1, min(count, int(case["cov_fraction"] * tokens))))
-    if case["loss_type"] == "clip_cov":
-        assert gradient[selected].abs().max() == 0 if count else True
-    elif on_policy:  # nothing has moved, so nothing is held back
-        without = objective(LossInputs(policy, old, advantages, mask), settings).per_token
-        assert torch.equal(gradient, torch.autograd.grad((without * weights).sum(), policy)[0])
 
 
 def test_clip_cov_draws_as_many_as_it_may_from_within_the_bounds_and_others_in_another_step():
@@ -116,15 +86,6 @@ def test_of_equal_covariances_the_first_are_chosen_and_no_more_than_may_be():
     assert highest(ranks, 2).tolist() == [[False, True, False], [True, False, False]]
     assert int(highest(ranks, 99).sum()) == 5
     assert int(highest(torch.full((2, 3), -torch.inf), 4).sum()) == 0
-
-
-def test_a_batch_without_tokens_has_none_to_choose():
-    empty = torch.zeros(2, 3)
-    found, tokens = covariances(empty, empty, empty)
-    assert (tokens, found.abs().sum().item()) == (0, 0.0)
-    ranks = by_covariance(found, lambda: empty, CovarianceSettings()).masked_fill(empty == 0, -torch.inf)
-    assert int(highest(ranks, CovarianceSettings().count(tokens)).sum()) == 0
-    assert drawn(torch.Size((0, 4)), 0, 1, 1).shape == (0, 4)
 
 
 def test_numbers_of_a_row_do_not_depend_on_the_rows_beside_it_or_on_padding():

@@ -10,6 +10,7 @@ from perl.packing import divergence as module
 from perl.packing.divergence import head_divergence
 from perl.packing.head import HeadStates, LogitSettings
 from tests.oracles import distillation as oracle
+from tests.oracles.covering import most_pairs
 
 TOKENS, WIDTH, VOCABULARY = 11, 7, 23
 TOP_KS = [0, 1, 4, VOCABULARY - 1, VOCABULARY, 1000]
@@ -64,10 +65,11 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("top_k", [0, 4])
-@pytest.mark.parametrize("rows", [1, 4, 100])
+@pytest.mark.parametrize(
+    ("with_bias", "settings", "top_k", "rows"),
+    most_pairs(list(itertools.product((False, True), SETTINGS, (0, 4), (1, 4, 100))), 9),
+    ids=str,
+)
 def test_through_the_head_by_tiles_value_and_gradient_are_autograds(with_bias, settings, top_k, rows, monkeypatch):
     monkeypatch.setattr(module, "tile_rows", lambda *_: 2 * rows)
     torch.manual_seed(3)

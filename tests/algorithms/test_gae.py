@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from perl.algorithms.baselines import whitened
 from perl.algorithms.gae import explained_variance, generalised_advantages, moments, token_rewards, value_loss
 from tests.oracles import ppo as oracle
 
@@ -30,13 +29,6 @@ def test_advantages_are_sums_over_what_follows(gamma, lambda_):
     wanted = oracle.advantages(rewards.tolist(), values.tolist(), mask.tolist(), gamma, lambda_)
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=1e-12)
     assert torch.equal(found[mask == 0], torch.zeros(int((mask == 0).sum()), dtype=torch.float64))
-
-
-def test_advantages_of_a_batch_are_whitened_over_its_tokens():
-    rewards, values, mask = some()
-    found = whitened(generalised_advantages(rewards, values, mask, gamma=1.0, lambda_=0.95), mask)
-    rows = oracle.advantages(rewards.tolist(), values.tolist(), mask.tolist(), 1.0, 0.95)
-    torch.testing.assert_close(found, torch.tensor(oracle.whitened(rows, mask.tolist())), rtol=1e-5, atol=1e-6)
 
 
 def test_without_discount_and_values_every_token_has_what_follows():

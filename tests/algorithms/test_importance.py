@@ -61,18 +61,12 @@ def test_ratios_are_those_of_a_loop_over_tokens(mode, bounds):
         assert moved == {"token_truncate": {0.8, 1.2}, "sequence_truncate": {1.2}}.get(mode, {0.0})
 
 
-def test_numbers_that_agree_need_no_correction():
+def test_numbers_that_agree_or_are_absent_need_no_correction():
     numbers, mask = torch.tensor(OLD), torch.tensor(MASK)
     for mode in get_args(CorrectionMode):
-        ratio = sampling_ratio(numbers, numbers, mask, SamplingCorrection(mode, 0.9, 1.1))
-        assert torch.equal(ratio, torch.ones_like(ratio))
-
-
-def test_an_engine_without_numbers_is_not_corrected():
-    nothing = torch.full((5, 5), NAN)
-    for mode in get_args(CorrectionMode):
-        ratio = sampling_ratio(torch.tensor(OLD), nothing, torch.tensor(MASK), SamplingCorrection(mode, 0.9, 1.1))
-        assert torch.equal(ratio, torch.ones_like(ratio))
+        for of_engine in (numbers, torch.full((5, 5), NAN)):
+            ratio = sampling_ratio(numbers, of_engine, mask, SamplingCorrection(mode, 0.9, 1.1))
+            assert torch.equal(ratio, torch.ones_like(ratio))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.05, 0.3, 2.0])
@@ -104,9 +98,5 @@ def test_a_row_is_left_out_if_it_is_bad_and_the_policy_has_moved_away_from_it():
     advantages = torch.tensor([[-1.0], [0.0], [1.0], [-1e-9]])
     assert on_policy_rows(policy, sampled, advantages, mask, 1.5).flatten().tolist() == [1, 1, 1, 1]
     assert on_policy_rows(policy, sampled, advantages, mask, 1.49).flatten().tolist() == [0, 1, 1, 0]
-    assert on_policy_rows(sampled, policy, advantages, mask, 0.0).flatten().tolist() == [
-        1,
-        1,
-        1,
-        1,
-    ]  # nearer than it was
+    nearer = on_policy_rows(sampled, policy, advantages, mask, 0.0)
+    assert nearer.flatten().tolist() == [1] * 4  # than it was

@@ -1,11 +1,11 @@
 """Each loss type's value, gradient and token weights against token-by-token loops, and the laws of accumulation."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
-from trl import GRPOConfig
 
 from perl.algorithms.losses import (
     LossInputs,
@@ -18,6 +18,7 @@ from perl.algorithms.losses import (
 )
 from perl.algorithms.registry import LOSSES
 from tests.oracles import losses as oracle
+from tests.oracles.covering import most_pairs
 
 LOSS_TYPES = tuple(LOSSES)
 LEVELS = ("token", "sequence")
@@ -166,23 +167,33 @@ def test_the_examples_reach_every_bound_with_either_sign_of_the_advantage():
     assert (rows[~raised] > 1.5).any()
 
 
-@pytest.mark.parametrize("sampling", ["none", "token", "row"])
-@pytest.mark.parametrize("delta", [None, 1.5])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_loss_and_gradient_are_those_of_the_papers(loss_type, level, beta, delta, sampling):
-    assert_like_the_oracle(some_inputs(sampling), settings_of(loss_type, level, beta=beta, delta=delta))
+# Level of the ratio, beta, delta, the engine's correction, and whether old log-probs are others: every pair of values.
+COVERED = most_pairs(
+    list(itertools.product(LEVELS, (0.0, 0.04), (None, 1.5), ("none", "token", "row"), (True, False))), 8
+)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize(("level", "beta", "delta", "sampling", "off_policy"), COVERED)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_loss_and_gradient_are_those_of_the_papers(loss_type, level, beta, delta, sampling, off_policy):
+    inputs, settings = some_inputs(sampling, off_policy), settings_of(loss_type, level, beta=beta, delta=delta)
+    assert_like_the_oracle(inputs, settings, off_policy)
+    if not off_policy:
+        assert objective(inputs, settings).ratio.unique().tolist() == [1.0]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_on_policy_the_ratio_is_one_and_still_carries_the_gradient(loss_type, level, beta):
-    inputs = some_inputs(off_policy=False)
-    settings = settings_of(loss_type, level, beta=beta)
-    assert objective(inputs, settings).ratio.unique().tolist() == [1.0]
-    assert_like_the_oracle(inputs, settings, off_policy=False)
+def test_rows_without_any_token_are_finite_and_have_no_gradient(loss_type, level):
+    settings = settings_of(loss_type, level, beta=0.04, delta=1.5)
+    inputs, empty = some_inputs(mask=[[0] * 5, *MASK[1:]]), some_inputs(mask=[[0] * 5] * 4)
+    assert_like_the_oracle(inputs, settings)
+    (gradient,) = torch.autograd.grad(our_loss(inputs, settings), inputs.policy_log_probs)
+    assert torch.equal(gradient[0], torch.zeros(5, dtype=torch.float64))
+    loss = our_loss(empty, settings, window_tokens=1.0)  # a micro-batch of nothing else
+    (gradient,) = torch.autograd.grad(loss, empty.policy_log_probs)
+    assert loss.item() == 0
+    assert torch.equal(gradient, torch.zeros(4, 5, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -198,10 +209,10 @@ def test_on_policy_each_loss_type_pushes_along_the_policy_gradient(loss_type, le
     assert direction[0, 0] > 0
 
 
-@pytest.mark.parametrize("engine", [False, True])
-@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.1, 0.3])
-@pytest.mark.parametrize("divergence", ["tv", "kl"])
-@pytest.mark.parametrize("off_policy", [False, True])
+@pytest.mark.parametrize(
+    ("off_policy", "divergence", "threshold", "engine"),
+    most_pairs(list(itertools.product((False, True), ("tv", "kl"), (0.0, 0.02, 0.1, 0.3), (False, True))), 8),
+)
 def test_a_token_that_has_moved_too_far_and_would_move_on_is_masked(off_policy, divergence, threshold, engine):
     inputs = some_inputs("token" if engine else "none", off_policy)
     if engine:
@@ -228,20 +239,15 @@ def test_the_divergence_of_two_events_is_below_that_of_all():
     assert binary_divergence(torch.zeros(1, 1), torch.full((1, 1), -1e-9), "kl").isfinite().all()
 
 
-@pytest.mark.parametrize("divergence", ["tv", "kl"])
-def test_the_threshold_is_by_divergence_unless_it_is_set(divergence):
-    inputs, usual = some_inputs(), {"tv": 0.15, "kl": 0.05}[divergence]
-    found, expected = (
-        objective(inputs, LossSettings("dppo", dppo_divergence=divergence, dppo_threshold=threshold)).per_token
-        for threshold in (None, usual)
-    )
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("correct_kl", [False, True])
-@pytest.mark.parametrize("off_policy", [False, True])
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("loss_type", ["grpo", "cispo", "reinforce", "gmpo"])
+@pytest.mark.parametrize(
+    ("loss_type", "estimator", "off_policy", "correct_kl"),
+    most_pairs(
+        list(
+            itertools.product(("grpo", "cispo", "reinforce", "gmpo"), ("k1", "k2", "k3"), (False, True), (False, True))
+        ),
+        12,
+    ),
+)
 def test_each_estimator_of_the_divergence_has_its_value_and_gradient(loss_type, estimator, off_policy, correct_kl):
     settings = settings_of(loss_type, beta=0.3, kl_estimator=estimator, correct_kl=correct_kl)
     assert_like_the_oracle(some_inputs("token", off_policy), settings, off_policy)
@@ -279,19 +285,6 @@ def test_the_bounds_of_the_ratio_may_differ_and_the_kl_go_uncorrected(loss_type)
     assert_like_the_oracle(some_inputs("token"), settings)
 
 
-def test_the_constants_are_trls_unless_set():
-    ours, trl = LossSettings(), {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    names = {field.name for field in dataclasses.fields(ours)} & trl.keys() - {"epsilon_high"}
-    assert len(names) == 10
-    assert {name: getattr(ours, name) for name in names} == {name: trl[name] for name in names}
-    assert (ours.ratio_level, ours.correct_kl, ours.epsilon_low, ours.epsilon_high) == (
-        trl["importance_sampling_level"],
-        trl["use_bias_correction_kl"],
-        trl["epsilon"],
-        trl["epsilon_high"] or trl["epsilon"],
-    )
-
-
 def test_vespo_stays_finite_however_far_the_policy_has_moved():
     inputs = some_inputs()
     for shift in (-1000.0, 1000.0):
@@ -326,27 +319,6 @@ def test_what_stands_outside_the_mask_has_no_say(loss_type, level):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_a_row_without_any_token_is_finite_and_has_no_gradient(loss_type, level):
-    inputs = some_inputs(mask=[[0] * 5, *MASK[1:]])
-    settings = settings_of(loss_type, level, beta=0.04, delta=1.5)
-    assert_like_the_oracle(inputs, settings)
-    (gradient,) = torch.autograd.grad(our_loss(inputs, settings), inputs.policy_log_probs)
-    assert torch.equal(gradient[0], torch.zeros(5, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_a_micro_batch_without_any_token_costs_nothing(loss_type, level):
-    inputs = some_inputs(mask=[[0] * 5] * 4)
-    settings = settings_of(loss_type, level, beta=0.04)
-    loss = our_loss(inputs, settings, window_tokens=1.0)
-    (gradient,) = torch.autograd.grad(loss, inputs.policy_log_probs)
-    assert loss.item() == 0
-    assert torch.equal(gradient, torch.zeros(4, 5, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_an_advantage_for_each_token_means_the_same_as_one_for_the_row(loss_type, level):
     inputs = some_inputs()
     spread = LossInputs(**{**vars(inputs), "advantages": inputs.advantages.expand(-1, 5)})
@@ -363,27 +335,11 @@ def test_the_kl_estimate_is_never_negative_and_zero_where_the_policies_agree():
     assert torch.equal(kl_estimate(policy, policy), torch.zeros_like(policy))
 
 
-def test_the_kl_estimate_is_right_on_average():
-    policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    reference = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
-    divergence = sum(p * math.log(p / r) for p, r in zip(policy.tolist(), reference.tolist(), strict=True))
-    assert (policy * kl_estimate(policy.log(), reference.log())).sum().item() == pytest.approx(divergence)
-
-
 def test_a_kl_term_without_reference_is_refused():
     inputs = LossInputs(**{**vars(some_inputs()), "reference_log_probs": None})
     with pytest.raises(ValueError, match="the reference's log-probabilities are needed"):
         objective(inputs, LossSettings(beta=0.04))
     assert objective(inputs, LossSettings(beta=0.0)).kl is None
-
-
-def test_a_rows_ratio_is_the_geometric_mean_of_its_tokens_ratios():
-    inputs = some_inputs()
-    gaps = inputs.policy_log_probs.detach() - inputs.old_log_probs
-    ratios = ratio_at("sequence", gaps, inputs.mask)
-    for ratio, row, keep in zip(ratios, gaps, inputs.mask, strict=True):
-        tokens = row[keep == 1].exp().tolist()
-        assert ratio.item() == pytest.approx(math.prod(tokens) ** (1 / len(tokens)))
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -420,12 +376,12 @@ def accumulated(values, mask, loss_type, micro_batches, processes=1):
     return total
 
 
-@pytest.mark.parametrize("split", [(2, 1), (4, 1), (8, 1), (2, 2), (1, 4)], ids=str)
 @pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
-def test_micro_batches_and_processes_add_up_to_the_whole_batch(loss_type, split):
+def test_micro_batches_and_processes_add_up_to_the_whole_batch(loss_type):
     values, mask = window([9, 1, 4, 7, 2, 2, 8, 5])
     whole = accumulated(values, mask, loss_type, micro_batches=1)
-    assert accumulated(values, mask, loss_type, *split) == pytest.approx(whole, rel=1e-6)
+    for split in ((2, 1), (8, 1), (2, 2), (1, 4)):
+        assert accumulated(values, mask, loss_type, *split) == pytest.approx(whole, rel=1e-6)
 
 
 def test_bnpo_gives_each_micro_batch_the_same_say_whatever_its_tokens():
@@ -435,13 +391,6 @@ def test_bnpo_gives_each_micro_batch_the_same_say_whatever_its_tokens():
     assert accumulated(values, mask, "bnpo", micro_batches=4) != pytest.approx(
         accumulated(values, mask, "bnpo", micro_batches=1), rel=1e-3
     )
-
-
-@pytest.mark.parametrize("micro_batches", [2, 4])
-def test_bnpo_micro_batches_with_as_many_tokens_add_up_to_the_whole_batch(micro_batches):
-    values, mask = window([3, 5, 6, 2, 4, 4, 1, 7])
-    whole = accumulated(values, mask, "bnpo", micro_batches=1)
-    assert accumulated(values, mask, "bnpo", micro_batches) == pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "sapo", "bnpo", "dapo", "cispo", "vespo"])

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from perl.packing.micro_batches import Window, idle_micro_batch, micro_batches, token_batches
+from perl.packing.micro_batches import Window, micro_batches, token_batches
 from perl.packing.rows import Row
 
 BUDGETS = [0, 1, 12, 20, 50, 1000]
@@ -51,21 +51,6 @@ def test_weighted_sums_over_the_micro_batches_are_those_over_the_window(budget, 
         torch.testing.assert_close(torch.stack(sums), torch.stack(expected), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_a_micro_batch_runs_the_tokens_that_its_rows_and_prompts_have(budget):
-    whole = window(5)
-    alone = micro_batches(whole, range(12), budget=budget, packed=True, share=False)
-    assert sum(part.tokens for part in alone) == sum(len(r.prompt) + len(r.completion) - 1 for r in whole.rows)
-    shared = micro_batches(whole, range(12), budget=budget, packed=True, share=True)
-    for part in shared:
-        prompts = {int(r.prompt[0]): len(r.prompt) for r in part.rows}
-        # A prompt that had to be divided over micro-batches stands once in each of its groups.
-        again = sum(len(part.rows[group[0]].prompt) for group in part.groups) - sum(prompts.values())
-        # Completions of a group that are alike but for the last token, which is not run, are run once.
-        run = [{tuple(part.rows[i].completion[:-1].tolist()) for i in group} for group in part.groups]
-        assert part.tokens == sum(prompts.values()) + again + sum(len(one) for group in run for one in group)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_first_fit_needs_at_most_a_ninth_and_two_more_than_the_best_way(seed):
     """Johnson 1973: 11/9 OPT + 6/9. OPT by trying all ways."""
@@ -88,10 +73,3 @@ def test_first_fit_needs_at_most_a_ninth_and_two_more_than_the_best_way(seed):
     optimum = best(sorted(lengths, reverse=True), [], 8)
     assert optimum >= math.ceil(sum(lengths) / 14)
     assert optimum <= len(found) <= 11 / 9 * optimum + 6 / 9
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_an_idle_micro_batch_adds_exactly_nothing_to_any_weighted_sum(packed):
-    idle = idle_micro_batch(window(9), packed=packed)
-    loss = (idle.weights_NT * idle.advantages * torch.randn_like(idle.weights_NT)).sum()
-    assert torch.equal(loss, torch.zeros_like(loss))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.adalora.layer import AdaLoraLayer
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from perl.errors import RecipeError
 from perl.methods import adalora
@@ -19,24 +19,14 @@ from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.checkpoint import load_policy, save_policy
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_fingerprint
-from perl.policy.precision import in_float32
-from perl.policy.save_adapter import reload_difference, write_adapter
-from perl.policy.saved.adapter import WEIGHTS, find_adapter
+from perl.policy.save_adapter import write_adapter
+from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 RANK = 4
 LAYERS = 4 * 7
-WIDE = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "vocab_size": 128,
-}
 
 
 @functools.cache
@@ -97,8 +87,7 @@ def kept(policy) -> list[int]:
     return [int((layer.lora_E["default"] != 0).sum()) for layer in adapted(policy).values()]
 
 
-@pytest.mark.parametrize("rank", [1, 3, 8])
-@pytest.mark.parametrize("steps", [2, 3, 5, 10, 50, 1000])
+@pytest.mark.parametrize(("steps", "rank"), [(2, 3), (3, 8), (5, 1), (10, 8), (50, 1), (300, 3)])
 def test_ranks_move_and_their_mean_ends_at_the_rank_asked_for(steps, rank):
     policy = small(rank, steps)
     layers, config = adapted(policy), policy.peft_config["default"]
@@ -111,18 +100,7 @@ def test_ranks_move_and_their_mean_ends_at_the_rank_asked_for(steps, rank):
     assert totals[steps - config.tfinal - 1 :] == [rank * 4] * (config.tfinal + 1)
 
 
-@pytest.mark.parametrize("steps", [2, 3, 10])
-def test_all_layers_of_a_model_together_end_at_the_rank(steps):
-    policy = policy_of(steps=steps)
-    train(policy, optimizer_of(policy), range(1, steps + 1))
-    ranks = adalora.ranks(policy)
-    assert len(ranks) == LAYERS
-    assert sum(ranks) == RANK * LAYERS
-    assert len(set(ranks)) > 1
-    assert kept(policy) == ranks
-
-
-@pytest.mark.parametrize("steps", [10, 50, 1000])
+@pytest.mark.parametrize("steps", [10, 1000])
 def test_the_schedule_leaves_time_before_and_after_and_what_the_user_set_stays(steps):
     config = policy_of(steps=steps).peft_config["default"]
     assert (config.total_step, config.tinit, config.tfinal) == (steps, round(0.1 * steps), round(0.3 * steps))
@@ -133,13 +111,6 @@ def test_the_schedule_leaves_time_before_and_after_and_what_the_user_set_stays(s
     assert (config.tinit, config.tfinal, config.deltaT, config.total_step) == (3, 5, 2, 2 * steps)
     if steps == 10:
         assert train(policy, optimizer_of(policy), range(1, 21))[-1] == RANK * LAYERS
-
-
-def test_before_the_warm_up_is_over_nothing_is_taken_away():
-    policy = small(RANK, 50)
-    start = sum(adalora.ranks(policy))
-    assert start == 4 * policy.peft_config["default"].init_r == 4 * 6
-    assert train(policy, optimizer_of(policy), range(1, 6)) == [start] * 5
 
 
 @pytest.mark.parametrize(
@@ -170,23 +141,7 @@ def test_the_regulariser_is_the_one_that_peft_adds_to_its_own_loss():
     torch.testing.assert_close(adalora.regulariser(policy), regularised - plain, rtol=1e-4, atol=1e-4)
 
 
-def test_the_regulariser_is_the_mean_distance_of_the_factors_from_orthonormal_ones():
-    policy = policy_of()
-    expected = []
-    for layer in adapted(policy).values():
-        A, B = layer.lora_A["default"].double(), layer.lora_B["default"].double()
-        expected += [((A @ A.T - torch.eye(6)) ** 2).sum().sqrt(), ((B.T @ B - torch.eye(6)) ** 2).sum().sqrt()]
-    regulariser = adalora.regulariser(policy)
-    assert regulariser.item() == pytest.approx(0.5 * sum(expected).item() / len(expected), rel=1e-5)
-    regulariser.backward()
-    assert all(layer.lora_A["default"].grad.any() for layer in adapted(policy).values())
-    for layer in adapted(policy).values():
-        for factor in (layer.lora_A["default"], layer.lora_B["default"]):
-            torch.nn.init.orthogonal_(factor)
-    assert adalora.regulariser(policy).item() < 1e-5  # orthonormal ones cost nothing
-
-
-@pytest.mark.parametrize("at", [1, 4, 7, 9])
+@pytest.mark.parametrize("at", [1, 7])
 def test_an_interrupted_allocation_ends_with_the_same_ranks(at):
     steps = 10
     uninterrupted, before = policy_of(steps=steps), policy_of(steps=steps)
@@ -250,82 +205,3 @@ def test_a_finished_adapter_is_continued_without_moving_ranks(empty_layer):
     write_adapter(again, Path("second"), "sandbox:base", None)
     second = plain("second")
     torch.testing.assert_close(log_probs(second), log_probs(policy), rtol=0, atol=1e-5)
-
-
-def test_saving_while_ranks_move_changes_nothing():
-    alone, saved = policy_of(steps=10), policy_of(steps=10)
-    train(alone, optimizer_of(alone), range(1, 11))
-    optimizer = optimizer_of(saved)
-    for step in range(1, 11):
-        train(saved, optimizer, [step])
-        write_adapter(saved, Path("adapter"), "sandbox:base", None)
-    assert adalora.ranks(saved) == adalora.ranks(alone)
-    assert all(torch.equal(p, q) for p, q in zip(trained(saved), trained(alone), strict=True))
-
-
-def test_other_policies_have_nothing_to_allocate_and_a_new_one_has_seen_nothing():
-    assert not adalora.allocates(base())
-    assert not adalora.allocates(attach_adapter(base(), adaptation(PeftSection())))
-    policy = policy_of(steps=10)
-    assert adalora.allocator_state(policy) == {}
-    adalora.load_allocator_state(policy, {})
-    assert policy.peft_config["default"].rank_pattern is None
-
-
-@functools.cache
-def half_base():
-    """Random weights of real width, in the type that GPUs load."""
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**WIDE)).to(torch.bfloat16).eval()
-
-
-@pytest.fixture(scope="module")
-def trained_on_half():
-    """A policy on such a base whose ranks have moved, as it is in the last step."""
-    torch.manual_seed(0)
-    policy = attach_adapter(copy.deepcopy(half_base()), adaptation(PeftSection(method="adalora", rank=RANK))).eval()
-    adalora.set_schedule(policy, 10)
-    train(policy, optimizer_of(policy), range(1, 11))
-    return policy
-
-
-def in_exact_numbers(policy):
-    with in_float32(policy):
-        return log_probs(policy)
-
-
-def test_on_a_half_precision_base_a_trained_policy_is_the_one_that_others_load(trained_on_half):
-    policy = copy.deepcopy(trained_on_half)
-    unrounded, ids = in_exact_numbers(policy), PROBE
-    adalora.finish(policy)
-    write_adapter(policy, Path("adapter"), "sandbox:base", None)
-    assert reload_difference(policy, Path("adapter"), ids) < 1e-5
-    assert (in_exact_numbers(policy) - unrounded).abs().max() > 1e-5  # what PEFT would have rounded
-    assert all(p.dtype == torch.float32 for p in trained(policy))
-
-
-def test_what_is_saved_is_the_same_before_and_after_the_last_rounding(trained_on_half):
-    policy = copy.deepcopy(trained_on_half)
-    before = {name: p.clone() for name, p in policy.named_parameters()}
-    write_adapter(policy, Path("between"), "sandbox:base", None)
-    assert all(torch.equal(p, before[name]) for name, p in policy.named_parameters())
-    adalora.finish(policy)
-    write_adapter(policy, Path("finished"), "sandbox:base", None)
-    assert Path("between", WEIGHTS).read_bytes() == Path("finished", WEIGHTS).read_bytes()
-
-
-def test_a_finished_adapter_is_continued_in_float32_on_a_half_precision_base(trained_on_half):
-    policy = copy.deepcopy(trained_on_half)
-    adalora.finish(policy)
-    write_adapter(policy, Path("adapter"), "sandbox:base", None)
-    again = continue_adapter(copy.deepcopy(half_base()), find_adapter("adapter")).eval()
-    assert {p.dtype for p in trained(again)} == {torch.float32}
-    torch.testing.assert_close(in_exact_numbers(again), in_exact_numbers(policy), rtol=0, atol=1e-5)
-
-
-def test_before_ranks_have_moved_and_in_float32_nothing_is_rounded():
-    fresh = attach_adapter(copy.deepcopy(half_base()), adaptation(PeftSection(method="adalora", rank=RANK)))
-    for policy in (fresh, finished()):
-        before = [p.clone() for p in trained(policy)]
-        adalora.finish(policy)
-        assert all(torch.equal(p, q) for p, q in zip(trained(policy), before, strict=True))

@@ -10,7 +10,7 @@ from peft import BOFTConfig, PeftModel, get_peft_model
 from peft.tuners.boft import layer as boft_layer
 from transformers import AutoModelForCausalLM
 
-from perl.methods.butterflies import BlockDiagonal, without_extension
+from perl.methods.butterflies import BlockDiagonal
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import reload_difference, write_adapter
@@ -103,8 +103,3 @@ def test_as_many_butterflies_as_were_asked_for(published, builds, caplog):
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
     assert reload_difference(policy, Path("adapter"), torch.arange(8)[None]) == 0.0
     assert not builds
-
-
-def test_other_methods_change_nothing():
-    without_extension(object())
-    assert boft_layer._FBD_CUDA is None

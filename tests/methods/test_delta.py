@@ -12,7 +12,6 @@ from perl.methods.delta import (
     EXACT,
     LowRank,
     adapted_layers,
-    balanced,
     closed_form,
     factorise,
     low_rank_update,
@@ -24,6 +23,7 @@ from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
+from tests.a_few_methods import A_FEW, each
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -95,7 +95,7 @@ def relative_difference(actual, expected) -> float:
     return ((actual - expected).norm() / expected.norm()).item()
 
 
-@pytest.mark.parametrize("name", ON_MATRICES)
+@pytest.mark.parametrize("name", each(ON_MATRICES))
 def test_the_update_is_what_merging_adds(name):
     policy = policy_of(name)
     expected = merged_updates(policy)
@@ -106,7 +106,7 @@ def test_the_update_is_what_merging_adds(name):
         assert relative_difference(update_of(layer, "default"), expected[layer_name]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ON_MATRICES)
+@pytest.mark.parametrize("name", each(ON_MATRICES))
 def test_the_merged_weight_is_the_one_of_the_forward_pass(name):
     layers = dict(adapted_layers(policy_of(name)))
     for layer in layers.values():
@@ -118,7 +118,7 @@ def test_the_merged_weight_is_the_one_of_the_forward_pass(name):
         assert relative_difference(weight, forward_weight(layer)) < 1e-5
 
 
-@pytest.mark.parametrize("name", LOW)
+@pytest.mark.parametrize("name", each(LOW))
 def test_factors_of_the_lowest_rank_leave_nothing_out(name):
     policy = policy_of(name)
     expected = merged_updates(policy)
@@ -132,7 +132,7 @@ def test_factors_of_the_lowest_rank_leave_nothing_out(name):
         assert relative_difference(product(factors), expected[layer_name]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ON_MATRICES)
+@pytest.mark.parametrize("name", each(ON_MATRICES))
 def test_the_methods_of_a_low_rank_are_those_that_keep_factors(name):
     for layer in (layer for policy in (policy_of(name), started(name)) for _, layer in adapted_layers(policy)):
         factors = closed_form(layer, "default")
@@ -143,19 +143,7 @@ def test_the_methods_of_a_low_rank_are_those_that_keep_factors(name):
             assert (product(factors) - expected).norm() <= 1e-5 * max(1e-2, expected.norm())
 
 
-@pytest.mark.parametrize("name", ["pissa", "hra", "lora"])
-def test_balanced_factors_have_the_same_product_and_do_not_cancel(name):
-    for _, layer in adapted_layers(policy_of(name)):
-        factors = closed_form(layer, "default")
-        other = balanced(factors)
-        assert relative_difference(product(other), product(factors)) < 1e-5
-        assert other.rank == factors.rank
-        sizes = [(f.B_OR.norm(dim=0) * f.A_RI.norm(dim=1)).double() for f in (factors, other)]
-        torch.testing.assert_close(sizes[1], torch.linalg.svdvals(product(factors))[: other.rank], rtol=1e-3, atol=1e-6)
-        assert sizes[1].sum() <= sizes[0].sum() * (1 + 1e-5)  # no factors of the product have less
-
-
-@pytest.mark.parametrize("name", [name for name in ON_MATRICES if name not in LOW])
+@pytest.mark.parametrize("name", each(name for name in ON_MATRICES if name not in LOW))
 def test_factors_of_an_update_without_a_low_rank_say_what_they_leave_out(name):
     policy = policy_of(name)
     expected = merged_updates(policy)
@@ -166,15 +154,14 @@ def test_factors_of_an_update_without_a_low_rank_say_what_they_leave_out(name):
         )
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", A_FEW)
 def test_looking_leaves_the_layers_as_they_were(name):
     policy = policy_of(name)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
     trained = [key for key, p in policy.named_parameters() if p.requires_grad]
     for _, layer in adapted_layers(policy):
         merged_parameters(layer, "default")
-        if name != "ln_tuning":
-            low_rank_update(layer, "default")
+        low_rank_update(layer, "default")
         assert not layer.merged
     after = policy.state_dict()
     assert after.keys() == before.keys()
@@ -193,7 +180,7 @@ def test_the_merged_norms_are_the_trained_ones():
         assert not torch.equal(weight, layer.get_base_layer().weight.double())
 
 
-@pytest.mark.parametrize("name", ["lora", "dora", "ia3", "road", "oft", "boft", "hra"])
+@pytest.mark.parametrize("name", ["lora", "ia3", "road", "oft"])
 def test_weight_and_bias_are_merged_to_those_of_the_forward_pass(name):
     policy = policy_of(name, with_biases())
     for layer_name, layer in adapted_layers(policy):
@@ -218,50 +205,6 @@ def test_a_weight_that_is_kept_transposed_has_its_update_as_out_times_in(name):
         assert relative_difference(product(low_rank_update(layer, "default")), expected) < 1e-4
 
 
-@pytest.mark.parametrize("rank", [5, 48, 128])
-def test_miss_on_inputs_that_its_rank_does_not_divide(rank):
-    policy = policy_of("miss", rank=rank)
-    expected = merged_updates(policy)
-    for name, layer in adapted_layers(policy):
-        factors = low_rank_update(layer, "default")
-        assert factors.rank == rank
-        assert relative_difference(product(factors), expected[name]) < 1e-5
-        update = forward_weight(layer) - layer.get_base_layer().weight.double()
-        assert relative_difference(product(factors), update) < 1e-4
-
-
-@pytest.mark.parametrize("init", ["bat", "mini"])
-def test_other_kinds_of_miss_are_not_taken_for_the_plain_one(init):
-    policy = policy_of("miss", kwargs={"init_weights": init, "mini_r": 8}, target_modules=["q_proj"])
-    expected = merged_updates(policy)
-    for name, layer in adapted_layers(policy):
-        assert relative_difference(update_of(layer, "default"), expected[name]) < 1e-5
-        factors = low_rank_update(layer, "default")
-        assert factors.error == pytest.approx(relative_difference(product(factors), expected[name]), rel=1e-2, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", ["lora", "lora_plus", "adalora", "vera", "miss", "pissa", "loha"])
-def test_an_adapter_at_its_start_changes_nothing(name):
-    settings = {"rank": RANK}
-    policy = attach_adapter(base(), adaptation(PeftSection(method=name, **settings)))
-    for _, layer in adapted_layers(policy):
-        factors = low_rank_update(layer, "default")
-        assert product(factors).abs().max() < 1e-6
-        assert factors.rank >= 1
-        assert factors.error == 0
-
-
-@pytest.mark.parametrize(("masked", "rank"), [(0, 6), (1, 5), (5, 1), (6, 1)])  # a LoRA cannot have rank 0
-def test_adalora_keeps_only_the_triples_that_are_not_masked(masked, rank):
-    policy = policy_of("adalora", target_modules=["q_proj"])
-    ((name, layer),) = adapted_layers(policy)
-    with torch.no_grad():
-        layer.lora_E["default"][:masked] = 0
-    factors = low_rank_update(layer, "default")
-    assert factors.rank == rank
-    torch.testing.assert_close(product(factors), merged_updates(policy)[name].detach(), rtol=1e-4, atol=1e-7)
-
-
 def of_rank(rank, outputs=200, inputs=150):
     return torch.randn(outputs, rank, dtype=torch.float64) @ torch.randn(rank, inputs, dtype=torch.float64)
 
@@ -269,8 +212,8 @@ def of_rank(rank, outputs=200, inputs=150):
 @pytest.mark.parametrize(
     ("rank", "shape", "scale", "noise"),
     [
-        *((rank, (200, 150), 1.0, 0.0) for rank in (1, 2, 31, 32, 33, 64, 85)),
-        *((1, shape, 1.0, 0.0) for shape in ((1, 8), (8, 1), (1, 1), (2, 2), (2, 300))),
+        *((rank, (200, 150), 1.0, 0.0) for rank in (2, 32, 33, 85)),
+        *((1, shape, 1.0, 0.0) for shape in ((1, 8), (1, 1), (2, 300))),
         *((3, (200, 150), scale, 0.0) for scale in (1e-12, 1e12)),
         (7, (200, 150), 1.0, 1e-9),  # rounding is not taken for rank
     ],
@@ -290,18 +233,3 @@ def test_factors_of_a_matrix_of_full_rank_are_the_best_and_say_what_they_leave_o
     assert factors.rank == 200 * 150 // (200 + 150)
     assert factors.error == pytest.approx(relative_difference(product(factors), matrix), rel=1e-6)
     assert factors.error == pytest.approx((S[factors.rank :].norm() / S.norm()).item(), rel=0.05)
-
-
-def test_an_update_that_is_none_has_factors_of_zeros():
-    factors = factorise(torch.zeros(6, 5, dtype=torch.float64))
-    assert (factors.rank, factors.error) == (1, 0)
-    assert torch.equal(product(factors), torch.zeros(6, 5, dtype=torch.float64))
-
-
-def test_the_same_matrix_always_has_the_same_factors():
-    matrix = of_rank(40)
-    one = factorise(matrix)
-    torch.randn(5)
-    other = factorise(matrix)
-    assert torch.equal(one.A_RI, other.A_RI)
-    assert torch.equal(one.B_OR, other.B_OR)

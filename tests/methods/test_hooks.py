@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from peft import AdaLoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from perl.methods.hooks import Hooks, factors_of, hooks_of
@@ -13,7 +13,6 @@ from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
-from tests.conftest import CHECKOUT
 
 BASE = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32).eval()
 
@@ -90,23 +89,3 @@ def test_factors_leave_masked_triples_out_and_compute_what_the_layer_does():
     assert not A_RI.any()
     assert not B_OR.any()
     assert factors_of(adapted(policy_of("lora"))[0]) is None
-
-
-def test_a_method_with_hooks_is_named_in_its_row_and_its_own_module_only():
-    source = CHECKOUT / "src" / "perl"
-    naming = {
-        str(path.relative_to(source))
-        for path in source.rglob("*.py")
-        if "adalora" in path.read_text(encoding="utf-8").lower()
-    }
-    assert naming == {"methods/adalora.py", "methods/registry.py"}
-
-
-def test_a_config_of_a_subclass_has_the_hooks_of_its_parent():
-    class Narrower(AdaLoraConfig):
-        pass
-
-    config = Narrower(target_modules="all-linear", init_r=4, target_r=2, total_step=10)
-    policy = get_peft_model(copy.deepcopy(BASE), config)
-    assert hooks_of(policy).method == "adalora"
-    assert hooks_of(policy).regulariser(policy) is not None

@@ -7,8 +7,6 @@ from perl.methods.on_shards import strategy_mistakes
 from perl.methods.registry import METHODS
 from perl.recipe import load_recipe
 
-ADAPTER = {"rank": None, "alpha": None}
-
 
 def read(strategy: str, processes: int | None = 2, **sections):
     engine = {"strategy": strategy, "processes": processes}

@@ -14,7 +14,6 @@ from perl.policy.attach import attach_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 
-PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0}
 
 
@@ -59,26 +58,6 @@ def test_b_has_the_ratio_times_the_learning_rate_of_a_and_everything_is_there_on
         assert rates[id(parameter)] == pytest.approx(1e-3 if "lora_A" in name else ratio * 1e-3)
 
 
-def test_lora_plus_passes_the_arguments_on():
-    arguments = {"lr": 1e-2, "betas": (0.5, 0.6), "eps": 1e-4, "weight_decay": 0.3}
-    optimizer = lora_plus_optimizer(policy_of("lora_plus"), torch.optim.AdamW, arguments, 2.0)
-    assert arguments == {"lr": 1e-2, "betas": (0.5, 0.6), "eps": 1e-4, "weight_decay": 0.3}
-    for group in optimizer.param_groups:
-        assert (group["betas"], group["eps"]) == ((0.5, 0.6), 1e-4)
-        assert group["weight_decay"] == 0.3 or not group["params"]
-
-
-def test_lora_plus_takes_any_optimizer():
-    policy = policy_of("lora_plus")
-    before = {name: p.detach().clone() for name, p in trained(policy).items()}
-    optimizer = lora_plus_optimizer(policy, torch.optim.SGD, {"lr": 0.5}, 4.0)
-    give_gradients(policy, seed=0)
-    optimizer.step()
-    for name, parameter in trained(policy).items():
-        rate = 0.5 if "lora_A" in name else 2.0
-        torch.testing.assert_close(parameter, before[name] - rate * parameter.grad)
-
-
 @pytest.mark.parametrize("settings", [{}, {"alpha": 10.0}, {"kwargs": {"use_rslora": True}}], ids=str)
 def test_the_steps_of_lora_fa_are_those_of_pefts_optimizer(monkeypatch, settings):
     monkeypatch.setattr(peft.optimizers.lorafa, "is_bf16_available", lambda: False)  # its float32 branch
@@ -106,43 +85,6 @@ def test_the_gradient_makes_the_update_the_projection_of_the_full_one():
     torch.testing.assert_close(s * B @ A, -full @ V.T @ V, rtol=1e-4, atol=1e-4)
 
 
-def test_a_parameter_without_a_gradient_is_left_alone():
-    policy = policy_of("lora_fa")
-    optimizer = adamw(policy)
-    give_gradients(policy, seed=0)
-    first = next(iter(trained(policy).values()))
-    first.grad = None
-    optimizer.step()
-    assert not first.any()
-    for parameter in trained(policy).values():
-        if parameter is not first:  # B starts at 0, and a first step of AdamW is lr g / (|g| + eps)
-            g = parameter.grad
-            torch.testing.assert_close(
-                parameter.data, -ADAMW["lr"] * g / (g.abs() + ADAMW["eps"]), rtol=1e-4, atol=1e-8
-            )
-
-
-def test_what_is_not_lora_keeps_its_own_gradient():
-    policy = policy_of("lora_fa", kwargs={"modules_to_save": ["norm"]})
-    optimizer = torch.optim.SGD(trained(policy).values(), lr=1.0)
-    precondition_lora_fa(policy, optimizer)
-    whole = [p for name, p in trained(policy).items() if "modules_to_save" in name]
-    give_gradients(policy, seed=0)
-    expected = [p.detach() - p.grad for p in whole]
-    optimizer.step()
-    assert whole
-    assert all(torch.equal(p, e) for p, e in zip(whole, expected, strict=True))
-
-
-def test_only_b_trains_and_only_b_has_a_state():
-    policy = policy_of("lora_fa")
-    optimizer = adamw(policy)
-    A = {name: p.detach().clone() for name, p in policy.named_parameters() if "lora_A" in name}
-    take_steps(policy, optimizer, range(2))
-    assert all(torch.equal(p, A[name]) for name, p in policy.named_parameters() if name in A)
-    assert set(optimizer.state) == {p for name, p in policy.named_parameters() if "lora_B" in name}
-
-
 @pytest.mark.parametrize("fresh", [True, False])
 def test_the_state_survives_and_the_gradient_is_still_replaced(fresh):
     uninterrupted, resumed = policy_of("lora_fa"), policy_of("lora_fa")
@@ -154,15 +96,3 @@ def test_the_state_survives_and_the_gradient_is_still_replaced(fresh):
     optimizer.load_state_dict(state)
     take_steps(resumed, optimizer, range(3, 6))
     assert all(torch.equal(p, trained(uninterrupted)[name]) for name, p in trained(resumed).items())
-
-
-def test_a_gradient_in_half_precision_is_multiplied_in_float32():
-    policy = policy_of("lora_fa").to(torch.bfloat16)
-    optimizer = torch.optim.SGD(trained(policy).values(), lr=1.0)
-    precondition_lora_fa(policy, optimizer)
-    layer = next(m for m in policy.modules() if isinstance(m, LoraLayer))
-    A, B = layer.lora_A["default"].weight.float(), layer.lora_B["default"].weight
-    B.grad = torch.randn(B.shape).bfloat16()
-    expected = B.grad.float() @ torch.linalg.inv(A @ A.T) / layer.scaling["default"] ** 2
-    optimizer.step()
-    torch.testing.assert_close(B.grad, expected.bfloat16(), rtol=0.01, atol=0.01)

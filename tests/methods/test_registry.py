@@ -17,6 +17,7 @@ from perl.policy.attach import attach_adapter
 from perl.policy.model import trainable_parameters
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
+from tests.a_few_methods import each
 
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "use_rslora": False, "use_dora": False}
 
@@ -115,7 +116,7 @@ def test_the_method_full_has_no_adapter_and_no_settings():
     assert resolved_settings(PeftSection(method="full")) == {}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", each(EXPECTED))
 def test_an_adapter_is_all_that_trains_and_starts_as_the_base(base, name):
     before = log_probs(base)
     of_the_base = {id(parameter) for parameter in base.parameters()}
@@ -168,9 +169,9 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("rank", [4, 8])
 @pytest.mark.parametrize("name", TRAINED)
-def test_the_number_of_trained_parameters_is_that_of_the_paper(base, name, rank):
+def test_the_number_of_trained_parameters_is_that_of_the_paper(base, name):
+    rank = 8
     linear = [m for key, m in base.named_modules() if isinstance(m, nn.Linear) and key != "lm_head"]
     assert len(linear) == 4 * 7
     expected = sum(TRAINED[name](rank, m.in_features, m.out_features) for m in linear)

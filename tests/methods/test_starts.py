@@ -10,7 +10,6 @@ from peft.tuners.lora.layer import LoraLayer
 from transformers import AutoModelForCausalLM
 
 from perl.errors import ModelError, PerlError
-from perl.methods.anchor import anchor_of
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
@@ -85,8 +84,7 @@ def test_A_starts_as_right_singular_vectors_and_B_at_zero(name, part):
         assert not B.any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in STARTS), ("pissa", torch.bfloat16)])
 def test_the_policy_starts_as_the_base_bit_for_bit_and_leaves_its_weights_alone(name, dtype):
     model = base(dtype)
     before = base_fingerprint(model)
@@ -95,25 +93,6 @@ def test_the_policy_starts_as_the_base_bit_for_bit_and_leaves_its_weights_alone(
     assert torch.equal(logits(policy), logits(base(dtype)))
     assert base_fingerprint(policy) == before
     assert name in {*ANCHORED, "milora_plus", "rlpo", "slicefine"}  # whose starts are computed above
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_only_the_factors_train(name):
-    trained = {n.rpartition(".lora_")[2] for n, p in policy_of(name).named_parameters() if p.requires_grad}
-    assert trained == ({"B.default.weight"} if name == "slicefine" else {"A.default.weight", "B.default.weight"})
-
-
-@pytest.mark.parametrize("name", ANCHORED)
-def test_the_anchor_stays_while_the_factors_move(name):
-    policy = policy_of(name)
-    layers = [m for m in policy.modules() if isinstance(m, LoraLayer)]
-    before = [[t.clone() for t in anchor_of(layer, "default")] for layer in layers]
-    descend(policy, steps=2)
-    for layer, (A0, B0) in zip(layers, before, strict=True):
-        assert torch.equal(anchor_of(layer, "default")[0], A0)
-        assert torch.equal(anchor_of(layer, "default")[1], B0)
-        assert not torch.equal(layer.lora_A["default"].weight, A0)
-        assert not torch.equal(layer.lora_B["default"].weight, B0)
 
 
 def descend(model, steps):
@@ -138,8 +117,7 @@ def test_training_goes_the_way_of_peft_which_writes_the_start_into_the_base(name
     assert (logits(ours) - logits(base())).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("flag", ["use_rslora", "use_dora"])
-@pytest.mark.parametrize("name", ANCHORED)
+@pytest.mark.parametrize(("name", "flag"), [("pissa", "use_rslora"), ("milora", "use_dora"), ("olora", "use_rslora")])
 def test_a_start_with_another_flag_of_lora_is_exact_or_refused(name, flag):
     """In a recipe or in a config of PEFT; neither writes to the base."""
     before = base_fingerprint(base())
@@ -158,7 +136,7 @@ def test_a_start_with_another_flag_of_lora_is_exact_or_refused(name, flag):
         assert all(p.grad is not None for p in policy.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("name", ["pissa", "milora", "rlpo", "milora_plus", "olora"])
+@pytest.mark.parametrize("name", ["pissa", "rlpo"])
 def test_a_rank_that_a_layer_does_not_have_is_refused(name):
     with pytest.raises(ModelError) as caught:
         policy_of(name, rank=65)
@@ -167,7 +145,7 @@ def test_a_rank_that_a_layer_does_not_have_is_refused(name):
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", ["pissa", "slicefine"])
 def test_a_layer_that_is_not_linear_is_refused(name):
     with pytest.raises(ModelError, match=r"^peft\.target_modules: model\.embed_tokens is no linear layer") as caught:
         policy_of(name, target_modules=["embed_tokens"])
@@ -186,14 +164,7 @@ def test_slicefine_changes_the_chosen_columns_and_no_others(position):
         assert changed == ([] if name == "lm_head" else list(range(position, position + RANK)))
 
 
-def test_slicefine_adds_B_to_the_columns_at_their_own_scale():
-    for _, A, B, scale in start_of(policy_of("slicefine", rank=6, kwargs={"slice_position": 3})):
-        assert scale == 1
-        assert torch.equal(A, torch.eye(A.shape[1])[3:9])
-        assert not B.any()
-
-
-@pytest.mark.parametrize("position", [-1, 125, 10**6, 1.5, "3", None], ids=str)
+@pytest.mark.parametrize("position", [-1, 125, 1.5], ids=str)
 def test_a_slice_position_that_does_not_exist_is_refused_with_where_it_could_start(position):
     with pytest.raises(PerlError) as caught:
         policy_of("slicefine", kwargs={"slice_position": position})

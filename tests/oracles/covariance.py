@@ -42,22 +42,6 @@ def selected(found: dict[Token, float], plain: dict[str, Any], seed: int, step: 
     return set(sorted(within, key=lambda token: -lots[token])[:count])
 
 
-def loss(policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: list[list[int]], plain: Any) -> Any:
-    """The mean over tokens, term by term, with gradient; float64."""
-    found = covariances(old.tolist(), advantages.tolist(), mask)
-    apart, total = selected(found, plain, seed=7, step=3), 0.0
-    for n, t in found:
-        ratio, advantage = (policy[n, t] - old[n, t]).exp(), advantages[n, t]
-        if plain["loss_type"] == "kl_cov":
-            total = total - ratio * advantage
-            if (n, t) in apart:
-                total = total + plain["cov_kl_weight"] * (policy[n, t] - old[n, t]).abs()
-        elif (n, t) not in apart:
-            clipped = ratio.clamp(1 - plain["epsilon"], 1 + plain["epsilon"])
-            total = total - torch.min(ratio * advantage, clipped * advantage)
-    return total / len(found)
-
-
 class PlainSelection(PlainLosses):
     """TRL's trainer with the loss that ``plain`` names, of one process."""
 

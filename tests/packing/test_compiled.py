@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import pickle
 import shutil
 
 import pytest
@@ -45,16 +44,14 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def make_policy(*, checkpointing: bool = False, layers: int = 1):
+def make_policy(*, checkpointing: bool = False):
     torch.manual_seed(2)
     lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     model = copy.deepcopy(base(torch.float32))
-    first = model.model.layers[0]
-    shared = {id(model.config): model.config}
-    model.model.layers = torch.nn.ModuleList([first, *(copy.deepcopy(first, dict(shared)) for _ in range(layers - 1))])
-    model.config.num_hidden_layers, model.config.layer_types = layers, ["full_attention"] * layers
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers, model.config.layer_types = 1, ["full_attention"]
     policy = get_peft_model(model, lora).train()
-    assert fuse_lora(policy) == 7 * layers
+    assert fuse_lora(policy) == 7
     add_scored_forward(model, LogitSettings())
     assert use_packed_attention(model) is None
     if checkpointing:
@@ -109,7 +106,19 @@ def pair():
     return policy, twin
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_compiled_layers_have_the_numbers_and_the_gradient_of_those_as_they_were_written(monkeypatch):
+    """Traced alone; what runs the graphs of forward and backward passes is in the tests of the night."""
+    monkeypatch.setattr(perl.packing.compiled, "_BACKEND", "eager")
+    policy = make_policy()
+    twin, before = compiled_twin(policy), graphs()
+    for seed in (1, 2):
+        for found, expected in zip(with_gradient(twin, seed), with_gradient(policy, seed), strict=True):
+            assert_close(found, expected)
+    assert graphs() > before
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2])
 def test_rows_of_other_lengths_have_the_same_numbers_and_gradient_and_no_new_graph(pair, seed):
     before = graphs()
     (expected, expected_gradient), (found, gradient) = (with_gradient(policy, seed) for policy in pair)
@@ -120,6 +129,7 @@ def test_rows_of_other_lengths_have_the_same_numbers_and_gradient_and_no_new_gra
     assert graphs() == before
 
 
+@pytest.mark.nightly
 def test_the_reference_is_not_the_policy_that_was_compiled(pair):
     before = graphs()
     policy, twin = pair
@@ -145,6 +155,7 @@ def test_the_reference_is_not_the_policy_that_was_compiled(pair):
     assert graphs() == before
 
 
+@pytest.mark.nightly
 def test_rollouts_and_names_are_those_of_the_layers_as_they_were_written(pair):
     before = graphs()
     policy, twin = pair
@@ -164,53 +175,7 @@ def test_rollouts_and_names_are_those_of_the_layers_as_they_were_written(pair):
     assert [type(m).__name__ for m in twin.modules()] == [type(m).__name__ for m in policy.modules()]
 
 
-def test_layers_after_the_second_run_the_graphs_of_those_before(monkeypatch):
-    monkeypatch.setattr(perl.packing.compiled, "_BACKEND", "eager")  # graphs are counted, and need not be run fast
-    policy = make_policy(layers=4)
-    base_model = policy.get_base_model()
-    plain = run(policy, 1).detach()
-    assert compile_layers(base_model, packed=True) is None
-    made: list[int] = []
-    for layer in base_model.model.layers:
-        layer.register_forward_pre_hook(lambda *_: made.append(-graphs()))
-        layer.register_forward_hook(lambda *_: made.append(made.pop() + graphs()))
-    assert_close(with_gradient(policy, 1)[0], plain)
-    # The first layer's input has no gradient, the second's has.
-    assert min(made[:2]) > 0
-    assert made[2:] == [0, 0]
-    with torch.no_grad():
-        run(policy, 1)
-    assert made[4] > 0
-    assert made[5:] == [0, 0, 0]
-
-
-def test_a_pickled_layer_is_the_one_that_was_written_and_a_copied_one_is_compiled(pair):
-    layer = pair[1].get_base_model().model.layers[0]
-    written = type(pair[0].get_base_model().model.layers[0])
-    assert type(layer) is not written
-    loaded = pickle.loads(pickle.dumps(layer))  # noqa: S301 (ours)
-    assert type(loaded) is written
-    for name, tensor in layer.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor)
-    assert type(copy.deepcopy(layer)) is type(copy.copy(layer)) is type(layer)
-
-
-def test_a_copy_runs_its_own_tensors_and_a_second_time_changes_nothing(pair):
-    policy, twin = pair
-    before = graphs()
-    assert compile_layers(twin.get_base_model(), packed=True) is None
-    twins = copy.deepcopy(twin.get_base_model().model.layers[0]), twin.get_base_model().model.layers[0]
-    assert type(twins[0]) is type(twins[1])
-    with torch.no_grad():
-        assert_close(run(twin, 5), run(policy, 5))
-    assert graphs() == before
-
-
-def test_what_a_token_keeps_is_measured_of_compiled_layers(pair):
-    kept, kept_compiled = (measure(policy, packed=True).kept for policy in pair)
-    assert 0 < kept_compiled <= kept
-
-
+@pytest.mark.nightly
 def test_checkpointing_and_autocast_change_a_compiled_policy_as_they_change_another():
     policy = make_policy(checkpointing=True)
     twin = compiled_twin(policy)
@@ -223,6 +188,7 @@ def test_checkpointing_and_autocast_change_a_compiled_policy_as_they_change_anot
     assert graphs() == before
 
 
+@pytest.mark.nightly
 def test_two_steps_of_a_compiled_policy_are_those_of_another():
     options = {"max_steps": 2, "loss_type": "grpo", "gradient_accumulation_steps": 4}
     before = graphs()
@@ -274,6 +240,7 @@ def test_a_machine_without_a_compiler_is_refused_in_one_line(monkeypatch):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, which torch's generated code needs on a CPU")
 def test_generated_code_has_the_numbers_of_the_head_as_it_was_written(monkeypatch):
     monkeypatch.setattr(perl.packing.compiled, "_BACKEND", "inductor")

@@ -108,8 +108,7 @@ def test_a_row_has_the_same_numbers_and_gradient_alone_padded_packed_and_behind_
         assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(("name", "share"), [(name, name != "Llama") for name in PACKED])
 def test_models_of_plain_attention_are_packed_unless_padding_is_requested(name, share):
     window = 16 if name == "Mistral" else None
     model = make(name)
@@ -192,15 +191,6 @@ def test_completions_that_are_run_once_have_the_log_probs_and_the_gradient_of_ea
     assert (found[1] - found[0]).norm() <= 1e-5 * found[0].norm()
 
 
-@pytest.mark.parametrize(("name", "options"), [("Qwen3", {"attention_dropout": 0.1}), ("GPT2", {"attn_pdrop": 0.1})])
-def test_whatever_is_chosen_can_be_trained(name, options):
-    """Attention with dropout, which GPT-2 has by default, is refused; in evaluation mode it does not show."""
-    model = make(name, **options).train()
-    found = choose_passes(model, padding_free=True, share=True)
-    log_probs, _ = score(model, ROWS, ALONE, packed=found.packed, columns=COLUMNS)
-    assert gradients(model, log_probs).isfinite().all()
-
-
 def test_rows_longer_than_a_sliding_window_are_padded():
     model = make("Mistral").eval()
     found = choose_passes(model, padding_free=True, share=True)
@@ -242,9 +232,7 @@ class Silent(nn.Module):
         return self.inner(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    "error", [NotImplementedError(), AttributeError("no"), KeyError("x"), RuntimeError("a\nb")], ids=repr
-)
+@pytest.mark.parametrize("error", [NotImplementedError(), RuntimeError("a\nb")], ids=repr)
 def test_a_model_that_fails_on_packed_rows_in_any_way_is_padded(error):
     model = make("Qwen3")
     model.model.layers[1].self_attn = Silent(model.model.layers[1].self_attn)
@@ -254,21 +242,10 @@ def test_a_model_that_fails_on_packed_rows_in_any_way_is_padded(error):
     assert found.why
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_half_precision_is_packed_too(dtype):
-    """Padded passes in half precision differ among themselves by more than what tells a float32 model's rows apart."""
-    model = make("Qwen3").to(dtype)
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
-        assert choose_passes(model, padding_free=True, share=True) == Passes(packed=True, shared=True)
-
-
-def test_scores_without_gradient_have_none():
-    rows = score_all(make("Qwen3"), ROWS, packed=False, share=False, budget=20, columns=COLUMNS)
-    assert not rows.requires_grad
-
-
-@pytest.mark.parametrize("budget", [1, 12, 25, 10**6])
-@pytest.mark.parametrize(("packed", "share"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("packed", "share", "budget"),
+    [(True, True, 1), (True, True, 25), (True, False, 12), (False, False, 25), (True, True, 10**6)],
+)
 def test_any_budget_gives_the_numbers_of_one_pass(budget, packed, share):
     model = make("Qwen3").eval()
     assert use_packed_attention(model) is None
@@ -321,9 +298,9 @@ def sees_its_neighbours(query, key, value, _, *, scaling=None):
     return attended.transpose(1, 2).contiguous()
 
 
-@pytest.mark.parametrize("scale", [2.5, 5.0])
-def test_in_half_precision_another_kernels_rounding_is_no_reason_to_pad_and_a_neighbour_is(monkeypatch, scale):
-    model = deep_in_half(scale)
+@pytest.mark.nightly
+def test_in_half_precision_another_kernels_rounding_is_no_reason_to_pad_and_a_neighbour_is(monkeypatch):
+    model = deep_in_half(5.0)
     monkeypatch.setattr(perl.packing.attention, "packed_attention", rounds_elsewhere)
     assert choose_passes(model, padding_free=True, share=True) == Passes(packed=True, shared=True)
     monkeypatch.setattr(perl.packing.attention, "packed_attention", sees_its_neighbours)

@@ -8,7 +8,6 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.oracles.lora_twins import (
@@ -26,12 +25,9 @@ from tests.oracles.lora_twins import (
     twins,
 )
 
-SHAPES = [(7,), (1,), (3, 5), (1, 1), (2, 3, 5), (0,), (0, 5)]
 
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("scaling", [1.0, 2.0, 0.5, 3.0, 1 / 3])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5), (0, 5)])
+@pytest.mark.parametrize(("scaling", "bias"), [(1.0, True), (2.0, False), (1 / 3, True)])
 def test_float32_output_is_pefts_bit_for_bit_and_gradients_to_rounding(shape, scaling, bias):
     theirs, ours = twins(adapted(scaling=scaling, bias=bias))
     x = torch.randn(*shape, INPUTS)
@@ -43,9 +39,10 @@ def test_float32_output_is_pefts_bit_for_bit_and_gradients_to_rounding(shape, sc
         assert {n: t.shape for n, t in got.items()} == {n: t.shape for n, t in expected.items()}
 
 
-@pytest.mark.parametrize("rank", [1, 3, 128, 256, 320])
-@pytest.mark.parametrize("rslora", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("rank", "rslora", "dtype"),
+    [(1, False, torch.float64), (3, True, torch.float32), (256, True, torch.float64), (320, False, torch.float32)],
+)
 def test_output_is_pefts_bit_for_bit_at_every_rank_and_irrational_scale(rank, rslora, dtype):
     theirs, ours = twins(adapted(rank=rank, use_rslora=rslora, dtype=dtype))
     x = torch.randn(65, INPUTS, dtype=dtype)
@@ -74,13 +71,6 @@ def test_inputs_that_are_not_contiguous(x):
     assert_close(results(ours, x.to(torch.bfloat16)), results(theirs, x.to(torch.bfloat16)), 1e-2)
 
 
-def test_output_gradients_that_are_not_contiguous():
-    theirs, ours = twins(adapted())
-    x = torch.randn(3, 5, INPUTS)
-    for gradient in (torch.randn(5, 3, OUTPUTS).transpose(0, 1), torch.tensor(1.0).expand(3, 5, OUTPUTS)):
-        assert_close(results(ours, x, gradient), results(theirs, x, gradient), 1e-6)
-
-
 def test_gradients_agree_with_finite_differences():
     _, policy = twins(adapted(rank=2, scaling=3.0, bias=True, dtype=torch.float64))
     layer = layer_of(policy)
@@ -89,16 +79,6 @@ def test_gradients_agree_with_finite_differences():
     assert len(trained) == 3
     x = torch.randn(2, 3, INPUTS, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: policy(x), (x, *trained), fast_mode=False)
-
-
-def test_a_base_bias_that_trains_has_its_gradient():
-    theirs, ours = twins(adapted(bias=True))
-    for policy in (theirs, ours):
-        layer_of(policy).base_layer.bias.requires_grad_(True)
-    x = torch.randn(3, 5, INPUTS)
-    expected = results(theirs, x)
-    assert any(name.endswith("base_layer.bias") for name in expected)
-    assert_close(results(ours, x), expected, 1e-6)
 
 
 @pytest.mark.parametrize("frozen", [["lora_A"], ["lora_B"], ["lora_A", "lora_B"]])
@@ -182,48 +162,6 @@ def test_half_precision_is_no_further_from_float64_than_pefts(base, adapter, x, 
         assert ours[name] <= theirs[name] * (1.15 if "lora_" in name else 1.05), name
 
 
-@pytest.mark.parametrize(("base", "adapter"), [(HALF, FULL), (FULL, HALF)])
-@pytest.mark.parametrize("scaling", [2.0, 1 / 3])
-def test_branches_of_two_dtypes_give_pefts_output_bit_for_bit(base, adapter, scaling):
-    policy = adapted(scaling=scaling)
-    layer_of(policy).base_layer.to(base)
-    layer_of(policy).lora_A.to(adapter)
-    layer_of(policy).lora_B.to(adapter)
-    theirs, ours = twins(policy)
-    x = torch.randn(3, 50, INPUTS, dtype=base)
-    assert is_fused(ours(x))
-    assert torch.equal(ours(x), theirs(x))
-    assert ours(x).dtype == base
-
-
-@pytest.mark.parametrize("forward_too", [True, False])
-def test_backward_inside_autocast(forward_too):
-    """Not recommended by torch, and done; here the precision is then the forward pass's."""
-    theirs, ours = twins(adapted())
-    x = torch.randn(3, 50, INPUTS)
-    gradients = []
-    for outer, policy in ((False, ours), (True, ours), (False, theirs)):
-        policy.zero_grad()
-        with torch.autocast("cpu", dtype=HALF, enabled=forward_too):
-            loss = policy(x).float().square().sum()
-        with torch.autocast("cpu", dtype=HALF, enabled=outer):
-            loss.backward()
-        gradients.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
-    for name in gradients[0]:
-        assert torch.equal(gradients[0][name], gradients[1][name])
-    assert_close(gradients[0], gradients[2], 2e-2 if forward_too else 1e-6)
-
-
-def test_float64_under_autocast_is_left_to_peft():
-    theirs, ours = twins(adapted(dtype=torch.float64))
-    x = torch.randn(3, INPUTS, dtype=torch.float64)
-    with torch.autocast("cpu", dtype=HALF):
-        y = ours(x)
-        assert torch.equal(y, theirs(x))
-    assert y.dtype == torch.float64
-    assert not is_fused(y)
-
-
 SIZES = {
     "vocab_size": 100,
     "hidden_size": 64,
@@ -283,24 +221,6 @@ def test_gradient_checkpointing_changes_no_bit(reentrant, autocast):
         assert torch.equal(got[name], tensor), name
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_one_layer(reentrant):
-    theirs, ours = twins(adapted())
-    x = torch.randn(3, 5, INPUTS)
-    got = results(ours, x, run=lambda leaf: checkpoint(ours, leaf, use_reentrant=reentrant))
-    assert_close(got, results(theirs, x), 1e-6)
-
-
-@pytest.mark.parametrize(("frozen", "kept"), [("lora_A", 4), ("lora_B", INPUTS)])
-def test_a_frozen_half_is_kept_nothing_for(frozen, kept):
-    """LoRA-FA freezes A: then A x is enough."""
-    theirs, ours = twins(adapted(rank=4))
-    for policy in (theirs, ours):
-        getattr(layer_of(policy), frozen)["default"].weight.requires_grad_(False)
-    x = torch.randn(100, INPUTS, requires_grad=True)
-    assert saved_bytes(ours, lambda: ours(x)) == saved_bytes(theirs, lambda: theirs(x)) == 100 * kept * 4
-
-
 @pytest.mark.parametrize(
     ("base", "adapter", "autocast", "share"),
     [(FULL, FULL, False, 1), (FULL, FULL, True, 2 / 3), (HALF, FULL, True, 2 / 5), (HALF, FULL, False, 1 / 5)],
@@ -324,15 +244,3 @@ def test_projections_of_one_input_keep_it_once(base, adapter, autocast, share):
     computed_in = HALF if autocast else adapter
     assert kept == 500 * (INPUTS * base.itemsize + 3 * computed_in.itemsize)
     assert kept <= share * pefts
-
-
-@pytest.mark.parametrize(("dtype", "autocast"), [(FULL, False), (FULL, True), (HALF, True), (HALF, False)])
-def test_a_model_keeps_less_for_backward_where_dtypes_differ_and_as_much_where_not(dtype, autocast):
-    theirs, ours = twins(language_model(dtype=dtype))
-
-    def run(policy):
-        with torch.autocast("cpu", dtype=HALF, enabled=autocast):
-            return policy(input_ids=PROBE.repeat(8, 8), use_cache=False).logits
-
-    kept, pefts = (saved_bytes(each, lambda each=each: run(each)) for each in (ours, theirs))
-    assert kept == pefts if dtype == FULL and not autocast else kept < 0.95 * pefts

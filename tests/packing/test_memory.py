@@ -5,7 +5,6 @@ import contextlib
 import pytest
 import torch
 import trl.kernels.chunked_logprob
-from accelerate import cpu_offload
 from live_bytes import LiveBytes
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -18,7 +17,6 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.head import LogitSettings, add_scored_forward, head_bytes
 from perl.packing.memory import (
-    MOST_TOKENS,
     MemoryPlan,
     TokenBytes,
     free_bytes,
@@ -41,31 +39,6 @@ def test_a_pass_is_as_long_as_what_it_keeps_fits(free, trained):
     assert not plan.recompute
     usable = 0.7 * (free - 12 * trained)  # in float32: a gradient and Adam's two averages
     assert plan.tokens == usable // per_token.kept
-
-
-@pytest.mark.parametrize(("longest", "recompute"), [(500, False), (700, False), (701, True), (2000, True)])
-def test_activations_are_computed_again_only_if_the_longest_row_does_not_fit_otherwise(longest, recompute):
-    plan = plan_memory(1000, 0, TokenBytes(kept=1.0, recomputed=0.1), longest_row=longest)
-    usable = 0.7 * 1000
-    assert usable == pytest.approx(700)
-    expected = 7000 if recompute else 700
-    assert plan.recompute == recompute
-    assert plan.tokens == pytest.approx(expected, abs=1)
-
-
-@pytest.mark.parametrize("free", [0, 10**4, 10**6, -(10**6)])
-def test_the_longest_row_is_never_longer_than_a_pass(free):
-    plan = plan_memory(free, 1000, TokenBytes(kept=1e3, recomputed=1e2), longest_row=10**5)
-    assert plan == MemoryPlan(10**5, recompute=True)
-
-
-def test_no_pass_is_longer_than_needed_for_full_speed_unless_a_row_is():
-    per_token = TokenBytes(kept=1e3, recomputed=1e2)
-    assert plan_memory(1e12, 0, per_token, longest_row=100) == MemoryPlan(MOST_TOKENS, recompute=False)
-    longer = plan_memory(1e12, 0, per_token, longest_row=2 * MOST_TOKENS)
-    assert longer == MemoryPlan(2 * MOST_TOKENS, recompute=False)
-    tight = plan_memory(1e7, 0, TokenBytes(kept=1e4, recomputed=1.0), longest_row=1000)
-    assert tight == MemoryPlan(MOST_TOKENS, recompute=True)
 
 
 # Bytes that a token keeps in bfloat16 with LoRA on all layers; 28 layers, 1536 wide, 8960 inside, worked out by hand:
@@ -93,23 +66,6 @@ def test_plans_for_gpus_of_three_sizes_are_what_was_worked_out_by_hand(free, lon
     plan = plan_memory(free, 18_500_000, OF_1_5B, longest_row=longest)
     assert plan.recompute == expected.recompute
     assert plan.tokens == pytest.approx(expected.tokens, abs=3)
-
-
-def test_what_only_kept_activations_need_does_not_shorten_passes_that_compute_them_again():
-    rounded = TokenBytes(kept=1e6, recomputed=1e5, fixed=1e8, kept_fixed=6e9)
-    plan = plan_memory(10e9, 0, rounded, longest_row=2000)
-    assert plan == MemoryPlan(min(int((7e9 - 1e8) / 1e5), MOST_TOKENS), recompute=True)
-    assert plan_memory(20e9, 0, rounded, longest_row=2000) == MemoryPlan(int((14e9 - 6.1e9) / 1e6), recompute=False)
-
-
-def test_scores_that_attention_keeps_shorten_passes_of_long_rows():
-    free, kept, pair = 1e10, 1e5, 100.0
-    scores = TokenBytes(kept=kept, recomputed=kept / 10, kept_pair=pair, recomputed_pair=pair / 10)
-    short, long = 1000, 20_000  # a token of a row of n keeps as many pairs
-    assert plan_memory(free, 0, scores, longest_row=short).tokens == 0.7 * free // (kept + pair * short)
-    longer = plan_memory(free, 0, scores, longest_row=long)
-    assert longer == MemoryPlan(int(0.7 * free / (kept / 10 + pair / 10 * long)), recompute=True)
-    assert scores.of_pass(40_000, long, recompute=True) == 40_000 * (kept / 10 + pair / 10 * long)
 
 
 class Small(nn.Module):
@@ -176,27 +132,11 @@ def pass_bytes(model, tokens: int) -> int:
     return kept_bytes(lambda: score(model, [row], [[0]], packed=True, columns=tokens), model)
 
 
-def test_bytes_per_token_grow_with_layers_and_with_dropout():
-    one, two, three = (measure(qwen(layers), packed=True).kept for layers in (1, 2, 3))
-    assert 0 < one < two < three
-    assert three - two == pytest.approx(two - one, rel=0.01)
-    # Of dropout its input's mask, a byte or a float for each number, and the scaled output.
-    assert measure(qwen(dropout=0.1), packed=True).kept >= two + 2 * 32
-
-
 @pytest.mark.parametrize("packed", [True, False])
 def test_bytes_per_token_tell_what_a_longer_pass_keeps(packed):
     model = qwen()
     per_token = measure(model, packed=packed)
     assert pass_bytes(model, 600) == pytest.approx(600 * per_token.kept, rel=0.1)
-
-
-def test_bytes_per_token_tell_what_more_tokens_keep_under_autocast():
-    """Where weights are cast, the copies are there once, however many tokens there are."""
-    model = qwen(width=256)
-    with torch.autocast("cpu", torch.bfloat16):
-        kept = measure(model, packed=True).kept
-        assert pass_bytes(model, 1000) - pass_bytes(model, 500) == pytest.approx(500 * kept, rel=0.05)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -209,14 +149,6 @@ def test_recomputing_keeps_less_and_no_more_than_is_said(reentrant):
     checkpointed = pass_bytes(model, 256) / 256
     assert checkpointed < per_token.kept / 2
     assert checkpointed <= per_token.recomputed
-
-
-def test_measuring_leaves_no_gradient_and_the_mode_as_it_was():
-    model = qwen().eval()
-    with torch.no_grad():
-        assert measure(model, packed=True).kept > 0
-    assert not model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def adapted(model, rank=4, dtype=torch.float32):
@@ -241,18 +173,6 @@ def true_peak(policy, tokens: int, *, recompute: bool, prompt: int = 1, completi
     policy.zero_grad()
     base.activation_checkpointing_disable()
     return live.peak - (gradients if recompute else 0)
-
-
-def test_storages_are_counted_while_they_are_alive():
-    x = torch.ones(100)
-    with LiveBytes() as live:
-        y = x + 1
-        y.view(10, 10).mul_(2)  # no storage of its own
-        z = y * 2
-        del y
-        z = z + 1
-        del z
-    assert (live.peak, live.now) == (2 * 400, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -294,38 +214,6 @@ def test_weights_that_autocast_has_rounded_are_one_layers_where_activations_are_
     assert peak <= 1.2 * per_token.of_pass(64, 64, recompute=True)
 
 
-class Codes(nn.Module):
-    """Embeddings that are held as one byte a number."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(table.weight.shape, dtype=torch.uint8), requires_grad=False)
-
-    def forward(self, ids):
-        return (self.weight[ids].float() / 256).to(torch.bfloat16)
-
-
-def test_inputs_of_layers_have_the_type_that_they_have_and_not_that_of_the_first_parameter():
-    policy = adapted(qwen(layers=4).bfloat16(), dtype=torch.bfloat16)
-    expected = measure(policy, packed=True)
-    base = policy.get_base_model()
-    base.model.embed_tokens = Codes(base.model.embed_tokens)
-    assert next(policy.parameters()).dtype == torch.uint8
-    found = measure(policy, packed=True)
-    assert found.recomputed == pytest.approx(expected.recomputed)
-    inputs = 4 * 32 * 2
-    layer = expected.kept / 4
-    assert expected.recomputed == pytest.approx(inputs + 1.3 * layer)
-
-
-def test_weights_that_are_elsewhere_until_they_are_needed_do_not_say_where_a_pass_runs():
-    policy = adapted(qwen())
-    expected = measure(policy, packed=True)
-    cpu_offload(policy.get_base_model().model.embed_tokens, execution_device=torch.device("cpu"))
-    assert next(policy.parameters()).device.type == "meta"
-    assert measure(policy, packed=True).kept == pytest.approx(expected.kept)
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_scores_and_masks_of_padded_rows_grow_with_the_square(attention):
     torch.manual_seed(0)
@@ -337,28 +225,6 @@ def test_scores_and_masks_of_padded_rows_grow_with_the_square(attention):
     rows = [Row(ids[:1], ids[1 : n + 1], torch.ones(n, dtype=torch.bool)) for n in (length, length - 100)]
     kept = kept_bytes(lambda: score(model, rows, [[0], [1]], packed=False, columns=length), model)
     assert kept == pytest.approx(per_token.of_pass(2 * length, length, recompute=False), rel=0.03)
-
-
-def test_a_model_without_layers_that_can_be_run_again_keeps_the_same_either_way(monkeypatch):
-    model = qwen()
-    monkeypatch.setattr("perl.packing.memory.GradientCheckpointingLayer", type(None))
-    per_token = measure(model, packed=True)
-    assert per_token.recomputed == per_token.kept
-
-
-def test_of_a_quantised_base_the_largest_weight_as_numbers_is_counted():
-    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    model = qwen(layers=2, width=64)
-    plain = measure(model, packed=True)
-    for layer in model.model.layers:
-        up = layer.mlp.up_proj
-        layer.mlp.up_proj = bitsandbytes.nn.Linear4bit(
-            up.in_features, up.out_features, bias=False, compute_dtype=torch.float32, quant_type="nf4"
-        ).to("cpu")
-        weight = bitsandbytes.nn.Params4bit(up.weight.data, requires_grad=False, quant_type="nf4")
-        layer.mlp.up_proj.weight = weight.to("cpu")
-    found = measure(model, packed=True)
-    assert found.fixed - plain.fixed >= 64 * 128 * 4  # two layers of it: one at a time
 
 
 def test_the_tile_of_logits_is_as_large_as_the_kernels(monkeypatch):
@@ -424,17 +290,6 @@ def engine_on(device: Device) -> InProcessEngine:
     engine._settle = lambda: None
     engine._as_vllm = contextlib.nullcontext
     return engine
-
-
-def test_an_engine_that_sleeps_wakes_after_passes_that_took_all_that_was_free(monkeypatch):
-    device = Device(monkeypatch)
-    engine = engine_on(device)
-    for _ in range(3):
-        engine.sleep()
-        device.run_pass(device.free + device.reserved - device.allocated)
-        assert device.free == pytest.approx(0)
-        engine._wake()
-        assert device.mapped == device.cache
 
 
 @pytest.mark.parametrize("sleeps", [True, False])

@@ -22,7 +22,7 @@ from perl.packing.rows import Row, pack, pad_right
 
 PAD = 0
 WAYS = [(True, True), (True, False), (False, False)]  # packed, shared
-BUDGETS = [0, 1, 9, 16, 30, 64, 10**6]
+BUDGETS = [0, 1, 16, 64, 10**6]
 
 
 def micro_batch(lengths: list[tuple[int, int]], prompts: list[int], *, tools=False, per_token=False) -> dict:
@@ -100,14 +100,6 @@ def test_a_window_is_its_micro_batches_one_under_the_other(per_token, tools):
     assert window.values["ref_per_token_logps"].shape == (12, 1)
 
 
-def test_completions_of_one_token_join_those_of_many():
-    batches = [micro_batch([(2, 1), (3, 1)], [1, 2], per_token=True), micro_batch([(2, 5)], [1], per_token=True)]
-    window = join(batches, [torch.ones(2, 1), torch.ones(1, 5)])
-    assert window.advantages.shape == window.values["old_per_token_logps"].shape == (3, 5)
-    short = join(batches[:1], [torch.ones(2, 1)])
-    assert short.advantages.shape == short.mask_NT.shape == (2, 1)
-
-
 def test_only_rows_with_a_token_and_an_advantage_have_a_gradient():
     window = some_window()
     advantages = torch.tensor([1.0, -2.0, 0.0, 3.0, 1.9e-6, -2.1e-6, 2e-6, 1e-3, 0.0, -1.0, 0.0, 0.5])
@@ -154,7 +146,7 @@ def test_every_chosen_row_is_in_one_pass_with_all_that_belongs_to_it(packed, sha
     assert weights.item() == pytest.approx(window.weights_NT[chosen].double().sum().item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("packed", "share"), WAYS)
 def test_no_pass_is_longer_than_the_budget_unless_it_is_a_single_row(packed, share, seed):
     generator = random.Random(seed)

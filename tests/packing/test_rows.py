@@ -1,7 +1,5 @@
 """Packed and padded rows against loops over tokens: what stands where, who predicts whom, who sees whom."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -110,16 +108,6 @@ def test_what_rows_of_a_group_run_alike_is_run_once_and_scored_for_each():
     assert alone.input_ids.numel() == sum(one.tokens for one in rows)
 
 
-@pytest.mark.parametrize("groups", [ALONE, GROUPS], ids=["alone", "shared"])
-def test_segments_cover_the_row_in_order(groups):
-    batch = pack(ROWS, groups)
-    ends = [0, *itertools.accumulate(segment.length for segment in batch.layout.segments)]
-    assert [segment.start for segment in batch.layout.segments] == ends[:-1]
-    assert ends[-1] == batch.input_ids.size(1)
-    assert min(segment.length for segment in batch.layout.segments) > 0
-    assert batch.layout.shares == (groups is GROUPS)
-
-
 def naive_mask(rows: list[Row], groups: list[list[int]]) -> torch.Tensor:
     """(L, L) who sees whom, token by token: (group, row or None for a shared prompt, place in the row)."""
     tokens = []
@@ -179,18 +167,6 @@ def test_padding_stands_on_the_right_and_is_masked():
         assert ids[: one.tokens].tolist() == (one.prompt.tolist() + one.completion[:-1].tolist())
     assert batch.input_ids.size(1) == max(one.tokens for one in ROWS)
     assert batch.layout is None
-
-
-def test_rows_of_which_nothing_is_scored_give_no_tokens():
-    rows = [ROWS[3], ROWS[5]]
-    for batch in (pack(rows, [[0], [1]]), pad_right(rows)):
-        assert batch.scored.targets.numel() == 0
-        assert batch.scored.targets.dtype == batch.scored.predictors.dtype == torch.long
-        values = torch.zeros(0, requires_grad=True)
-        rectangle = batch.scored.rectangle(values, 2, 3)
-        assert rectangle.tolist() == [[0.0] * 3] * 2
-        rectangle.sum().backward()
-        assert values.grad.shape == (0,)
 
 
 @pytest.mark.parametrize("how", BATCHES)

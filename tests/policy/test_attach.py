@@ -10,7 +10,6 @@ import peft
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.layer import LoraLayer
 
 from perl.errors import BrokenPromiseError, PerlError, RecipeError
 from perl.methods.registry import METHODS
@@ -29,6 +28,7 @@ from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.targets import check_targets
 from perl.recipe.sections import ModelSection, PeftSection
+from tests.a_few_methods import each
 
 pytestmark = [
     # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
@@ -109,20 +109,14 @@ def refusal(call, *arguments) -> str:
 LINEAR = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "k_proj", "down_proj"]}
 BY_PEFT = {
     "lora": lambda: LoraConfig(r=3, lora_alpha=7, **LINEAR),
-    "rslora": lambda: LoraConfig(r=3, use_rslora=True, **LINEAR),
     "lora with patterns": lambda: LoraConfig(r=3, rank_pattern={"k_proj": 5}, alpha_pattern={"q_proj": 2}, **LINEAR),
-    "lora and whole modules": lambda: LoraConfig(r=3, modules_to_save=["norm"], **LINEAR),
     "lora and tokens": lambda: LoraConfig(r=3, trainable_token_indices=[6, 9], **LINEAR),
     "lora on embeddings": lambda: LoraConfig(r=3, task_type="CAUSAL_LM", target_modules=["embed_tokens", "q_proj"]),
-    "dora": lambda: LoraConfig(r=3, use_dora=True, **LINEAR),
     "vera": lambda: peft.VeraConfig(r=16, **LINEAR),
-    "vera without projection": lambda: peft.VeraConfig(r=16, save_projection=False, **LINEAR),
     "ia3": lambda: peft.IA3Config(feedforward_modules=["down_proj"], **LINEAR),
-    "pissa": lambda: LoraConfig(r=3, init_lora_weights="pissa", **LINEAR),
     "pissa of another scale": lambda: LoraConfig(
         r=3, lora_alpha=7, use_rslora=True, init_lora_weights="pissa", **LINEAR
     ),
-    "olora": lambda: LoraConfig(r=3, lora_alpha=7, init_lora_weights="olora", **LINEAR),
     "another type": lambda: peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["q_norm", "norm"]),
 }
 
@@ -144,7 +138,7 @@ def test_an_adapter_of_plain_peft_is_continued_where_it_was(kind):
         assert torch.equal(logits(policy), logits(base()))
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("method", each(ADAPTERS))
 def test_an_adapter_of_ours_is_continued_where_it_was(method):
     policy = move(policy_of(method))
     again = continue_adapter(base(), find_adapter(str(saved_by_us(policy)), "sandbox:base")).eval()
@@ -184,16 +178,10 @@ def test_adapters_that_cannot_be_continued_or_started_are_refused():
 
 def test_an_adapter_of_a_base_of_another_shape_depth_or_weight_is_refused_with_what_differs():
     fits_not = r"peft\.adapter: adapter does not fit this base, it was made for sandbox:base: "
-    for method in ("lora", "pissa", "vera", "ia3", "adalora"):
+    for method in ("lora", "pissa", "vera"):
         write_adapter(move(policy_of(method)), Path("adapter"), "sandbox:base", None)
         said = refusal(continue_adapter, narrow(), find_adapter("adapter"))
         assert re.match(fits_not + r"\S+ is \d+", said), method
-    policy = move(policy_of("adalora"))  # a finished one
-    names = [name for name, _ in policy.named_parameters() if "lora_E" in name]
-    pattern = {name.removeprefix("base_model.model."): [True, True, False, True, False, False] for name in names}
-    policy.peft_config["default"].rank_pattern = pattern
-    write_adapter(policy, Path("adapter"), "sandbox:base", None)
-    assert re.match(fits_not, refusal(continue_adapter, narrow(), find_adapter("adapter")))
     saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, **LINEAR))))
     model = base()
     model.model.layers = model.model.layers[:2]
@@ -207,10 +195,9 @@ def test_an_adapter_of_a_base_of_another_shape_depth_or_weight_is_refused_with_w
     with torch.no_grad():
         model.model.layers[3].mlp.up_proj.weight[5, 5] += 1e-6
     then, now = base_fingerprint(base()), base_fingerprint(model)
-    assert refusal(continue_adapter, model, saved) == (
-        f"peft.adapter: adapter was trained on other weights of sandbox:base ({then[:12]} then, {now[:12]} of "
-        "sandbox:base here) (load the base's revision that it names)"
-    )
+    said = refusal(continue_adapter, model, saved)
+    assert said.startswith(f"peft.adapter: adapter was trained on other weights of sandbox:base ({then[:12]} then, ")
+    assert now[:12] in said
 
 
 def loaded_in(dtype, published_in="float32"):
@@ -231,8 +218,7 @@ def saved_on(model, dtype_is_said=True) -> SavedAdapter:
     return found if dtype_is_said else dataclasses.replace(found, base_dtype=None)
 
 
-@pytest.mark.parametrize("dtype_is_said", [True, False])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("dtype", "dtype_is_said"), [("bfloat16", True), ("float16", False)])
 def test_an_adapter_is_continued_on_the_same_base_in_a_type_that_holds_its_numbers(dtype, dtype_is_said):
     saved = saved_on(loaded_in(dtype), dtype_is_said)
     assert saved.base_dtype == (dtype if dtype_is_said else None)
@@ -253,21 +239,12 @@ def test_an_adapter_is_continued_on_the_same_base_in_a_type_that_holds_its_numbe
 
 
 def test_a_base_that_was_rounded_when_it_was_loaded_is_refused_with_the_type_to_load():
-    for then, now in (
-        *(("float32", "bfloat16"), ("float32", "float16")),
-        *(("float16", "bfloat16"), ("bfloat16", "float16")),
-    ):
+    for then, now in (("float32", "bfloat16"), ("float16", "bfloat16"), ("bfloat16", "float16")):
         saved = saved_on(loaded_in(then))
-        fingerprint = base_fingerprint(loaded_in(now))[:12]
-        assert refusal(continue_adapter, loaded_in(now), saved) == (
-            f"peft.adapter: adapter was trained on other weights of sandbox:base ({saved.base_fingerprint[:12]} in "
-            f"{then} then, {fingerprint} in {now} of float32 here) (it was trained on the base in {then}: set "
-            f"model.dtype: {then}; or load the base's revision that it names)"
-        )
+        said = refusal(continue_adapter, loaded_in(now), saved)
+        assert f"it was trained on the base in {then}: set model.dtype: {then}" in said
         unsaid = dataclasses.replace(saved, base_dtype=None)
-        assert "may have been trained on the base in float32: set model.dtype: float32" in refusal(
-            continue_adapter, loaded_in(now), unsaid
-        )
+        assert "may have been trained on the base in float32" in refusal(continue_adapter, loaded_in(now), unsaid)
 
 
 def test_a_config_of_pefts_starts_on_the_weights_without_writing_them():
@@ -284,13 +261,6 @@ def test_a_config_of_pefts_starts_on_the_weights_without_writing_them():
         check_untouched_base(policy)
         policy = get_peft_model(base(), LoraConfig(r=3, init_lora_weights=init, **LINEAR))
         assert f"the initialisation '{init}' of this PeftModel has changed" in refusal(check_untouched_base, policy)
-    for method in ("lora", "dora", "vera"):
-        check_untouched_base(policy_of(method))
-    for method in ("lora", "pissa", "lora_fa"):  # the config that was given is left alone
-        how = adaptation(PeftSection(method=method, rank=4))
-        given = how.config.to_dict()
-        attach_adapter(base(), how)
-        assert how.config.to_dict() == given
 
 
 def test_without_weights_nothing_is_decomposed():
@@ -318,16 +288,15 @@ def test_modules_that_do_not_exist_are_refused_with_those_that_do():
         (r".*\.c_attn", r".*\.c_attn"),
         (["model.layers.9.mlp.up_proj"], "model.layers.9.mlp.up_proj"),
     ):
-        for method in ("lora", "pissa", "vera", "oft"):
+        for method in ("lora", "pissa"):
             how = adaptation(PeftSection(method=method, target_modules=targets))
-            assert refusal(attach_adapter, model, how) == (
-                f"peft.target_modules: {missing} match no module of Qwen3ForCausalLM (the linear layers are down_proj, "
-                "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; or all-linear)"
-            )
+            line = refusal(attach_adapter, model, how)
+            assert line.startswith(f"peft.target_modules: {missing} match no module of Qwen3ForCausalLM")
+            assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; or all-linear" in line
     assert not any("lora" in name for name, _ in model.named_modules())
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("method", each(ADAPTERS))
 def test_base_only_is_the_base_and_leaves_no_trace(method):
     policy = move(policy_of(method, kwargs={"modules_to_save": ["model.norm"]} if method != "ln_tuning" else {}))
     before, names = logits(policy), trained(policy)
@@ -348,15 +317,6 @@ def test_frozen_parts_of_the_active_adapter_stay_frozen_after_an_error_too():
         assert trained(policy) == names
         frozen = METHODS[method].frozen
         assert not any(part in name for part in frozen for name in names), method
-    policy = policy_of("lora_fa")
-    policy.add_adapter("other", policy.peft_config["default"])
-    policy.set_adapter("other")
-    layer = next(m for m in policy.modules() if isinstance(m, LoraLayer))
-    assert layer.lora_A["other"].weight.requires_grad
-    with base_only(policy):
-        pass
-    assert layer.lora_A["other"].weight.requires_grad
-    assert not layer.lora_B["default"].weight.requires_grad
 
 
 def test_tensors_are_those_in_memory_and_those_of_another_adapter_are_refused():

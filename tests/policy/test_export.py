@@ -10,9 +10,9 @@ import pytest
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from perl.errors import BrokenPromiseError, ModelError, PerlError, RunFolderError
+from perl.errors import ModelError, PerlError, RunFolderError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
@@ -24,6 +24,7 @@ from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.sandbox import BASE_FOLDER
+from tests.a_few_methods import each
 
 pytestmark = [
     # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
@@ -95,7 +96,7 @@ def loaded(folder, **options):
     return AutoModelForCausalLM.from_pretrained(folder, **{"dtype": torch.float32, **options})
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("method", each(ADAPTERS))
 def test_a_lora_is_the_adapter_or_refused_and_a_merged_model_always_is(method):
     policy = policy_of(method)
     source = saved(policy)
@@ -122,16 +123,6 @@ def test_a_lora_is_the_adapter_or_refused_and_a_merged_model_always_is(method):
         assert re.search(said, refusal)
         assert "use --as merged" in refusal
         assert len(refusal.splitlines()) == 1
-
-
-def test_the_error_in_the_refusal_is_the_one_that_factors_could_reach():
-    policy = policy_of("dora")
-    with pytest.raises(ModelError) as caught:
-        export(saved(policy), "lora")
-    rank, error, name = re.search(r"rank (\d+) leave out (\S+)% of (\S+?)(?: |$)", str(caught.value)).groups()
-    before = base().get_submodule(name).weight
-    S = torch.linalg.svdvals((copy.deepcopy(policy).merge_and_unload().get_submodule(name).weight - before).double())
-    assert float(error) / 100 == pytest.approx((S[int(rank) :].norm() / S.norm()).item(), rel=0.05)
 
 
 def test_an_older_export_is_replaced_and_a_refusal_leaves_it_and_the_source_is_only_read():
@@ -193,7 +184,7 @@ def test_ranks_patterns_whole_modules_and_single_tokens_go_along():
             same(loaded("adapter-merged"), policy)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_merged_model_is_added_up_first_and_rounded_once(dtype):
     policy = policy_of("lora")
     export(saved(policy), "merged", dtype=dtype)
@@ -222,9 +213,8 @@ def test_a_merged_model_is_whole():
     }
 
 
-@pytest.mark.parametrize("method", ["lora", "dora", "pissa"])
-def test_merging_leaves_the_policy_and_its_base_alone(method):
-    policy = policy_of(method, kwargs={"modules_to_save": ["embed_tokens"]})
+def test_merging_leaves_the_policy_and_its_base_alone():
+    policy = policy_of("dora", kwargs={"modules_to_save": ["embed_tokens"]})
     before, config = log_probs(policy), copy.deepcopy(policy.get_base_model().config.to_dict())
     weights = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     fingerprint = base_fingerprint(policy)
@@ -237,16 +227,14 @@ def test_merging_leaves_the_policy_and_its_base_alone(method):
     assert policy.get_base_model().config.to_dict() == config
 
 
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "trained",
+    ("trained", "tied"),
     [
-        *({"kwargs": {"modules_to_save": [module]}} for module in ("embed_tokens", "lm_head")),
-        *(
-            {"target_modules": names}
-            for names in (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "q_proj"])
-        ),
-        {"target_modules": ["q_proj", "down_proj"]},
+        ({"kwargs": {"modules_to_save": ["embed_tokens"]}}, True),
+        ({"kwargs": {"modules_to_save": ["lm_head"]}}, False),
+        ({"target_modules": ["embed_tokens"]}, False),
+        ({"target_modules": ["lm_head"]}, True),
+        ({"target_modules": ["q_proj", "down_proj"]}, True),
     ],
     ids=str,
 )
@@ -265,18 +253,6 @@ def test_a_merged_model_whose_embeddings_were_trained_is_right_tied_or_not(train
         ("lm_head", model.get_output_embeddings(), base(name).get_output_embeddings()),
     ):
         assert torch.equal(merged.weight, published.weight) is (part not in str(trained))
-
-
-@pytest.mark.parametrize("method", ["ia3", "road", "oft", "lora"])
-def test_biases_are_merged_too(method):
-    name = tiny(tied=False)
-    policy = policy_of(method, base(name), target_modules=["q_proj", "k_proj", "v_proj"])
-    export(saved(policy, name), "merged", base=name)
-    model = loaded("adapter-merged")
-    same(model, policy)
-    key = "model.layers.1.self_attn.k_proj.bias"
-    changed = not torch.equal(model.get_parameter(key), base(name).get_parameter(key))
-    assert changed is (method in ("ia3", "road"))
 
 
 def test_a_change_of_biases_is_no_lora_even_where_that_of_the_weight_is():
@@ -302,9 +278,8 @@ def test_a_run_is_exported_with_the_base_of_its_recipe_and_what_holds_none_is_re
     Path(saved(policy)).rename("run/adapter")
     assert export("run", "lora").path == Path("run-lora")
     same(PeftModel.from_pretrained(base(), "run-lora"), policy)
-    Path("file").touch()
     for name, content in (
-        *(("empty", None), ("broken", b"nonsense"), ("list", b"[]"), ("bytes", b"\xff\xff")),
+        *(("empty", None), ("broken", b"nonsense")),
         ("full", json.dumps({"method": "full"}).encode()),
     ):
         Path(name).mkdir()
@@ -312,11 +287,8 @@ def test_a_run_is_exported_with_the_base_of_its_recipe_and_what_holds_none_is_re
             (Path(name) / "run.json").write_bytes(content)
     for source, words in (
         ("absent", "no such folder"),
-        ("file", "no such folder"),
         ("empty", "adapter_config.json is absent"),
         ("broken", "holds no run: run.json: Expecting value"),
-        ("list", "holds no run: run.json: it is not a mapping"),
-        ("bytes", "holds no run: run.json: it is not UTF-8"),
     ):
         with pytest.raises(PerlError) as caught:
             export(source, "lora")
@@ -358,20 +330,6 @@ def test_an_adapter_of_another_base_or_with_non_finite_numbers_is_refused():
     assert sorted(path.name for path in Path().iterdir()) == ["adapter", "tiny"]
 
 
-def test_a_merged_model_that_was_not_written_as_it_is_in_memory_is_stopped(monkeypatch):
-    source, save = saved(policy_of("lora")), PreTrainedModel.save_pretrained
-
-    def save_a_bit_apart(model, folder):
-        model.lm_head.weight.data.view(torch.int32)[0, 0] ^= 1
-        save(model, folder)
-        model.lm_head.weight.data.view(torch.int32)[0, 0] ^= 1
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_a_bit_apart)
-    with pytest.raises(BrokenPromiseError, match="is not the one in memory"):
-        export(source, "merged")
-    assert [path.name for path in Path().iterdir()] == ["adapter"]
-
-
 def test_the_command_writes_what_it_says_or_refuses_with_a_line(perl_command):
     policy = policy_of("pissa")
     done = perl_command("export", saved(policy, "someone/else"), "--as", "lora", "--base", "sandbox:base", "-o", "mine")
@@ -380,9 +338,5 @@ def test_the_command_writes_what_it_says_or_refuses_with_a_line(perl_command):
     assert re.fullmatch(said, done.stdout)
     same(PeftModel.from_pretrained(base(), "mine"), policy)
     done = perl_command("export", saved(policy_of("dora")), "--as", "lora")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(
-        r"error: --as: the update of dora has no low rank: the best factors of rank \d+ leave out \d+\.\d% of "
-        r"model\.layers\.\d\.\S+ \(use --as merged\) \[PRL20\d\]\n",
-        done.stderr,
-    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "the update of dora has no low rank" in done.stderr

@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,7 @@ from perl.policy.precision import compute_dtype
 from perl.policy.reference import Reference
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
+from tests.a_few_methods import each
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 
@@ -106,7 +106,7 @@ def test_a_base_that_changed_is_stopped(policy):
         check_base_unchanged(policy, fingerprint)
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("method", each(ADAPTERS))
 def test_a_policy_that_starts_at_its_reference_and_is_saved_as_it_was_trained_passes(method):
     policy = new(method).train()
     before = [(p.clone(), p.requires_grad) for p in policy.parameters()]
@@ -125,8 +125,10 @@ def test_a_policy_that_starts_at_its_reference_and_is_saved_as_it_was_trained_pa
         assert check_saved_adapter(policy, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
 
 
-@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "hra", "ln_tuning", "vera", "adalora"])
-@pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
+@pytest.mark.parametrize(
+    ("method", "dtype", "autocast"),
+    [("lora", "bfloat16", True), ("dora", "float32", True), ("pissa", "bfloat16", False), ("vera", "bfloat16", False)],
+)
 def test_half_precision_hides_no_difference_and_makes_none(method, dtype, autocast):
     policy = moved(method, dtype)
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
@@ -171,9 +173,7 @@ def test_a_saved_adapter_from_before_the_last_steps_or_tampered_with_is_stopped_
     assert float(re.search(said, str(caught.value)).group(1)) == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "autocast"), [("float32", False), ("bfloat16", False), ("bfloat16", True), ("float32", True)]
-)
+@pytest.mark.parametrize(("dtype", "autocast"), [("float32", False), ("bfloat16", True)])
 def test_a_policy_that_starts_elsewhere_is_stopped_or_only_said_with_how_far(dtype, autocast, caplog):
     """In float32, whatever the policy computes in; by random tokens, the same at each start."""
     policy = new("lora", dtype)
@@ -259,14 +259,12 @@ def test_a_tensor_that_does_not_move_or_gets_no_gradient_is_stopped_unless_it_is
     assert movement.proven
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "lr", "gradient"),
-    [(torch.optim.SGD, 1e-9, 1.0), (torch.optim.SGD, 0.1, 1e-8), (torch.optim.AdamW, 1e-9, 1.0)],
-)
+@pytest.mark.parametrize(("optimizer", "lr", "gradient"), [("SGD", 0.1, 1e-8), ("AdamW", 1e-9, 1.0)])
 def test_a_step_below_the_spacing_of_the_numbers_is_said_and_stops_the_run_only_if_nothing_moves(
     pair, caplog, optimizer, lr, gradient
 ):
-    held, movement = optimizer(pair.parameters(), lr=lr), Movement(pair)  # 1 - 1e-9 is 1 in float32
+    held = getattr(torch.optim, optimizer)(pair.parameters(), lr=lr)  # 1 - 1e-9 is 1 in float32
+    movement = Movement(pair)
     with caplog.at_level(logging.WARNING, logger="perl"):
         for _ in range(PATIENCE - 1):
             a_step(movement, held, {pair["one"]: gradient})
@@ -278,53 +276,6 @@ def test_a_step_below_the_spacing_of_the_numbers_is_said_and_stops_the_run_only_
         movement.at_end()
     with pytest.raises(BrokenPromiseError, match=f"nothing that is trained has moved in {PATIENCE} updates"):
         a_step(movement, held, {pair["one"]: gradient})
-
-
-def is_forgiven(value: float, rate: float, dtype: torch.dtype) -> bool:
-    """A tensor of one number that an optimizer of this learning rate leaves as it is, at a gradient of 1."""
-    model = torch.nn.ParameterDict({"one": torch.full((3,), value, dtype=dtype)})
-    try:
-        a_step(Movement(model), Forgetful(model.parameters(), lr=rate), {model["one"]: 1.0})
-    except BrokenPromiseError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("value", [1.0, 1.5, 3.0, 0.75, 2.0**-10])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_tensor_that_stands_still_is_forgiven_where_a_hundredth_of_its_step_is_lost_in_rounding(dtype, value):
-    """Of the rates 1, 1/2, 1/4, ... those below half the distance of two neighbours, in exact fractions."""
-    spacing = Fraction(torch.finfo(dtype).eps) * Fraction(2) ** math.floor(math.log2(value))
-    expected = sum(Fraction(1, 100) / 2**k < spacing / 2 for k in range(40))
-    assert [is_forgiven(value, 2.0**-k, dtype) for k in range(40)].count(True) == expected
-    assert not is_forgiven(value, 2.0 ** -(39 - expected), dtype)
-    assert is_forgiven(value, 2.0 ** -(40 - expected), dtype)
-
-
-def test_steps_below_the_spacing_of_bfloat16_end_no_run_while_others_move(caplog):
-    for seed in range(100):  # learning rates that warm up beside it
-        torch.manual_seed(seed)
-        norm, matrix = (1 + 0.02 * torch.randn(8)).to(torch.bfloat16), torch.zeros(8)
-        model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
-        optimizer, movement = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0), Movement(model)
-        for step in range(8):
-            optimizer.param_groups[0]["lr"] = 5e-4 * (step + 1)
-            for parameter in model.parameters():
-                parameter.grad = torch.randn(8).to(parameter.dtype)
-            movement.before_step(optimizer)
-            optimizer.step()
-            movement.after_step(skipped=False)
-            if movement.proven:
-                break
-    norm, matrix = torch.ones(3, dtype=torch.bfloat16), torch.full((3,), 1e-3, dtype=torch.bfloat16)
-    model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
-    optimizer, movement = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0), Movement(model)
-    with caplog.at_level(logging.WARNING, logger="perl"):
-        for _ in range(PATIENCE):
-            a_step(movement, optimizer, {model["norm"]: 1.0, model["matrix"]: 1.0})
-    movement.at_end()
-    assert movement.proven
-    assert "bfloat16 (norm); load the model in float32" in caplog.text
 
 
 def test_a_model_that_was_saved_whole_is_compared_bit_for_bit():

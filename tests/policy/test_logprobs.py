@@ -60,9 +60,9 @@ def with_learned_positions() -> GPT2LMHeadModel:
     return model
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("width", [12, 19])
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize(
+    ("side", "width", "positions"), [("left", 12, "rotary"), ("right", 19, "rotary"), ("left", 19, "learned")]
+)
 def test_padding_does_not_change_a_rows_numbers_nor_the_token_under_it(base, side, width, positions):
     model = base if positions == "rotary" else with_learned_positions()
     ids, mask = padded(ROWS, side, width)

@@ -18,7 +18,7 @@ from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base
-from perl.policy.precision import compute_dtype, in_float32, layers_of, tolerance_of
+from perl.policy.precision import in_float32
 from perl.policy.reference import Reference, reference_log_probs
 from perl.recipe.sections import ModelSection, PeftSection
 
@@ -116,30 +116,6 @@ def test_an_error_in_between_leaves_the_model_as_it_was():
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert torch.equal(log_probs(model), before)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "autocast", "expected"),
-    [
-        ("float32", "no", torch.float32),
-        ("bfloat16", "no", torch.bfloat16),
-        ("float32", "bf16", torch.bfloat16),
-        ("bfloat16", "bf16", torch.bfloat16),
-        ("float32", "fp16", torch.float16),
-    ],
-)
-def test_the_compute_type_is_autocasts_else_that_of_the_weights(dtype, autocast, expected):
-    policy = moved_lora(dtype)
-    accelerator = Accelerator(mixed_precision="no" if autocast == "fp16" else autocast, cpu=True)
-    with torch.autocast("cpu", torch.float16, enabled=autocast == "fp16"):
-        assert compute_dtype(accelerator.prepare_model(policy)) == expected
-
-
-def test_the_tolerance_grows_with_the_types_spacing_and_the_number_of_layers():
-    assert tolerance_of(torch.float32, 28) == 1e-4
-    assert tolerance_of(torch.bfloat16, 4) == 8 * tolerance_of(torch.float16, 4)
-    assert tolerance_of(torch.bfloat16, 36) == pytest.approx(3 * tolerance_of(torch.bfloat16, 4))
-    assert layers_of(moved_lora("float32")) == 4
 
 
 def test_what_others_put_into_a_parameter_in_between_stays_where_they_put_it_back():

@@ -5,8 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from perl.policy.attach import continue_adapter, without_harmless_warnings
 from perl.policy.model import load_base
@@ -16,9 +16,7 @@ from perl.policy.spectrum import (
     compare_updates,
     measure,
     pool,
-    unchanged_share,
     updates_of_adapter,
-    updates_of_model,
 )
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
@@ -63,39 +61,6 @@ def test_every_measure_is_what_dense_decompositions_give(shape, rank):
     for bins, values in ((found.left_bins, left / total), (found.right_bins, right / total)):
         np.testing.assert_allclose(bins, np.bincount(places, values), atol=1e-12)
     np.testing.assert_allclose(found.base_bins, np.bincount(places, S**2) / (S**2).sum(), atol=1e-12)
-
-
-def test_an_update_along_known_directions_has_its_energy_there():
-    torch.manual_seed(2)
-    U, V = (torch.linalg.qr(torch.randn(n, 20, dtype=torch.float64)).Q for n in (20, 50))
-    W = (U * torch.linspace(5, 1, 20, dtype=torch.float64)) @ V.T
-    for j, energy in ((0, 1.0), (19, 0.0)):
-        found = measure("up_proj", W, 1e-3 * torch.outer(U[:, j], V[:, j]), 0.1)
-        assert (found.energy.left, found.energy.right) == pytest.approx((energy, energy), abs=1e-6)
-        assert found.stable_rank == pytest.approx(1.0)
-        assert found.left_bins[j] == pytest.approx(1.0, abs=1e-6)
-        # It scales a singular value and turns nothing.
-        assert max(found.angle.left, found.angle.right) < 1e-4
-        assert found.shift == pytest.approx(1e-3 / torch.linspace(5, 1, 20).norm().item(), rel=1e-5)
-    none = measure("up_proj", W, torch.zeros(20, 50, dtype=torch.float64))
-    assert (none.stable_rank, none.energy, none.unchanged) == (None, None, 1.0)
-    assert none.shift == pytest.approx(0.0, abs=1e-12)
-    # A norm's weight is the diagonal matrix that it is, whose zeros are no weights.
-    w, delta = 1 + 0.3 * torch.randn(30), 0.1 * torch.randn(30)
-    norm = measure("norm", w, delta)
-    assert (norm.weights, norm.matrix) == (30, False)
-    assert norm.unchanged == unchanged_share(w, delta) < 0.5
-    assert norm.energy.left == pytest.approx(norm.energy.right)
-    assert norm.stable_rank == pytest.approx(float(delta.square().sum() / delta.abs().max() ** 2), rel=1e-5)
-
-
-@pytest.mark.parametrize("size", [1e-5, 1e-3, 1e-1])
-def test_the_unchanged_share_is_that_of_equal_bfloat16_numbers(size):
-    torch.manual_seed(3)
-    weight, update = torch.randn(64, 48).bfloat16(), size * torch.randn(64, 48).double()
-    expected = ((weight.double() + update).bfloat16() == weight).double().mean().item()
-    assert 0 < expected < 1
-    assert unchanged_share(weight, update) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("rank", [None, 2])
@@ -152,53 +117,3 @@ def test_the_update_that_is_read_is_what_plain_peft_adds_to_the_base(method):
         assert torch.equal(weight.float(), base.get_submodule(one).weight)
         assert (norm := expected[one].norm()) > 0
         assert (update.double() - expected[one]).norm() / norm < 2e-6
-
-
-def trained(model, **config):
-    """An adapter of plain PEFT's that is no longer at its start."""
-    policy = get_peft_model(model, LoraConfig(r=3, task_type="CAUSAL_LM", **config)).eval()
-    torch.manual_seed(6)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape)
-    return policy
-
-
-def test_embeddings_modules_that_were_trained_whole_and_transposed_weights_are_read():
-    torch.manual_seed(5)
-    config = Qwen2Config(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=64, tie_word_embeddings=False,
-    )  # fmt: skip
-    base = Qwen2ForCausalLM(config).eval()
-    policy = trained(copy.deepcopy(base), target_modules=["q_proj", "embed_tokens"], modules_to_save=["lm_head"])
-    found, _ = updates_of_adapter(policy)
-    names = ["model.embed_tokens", "model.layers.0.self_attn.q_proj", "lm_head"]
-    assert sorted(found) == sorted(names)
-    updates = {name: found[name]()[1] for name in names}
-    expected = merged_minus_base(base, policy, names)
-    for name in names:
-        torch.testing.assert_close(updates[name].double(), expected[name], rtol=1e-4, atol=1e-6)
-    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).eval()
-    with pytest.warns(UserWarning, match="fan_in_fan_out is set to False"):
-        policy = trained(copy.deepcopy(gpt2), target_modules=["c_attn"])
-    ((name, read),) = updates_of_adapter(policy)[0].items()
-    weight, update = read()
-    assert torch.equal(weight, gpt2.transformer.h[0].attn.c_attn.weight.T)
-    torch.testing.assert_close(update, merged_minus_base(gpt2, policy, [name])[name].T, rtol=1e-4, atol=1e-6)
-
-
-def test_a_model_that_was_trained_itself_is_compared_with_its_base():
-    base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
-    after = copy.deepcopy(base)
-    with torch.no_grad():
-        after.model.layers[1].mlp.up_proj.weight += 0.01
-        after.model.norm.weight[3] += 1.0
-    found = updates_of_model(base, after)
-    assert set(found) == {n.removesuffix(".weight") for n, _ in base.named_parameters() if n.endswith(".weight")}
-    up = measure("up", *found["model.layers.1.mlp.up_proj"]())
-    assert up.norm == pytest.approx(0.01 * np.sqrt(up.weights), rel=1e-5)
-    assert up.stable_rank == pytest.approx(1.0, rel=1e-5)
-    assert found["model.norm"]()[1].nonzero().tolist() == [[3]]
-    assert found["model.layers.0.self_attn.q_proj"]()[1].abs().max() == 0

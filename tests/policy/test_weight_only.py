@@ -4,7 +4,6 @@ import gc
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -12,13 +11,11 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+from transformers import AutoModelForCausalLM, TorchAoConfig
 
 import perl
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError
-from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
-from perl.evaluation.subject import find_subject
 from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
 from perl.methods.packed import is_packed
@@ -31,16 +28,15 @@ from perl.policy.logprobs import token_log_probs
 from perl.policy.model import answering_fingerprint, base_fingerprint, check_quantisation, clean_base, load_base
 from perl.policy.precision import in_float32
 from perl.policy.probe import read_probe
-from perl.policy.quantised import prepare_layers, quantisation_of
+from perl.policy.quantised import quantisation_of
 from perl.policy.reference import reference_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import WEIGHTS
 from perl.policy.weight_only import keep_codes_only
 from perl.recipe.quantisations import QUANTISATIONS, QUANTIZATIONS, in_few_bits
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.sync import base_update, make_update
+from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.server_command import server_command
-from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.plan_text import plan_lines
 from perl.training.stages import prepare, read_recipe
@@ -52,7 +48,6 @@ torchao = pytest.importorskip("torchao.quantization", reason="torchao is not ins
 CPU = torch.device("cpu")
 KINDS = {"int8": torchao.Int8WeightOnlyConfig, "fp8": torchao.Float8WeightOnlyConfig}
 each = pytest.mark.parametrize("name", KINDS)
-A_FEW = ("lora", "dora", "pissa", "oft", "lokr", "vera")
 PROBE = torch.arange(48).reshape(2, 24) % 96
 ALL = torch.ones_like(PROBE)
 
@@ -107,9 +102,7 @@ def gradients(policy):
 
 
 @each
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("base", ["float32", "bfloat16"])
-@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("bias", "base", "autocast"), [(True, "float32", "bfloat16"), (False, "bfloat16", "float16")])
 def test_under_autocast_a_layer_is_an_ordinary_one_of_its_numbers(name, bias, base, autocast):
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(32, 16, bias=bias, dtype=getattr(torch, base)))
@@ -157,8 +150,10 @@ def test_the_base_is_the_one_of_the_numbers_its_codes_stand_for(name, dtype):
         assert (log_probs(base).double() - log_probs(ordinary)).abs().max() > 1e-2
 
 
-@each
-@pytest.mark.parametrize("method", A_FEW)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("int8", "lora"), ("fp8", "dora"), ("int8", "pissa"), ("fp8", "oft"), ("int8", "lokr"), ("fp8", "vera")],
+)
 def test_policy_reference_divergence_gradient_and_merged_weights_are_those_of_plain_weights(name, method):
     """Against the same adapter in float64 on an ordinary base with code times scale."""
     base = quantised(name)
@@ -183,9 +178,17 @@ def test_policy_reference_divergence_gradient_and_merged_weights_are_those_of_pl
         torch.testing.assert_close(tensor.double(), exact[key], rtol=0, atol=1e-5, msg=key)
 
 
-@each
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize(
+    ("method", "name", "dtype"),
+    [
+        *(("lora", "int8", "bfloat16"), ("pissa", "fp8", "float32"), ("hra", "fp8", "bfloat16")),
+        *(
+            pytest.param(method, name, dtype, marks=pytest.mark.nightly)
+            for method in METHODS
+            for name, dtype in (("int8", "float32"), ("fp8", "bfloat16"))
+        ),
+    ],
+)
 def test_the_table_of_methods_says_what_stands_on_it(name, method, dtype, tmp_path):
     row = METHODS[method]
     if row.off_quantised(name):
@@ -202,21 +205,14 @@ def test_the_table_of_methods_says_what_stands_on_it(name, method, dtype, tmp_pa
     assert base_fingerprint(policy) == before
 
 
-@each
+@pytest.mark.parametrize("name", [*KINDS, "nf4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_magnitudes_of_dora_begin_as_the_lengths_of_the_rows(name, dtype):
     policy = attach_adapter(quantised(name, dtype), adaptation(PeftSection(method="dora")))
-    for magnitudes, lengths in lengths_of_rows(policy):
+    pairs = list(lengths_of_rows(policy))
+    assert len(pairs) > 10
+    for magnitudes, lengths in pairs:
         torch.testing.assert_close(magnitudes, lengths, rtol=1e-6, atol=0)
-
-
-@each
-def test_an_engine_is_sent_the_numbers_of_the_base(name):
-    base = quantised(name, "bfloat16")
-    tensors = base_update(base, "v0").tensors
-    layer = base.model.layers[1].self_attn.k_proj
-    expected = by_hand(layer.weight).float().bfloat16()
-    torch.testing.assert_close(tensors["model.layers.1.self_attn.k_proj.weight"], expected, rtol=0, atol=0)
 
 
 @each
@@ -236,26 +232,6 @@ def test_between_the_passes_there_are_codes_only(name):
     first = own.model.layers[0].mlp.gate_proj.weight.numel()  # nothing below the first layers has a gradient
     assert kept[1] - kept[0] > numbers - 8 * 4 * first
     assert torch.equal(log_probs(own), log_probs(theirs))
-
-
-def test_a_completions_log_probs_do_not_depend_on_its_neighbours_as_those_of_llm_int8_do():
-    """Why ``int8`` is not bitsandbytes' LLM.int8, which rounds activations, and those of a batch together."""
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is nothing to compare with")
-    how = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=2.0)  # so that a small model has outliers too
-    theirs = AutoModelForCausalLM.from_pretrained(
-        BASE_FOLDER, dtype=torch.float32, quantization_config=how, device_map="cpu"
-    ).eval()
-    assert quantisation_of(theirs) == "llm-int8"
-    prepare_layers(theirs)
-
-    def moved(base):
-        with torch.no_grad():
-            together, alone = base(PROBE).logits[:1], base(PROBE[:1]).logits
-            trained = base.train()(PROBE).logits[:1]
-        return [(other - together).abs().max().item() for other in (alone, trained)]
-
-    assert max(moved(quantised("int8"))) < 1e-4
-    assert min(moved(theirs)) > 1e-3
 
 
 @each
@@ -280,7 +256,7 @@ def test_the_name_of_the_base_is_counted_from_checkpoint_and_word(name):
     assert base_fingerprint(clean) != base_fingerprint(quantised(name))
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=["int8", pytest.param("fp8", marks=pytest.mark.nightly)])
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / f"on-{request.param}"
     return request.param, perl.train(
@@ -326,44 +302,15 @@ def test_a_run_says_on_which_base_it_was_trained_and_others_load_it_there(run, c
     assert answering_fingerprint(names["model"]) == done.facts["fingerprint"]["base"]
 
 
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(run, tmp_path):
-    name, done = run
-    shutil.copytree(done.path, tmp_path / "again")
-    for left in ("adapter", "eval", "checkpoints/checkpoint-4"):
-        shutil.rmtree(tmp_path / "again" / left)
-    Run.read(tmp_path / "again").record(status="interrupted")
-    same = recipe(quantization=name, train={**recipe()["train"], "beta": 0.1})
-    again = perl.train(same, output_dir=tmp_path / "again")
-    assert (again.adapter / WEIGHTS).read_bytes() == (done.adapter / WEIGHTS).read_bytes()
-    assert again.facts["eval"] == done.facts["eval"]
-
-
-def test_its_adapter_is_scored_there_or_on_the_ordinary_base_which_is_said(run, tmp_path, caplog):
-    name, done = run
-    shutil.copytree(done.adapter, tmp_path / "alone")
-    assert find_subject(str(tmp_path / "alone")).base.quantization == name
-    settings = EvalSettings(preset="base", max_new_tokens=24, limit=4, lighteval=False, quantization="none")
-    scored = perl.evaluate(
-        tmp_path / "alone", tasks=["sandbox:addition"], k=1, output=tmp_path / "e", settings=settings
-    )
-    assert (
-        f"alone was trained on a base quantised to {name}, and is scored on the ordinary base [PRL302]" in caplog.text
-    )
-    assert scored.subject["base_sha256"] == of_the_file(torch.float32)
-    assert "base_quantization" not in scored.subject
-    for other in {*QUANTIZATIONS} - {name}:
-        assert find_subject(str(tmp_path / "alone"), quantization=other).base.quantization == other
-
-
-@each
-def test_a_script_asks_for_it_in_a_word(name, tmp_path):
-    trained = trainer(tmp_path, quantization=name, max_steps=2)
+def test_a_script_asks_for_it_in_a_word(tmp_path):
+    name = "fp8"
+    trained = trainer(tmp_path, quantization=name, max_steps=1)
     trained.train()
     assert {p.dtype for p in trained.policy.parameters() if p.requires_grad} == {torch.float32}
     assert quantisation_of(trained.policy.get_base_model()) == name
     given = trainer(tmp_path, model=AutoModelForCausalLM.from_pretrained(
         BASE_FOLDER, dtype=torch.float32, quantization_config=TorchAoConfig(KINDS[name](set_inductor_config=False))
-    ), max_steps=2)  # fmt: skip
+    ), max_steps=1)  # fmt: skip
     given.train()
     for (key, one), other in zip(trained.policy.named_parameters(), given.policy.parameters(), strict=True):
         if one.requires_grad:
@@ -401,7 +348,6 @@ def test_plan_and_server_command_know_the_table():
         assert from_dict(config) == kind()  # as vLLM reads it
     assert in_few_bits("nf4-single") == " in 4 bits (nf4-single)"
     assert in_few_bits("llm-int8") == " in 8 bits (llm-int8)"
-    assert in_few_bits("Int8WeightOnly-0123abcd") == " in 8 bits (Int8WeightOnly-0123abcd)"
     assert in_few_bits("Float8WeightOnly-0123abcd") == " in 8 bits (Float8WeightOnly-0123abcd)"
     assert in_few_bits("Int4WeightOnly-0123abcd") == " in 4 bits (Int4WeightOnly-0123abcd)"
     assert in_few_bits("awq") == " quantised (awq)"

@@ -112,14 +112,6 @@ def test_every_number_that_a_refusal_offers_fits_and_no_other_does():
                 mistake_of({**numbers, changed: candidate})
 
 
-def test_rows_that_fit_one_process_are_lowered_on_several():
-    assert plan(8, 8, 64) == BatchPlan(8, 8, 64, 1, 1)
-    assert plan(8, 8, 64, world_size=2) == BatchPlan(8, 8, 32, 1, 2)
-    assert plan(8, 8, 64, world_size=8) == BatchPlan(8, 8, 8, 1, 8)
-    assert plan(3, 8, 8, world_size=6) == BatchPlan(3, 8, 4, 1, 6)
-    assert "over 2 processes" in mistake_of({"prompts": 4, "generations": 6, "rows": 5, "world_size": 2}).message
-
-
 PLACES = {"generations": 1, "rows": 2, "passes": 3}
 FIELDS = {
     "generations": "num_generations",

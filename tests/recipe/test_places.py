@@ -8,26 +8,20 @@ import pytest
 from perl.cli.commands import run
 from perl.errors import EXIT_USER_MISTAKE, RecipeError
 from perl.recipe import load_recipe
-from perl.recipe.places import place_hint, places_of
+from perl.recipe.places import place_hint
 from perl.rewards.resolve import reward_mistakes
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("learning_rate", "did you mean train.learning_rate?"),
-        ("learnin_rate", "did you mean train.learning_rate?"),
         ("--learning-rate", "did you mean train.learning_rate?"),
-        ("lr", "did you mean train.learning_rate?"),
         ("max_completion_length", "did you mean rollout.max_completion_length or eval.max_completion_length?"),
-        ("rank", "did you mean peft.rank?"),
         ("adapter", "did you mean peft.adapter or teacher.adapter?"),
         ("peft_rank", "did you mean peft.rank?"),
-        ("lora_alpha", "did you mean peft.alpha?"),
         ("max_new_tokens", "did you mean rollout.max_completion_length?"),
         ("--gpus", "did you mean engine.processes?"),
         ("trian", ""),
-        ("train", ""),
         ("zebra", ""),
     ],
 )
@@ -54,18 +48,13 @@ def test_in_a_file_and_on_the_command_line_the_section_is_named(tmp_path):
             "train.learnin_rate: 1e-5",
             "unknown section (dots are for the command line; in a file: train: {learning_rate: ...})",
         ),
-        ("peft.lr: 1e-5", "(dots are for the command line; in a file: train: {learning_rate: ...})"),
-        ("data.train.name: x", "(dots are for the command line; in a file: data: {train: {name: ...}})"),
         ("rewards.accuracy.weight: 1", "in a file: rewards: {accuracy: {weight: ...}})"),
-        ("data.eval.name: x", "(dots are for the command line; in a file: data: {eval: {name: ...}})"),
         ("data: {train.name: x}", "(dots are for the command line; in a file: data: {train: {name: ...}})"),
         ("lora: {rank: 4}", "lora: unknown section (did you mean peft?)"),
         ("model: sandbox:base", "must be a mapping, not 'sandbox:base' (model: {name: sandbox:base})"),
         ("peft: dora", "must be a mapping, not 'dora' (peft: {method: dora})"),
         ("data: my.jsonl", "must be a mapping, not 'my.jsonl' (data: {train: my.jsonl})"),
         ("gpus: 8", "gpus: unknown section (did you mean engine.processes?)"),
-        ("optim: {lr: 1e-5}", "optim: unknown section (did you mean train.learning_rate?)"),
-        ("peft: {lr: 1e-5}", "peft.lr: unknown key (did you mean train.learning_rate?)"),
         ("train: {rank: 4}", "train.rank: unknown key (did you mean peft.rank?)"),
         ("train: {learnin_rate: 1}", "train.learnin_rate: unknown key (did you mean learning_rate?)"),
         ("model: {load_in_4bit: true}", "model.load_in_4bit: unknown key (did you mean model.quantization?)"),
@@ -80,7 +69,7 @@ def test_a_slip_is_answered_with_the_right_key(tmp_path, written, said):
     assert said in line
 
 
-@pytest.mark.parametrize("command", [["train", "quickstart"], ["plan", "quickstart"], ["eval"]])
+@pytest.mark.parametrize("command", [["train", "quickstart"], ["eval"]])
 def test_options_of_other_tools_for_gpus_are_answered_with_ours(capsys, command):
     assert run([*command, "--gpus", "8"], "perl") == EXIT_USER_MISTAKE
     assert "--processes N" in capsys.readouterr().err
@@ -90,16 +79,15 @@ def test_options_of_other_tools_for_gpus_are_answered_with_ours(capsys, command)
     assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--lr", "--learning-rate", "--learning_rate=1e-4"])
-@pytest.mark.parametrize("command", [("train",), ("plan",), ("doctor",)])
+@pytest.mark.parametrize(("command", "option"), [("train", "--lr"), ("plan", "--learning_rate=1e-4")])
 def test_as_an_option_too(capsys, command, option):
-    assert run([*command, "quickstart", option, "1e-4"], "perl") == EXIT_USER_MISTAKE
+    assert run([command, "quickstart", option, "1e-4"], "perl") == EXIT_USER_MISTAKE
     assert "settings stand after the recipe, train.learning_rate=VALUE" in capsys.readouterr().err
-    assert run([*command, "quickstart", "--zebra"], "perl") == EXIT_USER_MISTAKE
+    assert run([command, "quickstart", "--zebra"], "perl") == EXIT_USER_MISTAKE
     assert "stand after" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "gpu", "mps"])
+@pytest.mark.parametrize("device", ["cuda:1", "gpu"])
 def test_a_gpu_by_name_is_answered_with_how_one_is_chosen(device):
     with pytest.raises(RecipeError) as found:
         load_recipe("quickstart", [f"engine.device={device}"])
@@ -126,18 +114,10 @@ def test_a_module_beside_the_recipe_is_found_from_another_folder_and_hides_none(
     sys.modules.pop("beside_the_recipe")
 
 
-def test_places_are_those_of_settings_that_a_recipe_takes():
-    for name in ("push_to_hub", "peft_rank", "rollout_backend"):
-        assert all("train." not in place for place in places_of(name))
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
         ("gpus", "gpus_each"),
-        ("number", "count"),
-        ("pyhton", "python"),
-        ("replicas", "count"),
         ("gpu_each", "gpus_each"),
     ],
 )

@@ -71,11 +71,3 @@ def test_a_word_in_braces_that_is_meant_for_another_is_one_line():
     theirs += ["{{question}}", "{x}", '{"answer": 1}', "{}", "{step_1}"]
     for text in [*theirs, "{answer}", "x{prompt} {other}"]:
         assert load_recipe({"teacher": {"hint": text}}).teacher.hint == text
-
-
-def test_a_teacher_is_shown_in_one_line_without_what_the_recipe_holds():
-    every = TeacherSection(adapter="secret/place", hint="a\nb", system_prompt="s", weight=0.5, top_k=20)
-    assert (
-        every.shown == "the base with another adapter, a hint, a system prompt; KL over the 20 likeliest tokens x 0.5"
-    )
-    assert TeacherSection(hint="h").shown == "the base with a hint; KL over the vocabulary x 1"

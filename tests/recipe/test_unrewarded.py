@@ -32,8 +32,6 @@ def test_rewards_that_all_weigh_nothing_need_a_teacher():
     ("field", "value"),
     [
         ("epsilon", 0.3),
-        ("epsilon_high", 0.28),
-        ("delta", 3.0),
         ("scale_rewards", "none"),
         ("advantage_estimator", "rloo"),
         ("multi_objective_aggregation", "normalize_then_sum"),
@@ -121,8 +119,3 @@ def test_another_estimator_of_a_penalty_in_the_reward_changes_nothing():
     for train in ({"kl_estimator": "k1"}, {"kl_estimator": "k3", "kl_in_reward": False}):
         load_recipe({"algorithm": "rloo", "train": train})
     load_recipe({"algorithm": "ppo", "train": {"beta": 0.1, "kl_in_reward": True, "kl_estimator": "k1"}})
-
-
-def test_a_text_that_yaml_takes_for_a_mapping_is_told_apart():
-    assert "text with a brace at its begin or a colon needs quotes" in refused({}, ["teacher.hint={prompt}"])
-    assert load_recipe({}, ['teacher.hint="{prompt}!"']).teacher.hint == "{prompt}!"

@@ -43,18 +43,6 @@ def swallows():
         return "made up"
 
 
-def own_alarm():
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.alarm(1000)
-    signal.alarm(0)
-    return "its own alarm"
-
-
-def open_files():
-    command = [sys.executable, "-c", "import os; print(sorted(os.listdir('/dev/fd')))"]
-    return subprocess.run(command, capture_output=True, text=True, close_fds=False).stdout
-
-
 def leave_a_process():
     return subprocess.Popen(["sleep", "1000"]).pid
 
@@ -97,7 +85,6 @@ def own_error(error):
 
 ACTIONS = {
     "sleep": lambda: time.sleep(10**6),
-    "nap": lambda: time.sleep(2.5),  # longer than between two looks for the parent
     "loop": loop,
     "power": lambda: 5**5**5**5,
     "call": one_long_call,
@@ -105,7 +92,6 @@ ACTIONS = {
     "interrupted": lambda: signal.raise_signal(signal.SIGVTALRM),
     "swallows": swallows,
     "timer": lambda: signal.raise_signal(signal.SIGALRM),
-    "alarm": own_alarm,
     "exit": lambda: os._exit(3),
     "system exit": lambda: sys.exit(4),
     "segfault": lambda: ctypes.string_at(0),
@@ -118,7 +104,6 @@ ACTIONS = {
     "interrupt": lambda: own_error(KeyboardInterrupt()),
     "set": lambda: {1},
     "nested": nested,
-    "files": open_files,
     "child": leave_a_process,
     "child, sleep": leave_a_process_and_sleep,
     "child, exit": leave_a_process_and_die,

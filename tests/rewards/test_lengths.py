@@ -55,8 +55,8 @@ def test_what_cannot_be_judged_has_no_length_penalty_and_counts_neither_as_short
         assert all(abs(reward - value) <= 1e-15 for reward, value in pairs if value is not None)
 
 
-@pytest.mark.parametrize("values", [None, (-10, 0, 1, 2), (0, 0, 1, 1), (-1, 0.3, -0.2, 0.4)])
-@pytest.mark.parametrize("max_len", [1, 7, 100])
+@pytest.mark.parametrize("values", [None, (-10, 0, 1, 2), (-1, 0.3, -0.2, 0.4)])
+@pytest.mark.parametrize("max_len", [1, 100])
 def test_the_cosine_reward_has_the_papers_and_trls_numbers(values, max_len, monkeypatch):
     # TRL's verifier is another package, which is not what is compared: both schedules get the same verdicts.
     monkeypatch.setattr(trls, "accuracy_reward", accuracy_reward)
@@ -74,9 +74,7 @@ def test_the_cosine_reward_has_the_papers_and_trls_numbers(values, max_len, monk
         assert reward == (None if gold is None else pytest.approx(cosine_reward(length, max_len, *ends), abs=1e-12))
 
 
-@pytest.mark.parametrize(
-    ("longest", "cache"), [(100, 20), (100, 100), (100, 1), (100, 0), (1, 1), (1, 0), (7, 3), (20480, 4096)]
-)
+@pytest.mark.parametrize(("longest", "cache"), [(100, 20), (100, 100), (100, 0), (1, 1), (20480, 4096)])
 def test_the_overlong_punishment_is_dapos_at_every_length(longest, cache):
     lengths = range(0, longest + 3, max(1, longest // 500))
     rewards = soft_overlong_reward(tokens(*lengths), max_completion_len=longest, soft_punish_cache=cache)
@@ -94,32 +92,12 @@ def test_the_punishment_grows_over_a_fifth_of_the_longest_completion_unless_told
 COUNT = "must be a whole number of at least"
 ORDER = "must be a number of at most"
 MEANINGLESS = [
-    *[(cosine_length_reward, {"max_len": length}, f"max_len {COUNT} 1") for length in (0, -1, 2.5, "100", None, True)],
-    *[
-        (cosine_length_reward, {"max_len": 10, **values}, f"min_value_{kind} {ORDER} max_value_{kind}")
-        for kind, values in (
-            ("wrong", {"min_value_wrong": -0.4}),
-            ("wrong", {"max_value_wrong": -1.1}),
-            ("correct", {"min_value_correct": 1.5}),
-            ("correct", {"max_value_correct": 0.4}),
-            ("wrong", {"min_value_wrong": math.nan}),
-            ("correct", {"max_value_correct": math.inf}),
-            ("correct", {"max_value_correct": "1"}),
-            ("wrong", {"min_value_wrong": None}),
-        )
-    ],
-    *[
-        (soft_overlong_reward, {"max_completion_len": longest, "soft_punish_cache": cache}, words)
-        for longest, cache, words in (
-            (0, 0, f"max_completion_len {COUNT} 1"),
-            (-5, 0, f"max_completion_len {COUNT} 1"),
-            (1e3, 10, f"max_completion_len {COUNT} 1"),
-            (100, -1, f"soft_punish_cache {COUNT} 0"),
-            (100, 0.5, f"soft_punish_cache {COUNT} 0"),
-            (100, "20", f"soft_punish_cache {COUNT} 0"),
-            (100, 101, f"soft_punish_cache {ORDER} max_completion_len, not 101 beside 100"),
-        )
-    ],
+    *[(cosine_length_reward, {"max_len": length}, f"max_len {COUNT} 1") for length in (0, 2.5, True)],
+    (cosine_length_reward, {"max_len": 10, "min_value_wrong": -0.4}, f"min_value_wrong {ORDER} max_value_wrong"),
+    (cosine_length_reward, {"max_len": 10, "max_value_correct": math.inf}, f"value_correct {ORDER} max_value_correct"),
+    (soft_overlong_reward, {"max_completion_len": 0, "soft_punish_cache": 0}, f"max_completion_len {COUNT} 1"),
+    (soft_overlong_reward, {"max_completion_len": 100, "soft_punish_cache": "20"}, f"soft_punish_cache {COUNT} 0"),
+    (soft_overlong_reward, {"max_completion_len": 100, "soft_punish_cache": 101}, f"{ORDER} max_completion_len"),
 ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.rewards.workers.pool import Outcome, WorkerPool, WorkerStartError
+from perl.rewards.workers.pool import WorkerPool, WorkerStartError
 from tests.rewards.pool_work import values
 
 if os.name != "posix":
@@ -70,12 +70,6 @@ def test_a_signal_of_the_workers_own_timers_is_a_timeout(pool_of, action, error,
     assert overran.error.startswith(error)
     assert pool.killed == killed
     assert (first.value != again.value) == bool(killed)
-
-
-def test_a_function_with_an_alarm_of_its_own_does_not_lift_the_limit(pool_of):
-    first, second = pool_of("act", workers=1).map(["alarm", "sleep"], timeout_seconds=3.0)
-    assert first == Outcome("done", "its own alarm", seconds=first.seconds)
-    assert second.status == "timeout"
 
 
 def test_a_crash_costs_the_item_that_caused_it(pool_of):
@@ -149,9 +143,7 @@ def test_an_item_that_is_no_json_is_the_callers_mistake(pool_of):
     ("text", "target", "words"),
     [
         ("", "no_such_module_at_all:f", "ModuleNotFoundError: No module named 'no_such_module_at_all'"),
-        ("", "broken:f", "AttributeError: module 'broken' has no attribute 'f'"),
         ("f = 3", "broken:f", "TypeError: broken:f cannot be called"),
-        ("raise ValueError('not today')", "broken:f", "ValueError: not today"),
         ("import sys; sys.exit(2)", "broken:f", "SystemExit: 2"),
         ("import os; os._exit(5)", "broken:f", "ended with exit code 5"),
     ],
@@ -165,13 +157,6 @@ def test_a_worker_that_cannot_start_is_an_error_and_no_outcome(text, target, wor
         assert words in str(caught.value)
         assert target in str(caught.value)
     assert pool.map([]) == []
-
-
-def test_an_import_that_never_ends_is_an_error(monkeypatch):
-    Path("endless.py").write_text("import time\ntime.sleep(10**6)\n", encoding="utf-8")
-    monkeypatch.setattr("perl.rewards.workers.pool.START_SECONDS", 0.5)
-    with pytest.raises(WorkerStartError, match="not ready"):
-        WorkerPool("endless:f").map([1])
 
 
 def test_the_time_of_imports_is_not_the_items():

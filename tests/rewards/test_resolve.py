@@ -11,7 +11,7 @@ import pytest
 from perl.errors import RecipeError
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import RewardSetting
-from perl.rewards import NAMED_REWARDS, accuracy_reward, reward_mistakes
+from perl.rewards import NAMED_REWARDS, reward_mistakes
 from perl.rewards import resolve_rewards as resolve
 from perl.rewards.verifier import Judging
 from tests.oracles.reward_formulas import cosine_reward, dapo_overlong, kimi_length_penalties, repeated_share
@@ -215,13 +215,11 @@ def test_a_custom_reward_gets_columns_by_their_own_names_and_the_gold_answer_as_
 @pytest.mark.parametrize(
     ("name", "asynchronous", "values"),
     [
-        ("own_rewards:length", False, [1.0, 2.0]),
         ("own_package.deep.scores:length", False, [1.0, 2.0]),
         ("own_rewards:judge", False, [7.0, 7.0]),
-        ("own_rewards:slow", True, [10.0, 10.0]),
         ("own_rewards:later", True, [8.0, 8.0]),
     ],
-    ids=["function", "package", "object", "coroutine", "asynchronous object"],
+    ids=["package", "object", "asynchronous object"],
 )
 def test_whatever_can_be_called_is_found_and_what_is_async_stays_so(name, asynchronous, values):
     Path("own_package/deep").mkdir(parents=True)
@@ -273,43 +271,22 @@ def test_rewards_have_the_recipes_order_and_weights_and_names_of_their_own_in_th
     assert names[::2] == ["format", "accuracy", "process_reward"]
 
 
-def test_a_resolved_function_still_shows_its_arguments_and_what_it_is():
-    (reward,) = resolve_rewards(settings(**{"own_rewards:length": 1}))
-    assert list(inspect.signature(reward.function).parameters) == ["completions", "limit", "scale", "_"]
-    (named,) = resolve_rewards(settings(accuracy=1))
-    assert inspect.unwrap(named.function) is accuracy_reward
-    assert accuracy_reward.__name__ == "accuracy_reward"
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("acuracy", ["no reward 'acuracy'", "did you mean accuracy?", "package.module:function"]),
-        ("zzz", ["no reward 'zzz'", "accuracy", "format", "process_reward", "package.module:function"]),
         ("code", ["no reward 'code'", "sandbox", "package.module:function"]),
         ("own_rewards.length", ["no reward 'own_rewards.length'", "package.module:function"]),
         ("own_rewads:length", ["cannot import own_rewads", "current folder"]),
         ("own_rewards:lenght", ["own_rewards has no function 'lenght'", "did you mean length?"]),
         ("own_rewards:constant", ["own_rewards has no function 'constant'"]),
-        ("own_rewards:", ["own_rewards has no function ''"]),
-        (":length", ["cannot import"]),
-        (".own_rewards:length", ["cannot import .own_rewards"]),
         ("own_rewards.deeper:length", ["cannot import own_rewards.deeper"]),
         ("math:hypot", ["no signature"]),
-        *[
-            (f"broken_{kind}:f", [f"cannot import broken_{kind}: "])
-            for kind in ("import", "syntax", "number", "message", "exit")
-        ],
+        *[(f"broken_{kind}:f", [f"cannot import broken_{kind}: "]) for kind in ("import", "exit")],
     ],
 )
 def test_a_name_that_is_not_found_is_one_mistake(name, words):
-    for kind, text in (
-        ("import", "import no_such_package_at_all"),
-        ("syntax", "def f(:"),
-        ("number", "1 / 0"),
-        ("message", "raise ValueError('not today')"),
-        ("exit", "import sys; sys.exit('bye')"),
-    ):
+    for kind, text in (("import", "import no_such_package_at_all"), ("exit", "import sys; sys.exit('bye')")):
         Path(f"broken_{kind}.py").write_text(f"{text}\n", encoding="utf-8")
     ((path, mistake),) = mistakes({"accuracy": 1, name: 1})
     assert path == f"rewards.{name}"
@@ -323,29 +300,17 @@ WRONG_SETTINGS = [  # name, setting, key below the name -> what is said about it
     ("soft_overlong", 1, {}),
     ("soft_overlong", {"args": {"soft_punish_cache": 600}}, {".args": ["soft_overlong: "]}),
     ("cosine_length", {"args": {"max_len": 0}}, {".args": ["max_len"]}),
-    ("cosine_length", {"args": {"workers": 1.5}}, {".args": ["workers must be a whole number"]}),
-    ("repetition_penalty", {"args": {"ngram_size": 0}}, {".args": ["ngram_size"]}),
     ("format", {"args": {"style": "boxd"}}, {".args": ["boxed"]}),
     ("format", {"args": {"strict": True}}, {".args.strict": ["format has no argument 'strict'"]}),
     ("format", {"max_failures": 2}, {".max_failures": ["custom rewards", "leave it out"]}),
-    ("accuracy", {"args": {"timeout_seconds": 0}}, {".args": ["timeout_seconds"]}),
     ("accuracy", {"args": {"timeout_seconds": math.inf}}, {".args": ["timeout_seconds", "up to a day"]}),
-    ("accuracy", {"args": {"timeout_seconds": True}}, {".args": ["timeout_seconds", "up to a day"]}),
-    ("accuracy", {"args": {"workers": 0}}, {".args": ["workers"]}),
     ("accuracy", {"args": {"workers": "2"}}, {".args": ["workers must be a whole number"]}),
     ("accuracy", {"args": {"solution": "4"}}, {".args.solution": ["is a column", "columns: {solution: NAME}"]}),
     ("accuracy", {"columns": {"solutoin": "gold"}}, {".columns.solutoin": ["did you mean solution?"]}),
     ("accuracy", {"workers": 2}, {".workers": ["custom rewards", "args: {workers: ...}"]}),
     ("process_reward", 1, {".args": ["model is required"]}),
-    (
-        "process_reward",
-        {"args": {**OF_MODEL, "agregation": "min"}},
-        {".args.agregation": ["did you mean aggregation?"]},
-    ),
     ("process_reward", {"args": {**OF_MODEL, "aggregation": "max"}}, {".args.aggregation": ["must be one of min"]}),
-    ("process_reward", {"args": {**OF_MODEL, "device": "meta"}}, {".args.device": ["no device"]}),
     ("process_reward", {"args": OF_MODEL, "columns": {"prompts": "q"}}, {".columns": ["takes no columns"]}),
-    ("own_rewards:length", {"columns": {"limt": "most"}}, {".columns.limt": ["did you mean limit?"]}),
     (
         "own_rewards:length",
         {"args": {"limt": 3, "scale": 1, "colour": 2}},
@@ -356,15 +321,6 @@ WRONG_SETTINGS = [  # name, setting, key below the name -> what is said about it
     ("own_rewards:slow", 0, {}),
     ("accuracy", 1, {}),
 ]
-
-
-def test_an_argument_without_a_default_is_asked_for(monkeypatch):
-    def needy(completions, *, bound, **_):
-        return [float(len(text) < bound) for text in completions]
-
-    monkeypatch.setattr("perl.rewards.resolve.NAMED_REWARDS", {**NAMED_REWARDS, "needy": needy})
-    assert mistakes({"needy": 1}) == [("rewards.needy", "needy needs the argument bound (args: {bound: ...})")]
-    assert mistakes({"needy": {"args": {"bound": 3}}}) == []
 
 
 @pytest.mark.parametrize(("name", "setting", "expected"), WRONG_SETTINGS)

@@ -100,8 +100,7 @@ def test_the_chat_template_marks_each_role_with_one_token_and_generation_ends_an
     assert tokenizer.padding_side == "left"
 
 
-@pytest.mark.parametrize("task", ["addition", "multiplication", "chain"])
-@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(("task", "chat"), [("addition", True), ("chain", False)])
 def test_it_derives_sometimes_and_guesses_sometimes_and_deriving_is_better(base, tokenizer, task, chat):
     problems = load_problems(f"sandbox:{task}", "heldout")[:96]
     rows = [

@@ -70,6 +70,7 @@ def pairs():
     return [pair for pair in dict.fromkeys(pairs) if max(map(len, pair)) < 500]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not (NEWEST / "math_verify").is_dir(), reason="no newest math-verify in .venv/newest-math-verify")
 def test_both_ends_of_the_supported_range_of_math_verify_give_the_same_verdicts(pairs):
     (tested, _), tested_file, tested_statuses = judged(pairs)
@@ -89,6 +90,7 @@ def test_both_ends_of_the_supported_range_of_math_verify_give_the_same_verdicts(
     assert sum(not is_plain(gold) for gold, _ in pairs) > 250  # of the tables alone, without public data
 
 
+@pytest.mark.nightly
 def test_the_tables_hold_without_worker_processes():
     for kind, (same, other) in CASES.items():
         assert {judge(pair) for pair in same} == {"right"}, kind
@@ -96,18 +98,18 @@ def test_the_tables_hold_without_worker_processes():
 
 
 def test_what_sympy_rewrites_is_the_same_and_what_has_a_term_more_is_not():
-    pairs = list(rewritten_pairs(60, seed=3))
+    pairs = list(rewritten_pairs(20, seed=3))
     statuses = [judge((gold, answer)) for gold, answer, _ in pairs]
     wrong = [
         (*pair, status) for pair, status in zip(pairs, statuses, strict=True) if status != ["wrong", "right"][pair[2]]
     ]
     assert wrong == []
-    assert 15 < sum(same for *_, same in pairs) < 45
+    assert 3 < sum(same for *_, same in pairs) < 17
 
 
 def test_a_formula_that_is_read_has_pythons_value_at_points_of_the_tests_own():
     draw = random.Random(0)
-    formulas = [random_formula(draw, depth=3) for _ in range(60)]
+    formulas = [random_formula(draw, depth=3) for _ in range(20)]
     for text, compute in formulas:
         for point in (1.7, -0.3):
             found = sympy.sympify(read(text))
