@@ -10,7 +10,6 @@ from peft import BOFTConfig, PeftModel, get_peft_model
 from peft.tuners.boft import layer as boft_layer
 from transformers import AutoModelForCausalLM
 
-from perl.methods.butterflies import BlockDiagonal
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import reload_difference, write_adapter
@@ -61,16 +60,6 @@ def gradients(policy):
     logits = policy(input_ids=ids).logits
     (logits**2).mean().backward()
     return logits.detach(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_blocks_and_their_gradient_are_those_of_torch_bit_for_bit(dtype):
-    blocks_NDHH = torch.randn(3, 5, 4, 4, dtype=dtype)
-    (ours,) = BlockDiagonal.forward(blocks_NDHH)
-    assert torch.equal(ours, torch.stack([torch.block_diag(*blocks) for blocks in blocks_NDHH]))
-    grad = torch.randn(20, 20, 3, dtype=dtype).permute(2, 0, 1)  # as from a product, not contiguous
-    expected = torch.stack([grad[:, 4 * i : 4 * i + 4, 4 * i : 4 * i + 4] for i in range(5)], dim=1)
-    assert torch.equal(BlockDiagonal.backward(grad, blocks_NDHH)[0], expected)
 
 
 @pytest.mark.filterwarnings("ignore:Failed to load the CUDA extension", "ignore:Setting boft_n_butterfly")

@@ -67,26 +67,6 @@ def test_columns_are_an_orthonormal_basis_of_the_first_columns_of_the_matrix(sha
     torch.testing.assert_close(R, Q.T @ weight, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_result_does_not_depend_on_the_number_of_threads_which_stays_what_it_was(threads):
-    weights = {str(i): (torch.randn(40, 30), 4) for i in range(6)}
-    torch.set_num_threads(threads)
-    same(decompose(weights, first_triples), {name: first_triples(w, rank) for name, (w, rank) in weights.items()})
-    assert torch.get_num_threads() == threads
-    with pytest.raises(torch.linalg.LinAlgError):
-        decompose({"w": (torch.full((6, 5), torch.nan), 2)}, first_triples)
-    assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_factors_are_float32_and_the_weight_is_only_read(dtype):
-    weight = torch.randn(LARGE).to(dtype)
-    before = weight.clone()
-    results = decompose({"w": (weight, 2)}, Counting())
-    assert all(t.dtype == torch.float32 for t in results["w"].values())
-    assert torch.equal(weight, before)
-
-
 def test_a_second_call_gives_the_same_bytes_without_decomposing_again(cache):
     counting, weights = Counting(), {str(i): (torch.randn(LARGE), 3) for i in range(2)}
     first = decompose(weights, counting)

@@ -5,7 +5,6 @@ question -> answer, derivation
 
 import itertools
 import re
-from fractions import Fraction
 
 # The secret code read digit by digit: the letters that each digit stands for.
 CODE = {
@@ -43,15 +42,3 @@ def derivation_of(task: str, question: str) -> str:
         steps.append(f"{x}{symbol}{y}+{carry}={result}")
         carry = result // 10
     return " ".join(steps)
-
-
-def share_without_carry() -> Fraction:
-    """Of all pairs of two numbers from 10 to 999 those that are added without a carry, counted digit by digit."""
-    free = 0
-    for a in range(10, 1000):
-        units, tens, hundreds = a % 10, a // 10 % 10, a // 100
-        below_hundred = (10 - units) * (10 - tens)  # second numbers of at most two digits, those below 10 included
-        below_hundred -= 10 - units  # 0 to 9, which are not drawn
-        from_hundred = (10 - units) * (10 - tens) * max(0, 9 - hundreds)
-        free += below_hundred + from_hundred
-    return Fraction(free, 990 * 990)

@@ -20,7 +20,7 @@ from transformers import (
 from trl.trainer.utils import add_fused_lm_head
 
 import perl.packing.head
-from perl.packing.head import LogitSettings, add_scored_forward, head_bytes, head_log_probs, logit_settings, tile_rows
+from perl.packing.head import LogitSettings, add_scored_forward, head_bytes, head_log_probs, logit_settings
 from perl.packing.rows import Row, Scored, pad_right
 
 VOCABULARY, WIDTH = 97, 12
@@ -137,27 +137,6 @@ def test_a_head_that_trains_and_an_entropy_with_a_gradient_are_not_fused():
         tensors = problem(dtype=torch.float32, trains=trains)[:4]
         log_probs, _ = head_log_probs(*tensors, LogitSettings(), entropy=entropy, fused=True)
         assert type(log_probs.grad_fn).__name__ == "ChunkedLogProbFunctionBackward"
-
-
-GIB = 2**30
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "memory", "rows"),
-    [
-        (8192, None, 256),
-        (151936, None, 64),
-        (151936, 80 * GIB, 384),  # 233 MB of logits
-        (151936, 16 * GIB, 64),
-        (32000, 80 * GIB, 2048),
-        (32000, 16 * GIB, 512),
-        (2**20, 16 * GIB, 64),
-    ],
-)
-def test_a_tile_is_as_large_as_the_cache_or_a_small_part_of_an_accelerator(vocabulary, memory, rows):
-    assert tile_rows(vocabulary, memory) == rows
-    if memory is not None and rows > 64:
-        assert 4 * rows * vocabulary <= min(2**28, memory / 256) < 4 * (rows + 64) * vocabulary
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)

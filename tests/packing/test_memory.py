@@ -1,7 +1,5 @@
 """What autograd keeps, counted by hand on a small module; how it grows; what is planned from it."""
 
-import contextlib
-
 import pytest
 import torch
 import trl.kernels.chunked_logprob
@@ -25,7 +23,6 @@ from perl.packing.memory import (
     plan_memory,
 )
 from perl.packing.rows import Row
-from perl.rollouts.vllm.in_process import InProcessEngine
 from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
 
 GIGA = 2**30
@@ -243,71 +240,11 @@ def test_the_tile_of_logits_is_as_large_as_the_kernels(monkeypatch):
     assert live.largest == tile_bytes(200, torch.float32) == 32 * 64 * 4
 
 
-class Device:
-    """A GPU that torch's allocator and vLLM share, in GiB; what does not fit raises, as there."""
-
-    def __init__(self, monkeypatch, total=80.0, base=3.0, engine=6.0, cache=26.0):
-        self.total, self.allocated, self.reserved = total, base, base
-        self.engine, self.cache, self.mapped = engine, cache, cache
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(self.free * GIGA), int(total * GIGA)))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(self.reserved * GIGA))
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: int(self.allocated * GIGA))
-        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty_cache)
-
-    @property
-    def free(self) -> float:
-        return self.total - self.reserved - self.engine - self.mapped
-
-    def empty_cache(self):
-        self.reserved = self.allocated
-
-    def run_pass(self, size: float):
-        """A pass whose activations torch's allocator keeps when it is over."""
-        more = self.allocated + size - self.reserved
-        if more > self.free:
-            raise torch.OutOfMemoryError(f"{more} GiB more")
-        self.reserved += max(more, 0.0)
-
-    def sleep(self, level):
-        assert level == 0
-
-    def release_kv_cache_memory(self):
-        self.mapped = 0.0
-
-    def wake_up(self, tags):
-        assert tags == ["kv_cache"]
-        if self.cache > self.free:
-            raise torch.OutOfMemoryError(f"{self.cache} GiB, {self.free} are left")
-        self.mapped = self.cache
-
-
-def engine_on(device: Device) -> InProcessEngine:
-    """The part of the engine that sleeps and wakes, without vLLM."""
-    engine = InProcessEngine.__new__(InProcessEngine)
-    engine._llm, engine._sleeps, engine._asleep, engine._released = device, True, False, 0
-    engine._settings = []
-    engine._settle = lambda: None
-    engine._as_vllm = contextlib.nullcontext
-    return engine
-
-
-@pytest.mark.parametrize("sleeps", [True, False])
-def test_memory_is_planned_alike_while_an_engine_sleeps_and_while_it_is_awake(monkeypatch, sleeps):
-    """One that never sleeps holds its cache, and nothing is counted twice."""
-    device = Device(monkeypatch)
-    engine = engine_on(device)
-    engine._sleeps = sleeps
-    awake = free_bytes(engine.asleep_bytes)
-    assert awake == (device.total - device.allocated - device.engine - device.cache) * GIGA
-    released = device.cache * GIGA if sleeps else 0
-    for _ in range(2):  # asleep already: what was released is remembered
-        engine.sleep()
-        assert engine.asleep_bytes == released
-        assert free_bytes(engine.asleep_bytes) == awake
-    device.run_pass(20.0)  # kept by the allocator, and used again by the next pass
-    assert free_bytes(engine.asleep_bytes) == awake
-    if sleeps:
-        engine._wake()
-    assert engine.asleep_bytes == 0
-    assert free_bytes(engine.asleep_bytes) == awake
+def test_what_an_engine_releases_while_it_sleeps_is_not_free_and_what_the_allocator_keeps_is(monkeypatch):
+    total, reserved, allocated, cache = 80 * GIGA, 20 * GIGA, 3 * GIGA, 26 * GIGA
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (total - reserved, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated)
+    assert free_bytes(0) == total - allocated
+    assert free_bytes(cache) == total - allocated - cache

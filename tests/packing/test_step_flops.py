@@ -74,13 +74,3 @@ def test_a_reference_adds_a_forward_pass_of_the_base():
     size, group = step_flops.model_size(model, RANK), step_flops.Group(PROMPT, (COMPLETION,))
     without = step_flops.ideal_flops(size, [group], with_reference=False)
     assert step_flops.ideal_flops(size, [group], with_reference=True) - without == executed.get_total_flops()
-
-
-def test_a_shared_prompt_is_counted_once_and_dead_groups_only_with_a_reference():
-    size = step_flops.ModelSize(block=1, adapter=0, to_embeddings=0, head=0, attention=0)
-    groups = [step_flops.Group(10, (3, 4)), step_flops.Group(100, (5,), live=False)]
-    assert step_flops.ideal_flops(size, groups, with_reference=False) == 4 * (10 + 3 + 4)
-    assert step_flops.ideal_flops(size, groups, with_reference=True) == 6 * (10 + 3 + 4 + 100 + 5)
-    only_attention = step_flops.ModelSize(block=0, adapter=0, to_embeddings=0, head=0, attention=1)
-    pairs = 10 * 11 // 2 + (11 + 12 + 13) + (11 + 12 + 13 + 14)
-    assert step_flops.ideal_flops(only_attention, groups[:1], with_reference=False) == 12 * pairs

@@ -12,6 +12,7 @@ from peft import LoraConfig, PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
+from perl.cli.commands import run
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
@@ -330,13 +331,16 @@ def test_an_adapter_of_another_base_or_with_non_finite_numbers_is_refused():
     assert sorted(path.name for path in Path().iterdir()) == ["adapter", "tiny"]
 
 
-def test_the_command_writes_what_it_says_or_refuses_with_a_line(perl_command):
+def test_the_command_writes_what_it_says_or_refuses_with_a_line(capsys):
     policy = policy_of("pissa")
-    done = perl_command("export", saved(policy, "someone/else"), "--as", "lora", "--base", "sandbox:base", "-o", "mine")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        run(["export", saved(policy, "someone/else"), "--as", "lora", "--base", "sandbox:base", "-o", "mine"], "perl")
+        == 0
+    )
     said = r"lora     mine  \(rank up to 8, log-probabilities differ by at most \d\.\de[-+]\d\d nats\)\n"
-    assert re.fullmatch(said, done.stdout)
+    assert re.fullmatch(said, capsys.readouterr().out)
     same(PeftModel.from_pretrained(base(), "mine"), policy)
-    done = perl_command("export", saved(policy_of("dora")), "--as", "lora")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "the update of dora has no low rank" in done.stderr
+    assert run(["export", saved(policy_of("dora")), "--as", "lora"], "perl") == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "the update of dora has no low rank" in said.err

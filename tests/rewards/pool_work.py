@@ -25,22 +25,9 @@ def environment(_):
     return [*(os.environ[name] for name in names), os.getcwd(), sys.stdin.read()]
 
 
-def noisy(item):
-    print("a line of the function")
-    os.write(1, b"bytes of the function\\n")
-    return item
-
-
 class Unprintable(Exception):
     def __str__(self):
         raise ValueError
-
-
-def swallows():
-    try:
-        signal.raise_signal(signal.SIGVTALRM)
-    except BaseException:
-        return "made up"
 
 
 def leave_a_process():
@@ -89,9 +76,6 @@ ACTIONS = {
     "power": lambda: 5**5**5**5,
     "call": one_long_call,
     "unlimited": without_limits_of_its_own,
-    "interrupted": lambda: signal.raise_signal(signal.SIGVTALRM),
-    "swallows": swallows,
-    "timer": lambda: signal.raise_signal(signal.SIGALRM),
     "exit": lambda: os._exit(3),
     "system exit": lambda: sys.exit(4),
     "segfault": lambda: ctypes.string_at(0),

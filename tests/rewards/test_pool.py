@@ -34,14 +34,6 @@ def test_a_worker_sees_the_parents_environment_but_no_gpu(pool_of, monkeypatch, 
     assert seen == ["1", "", "here", str(tmp_path.resolve()), ""]
 
 
-def test_what_a_function_prints_goes_to_stderr_and_neither_into_its_result_nor_among_ours(pool_of, capfd):
-    assert values(pool_of("noisy").map([1, 2, 3])) == [1, 2, 3]
-    output, errors = capfd.readouterr()
-    # Line ends are written by themselves, so that those of several processes may meet.
-    assert errors.count("a line of the function") == errors.count("bytes of the function") == 3
-    assert output == ""
-
-
 def test_what_never_ends_is_ended_and_the_others_are_not(pool_of):
     endless = ["sleep", "loop", "power", "call", "unlimited"]
     pool = pool_of("act", workers=5)
@@ -52,24 +44,6 @@ def test_what_never_ends_is_ended_and_the_others_are_not(pool_of):
     overran = [outcome for outcome in outcomes.values() if outcome.status == "timeout"]
     assert all(outcome.value is None and outcome.error and outcome.seconds > 0 for outcome in overran)
     assert {outcome.status for outcome in outcomes.values()} == {"done", "timeout"}
-
-
-@pytest.mark.parametrize(
-    ("action", "error", "killed"),
-    [
-        ("timer", "the worker was ended by SIGALRM", 1),
-        ("interrupted", "interrupted after", 0),
-        ("swallows", "interrupted after", 0),
-    ],
-)
-def test_a_signal_of_the_workers_own_timers_is_a_timeout(pool_of, action, error, killed):
-    """The real timer's, where the parent is too late, and the CPU timer's, which spares the worker; without a wait."""
-    pool = pool_of("act", workers=1)
-    first, overran, again = pool.map(["pid", action, "pid"])
-    assert (overran.status, overran.value) == ("timeout", None)
-    assert overran.error.startswith(error)
-    assert pool.killed == killed
-    assert (first.value != again.value) == bool(killed)
 
 
 def test_a_crash_costs_the_item_that_caused_it(pool_of):
@@ -130,13 +104,6 @@ def test_whatever_json_holds_arrives_however_long(pool_of):
     *found, nan = values(pool_of("double").map([*items, math.nan]))
     assert found == [2 * item for item in items]
     assert math.isnan(nan)
-
-
-def test_an_item_that_is_no_json_is_the_callers_mistake(pool_of):
-    pool = pool_of("double")
-    with pytest.raises(TypeError, match="item 1 is not a JSON value"):
-        pool.map([1, lambda: 1, 3])
-    assert values(pool.map([1, 2, 3])) == [2, 4, 6]
 
 
 @pytest.mark.parametrize(

@@ -12,27 +12,14 @@ from perl.rewards.verifier.comparison import is_plain
 
 PUBLIC_DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
-NOT_ANNOUNCED = "the answer is neither boxed nor announced"
 # Cases of tier core in which this verifier says something else, and why.
-DISAGREEMENTS = {
-    "vc-0084": NOT_ANNOUNCED,
-    "vc-0087": NOT_ANNOUNCED,
-    "vc-0113": NOT_ANNOUNCED,
-    "vc-0114": NOT_ANNOUNCED,
-    "vc-0115": NOT_ANNOUNCED,
-    "vc-0135": NOT_ANNOUNCED,
-    "vc-0136": NOT_ANNOUNCED,
-    "vc-0137": NOT_ANNOUNCED,
-    "vc-0286": f"{NOT_ANNOUNCED} (Chinese)",
-    "vc-0291": f"{NOT_ANNOUNCED} (Chinese)",
-    "vc-0293": f"{NOT_ANNOUNCED} (Arabic)",
-    "vc-0294": f"{NOT_ANNOUNCED} (French)",
-    "vc-0296": f"{NOT_ANNOUNCED} (French)",
-    "vc-0298": f"{NOT_ANNOUNCED} (French)",
-    "vc-0301": f"{NOT_ANNOUNCED} (Chinese)",
-    "vc-0305": f"{NOT_ANNOUNCED} (Hindi)",
-    "vc-0604": f"{NOT_ANNOUNCED}; the completion is the gold answer itself",
-}
+DISAGREEMENTS = dict.fromkeys(
+    [
+        *("vc-0084", "vc-0087", "vc-0113", "vc-0114", "vc-0115", "vc-0135", "vc-0136", "vc-0137", "vc-0286", "vc-0291"),
+        *("vc-0293", "vc-0294", "vc-0296", "vc-0298", "vc-0301", "vc-0305", "vc-0604"),
+    ],
+    "the answer is neither boxed nor announced, or it is in another language than English",
+)
 # data set -> problems, gold answers that cannot be read, whether all are plain: numbers and words
 SETS = {
     "aime24": (30, 0, True),
