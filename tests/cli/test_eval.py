@@ -19,8 +19,8 @@ from tests.saved_adapters import save_adapter
 
 TASK = "sandbox:addition"
 # Many small batches, so that there is a middle.
-ASKED = ("--tasks", TASK, "--limit", "15", "--k", "2", "--max-new-tokens", "40", "--batch-size", "1", "--no-lighteval")
-TOTAL = 15 * 2
+ASKED = ("--tasks", TASK, "--limit", "8", "--k", "2", "--max-new-tokens", "24", "--batch-size", "1", "--no-lighteval")
+TOTAL = 8 * 2
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def assert_it_goes_on(saved: Path, output: Path, uninterrupted: Path) -> None:
     assert tasks_of(output) == tasks_of(uninterrupted)
 
 
-@pytest.mark.parametrize(("number", "after"), [(signal.SIGKILL, TOTAL + 6), (signal.SIGINT, 6)])
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGKILL, TOTAL + 3), (signal.SIGINT, 3)])
 def test_after_a_kill_or_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted, number, after):
     result = stopped(saved, tmp_path / "out", number, after)
     assert after <= len(whole_lines(tmp_path / "out")) < 2 * TOTAL

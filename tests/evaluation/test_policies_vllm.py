@@ -137,6 +137,7 @@ def give_away(url: str, folder: Path, noise: float, version: str) -> None:
     assert answer.is_success
 
 
+@pytest.mark.nightly
 def test_base_and_adapter_score_on_a_server_as_with_transformers_and_it_keeps_nothing(
     lone_server, adapter, tmp_path, by_transformers
 ):

@@ -16,6 +16,7 @@ from tests.launch.ray_runs import SERVER, WORKER, RayRun
 from tests.servers import ENVIRONMENT, absent
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.nightly
 
 STEPS = 8
 TWO = {
@@ -119,7 +120,6 @@ def test_a_killed_server_comes_back_and_every_token_is_the_policys(ray_run):
     assert not list(Path("/dev/shm").glob(f"perl-rl-{os.getuid()}-*/server-{killed}*"))  # noqa: S108
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(bool(absent()), reason=absent() or "")
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
 def test_servers_of_a_driver_that_ends_early_end_too(ray_run, signal_number):
@@ -137,7 +137,6 @@ def test_servers_of_a_driver_that_ends_early_end_too(ray_run, signal_number):
     assert not [folder for folder in folders if folder.exists()]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(ray_run, by_perl, tmp_path, stored):
     overrides = [f"engine.storage={tmp_path / 'storage'}"] if stored else []
@@ -152,7 +151,6 @@ def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(ray_run, by
     assert first.gone()
 
 
-@pytest.mark.nightly
 def test_a_signal_ends_the_run_after_a_step_with_a_checkpoint(ray_run, by_perl):
     first = ray_run(ON_RAY, "train.save_steps=100")
     first.until(lambda: first.steps() >= 1, "a step")
@@ -180,7 +178,6 @@ def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.nightly
 def test_a_node_that_is_to_go_brings_a_checkpoint_and_a_start_elsewhere(ray_run, three_nodes, tmp_path):
     """The notice comes four seconds before the node goes; no checkpoint is due but the one that it asks for."""
     from ray._raylet import GcsClient

@@ -152,7 +152,7 @@ def test_a_mistake_is_told_once_with_its_exit_code(tmp_path):
     output = tmp_path / "taken"
     output.mkdir()
     (output / "something").touch()
-    code, said = run([*BY_US, "-o", str(output)], tmp_path)
+    code, said = run_warm([*BY_US, "-o", str(output)], tmp_path)
     assert code == 2, said
     assert said.count("is not empty and holds no run") == 1
     assert said.count("error: ") == 1

@@ -1,15 +1,18 @@
 """Engines are told apart by what they can do."""
 
+import sys
 from typing import get_args
 
 import pytest
 
+from perl.errors import MissingExtraError, ModelError
 from perl.recipe.engines import ENGINES, OF_TRL, Backend, best_backend, capabilities
 from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import _OPENED
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
+from perl.sandbox import BASE_FOLDER
 
 CLASSES = {"transformers": TransformersEngine, "vllm": InProcessEngine, "vllm-server": ServerPool}
 SERVERS = {"vllm-server": ["http://localhost:8000"]}
@@ -52,3 +55,15 @@ def test_auto_is_the_servers_else_vllm_on_a_gpu_else_transformers(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: vllm_installed or None)
     assert best_backend(on_gpu=on_gpu, servers=servers) == expected
+
+
+def test_without_vllm_the_command_that_installs_it_is_named():
+    if "vllm" in sys.modules:
+        pytest.skip("this environment has vLLM")
+    with pytest.raises(MissingExtraError, match=r"pip install 'vllm>=0\.32,<0\.33'"):
+        InProcessEngine(str(BASE_FOLDER), max_lora_rank=8)
+
+
+def test_a_rank_that_no_slot_holds_is_refused_before_anything_is_loaded():
+    with pytest.raises(ModelError, match=r"rank 513.*at most 512"):
+        InProcessEngine(str(BASE_FOLDER), max_lora_rank=513)

@@ -6,7 +6,6 @@ The engine runs in the environment that has vLLM (``in_process.py``); its number
 import copy
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,17 @@ import torch
 from filelock import FileLock
 from peft import get_peft_model_state_dict
 
-from perl.errors import MissingExtraError, ModelError
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.sync import make_update
-from perl.rollouts.vllm.in_process import BASE, InProcessEngine
+from perl.rollouts.vllm.in_process import BASE
 from perl.sandbox import BASE_FOLDER
 from tests.oracles.sampling import likeliest_completion, plain_log_probs
 
+pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).with_name("in_process.py")
 TOLERANCE = 1e-3
 RANK, LENGTH, END = 4, 320, 1
@@ -229,7 +228,6 @@ def test_an_engine_that_refused_layers_it_does_not_have_and_slept_answers_with_t
     close_to_policy(found["adapters"]["rested"], policies["adapters"][-1], given)
 
 
-@pytest.mark.nightly
 def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, policies, tmp_path):
     python = python_with_vllm(Path(__file__).resolve().parents[2])
     run(python, tmp_path, given, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -239,15 +237,3 @@ def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, po
         close_to_policy(answer["of_the_base"]["written"], policies["adapters"][0], given)
     assert one["of_the_base"]["sampled"] != two["of_the_base"]["sampled"]
     assert (one["sum"], two["sum"]) == (3.0, 3.0)
-
-
-def test_without_vllm_the_command_that_installs_it_is_named():
-    if "vllm" in sys.modules:
-        pytest.skip("this environment has vLLM")
-    with pytest.raises(MissingExtraError, match=r"pip install 'vllm>=0\.32,<0\.33'"):
-        InProcessEngine(str(BASE_FOLDER), max_lora_rank=8)
-
-
-def test_a_rank_that_no_slot_holds_is_refused_before_anything_is_loaded():
-    with pytest.raises(ModelError, match=r"rank 513.*at most 512"):
-        InProcessEngine(str(BASE_FOLDER), max_lora_rank=513)

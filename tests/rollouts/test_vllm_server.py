@@ -243,6 +243,7 @@ def test_a_server_that_hangs_is_left_until_it_goes_on(both, open_pool, what):
     assert max(differences_on_servers(engine, 1).values()) < CLOSE
 
 
+@pytest.mark.nightly
 def test_rollouts_wait_for_a_server_and_a_restart_that_nobody_saw_is_found_out(both, open_pool):
     one, other = both
     engine = open_pool([server.url for server in both])
@@ -263,6 +264,7 @@ def test_rollouts_wait_for_a_server_and_a_restart_that_nobody_saw_is_found_out(b
     assert idle.counts == {"requests_retried": len(asked), "servers_lost": 1}
 
 
+@pytest.mark.nightly
 def test_merged_weights_are_never_answered_for_by_a_restarted_base(both, open_pool):
     engine = open_pool([server.url for server in both])
     asked = requests(12)

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 from datasets import Dataset
@@ -17,8 +16,9 @@ from perl.hub.card.check import check_card
 from perl.run.facts import read_best
 from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER
+from tests import warm
+from tests.conftest import CHECKOUT
 from tests.hub.push_runs import REPO, files_of
-from tests.ports import free_port
 from tests.training.scripted_callbacks import ROWS, STEPS, every_callback, sum_of_letters, trainer_of
 
 pytestmark = [
@@ -89,24 +89,15 @@ def test_an_evaluation_before_the_training_is_logged_beside_its_checkpoints(tmp_
 
 def started(folder, *words, processes=1):
     """Exit code and output of the script with every callback."""
-    launcher = []
+    arguments, environment = ["-m", "tests.training.scripted_callbacks", str(folder), *words], dict(os.environ)
+    environment |= {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     if processes > 1:
-        launcher = [
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(processes),
-            "--master-port",
-            str(free_port()),
-        ]
-    command = [sys.executable, *launcher, "-m", "tests.training.scripted_callbacks", str(folder), *words]
-    folder_of_tests = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    path = os.pathsep.join(filter(None, [folder_of_tests, os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+        done = warm.run_distributed(arguments, folder.parent, processes, env=environment)
+        return done.returncode, done.stdout, done.stderr
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = warm.fork(warm.OURS, arguments, cwd=folder.parent, env=environment, **pipes)
+    out, err = process.communicate()
+    return process.returncode, out, err
 
 
 def test_a_signal_ends_the_script_after_its_step_and_it_goes_on_as_if_nothing_had_been(uninterrupted, tmp_path):
@@ -128,6 +119,7 @@ def test_after_a_kill_no_line_is_there_twice(uninterrupted, tmp_path):
     assert adapter_of(tmp_path / "out") == adapter_of(uninterrupted)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", [("signal",), ("signal", "bf16")])
 def test_two_processes_stop_at_the_same_step_and_one_of_them_writes(words, tmp_path):
     code, out, err = started(tmp_path / "out", *words, processes=2)

@@ -48,11 +48,11 @@ train:
   prompts_per_step: 2
   num_generations: 4
   per_device_train_batch_size: 8
-  max_steps: 6
+  max_steps: 4
   save_steps: 50
   learning_rate: 1e-3
 rollout: {max_completion_length: 24}
-eval: {limit: 8, k: 1}
+eval: {enabled: false}
 engine: {device: cpu, threads: 1}
 """
 
@@ -84,11 +84,11 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
     Path("broken").unlink()
     mended = train()
     assert mended.returncode == 0, mended.stderr
-    assert (facts()["status"], facts()["steps"], "error" in facts()) == ("done", 6, False)
+    assert (facts()["status"], facts()["steps"], "error" in facts()) == ("done", 4, False)
     assert "resuming from step 3" in mended.stderr
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step for step in steps if step <= 3][:3] == [1, 2, 3]
-    assert steps[-1] == 6
+    assert steps[-1] == 4
 
 
 def test_a_reward_that_hangs_costs_its_samples_only():
@@ -97,7 +97,7 @@ def test_a_reward_that_hangs_costs_its_samples_only():
         *("rewards.accuracy=null", "rewards.flaky:reward=null"),
         *(f"{patient}.workers=2", f"{patient}.timeout_seconds=4", f"{patient}.max_failures=1000"),
         *("train.max_steps=1", "train.prompts_per_step=1", "train.num_generations=8"),  # one group, all of it recorded
-        *("rollout.max_completion_length=4", "eval.enabled=false"),
+        *("rollout.max_completion_length=4"),
         "train.entropy_weight=0.1",  # a gradient, whatever the rewards of so few
     )
     assert done.returncode == 0, done.stderr
@@ -122,7 +122,7 @@ def facts() -> dict:
 @pytest.mark.nightly
 def test_a_reward_that_fails_on_another_process_ends_all_of_them_as_failed():
     elsewhere = "rewards.flaky:elsewhere"
-    overrides = ["rewards.flaky:reward=null", f"{elsewhere}.max_failures=1", "eval.enabled=false", "train.max_steps=3"]
+    overrides = ["rewards.flaky:reward=null", f"{elsewhere}.max_failures=1", "train.max_steps=3"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "perl", "train", "recipe.yaml", *overrides, "train.per_device_train_batch_size=4"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

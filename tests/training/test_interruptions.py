@@ -49,7 +49,7 @@ train:
   learning_rate: 1e-3
   beta: 0.01
 rollout: {max_completion_length: 24}
-eval: {limit: 8, k: 1}
+eval: {limit: 4, k: 1, max_completion_length: 16}
 engine: {device: cpu, threads: 1}
 """
 OUTPUT = Path("runs/recipe")

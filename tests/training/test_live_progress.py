@@ -56,15 +56,18 @@ def test_durations_read_like_a_clock():
         assert minutes < 60 > rest or not hours
 
 
-# The same command twice, in one process, since importing takes longer than the run: as it is, then quiet.
+# The same command three times, in one process, since importing takes longer than the run: as it is, quiet, into a log.
 BETWEEN = "<now quiet>"
-LOUD_AND_QUIET = f"""
-import sys
+THREE_TIMES = f"""
+import os, sys
 from perl.cli.main import run_commands
 codes = [run_commands(sys.argv[1:], "perl")]
 for stream in (sys.stdout, sys.stderr):
     print({BETWEEN!r}, file=stream, flush=True)
 codes.append(run_commands([*sys.argv[1:], "--quiet", "--output", "runs/quiet"], "perl"))
+for descriptor, name in ((1, "stdout"), (2, "stderr")):
+    os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+codes.append(run_commands([*sys.argv[1:], "--output", "runs/logged"], "perl"))
 sys.exit(max(codes))
 """
 
@@ -89,7 +92,7 @@ def run_at_a_terminal(folder, *arguments):
     watcher.start()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", LOUD_AND_QUIET, *arguments],
+            [sys.executable, "-c", THREE_TIMES, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=terminal,
@@ -105,31 +108,20 @@ def run_at_a_terminal(folder, *arguments):
 
 
 @pytest.fixture(scope="module")
-def at_a_terminal(tmp_path_factory):
-    """What two small steps of the quickstart draw, and what they draw when they are quiet."""
-    returncode, seen = run_at_a_terminal(tmp_path_factory.mktemp("terminal"), *SMALL, "eval.limit=8", "eval.k=1")
-    assert returncode == 0, seen
-    assert "Traceback" not in seen
-    loud, *quiet = seen.split(BETWEEN)
-    return loud, "".join(quiet).strip()
+def seen(tmp_path_factory):
+    """The folder; what two small steps draw at a terminal, and when they are quiet; what they write into a log."""
+    folder = tmp_path_factory.mktemp("terminal")
+    returncode, drawn = run_at_a_terminal(folder, *SMALL, "eval.limit=4", "eval.k=1")
+    log = (folder / "stderr").read_text()
+    assert returncode == 0, drawn + log
+    assert "Traceback" not in drawn + log
+    loud, *quiet = drawn.split(BETWEEN)
+    return folder, loud, "".join(quiet).strip(), log
 
 
-@pytest.fixture(scope="module")
-def seen_at_a_terminal(at_a_terminal):
-    return at_a_terminal[0]
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory):
-    """The same into a log: the folder, stderr, and what stderr and stdout hold of the quiet run."""
-    folder = tmp_path_factory.mktemp("log")
-    command = [sys.executable, "-c", LOUD_AND_QUIET, *SMALL, "eval.limit=4", "eval.k=1"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env=as_a_person_would_see_it()
-    )
-    assert done.returncode == 0, done.stderr
-    loud, *quiet = done.stderr.split(f"{BETWEEN}\n")
-    return folder, loud, "".join([*quiet, *done.stdout.split(f"{BETWEEN}\n")[1:]])
+@pytest.fixture
+def seen_at_a_terminal(seen):
+    return seen[1]
 
 
 def drawn(seen, label):
@@ -151,8 +143,8 @@ def test_a_terminal_shows_a_live_line_with_step_reward_length_rate_and_time_left
 def test_scoring_has_a_live_line_for_base_and_adapter(seen_at_a_terminal):
     for who in ("base", "adapter"):
         lines = drawn(seen_at_a_terminal, f"scoring the {who}")
-        assert lines[0].startswith("0/8 |")
-        assert lines[-1].startswith("8/8 |")
+        assert lines[0].startswith("0/4 |")
+        assert lines[-1].startswith("4/4 |")
 
 
 def test_live_lines_are_taken_away_and_no_log_lines_come_between(seen_at_a_terminal):
@@ -164,9 +156,8 @@ def test_live_lines_are_taken_away_and_no_log_lines_come_between(seen_at_a_termi
     assert any(row.startswith("2 steps, ") for row in rows)
 
 
-def test_quiet_prints_nothing_at_a_terminal_or_to_a_log_but_what_is_wrong(at_a_terminal, logged, perl_command):
-    assert at_a_terminal[1] == ""
-    folder, _, quiet = logged
+def test_quiet_prints_nothing_but_what_is_wrong(seen, perl_command):
+    folder, _, quiet, _ = seen
     assert quiet == ""
     assert (folder / "runs" / "quiet" / "adapter" / "README.md").is_file()
     result = perl_command("train", "quickstart", "peft.rnak=4", "--quiet")
@@ -174,8 +165,8 @@ def test_quiet_prints_nothing_at_a_terminal_or_to_a_log_but_what_is_wrong(at_a_t
     assert result.stderr.startswith("error: ")
 
 
-def test_a_log_gets_whole_lines_and_only_ours(logged):
-    folder, stderr, _ = logged
+def test_a_log_gets_whole_lines_and_only_ours(seen):
+    folder, *_, stderr = seen
     assert "\r" not in stderr
     assert "\x1b" not in stderr
     lines = stderr.splitlines()
@@ -186,7 +177,7 @@ def test_a_log_gets_whole_lines_and_only_ours(logged):
     assert re.fullmatch(rf"step 1/2  {step}  ETA \d+:\d\d", lines[1])
     assert re.fullmatch(rf"step 2/2  {step}  [\d,]+ tokens/s  ETA 0:00", lines[2])
     assert re.fullmatch(f"adapter {score}", lines[3])
-    run = folder / "runs" / "quickstart"  # the numbers of the lines are those of the files
+    run = folder / "runs" / "logged"  # the numbers of the lines are those of the files
     logged = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
     rewards = [float(re.search(r"reward (-?\d\.\d{3})", line)[1]) for line in lines[1:3]]
     assert rewards == [pytest.approx(row["reward"], abs=5e-4 + 1e-9) for row in logged[:2]]

@@ -29,6 +29,7 @@ _NOT_HERE = "no Ray cluster answers there"
 # since Ray shows them to who looks at the cluster.
 _HANDED_ON = ("HF_", "VLLM_", "NCCL_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "MLFLOW_", "TRACKIO_", "OMP_")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_NICENESS = "RAY_worker_niceness"
 # Of a job that was submitted, whose own variables count.
 _OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
@@ -73,6 +74,8 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
         how |= {"address": address}
         how |= {} if _OF_A_JOB in os.environ else {"runtime_env": {"env_vars": _handed_on()}}
     try:
+        # Of a cluster that starts here: Ray would leave its processes what nothing else on this machine wants.
+        os.environ.setdefault(_NICENESS, "0")
         ray.init(**how)
         yield _seen("this machine's Ray cluster" if how["address"] == _LOCAL else how["address"])
     except AuthenticationError as error:
