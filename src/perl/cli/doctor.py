@@ -1,4 +1,4 @@
-"""``perl doctor``: what keeps a run from starting here or makes it slow; ``perl explain``: what a code means."""
+"""``perl doctor``, ``explain``, ``plan`` and ``rollout``: what a run needs, and what keeps it from starting here."""
 
 import json
 from dataclasses import asdict
@@ -12,6 +12,9 @@ from perl.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
     from perl.doctor.codes import Finding
+from typing import Any
+
+from perl.recipe.sections import STRATEGIES
 
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
@@ -51,3 +54,107 @@ def explain(code: str | None) -> None:
         return
     row = find_code(code)
     say(f"{row.name}: {row.title}\n\n{explained(row)}".rstrip())
+
+
+@click.command("plan", short_help="Print what a run needs and takes: memory, FLOPs, seconds.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--processes", metavar="N", help="That train, one a GPU (engine.processes).")
+@click.option("--gpu", help="What each process has: T4, L4, A10, RTX 4090, A100, H100, H200, gigabytes as 24, or CPU.")
+@click.option("--memory", type=click.FloatRange(0, min_open=True), help="Its gigabytes, as it is sold.")
+@click.option(
+    "--strategy",
+    metavar="|".join(STRATEGIES),
+    help="engine.strategy [default: all three are compared, unless it is set].",
+)
+@click.option(
+    "--completion-tokens",
+    "completion",
+    type=click.IntRange(1),
+    help="Of a completion on average [default: half of the most].",
+)
+@click.option("--run", type=click.Path(), help="Folder of an earlier run, whose completions' lengths are taken.")
+@click.option("--measure", "measured", is_flag=True, help="Run a few passes here, and plan with what they reach.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    processes: str | None,
+    strategy: str | None,
+    as_json: bool,
+    **asked: Any,  # noqa: ANN401 (the fields of a Question)
+) -> None:
+    """Print what RECIPE costs on so many processes, before it is paid for; no weights are loaded.
+
+    Numbers are derived from the model's config and the prompts. Seconds are a wide range, from data sheets; with
+    --measure they are of what the hardware at hand reaches.
+    """
+    set_up_output(quiet=True)
+    from perl.training.checked_recipe import checked_recipe, with_options
+
+    overrides = with_options(overrides, processes, strategy)
+    checked_recipe(recipe, overrides)
+    from perl.training.hardware import hardware_named
+
+    if asked["gpu"] is not None:
+        hardware_named(asked["gpu"], asked["memory"])
+    from perl.training.forecast import Question, answer
+    from perl.training.forecast_text import forecast_lines, forecast_values
+    from perl.training.stages import read_recipe
+
+    forecast = answer(read_recipe(recipe, overrides), Question(**asked))
+    if as_json:
+        say(json.dumps(forecast_values(forecast), indent=2))
+        return
+    say("\n".join(forecast_lines(forecast)))
+
+
+@click.group("rollout", short_help="Print how to start a recipe's vLLM servers, or check those that run.")
+def rollout() -> None:
+    """Print how to start the vLLM servers that a recipe samples from, or check those that run."""
+
+
+@rollout.command("command", short_help="Print the command that starts a server for RECIPE.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port of the server.")
+def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
+    """Print the command that starts a stock vLLM server for RECIPE, to be run where the server shall be.
+
+    Reads the recipe, its data and the model's config; loads no weights.
+    """
+    set_up_output(quiet=True)
+    from perl.training.stages import prepare, read_recipe
+
+    plan = prepare(read_recipe(recipe, overrides), engine_here=False)
+    say(plan.server_command(port, on_cpu=plan.recipe.engine.device == "cpu"))
+
+
+@rollout.command("check", short_help="Check whether RECIPE's servers are compatible.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON.")
+def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    """Ask the servers of RECIPE for their version, model and longest text, and whether they can be given an adapter.
+
+    That a server answers like the policy is proven when training begins.
+    """
+    set_up_output(quiet=True)
+    from perl.errors import RecipeError
+    from perl.rollouts.open_engine import check_servers
+    from perl.training.stages import prepare, read_recipe
+
+    plan = prepare(read_recipe(recipe, overrides))
+    if not plan.recipe.rollout.capabilities.needs_servers:
+        raise RecipeError("names no servers", "rollout.servers", "backend: vllm-server, servers: [URL, ...]")
+    found = check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
+    if as_json:
+        say(json.dumps(found, indent=2))
+        return
+    for server in found:
+        what = f"vLLM {server['version']}, serves {server['base_name']}"
+        say(f"{server['url']}  {what}, up to {server['longest']} tokens ({plan.longest_text} are needed)")
+    silent = plan.recipe.rollout.server_count - len(found)
+    if silent:
+        say(f"{silent} of the recipe's servers do not answer")

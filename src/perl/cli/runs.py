@@ -1,12 +1,13 @@
-"""``perl report``, ``perl compare`` and ``perl watch``: runs, looked at by a person."""
+"""``perl report``, ``compare``, ``watch``, ``study`` and ``spectrum``: what came of trainings, looked at."""
 
 import json
 from pathlib import Path
+from typing import cast
 
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import RunFolderError
+from perl.errors import EXIT_DONE, EXIT_FAILED, RunFolderError
 
 
 @click.command("report", short_help="Make one page of runs: curves, scores, completions, what differs.")
@@ -85,3 +86,98 @@ def watch(run: Path) -> int:
     from perl.reports.watch import watch as follow
 
     return follow(run, Console(highlight=False), say)
+
+
+_STUDY = """\b
+A study:
+  recipe: quickstart
+  overrides: {train.max_steps: 50}
+  grid:
+    peft.method: [lora, dora, ia3]
+    train.learning_rate: [1e-3, 3e-3, 1e-2]
+  seeds: {choose: [0, 1], score: [10, 11, 12]}
+  baseline: {peft.method: lora}
+"""
+
+
+@click.command(
+    "study", epilog=_STUDY, short_help="Compare methods, rates, rewards...: choose on some seeds, score on others."
+)
+@click.argument("study", metavar="STUDY.yaml", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder [default: runs/studies/NAME].")
+@click.option("--dry-run", is_flag=True, help="Print cells, memory and time; load no weights.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+def study(study: Path, output: Path | None, *, dry_run: bool, quiet: bool) -> int:
+    """Carry out STUDY.yaml, or go on with it where it was stopped; every cell is an ordinary run."""
+    set_up_output(quiet=quiet)
+    if dry_run:
+        from perl.training.studies.plan import load_study
+
+        planned = load_study(study)  # before what costs seconds to import
+        from perl.training.studies.cost import cost_lines
+
+        say("\n".join(cost_lines(planned)))
+        return EXIT_DONE
+    from perl.training.studies.run_study import study as carry_out
+
+    result = carry_out(study, output)
+    if not quiet:
+        say("\n".join(result.lines()))
+    return EXIT_FAILED if result.unfinished else EXIT_DONE
+
+
+_SPECTRUM = """\b
+Examples:
+  perl spectrum runs/quickstart
+  perl spectrum user/name --modules 'layers\\.(0|13|27)\\.' -o spectra/name
+  perl spectrum runs/lora --against runs/pissa --by layer
+"""
+
+
+@click.command(
+    "spectrum", epilog=_SPECTRUM, short_help="What a training changed, along the base's singular directions."
+)
+@click.argument("adapter", metavar="ADAPTER|RUN")
+@click.option(
+    "--against", metavar="ADAPTER", help="Another one on the same base: angles between the two, their cosine."
+)
+@click.option("--base", help="Hub id or folder [default: the one that the adapter names].")
+@click.option("--modules", metavar="REGEX", help="Only modules whose names hold this.")
+@click.option(
+    "--principal",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="Share of the singular directions, from the largest on, that count as principal.",
+)
+@click.option(
+    "--by", type=click.Choice(["kind", "layer", "module"]), default="kind", show_default=True, help="A row for each."
+)
+@click.option("-o", "--output", type=click.Path(), help="Folder for spectrum.json and spectrum.png.")
+@click.option("--json", "as_json", is_flag=True, help="Print all numbers, of every module, as JSON.")
+def spectrum_of(
+    *,
+    adapter: str,
+    against: str | None,
+    base: str | None,
+    modules: str | None,
+    principal: float,
+    by: str,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Measure what training changed: an adapter's folder, a run, a Hub id[@revision] or zoo:NAME.
+
+    size: ||dW|| / ||W||. unchanged: weights that are the same bfloat16 number after the update. energy: share of
+    ||dW||^2 in the principal singular directions of W, of outputs and of inputs; chance: that of an update without a
+    direction; base: that of W. angle: the largest by which training turned W's principal directions. shift: of the
+    singular values.
+    """
+    set_up_output(quiet=as_json)
+    from perl.reports.spectrum import By, spectrum
+
+    found = spectrum(adapter, against, base=base, modules=modules, principal=principal)
+    say(json.dumps(found.to_dict(), indent=2) if as_json else found.text(cast(By, by)))
+    if output is not None:
+        for file in found.save(output):
+            say(f"written  {file}", err=as_json)

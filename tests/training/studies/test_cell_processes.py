@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 import perl
-from perl.cli.study import command
+from perl.cli.runs import study as command
 from perl.errors import InterruptedRunError, PerlError, RecipeError
 from perl.training.studies import processes
 from perl.training.studies.cells import cells_of
