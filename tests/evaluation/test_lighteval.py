@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perl.evaluation.lighteval.score import judge_with_lighteval, lighteval_installed
-from perl.evaluation.reporting import scored_by_lighteval
+from perl.evaluation.reporting import judge_with_lighteval, lighteval_installed, scored_by_lighteval
 from perl.evaluation.samples import Sample
 from perl.evaluation.task import TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data, question_of
@@ -28,7 +27,7 @@ ROWS = {"aime24": AIME_ROW, "aime25": AIME_ROW, "math_500": MATH_ROW, "gsm8k": G
 BESIDE_LIGHTEVAL = """
 import json, sys
 request = json.load(sys.stdin)
-from perl.evaluation.lighteval.process import lighteval_config, lighteval_row
+from perl.evaluation.lighteval_process import lighteval_config, lighteval_row
 from perl.evaluation.task import all_tasks
 
 # What lighteval makes of each row, with its own prompt functions, and its own definitions.

@@ -10,9 +10,9 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.folder import find_golds, recount_folder, recount_published
+from perl.evaluation.recounting.judged_again import stated_mistakes
 from perl.evaluation.recounting.published_samples import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount, with_figures
-from perl.evaluation.recounting.stated import stated_mistakes
 from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import HASHED

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perl.errors import PerlError, RecipeError
-from perl.launch import agreement
+from perl.launch import meeting
 from perl.recipe.recipe import load_recipe, rank, world_size
 from perl.recipe.sections import EngineSection
 from perl.run import launched
@@ -188,14 +188,14 @@ def test_processes_are_compared_with_the_gpus_unless_srun_shows_each_its_own(mon
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
-    monkeypatch.setattr(agreement, "accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(meeting, "accelerator", lambda: torch.device("cuda"))
     adopt_launcher()
-    assert agreement.processes_here() == compared
+    assert meeting.processes_here() == compared
     if compared <= gpus:
-        agreement.check_machine(EngineSection(), compared)
+        meeting.check_machine(EngineSection(), compared)
         return
     with pytest.raises(RecipeError, match=f"{compared} processes, and this machine has {gpus} GPUs"):
-        agreement.check_machine(EngineSection(), compared)
+        meeting.check_machine(EngineSection(), compared)
 
 
 @pytest.mark.parametrize(("visible", "chosen"), [(1, 0), (8, 3)])

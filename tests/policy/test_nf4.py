@@ -37,7 +37,7 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
-from perl.training.plan_text import plan_lines
+from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, recipe
 from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of

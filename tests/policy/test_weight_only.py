@@ -38,7 +38,7 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.server_command import server_command
 from perl.sandbox import BASE_FOLDER
-from perl.training.plan_text import plan_lines
+from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, trainer

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perl.policy.precision import tolerance_of
-from perl.rollouts.gap import GapJudge
+from perl.rollouts.parity_check import GapJudge
 
 STEPS = 300
 TOLERANCE, TOLERANCE_OF_HALF = tolerance_of(torch.float32, 28), tolerance_of(torch.bfloat16, 28)

@@ -10,8 +10,7 @@ from pathlib import Path
 import perl.launch.together
 from perl.errors import PerlError, RunFolderError
 from perl.launch.together import see_files
-from perl.run.carried_files import gather_files, spread_files
-from perl.run.joint_work import Processes, joined, joining
+from perl.run.joint_work import Processes, gather_files, joined, joining, spread_files
 
 
 def main() -> None:

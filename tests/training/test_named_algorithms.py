@@ -13,7 +13,7 @@ from perl.cli import algorithms
 from perl.errors import RecipeError, RunFolderError
 from perl.recipe import load_recipe
 from perl.trainer.trainer import PeftGRPOTrainer
-from perl.training.plan_text import plan_lines
+from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 
 SHORT = {

@@ -17,7 +17,7 @@ from perl.policy.model import source_fingerprint
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.trainer import PeftGRPOTrainer
-from perl.training.plan_text import plan_lines
+from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 
 SHORT = {

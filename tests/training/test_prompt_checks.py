@@ -7,7 +7,7 @@ import pytest
 from perl.errors import PerlError
 from perl.recipe import load_recipe
 from perl.training.forecast import Question, answer
-from perl.training.plan_text import plan_lines
+from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 
 

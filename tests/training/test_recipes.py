@@ -14,7 +14,7 @@ from perl.recipe.quantisations import QUANTISATIONS
 from perl.sandbox import BASE_FOLDER, is_sandbox
 from perl.training.decoder import Types, cached_bytes, decoder_of
 from perl.training.forecast import Question, answer
-from perl.training.plan_text import plan_lines
+from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 from tests.conftest import CHECKOUT
 

@@ -3,7 +3,7 @@
 import pytest
 
 from perl.errors import PerlError
-from perl.training.plan_text import plan_lines
+from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 
 BEYOND = {

@@ -23,8 +23,7 @@ from perl.reports.run_log import read_run
 from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.run.logs import read_log
-from perl.verl.import_job import import_job
-from perl.verl.log import rows_of_logs
+from perl.verl.import_job import import_job, rows_of_logs
 from perl.verl.shards import read_shards
 from tests.verl.jobs import ALPHA, PEFT, RANK, TARGETS, a_checkpoint, a_job, actor_of, base, log_steps, write_shards
 

@@ -26,8 +26,8 @@ from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER
 from perl.training.on_verl import export_verl, prepare_export
 from perl.verl import check_job
+from perl.verl.job import reward_files
 from perl.verl.job_folder import find_job
-from perl.verl.reward_files import reward_files
 from tests.verl.recipes import recipe
 
 

@@ -114,7 +114,7 @@ def study(study: Path, output: Path | None, *, dry_run: bool, quiet: bool) -> in
         from perl.training.studies.plan import load_study
 
         planned = load_study(study)  # before what costs seconds to import
-        from perl.training.studies.cost import cost_lines
+        from perl.training.studies.run_study import cost_lines
 
         say("\n".join(cost_lines(planned)))
         return EXIT_DONE

@@ -58,8 +58,7 @@ def command(
     from perl.rollouts.vllm.version import check_engine
     from perl.run.folder import check_folder
     from perl.training.forecast import forecast_of
-    from perl.training.forecast_text import summary_lines
-    from perl.training.plan_text import plan_lines
+    from perl.training.forecast_text import plan_lines, summary_lines
     from perl.training.stages import prepare, read_recipe, train
 
     if dry_run:

@@ -11,7 +11,7 @@ from typing import Any
 from perl.errors import PerlError
 from perl.evaluation.output_folder import usable
 from perl.evaluation.request import Evaluation
-from perl.launch.agreement import check_machine, processes_here
+from perl.launch.meeting import check_machine, processes_here
 from perl.launch.start import start
 from perl.launch.together import together
 from perl.recipe.recipe import is_first_process, launched, world_size

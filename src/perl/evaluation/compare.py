@@ -11,8 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
-from perl.evaluation.differing_protocols import SHORT_SHA, conflicts_of, ways_of
-from perl.evaluation.found_results import FoundResults, differing_settings, find_results, names_of, numbered
+from perl.evaluation.found_results import (
+    SHORT_SHA,
+    FoundResults,
+    conflicts_of,
+    differing_settings,
+    find_results,
+    names_of,
+    numbered,
+    ways_of,
+)
 from perl.evaluation.metrics import Difference, corrected, paired_difference
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.recount import Recount

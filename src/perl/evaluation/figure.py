@@ -8,11 +8,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perl.evaluation.pictures import new_figure, save_figure
 from perl.evaluation.results import FIGURE, Results, TaskResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
+
+from perl.errors import MissingExtraError, missing_extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 _INK, _BETTER, _WORSE, _EQUAL = "#333333", "#1f5fa8", "#c8641e", "#808080"
 _COLUMNS = 3
@@ -84,3 +90,38 @@ def _draw(axes: "Axes", task: TaskResult) -> None:
     axes.grid(color="#e8e8e8", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def new_figure(width: float, height: float, needed_for: str) -> "Figure":
+    """A white picture.
+
+    Args:
+        width: In inches.
+        height: In inches.
+        needed_for: What needs matplotlib, for the error.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        problem = missing_extra("matplotlib", "plots", needed_for)
+        raise MissingExtraError(problem.message, hint=problem.hint) from None
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save_figure(figure: "Figure", picture: Path, dpi: float | None = None) -> Path:
+    """Writes a picture, into a folder that is made for it.
+
+    Args:
+        figure: As :func:`new_figure` gave it.
+        picture: The file.
+        dpi: Dots an inch; None: the library's.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure)  # draws without a screen
+    figure.savefig(picture, dpi=dpi or "figure")
+    return picture

@@ -3,18 +3,23 @@
 Evaluation, Policies, DrawnSamples -> Results -> results.json, table.md, problems.png
 """
 
+import importlib.util
+import json
+import os
 import statistics
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from perl.errors import MissingExtraError, PerlError
 from perl.evaluation import table
 from perl.evaluation.drawn_samples import DrawnSamples, Groups
 from perl.evaluation.few_shot import shown_hash, titled
 from perl.evaluation.figure import draw_problems
-from perl.evaluation.lighteval.score import judge_with_lighteval, lighteval_installed
 from perl.evaluation.metrics import error_of_mean
 from perl.evaluation.output_folder import beside_earlier
 from perl.evaluation.policies import Policies, Who
@@ -173,3 +178,50 @@ def _other_score(ours: Sequence[Sequence[bool]], theirs: Sequence[Sequence[bool]
     # Our verdict and lighteval's -> how many completions got these.
     pairs = Counter(pair for rows in zip(ours, theirs, strict=True) for pair in zip(*rows, strict=True))
     return OtherScore(statistics.fmean(shares), stderr, pairs[True, False], pairs[False, True])
+
+
+def lighteval_installed() -> bool:
+    """Whether lighteval can be found; imports nothing."""
+    return importlib.util.find_spec("lighteval") is not None
+
+
+def judge_with_lighteval(
+    data: Sequence[TaskData], texts: Mapping[str, Sequence[Sequence[str]]]
+) -> dict[str, list[list[bool]]]:
+    """Has lighteval judge completions of its own tasks, with its prompts, golds and metrics; asks no network.
+
+    It sees them without their reasoning. Unlike us it leaves reasoning that was never closed, or never opened because
+    the prompt opened it.
+
+    Args:
+        data: The tasks, each one of lighteval's, and the questions that were asked.
+        texts: Task -> question -> completion, questions in the order of ``data``.
+
+    Returns:
+        Task -> question -> whether each completion is right.
+
+    Raises:
+        PerlError: lighteval failed.
+    """
+    request = json.dumps({one.task.name: (_rows(one), texts[one.task.name]) for one in data})
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
+    }
+    command = [sys.executable, "-P", "-m", "perl.evaluation.lighteval_process"]
+    done = subprocess.run(command, input=request, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 (ourselves)
+    if done.returncode != 0:
+        sys.stderr.write(done.stderr)
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise PerlError(f"lighteval's process ended with {done.returncode}: {last}", "lighteval")
+    found: dict[str, list[list[bool]]] = json.loads(done.stdout)
+    return found
+
+
+def _rows(data: TaskData) -> list[dict[str, Any]]:
+    """The columns that a task reads; others may hold what JSON cannot."""
+    columns = {*data.task.problem, *data.task.answer, "solution"}
+    return [{name: cell for name, cell in question.row.items() if name in columns} for question in data.questions]

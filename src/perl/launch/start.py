@@ -32,8 +32,7 @@ from perl.errors import (
     InterruptedRunError,
     PerlError,
 )
-from perl.launch.agreement import check_machine, check_size
-from perl.launch.meeting import FIRST_MEETING, Meeting
+from perl.launch.meeting import FIRST_MEETING, Meeting, check_machine, check_size
 from perl.launch.together import goes_on
 from perl.launch.watch import END, GRACE_SECONDS, IN_ORDER, End
 from perl.recipe.recipe import launched

@@ -29,16 +29,24 @@ from perl.errors import (
     RunFolderError,
     first_line,
 )
-from perl.launch.agreement import check_machine, check_size, difference, processes_here, statement
-from perl.launch.meeting import PATIENCE_SECONDS, Meeting, MeetingError, meeting
+from perl.launch.meeting import (
+    PATIENCE_SECONDS,
+    Meeting,
+    MeetingError,
+    check_machine,
+    check_size,
+    difference,
+    meeting,
+    processes_here,
+    statement,
+)
 from perl.launch.watch import CAUSE_SECONDS, END, End, LostProcessError, PeerMonitor, reports_failure
 from perl.policy.checkpoint import latest_step
 from perl.recipe import Recipe
 from perl.recipe.recipe import rank, world_size
-from perl.run.carried_files import spread_files
 from perl.run.folder import Run
 from perl.run.host import handled, host
-from perl.run.joint_work import Processes
+from perl.run.joint_work import Processes, spread_files
 from perl.run.launched import adopt_launcher, started_by_us, taken_over, who
 
 logger = logging.getLogger("perl")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from perl.errors import ModelError, PerlError, RecipeError
-from perl.evaluation.pictures import new_figure, save_figure
+from perl.evaluation.figure import new_figure, save_figure
 from perl.evaluation.subject import Subject, find_subject
 from perl.policy.attach import continue_adapter, own_method
 from perl.policy.model import load_base, public_name

@@ -28,9 +28,8 @@ from perl.policy.checkpoint import (
     unseal,
 )
 from perl.policy.reference import Reference
-from perl.run.carried_files import gather_files
 from perl.run.host import host
-from perl.run.joint_work import joined
+from perl.run.joint_work import gather_files, joined
 from perl.run.warned import warn
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.live import LiveTrainer, Position, generation_interval

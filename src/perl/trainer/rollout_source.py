@@ -23,10 +23,9 @@ from accelerate.utils import broadcast_object_list
 from perl.errors import BrokenPromiseError, PerlError, ProcessError, RecipeError, RolloutError
 from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
-from perl.rollouts.gap import GapJudge
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import EngineSettings, open_engine
-from perl.rollouts.parity_check import ParityCheck
+from perl.rollouts.parity_check import GapJudge, ParityCheck
 from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.devices import threads_for
 from perl.run.joint_work import joined

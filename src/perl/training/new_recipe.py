@@ -33,8 +33,7 @@ from perl.training.forecast import make_forecast
 from perl.training.forecast_text import bytes_text, summary_lines
 from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_machine
 from perl.training.memory_estimate import MemoryEstimate
-from perl.training.new_data import data_section
-from perl.training.new_text import recipe_text
+from perl.training.new_data import data_section, recipe_text
 from perl.training.plan import Plan, make_plan
 from perl.training.run_shape import Setup, lengths_of, memory_on, shape_of
 from perl.training.stages import read_recipe

@@ -30,9 +30,8 @@ from perl.run.warned import warn
 from perl.training.checked_recipe import checked_recipe
 from perl.training.plan import Plan, make_plan
 from perl.verl.import_job import add_to_run
-from perl.verl.job import check_free, write_job
+from perl.verl.job import check_free, check_rewards, reward_files, write_job
 from perl.verl.job_folder import VERL_VERSION, find_job
-from perl.verl.reward_files import check_rewards, reward_files
 from perl.verl.run_job import OUTPUT, run_job
 from perl.verl.settings import Handover, Settings, settings
 from perl.verl.table import refusals

@@ -35,10 +35,9 @@ from perl.trainer.callbacks.learning_curves import LearningCurves
 from perl.trainer.callbacks.samples_log import SamplesLog
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.graceful_stop import GracefulStop
-from perl.training.callbacks.hosted import Hosted
 from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
-from perl.training.callbacks.run_record import RunRecord
+from perl.training.callbacks.run_record import Hosted, RunRecord
 from perl.training.checked_recipe import located
 from perl.training.identity import run_title
 from perl.training.plan import Plan

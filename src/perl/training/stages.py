@@ -19,7 +19,7 @@ from perl.errors import (
 from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
-from perl.launch.agreement import check_joined
+from perl.launch.meeting import check_joined
 from perl.launch.together import ProcessGroup, log_on_main, together, wait_until
 from perl.methods.registry import METHODS
 from perl.policy.model import (

@@ -23,8 +23,8 @@ from perl.launch.start import ProcessFailedError
 from perl.run.folder import in_use
 from perl.run.host import handled
 from perl.run.progress import Progress, progress
+from perl.verl.import_job import logged_in
 from perl.verl.job_folder import EARLIER, LOG, RUN, Job
-from perl.verl.log import logged_in
 
 OUTPUT = "verl.log"
 """What verl and the check before it print, of all starts."""

@@ -7,9 +7,8 @@ import pytest
 
 from perl.errors import RunFolderError
 from perl.training.studies.cells import Candidate, Cell
-from perl.training.studies.choose import better_share, choose
 from perl.training.studies.processes import CellEnd
-from perl.training.studies.results import row_of
+from perl.training.studies.results import better_share, choose, row_of
 from perl.training.studies.run_study import reward_at
 
 RATES = [Candidate({"peft.method": "lora"}, {"train.learning_rate": rate}) for rate in (1e-4, 1e-3, 1e-2, 1e-1)]

@@ -4,8 +4,8 @@ import pytest
 
 from perl.errors import RecipeError, RunFolderError
 from perl.training.studies.cells import candidates, cells_of
-from perl.training.studies.choose import Chosen, finalists
 from perl.training.studies.plan import load_study, opened
+from perl.training.studies.results import Chosen, finalists
 from perl.training.studies.study_file import StudyFile
 
 FILE = """\

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from perl.errors import Mistake
 from perl.evaluation.metrics import paired_difference
 from perl.evaluation.protocol import Protocol, asking_of
-from perl.evaluation.recounting.judged_again import judge_again
-from perl.evaluation.recounting.stated import (
+from perl.evaluation.recounting.judged_again import (
     AGAIN,
+    judge_again,
     mistake_of,
     mistake_of_samples,
     path_of,

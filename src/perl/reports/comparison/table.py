@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perl.errors import RunFolderError
 from perl.evaluation.compare import engines_note
-from perl.evaluation.differing_protocols import ways_of
-from perl.evaluation.found_results import settings_text
+from perl.evaluation.found_results import settings_text, ways_of
 from perl.evaluation.metrics import SMALL_P, guessed_error, smallest_gain
 from perl.evaluation.seeds import smallest_difference
 from perl.evaluation.table import difference_cell, is_shown, p_cell

@@ -16,8 +16,7 @@ from typing import Any
 
 from perl.errors import BrokenPromiseError, PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
-from perl.rollouts.vllm.answers import AccessError, ChangedServerError, ServerDownError
-from perl.rollouts.vllm.growing import GrowingGroup
+from perl.rollouts.vllm.answers import AccessError, ChangedServerError, GrowingGroup, ServerDownError
 from perl.rollouts.vllm.http import DYING_SECONDS, FIRST_TOKEN_SECONDS, VllmServer
 from perl.rollouts.vllm.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.vllm.members import Member, Version

@@ -1,4 +1,4 @@
-"""Keeps ``run.json`` up to date while a recipe trains: steps done, first and last reward.
+"""Keeps ``run.json`` up to date while a recipe trains: steps, first and last reward; and tells the host.
 
 logs of a step -> run.json
 """
@@ -8,6 +8,7 @@ import math
 from transformers import TrainerCallback, TrainerState
 
 from perl.run.folder import Run
+from perl.run.host import host
 from perl.trainer.callbacks.run_callback import Logs
 
 
@@ -29,3 +30,20 @@ class RunRecord(TrainerCallback):
         known = None if last is None or not math.isfinite(last) else last
         first = self.run.facts.get("reward", {}).get("first", known)
         self.run.record(steps=state.global_step, reward={"first": first, "last": known})
+
+
+class Hosted(TrainerCallback):
+    """Hands steps and checkpoints to the host."""
+
+    def __init__(self, run: Run) -> None:
+        """Takes the run folder, which holds the checkpoints."""
+        self._run = run
+
+    def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
+        """Hands a step to the host; the summary at the end of training is not one."""
+        if state.is_world_process_zero and logs and "train_runtime" not in logs:
+            host().logged(state.global_step, logs)
+
+    def on_save(self, *_: object, **__: object) -> None:
+        """A checkpoint is whole."""
+        host().saved(self._run.path)

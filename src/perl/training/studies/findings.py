@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from perl.evaluation.metrics import Difference, corrected
 from perl.evaluation.seeds import SeedMean, mean_over_seeds, paired_by_seed, smallest_difference
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, titled
-from perl.training.studies.choose import at_baseline
 from perl.training.studies.plan import Study
-from perl.training.studies.results import Row, StudyResult
+from perl.training.studies.results import Row, StudyResult, at_baseline
 
 
 @dataclass(frozen=True)

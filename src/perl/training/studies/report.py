@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perl.errors import MissingExtraError
-from perl.evaluation.pictures import new_figure, save_figure
+from perl.evaluation.figure import new_figure, save_figure
 from perl.evaluation.table import difference_cell, p_cell
 from perl.run.files import write_text
 from perl.run.progress import duration

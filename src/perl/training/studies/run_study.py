@@ -3,19 +3,33 @@
 study.yaml -> plan -> cells with the seeds that choose -> a choice for each arm -> cells with the seeds that score
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from perl.errors import PerlError
+from perl.errors import PerlError, RecipeError
 from perl.run.logs import read_log
-from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, cells_of
-from perl.training.studies.choose import Chosen, better_share, choose, finalists
+from perl.run.progress import duration
+from perl.run.tables import plain_table
+from perl.training.forecast import forecast_of
+from perl.training.hardware import GIB, Range
+from perl.training.stages import prepare
+from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, cells_of, counted
 from perl.training.studies.plan import Study, load_study, opened, steps_of
 from perl.training.studies.processes import CellEnd, CellProcesses
 from perl.training.studies.report import write_report
-from perl.training.studies.results import CHOSEN, Row, StudyResult, read_chosen, row_of
+from perl.training.studies.results import (
+    CHOSEN,
+    Chosen,
+    Row,
+    StudyResult,
+    better_share,
+    choose,
+    finalists,
+    read_chosen,
+    row_of,
+)
 
 # Steps whose mean reward says how far a cell is that was not scored yet.
 _LAST_STEPS = 10
@@ -37,7 +51,7 @@ def study(source: str | Path | Mapping[str, Any], output_dir: str | Path | None 
     """
     planned = load_study(source)
     if planned.file.at_once > 1 and any(recipe.rollout.addresses for recipe in planned.recipes):
-        from perl.training.studies.cost import check_servers  # which imports what trains
+        from perl.training.studies.run_study import check_servers  # which imports what trains
 
         check_servers(planned)
     folder = Path(output_dir) if output_dir is not None else Path("runs") / "studies" / planned.name
@@ -156,3 +170,49 @@ def reward_at(run: Path, step: int) -> float | None:
     rows = read_log(run / "metrics.jsonl")
     rewards = [float(row["reward"]) for row in rows if row.get("reward") is not None and int(row["step"]) <= step]
     return fmean(rewards[-_LAST_STEPS:]) if rewards else None
+
+
+def check_servers(planned: Study) -> None:
+    """Refuses cells beside each other of which one puts weights into the servers that all are answered by.
+
+    Raises:
+        RecipeError: With the arm.
+        PerlError: A cell cannot run.
+    """
+    for one, recipe in zip(planned.candidates, planned.recipes, strict=True):
+        beside = planned.file.at_once > 1 and recipe.rollout.addresses
+        if beside and prepare(recipe, engine_here=False).served_rank is None:
+            what = f"{one.title} puts its weights into the servers, which would answer the other cells with them"
+            raise RecipeError(what, planned.layer.where(("at_once",)), "at_once: 1, or another study for it")
+
+
+def cost_lines(planned: Study) -> Iterator[str]:
+    """What each arm costs, for a person to read, without loading weights.
+
+    Raises:
+        PerlError: A cell cannot run, or not beside the others.
+    """
+    check_servers(planned)
+    file = planned.file
+    rows = [["arm", "cells that choose", "cells that score", "trains", "GiB a cell", "a cell trains"]]
+    cells, time, memory = 0, Range(0.0, 0.0), 0.0
+    for arm in planned.arms:
+        plan = prepare(planned.recipe_of(arm[0]), engine_here=False)
+        ((_, column),) = forecast_of(plan).strategies.items()
+        title, trains = arm[0].title, column.step.times(plan.steps)
+        choosing = len(arm) * len(file.seeds.choose)
+        finalists = len(arm) if not file.chosen else 2 if file.baseline and title != planned.baseline else 1
+        scoring = finalists * len(file.seeds.score)
+        took = f"{duration(trains.low)} to {duration(trains.high)}"
+        gib = column.memory.least / GIB
+        rows.append([title, f"{choosing}", f"{scoring}", f"{plan.trainable_parameters:,}", f"{gib:.2f}", took])
+        cells, memory = cells + choosing + scoring, max(memory, gib)
+        time = time.plus(trains.times(choosing + scoring))
+    yield from plain_table(rows)
+    yield ""
+    most, took = "at most " if file.halving or file.baseline else "", f"{duration(time.low)} to {duration(time.high)}"
+    yield f"{most}{cells} cells, {took} of training one after the other (derived)"
+    side = f"{file.at_once} at once, {counted(file.threads, 'thread')} each"
+    yield f"{side}: up to {memory * file.at_once:.2f} GiB"
+    if len(file.seeds.score) < 2:
+        yield "one seed scores: there will be no error over seeds, and no difference can be told from chance"

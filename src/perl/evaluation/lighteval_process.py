@@ -2,7 +2,7 @@
 
 rows, completions as JSON on standard input -> Doc -> the metric of lighteval's task -> verdicts as JSON
 
-Runs in a process of its own, started by :mod:`perl.evaluation.lighteval.score`: the time limits of lighteval's metrics
+Runs in a process of its own, started by :mod:`perl.evaluation.reporting`: the time limits of lighteval's metrics
 need a main thread, and what its import changes stays here.
 """
 
