@@ -1,7 +1,5 @@
 """Mistakes about publishing: one line each, before anything is trained."""
 
-from perl.recipe import load_recipe
-
 
 def test_a_recipe_that_cannot_be_published_is_refused(refuses):
     needed = "needs hub.repo_id, as in repo_id: user/name"
@@ -28,14 +26,3 @@ def test_a_token_that_is_absent_or_refused_is_reported_before_anything_is_traine
     token.write_text("hf_" + "another" * 5)
     assert mistake(recipe=recipe) == "recipe.yaml:2: hub.push: the Hub refuses your token (hf auth login)"
     assert [request.path for request in hub.log] == ["/api/whoami-v2"]
-
-
-def test_what_the_recipe_says_of_the_hub_may_change_between_starts(tmp_path):
-    from perl.run.folder import open_run
-
-    recipe = {"train": {"output_dir": str(tmp_path / "run")}}
-    with open_run(load_recipe(recipe)) as run:
-        run.adapter.mkdir()
-    hub = {"repo_id": "user/a", "push": "end", "private": True}
-    with open_run(load_recipe(recipe | {"hub": hub})) as run:
-        assert run.status == "done"

@@ -126,17 +126,6 @@ def test_without_a_language_perl_the_options_are_a_mistake_also_behind_ourselves
 
 
 @needs_language
-def test_the_language_is_found_behind_ourselves_shims_and_what_cannot_run(tmp_path):
-    again = Path(shutil.copy2(OURS / "perl", write_program(tmp_path / "again" / "perl", ""))).parent
-    (tmp_path / "folder" / "perl").mkdir(parents=True)
-    write_program(tmp_path / "file" / "perl", "#!/bin/sh\necho wrong\n").chmod(0o644)
-    shims = [write_program(tmp_path / name / "perl", SHIM).parent for name in ("first", "second")]
-    between = [again, OURS, tmp_path / "folder", tmp_path / "file", tmp_path / "absent", *shims]
-    result = run_perl("-e", "print 42", path=[OURS, *between, language_perl().parent])
-    assert (result.returncode, result.stdout, result.stderr) == (0, "42", "")
-
-
-@needs_language
 def test_a_shim_that_comes_back_to_us_does_not_loop_and_one_is_gone_through_again_by_a_perl_of_its_own(tmp_path):
     """As pyenv and plenv do: a script called perl that puts a bin folder first and looks perl up again."""
     shim = write_program(

@@ -115,21 +115,6 @@ def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row_in_the_file(pe
     assert (said.code, train["right"], train["unreadable"], rewards) == (1, 1, 0, [])
 
 
-def test_rows_are_those_of_the_file_also_where_overlapping_ones_are_dropped_or_another_column_is_judged(perl):
-    recipe = write_recipe(["1", "2", "\\frac{1}{", "4"])
-    Path("eval.jsonl").write_text(json.dumps({"prompt": "question  1", "answer": "1"}) + "\n")
-    said = perl("reward", "check", recipe, "data.eval=eval.jsonl", "data.drop_overlap=true", "--json")
-    train = json.loads(said.out)["sets"][0]
-    assert (train["problems"], [row["row"] for row in train["failing"]]) == (3, [3])
-    rows = [{"prompt": f"{i}?", "answer": str(i), "gold2": "\\frac{1}{" if i == 2 else str(i)} for i in range(4)]
-    Path("two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("mapped.yaml").write_text(
-        "data: {train: two.jsonl, eval: null}\nrewards: {accuracy: {columns: {solution: gold2}}}\n"
-    )
-    (checked,) = json.loads(perl("reward", "check", "mapped.yaml", "--json").out)["sets"]
-    assert [row["row"] for row in checked["failing"]] == [3]
-
-
 def test_at_most_twenty_rows_are_listed_but_all_as_json_and_n_rows_are_taken_evenly(perl):
     recipe = write_recipe(["1", *[f"\\frac{{{i}}}{{" for i in range(23)]])
     lines = perl("reward", "check", recipe).out.splitlines()

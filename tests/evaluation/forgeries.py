@@ -79,18 +79,6 @@ def _difference(**changes: object) -> Edit:
     return _task(lambda task: task["difference"].update(changes))
 
 
-def _label(name: str, value: float) -> Edit:
-    return _results(lambda facts: facts["results"][f"{TASK}|0"].update({name: value}))
-
-
-def one_bit_flipped(folder: Path) -> None:
-    def edit(task: dict[str, Any]) -> None:
-        row = next(row for row in task["problems"].values() if "0" in row["adapter"])
-        row["adapter"] = row["adapter"].replace("0", "1", 1)
-
-    _task(edit)(folder)
-
-
 def whole_results_forged(folder: Path) -> None:
     """Every figure follows from bits that are all 1; the samples stay as they are."""
     file, results = folder / "samples.jsonl", read_results(folder)
@@ -173,14 +161,12 @@ def _flip_status(lines: list[dict[str, Any]]) -> None:
 
 
 FORGERIES: dict[str, Forgery] = {
-    "one bit": Forgery(one_bit_flipped, "the adapter's rights differ on .* problems"),
     "every bit 1 and every figure that follows": Forgery(whole_results_forged, "the adapter's rights differ on"),
     "accuracy": Forgery(_score(accuracy=0.99), "adapter.accuracy is 0.99 in the file"),
     "pass@k": Forgery(_task(lambda task: task["adapter"]["pass_at"].update({"2": 1.0})), r"adapter.pass_at.2 is 1 in"),
     "difference": Forgery(_difference(mean=0.526), "difference.mean is 0.526 in the file"),
     "p": Forgery(_difference(p_value=0.0001), "difference.p_value is 0.0001 in the file"),
     "n": Forgery(_score(n=500), "is not of 500 problems with 4 completions"),
-    "labels for lighteval's readers": Forgery(_label("avg@4", 0.99), r"results\.sandbox:addition\|0\.avg@4 is 0.99"),
     "temperature": Forgery(_results(lambda f: f["perl"]["protocol"].update(temperature=0.6)), "its protocol_hash is"),
     "protocol_hash": Forgery(_task(lambda task: task.update(protocol_hash="0" * 16)), "its protocol_hash is '0{16}'"),
     "seed": Forgery(_results(lambda f: f["perl"]["protocol"].update(seed=7)), "were not drawn with their own seed"),

@@ -8,7 +8,6 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.compare import compare, compare_adapters
 from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
-from perl.evaluation.results import OtherScore
 from tests.evaluations import results, task_result
 from tests.oracles import evaluation as by_hand
 
@@ -83,28 +82,6 @@ def test_only_the_same_problems_are_paired_in_whatever_order_they_stand(change, 
         assert differences == {}
 
 
-ANOTHER_BASE = replace(OTHER, subject={**OTHER.subject, "base": "a/b"})
-
-
-@pytest.mark.parametrize(
-    ("pair", "names"),
-    [
-        ([FIRST, ANOTHER_BASE], ["base someone/base", "base a/b", "runs/lora", "runs/dora"]),
-        (  # other weights of the same name
-            [FIRST, replace(OTHER, subject={**OTHER.subject, "base_sha256": "x"})],
-            ["base of runs/lora", "base of runs/dora", "runs/lora", "runs/dora"],
-        ),
-        (
-            [FIRST, results(SUMS_OF_DORA, adapter_sha256="d" * 64)],
-            ["base", "runs/lora (0123456789ab)", "runs/lora (dddddddddddd)"],
-        ),
-    ],
-    ids=["another base", "other weights", "one name"],
-)
-def test_every_row_has_a_name_of_its_own(pair, names):
-    assert [policy.name for policy in compare(pair).policies] == names
-
-
 OTHER_DATA = replace(
     task_result("sums", ["10"] * 20, ["11"] * 20, max_new_tokens=64, protocol_hash="x"),
     data={**SUMS.data, "sha256": "f" * 64},
@@ -156,24 +133,6 @@ def test_results_without_a_common_task_are_refused_or_left_out():
     assert left.notes == ("Left out, since no other was asked the same tasks: runs/lone.",)
 
 
-@pytest.mark.parametrize(
-    ("other", "parts"),
-    [
-        (replace(OTHER, tasks=(SUMS_OF_DORA, PRODUCTS)), ["Only runs/dora", "Products"]),
-        (
-            replace(OTHER, engine={"backend": "transformers", "dtype": "float32"}),
-            ["engines", "runs/lora vllm bfloat16", "runs/dora transformers float32"],
-        ),
-    ],
-    ids=["a task of one alone", "engines"],
-)
-def test_what_two_results_do_not_share_is_noted(other, parts):
-    comparison = compare([FIRST, other])
-    assert list(comparison.tasks) == ["sums"]
-    (note,) = comparison.notes
-    assert [part for part in parts if part not in note] == []
-
-
 def test_json_holds_the_numbers_and_null_where_there_is_none():
     facts = json.loads(json.dumps(as_dict(compare([FIRST, OTHER])), allow_nan=False))
     assert (facts["tasks"], facts["first"]) == ({"sums": "Sums"}, "runs/lora")
@@ -186,18 +145,6 @@ def test_json_holds_the_numbers_and_null_where_there_is_none():
     assert difference.pop("p_corrected") == pytest.approx(by_hand.p_value(by_hand.marks(LORA), by_hand.marks(DORA)))
     assert difference.pop("shown") is False
     assert difference == pytest.approx(by_hand.difference(by_hand.marks(LORA), by_hand.marks(DORA))._asdict())
-
-
-def test_a_task_that_asks_as_lighteval_does_has_its_scores_in_a_column_beside_ours():
-    def named(found, mean):
-        own = {who: OtherScore(mean, 0.01, 0, 0) for who in ("base", "adapter")}
-        task = replace(found.tasks[0], title="Sums (lighteval's prompt)", lighteval=own)
-        return replace(found, tasks=(task,))
-
-    text = as_markdown(compare([named(FIRST, 0.5), named(OTHER, 0.25)]))
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if "|" in line]
-    assert [row[rows[0].index("by lighteval")] for row in rows[2:]] == ["50.0 ± 1.0", "50.0 ± 1.0", "25.0 ± 1.0"]
-    assert "by lighteval" not in as_markdown(compare([FIRST, OTHER]))
 
 
 def test_adapters_of_one_call_stand_each_beside_its_own_base_with_how_they_were_asked_and_what_to_doubt():

@@ -110,14 +110,6 @@ def test_examples_stand_in_the_prompt_and_in_the_results(adapter):
     assert Path("out", RESULTS).read_bytes() == before
 
 
-@pytest.mark.parametrize("edit", [{"few_shot": 0, "examples": None}, {"examples": "0" * 64}])
-def test_edited_examples_are_found(adapter, edit):
-    evaluate(adapter, [CHAIN], "out", limit=2, few_shot=3, k=1)
-    found = read_results("out")
-    replace(found, tasks=(replace(found.tasks[0], **edit),)).write(Path("out"))
-    assert recount_folder("out").mistakes
-
-
 def section(tasks, **settings):
     return checked(EvalSection, {"tasks": tasks, **settings})
 

@@ -175,27 +175,3 @@ def test_corrected_p_values_are_those_of_testing_every_set_of_hypotheses(seed):
     ordered = [after for _, after in sorted(zip(p_values, found, strict=True))]
     assert ordered == sorted(ordered)
     assert all(before <= after <= 1 for before, after in zip(p_values, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("p_values", "expected"),
-    [
-        ([0.01, 0.02, 0.03, 0.04, 0.05], [0.05, 0.08, 0.09, 0.09, 0.09]),  # R: p.adjust(p, "holm")
-        ([0.5, 0.9], [1.0, 1.0]),
-        ([None, 0.02, None, 0.03], [None, 0.04, None, 0.04]),
-        ([0.02, math.nan, 0.03], [0.04, math.nan, 0.04]),
-        ([], []),
-    ],
-)
-def test_a_correction_is_for_those_that_have_a_p_value_and_changes_nothing_else(p_values, expected):
-    before = differences_of(p_values)
-    after = corrected(before)
-    assert p_values_of(after) == pytest.approx(expected, nan_ok=True)
-    for one, other in zip(before, after, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or (one.mean, one.stderr, one.low, one.high) == (
-            other.mean,
-            other.stderr,
-            other.low,
-            other.high,
-        )

@@ -61,24 +61,6 @@ def test_every_one_of_many_results_is_kept_once_even_if_they_take_turns(tmp_path
     assert all(one in found for one in many)
 
 
-@pytest.mark.parametrize(
-    ("other", "what"),
-    [
-        (replace(OURS, engine={**OURS.engine, "dtype": "float16"}), "another engine"),
-        (results(replace(SUMS, protocol_hash="f" * 16)), "sums asked otherwise"),
-        (replace(OURS, engine={**OURS.engine, "logp_diff": None}), None),  # measured anew each time
-    ],
-)
-def test_what_differs_is_said_and_other_tasks_stay_only_where_nothing_does(tmp_path, said, other, what):
-    products = task_result("products", ["11"], ["10"])
-    put(replace(OURS, tasks=(SUMS, products)), tmp_path)
-    put(other, tmp_path)
-    assert len(said()) == (what is not None)
-    assert what is None or what in said()[0]
-    kept = what is None or "asked otherwise" in what
-    assert [task.name for task in read_results(tmp_path).tasks] == ["sums"] + ["products"] * kept
-
-
 def test_results_that_cannot_be_read_are_kept_as_they_are(tmp_path, said):
     for number, text in enumerate(("{", '{"perl": {"version": 1}}')):
         (tmp_path / "results.json").write_text(text)

@@ -10,10 +10,9 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.folder import find_golds, recount_folder, recount_published
-from perl.evaluation.recounting.judged_again import stated_mistakes
 from perl.evaluation.recounting.published_samples import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount, with_figures
-from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
+from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import HASHED
 from perl.evaluation.task import all_tasks
@@ -154,15 +153,6 @@ def test_published_lines_have_no_texts_and_long_answers_only_as_a_hash(tmp_path)
     assert (counted.mistakes, counted.results) == ((), results)
 
 
-def test_answers_that_mean_the_same_as_a_long_one_bear_its_name(tmp_path):
-    """maj@k needs to know that two of three wrong answers are one, though one of them is too long to be published."""
-    forms = {0: "0.5", 1: "0.5" + "0" * 250, 2: "1/3", 3: "7/3"}
-    results = evaluation(tmp_path / "eval", base=["0001"] * COUNT, wrong=lambda _, index: forms[index])
-    assert results.task(TASK).base.majority == 0  # two votes for one half, one for the right answer
-    publish(tmp_path / "eval")
-    assert recount_folder(tmp_path / "eval").mistakes == ()
-
-
 @pytest.mark.parametrize("line", [b'{"policy": 5}', b"[" * 100_000, b"\xff"])
 def test_a_published_line_that_is_none_is_one_line(folder, line):
     publish(folder)
@@ -170,20 +160,6 @@ def test_a_published_line_that_is_none_is_one_line(folder, line):
         file.write(line + b"\n")
     assert "is not a sample" in said(folder)
     assert len(said(folder).splitlines()) == 1
-
-
-@pytest.mark.parametrize("published", [True, False])
-def test_samples_of_other_policies_are_told_where_they_were_published(folder, published):
-    """An evaluation keeps what earlier adapters answered in the same file."""
-    if published:
-        publish(folder)
-    lines = (folder / SAMPLES).read_text().splitlines()
-    adapters = [line for line in map(json.loads, lines) if line["policy"] == KEYS["adapter"]]
-    others = [json.dumps({**line, "policy": "c" * 16}) for line in adapters]
-    (folder / SAMPLES).write_text("\n".join([*lines, *others]) + "\n")
-    found = said(folder)
-    assert len(others) == COUNT * K
-    assert (f"has {len(others)} samples of policy 'cccccccccccccccc'" in found) if published else found == ""
 
 
 INTEGRAL = r"\int_0^1 x^2 dx"
@@ -231,40 +207,7 @@ def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_sta
     assert asked == [(open_there, 1.0), ((COUNT * K) - open_there, 30.0)] * 2
 
 
-def of_benchmark(made, held_out, **changes):
-    """What is wrong with results that claim to be a benchmark's, and what is not known."""
-    results = read_results(made)
-    (task,) = results.tasks
-    known = all_tasks()["aime24"]
-    data = {"source": known.repository, "revision": known.revision, "sha256": "a" * 64}
-    task = replace(task, **{"name": "aime24", "title": known.title, "data": data, **changes})
-    own = task.title.endswith(HELD_OUT)
-    version, prompt = (1, "{problem}") if own else (known.version, known.prompt)
-    facts = {"task": "aime24", "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
-    digest = results.protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
-    mistakes, reported = stated_mistakes(replace(task, protocol_hash=digest), results.protocol, held_out)
-    return list(map(str, mistakes)), reported
-
-
 AIME = all_tasks()["aime24"]
-
-
-@pytest.mark.parametrize(
-    ("title", "held_out", "said"),
-    [
-        (AIME.title, None, None),
-        ("AIME 2024", None, "its title is 'AIME 2024', the task's is"),
-        # Problems that a run held out bear a benchmark's name only if the run's data has that name.
-        ("aime24 (held out)", "aime24", None),
-        ("aime24 (held out)", None, None),
-        ("aime24 (held out)", "mine", "its title is 'aime24 (held out)', the run held out 'mine'"),
-    ],
-)
-def test_a_benchmarks_name_is_borne_by_itself_or_by_what_the_run_held_out(made, title, held_out, said):
-    mistakes, reported = of_benchmark(made, held_out, title=title)
-    assert mistakes == [] if said is None else len(mistakes) == 1 and said in mistakes[0], mistakes
-    unknown = f"that the problems of {title!r} are those of a run, and not the benchmark's"
-    assert (unknown in reported) is (title.endswith("(held out)") and held_out is None)
 
 
 def test_no_file_makes_counting_ask_a_network(made, monkeypatch):

@@ -1,7 +1,5 @@
 """Results come back from their file as they went, and what is no results file is refused in one line."""
 
-import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -30,30 +28,6 @@ def test_results_come_back_as_they_went_by_file_by_folder_and_by_run(tmp_path, f
         assert read_results(place) == found
     assert read_results(file).seconds == 12.0
     assert list(folder.iterdir()) == [file]
-
-
-def test_the_score_of_what_was_evaluated_is_the_adapters_or_that_of_a_base_alone():
-    assert BOTH.score == BOTH.adapter != BOTH.base
-    assert ALONE.task("sums").score == ALONE.task("sums").base
-    scored = {"base": OtherScore(0.25, None, 0, 0), "adapter": OtherScore(0.75, None, 0, 0)}
-    for task, own in ((BOTH, 0.75), (replace(BOTH, adapter=None, difference=None), 0.25)):
-        assert results(replace(task, lighteval=scored)).as_dict()["results"]["sums|0"]["avg@n:n=4"] == own
-    with pytest.raises(ValueError, match="sums was not scored"):
-        _ = replace(BOTH, base=None, adapter=None).score
-    with pytest.raises(KeyError):
-        FOUND.task("aime24")
-
-
-def test_the_file_is_json_that_any_reader_takes_even_where_there_is_no_error(tmp_path):
-    single = results(task_result("sums", ["10"], ["11"]))
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
-
-    facts = json.loads(single.write(tmp_path).read_text(), parse_constant=refuse)
-    assert facts["perl"]["tasks"]["sums"]["difference"]["mean"] == 0.5
-    back = read_results(tmp_path).task("sums").difference
-    assert (back.mean, back.low) == pytest.approx((0.5, math.nan), nan_ok=True)
 
 
 def test_readers_of_lightevals_files_find_their_way():

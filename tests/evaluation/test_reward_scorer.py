@@ -1,6 +1,5 @@
 """Scores by a user's own reward: named by its code, limited in time, and never a 0 that is a failure."""
 
-import datetime
 import json
 import os
 import sys
@@ -133,13 +132,3 @@ def test_without_a_limit_a_reward_is_called_in_this_process(seconds, status):
     )
     scorer = find_scorer(reward(code), timeout_seconds=seconds)
     assert scorer.verdicts([Question("0", "asked", "", {})], ["text"], Judging())[0].status == status
-
-
-def test_columns_that_no_worker_gets_are_left_out_or_asked_for_in_a_line():
-    question = Question("0", "asked", "", {"day": datetime.date(2024, 1, 1), "level": 2})
-    scorer = find_scorer(reward("def score(completions, level, **columns):\n    return [float('day' in columns)]\n"))
-    assert scorer.lacking(question) is None
-    assert scorer.verdicts([question], ["text"], Judging())[0].status == "wrong"
-    needs = find_scorer(reward("def score(completions, day):\n    return [1.0]\n"))
-    assert "column 'day' is not a JSON value" in str(needs.lacking(question))
-    assert "--scorer-timeout 0" in str(needs.lacking(question))

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from perl.errors import PerlError
 from perl.evaluation.choices import announced_letter, right_letters
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.scorers import SCORERS, normal
@@ -118,17 +117,3 @@ def test_a_reward_is_a_scorer(rewards_file):
     lacking = find_scorer(f"{rewards_file}:needs_level").lacking(Question("0", "q", "", {"stage": 1}))
     assert "needs the column 'level'" in str(lacking)
     assert "stage" in str(lacking)
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("chioce", "--scorer: no scorer 'chioce' (did you mean choice?"),
-        ("nowhere.py:f", "--scorer: no such file: nowhere.py"),
-    ],
-)
-def test_what_is_no_scorer_is_a_line(spec, said):
-    with pytest.raises(PerlError) as failure:
-        find_scorer(spec)
-    assert str(failure.value).startswith(said)
-    assert "\n" not in str(failure.value)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from perl.evaluation.metrics import Difference
-from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import OtherScore
 from perl.evaluation.table import WIDEST, difference_cell, markdown, p_cell, plain
 from tests.evaluations import results, task_result
@@ -102,59 +101,6 @@ NOT_SHOWN = "No difference from the base is shown: "
 def test_that_no_difference_is_shown_is_said_with_its_reason(tasks, reason):
     text = markdown(results(*tasks))
     assert (f"{NOT_SHOWN}{reason}" in text) if reason is not None else "No difference" not in text
-
-
-LAST = ["mean tokens", "truncated", "no answer"]
-
-
-@pytest.mark.parametrize(
-    ("found", "headings"),
-    [
-        (
-            results(BETTER),
-            [
-                *("avg@4 base", "avg@4 adapter", "difference [95 % interval]", "p", "pass@4", "maj@4"),
-                *LAST,
-            ],
-        ),
-        (
-            results(task_result("sums", ["10", "11"]), name="base", adapter_sha256=None),
-            ["avg@2 base", "pass@2", "maj@2", *LAST],
-        ),
-        (  # of one completion there is no other pass@k and no vote
-            results(task_result("sums", ["1", "0"], ["1", "1"])),
-            ["avg@1 base", "avg@1 adapter", "difference [95 % interval]", "p", *LAST],
-        ),
-        (
-            results(BETTER, ALIKE),
-            [
-                *("k", "avg@k base", "avg@k adapter", "difference [95 % interval]", "p", "pass@k", "maj@k"),
-                *LAST,
-            ],
-        ),
-    ],
-    ids=["both", "base alone", "one completion", "other k"],
-)
-def test_the_columns_are_those_of_what_was_scored_and_of_the_numbers_of_completions(found, headings):
-    for row, task in enumerate(found.tasks):
-        columns = cells(markdown(found), row)
-        assert sorted(columns) == sorted(["Task", "n", *headings])
-        assert columns.get("k", str(task.score.k)) == str(task.score.k)
-    alone = found.tasks[0].base is None or found.tasks[0].adapter is None
-    assert ("→" in markdown(found)) is not alone
-
-
-def test_what_the_numbers_are_numbers_of_stands_below():
-    text = markdown(results(BETTER))
-    assert "- Protocol perl: temperature 0.6, top_p 0.95, max_new_tokens 512, k 4, no system prompt, seed 0." in text
-    assert "- Engine: vllm 1.2, bfloat16, cpu, logp_diff 0.0012." in text
-    assert "- Base: someone/base@r1; adapter: runs/lora, sha256 `0123456789ab`." in text
-    assert "- Protocol hash: Sums `sums-0123456789a`." in text
-    assert "±: standard error" in text
-    # Where the protocol leaves the limit open, it is named for each task.
-    text = markdown(results(BETTER, replace(ALIKE, max_new_tokens=2048), protocol=Protocol()))
-    assert "max_new_tokens the task's" in text
-    assert "Cut off after so many tokens: Sums 512, Products 2,048." in text
 
 
 def test_doubts_are_said_and_only_where_there_are_some():

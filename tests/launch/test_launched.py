@@ -6,9 +6,9 @@ from unittest import mock
 import pytest
 import torch
 
-from perl.errors import PerlError, RecipeError
+from perl.errors import RecipeError
 from perl.launch import meeting
-from perl.recipe.recipe import load_recipe, rank, world_size
+from perl.recipe.recipe import rank, world_size
 from perl.recipe.sections import EngineSection
 from perl.run import launched
 from perl.run.joint_work import joining
@@ -158,18 +158,6 @@ def test_fsdp2_beside_a_configuration_of_deepspeed_is_refused_in_a_line(monkeypa
     assert taken_over("zero2") == "zero2"
     with pytest.raises(RecipeError, match="fsdp2, but accelerate's configuration asks for zero2"):
         taken_over("fsdp2")
-
-
-@pytest.mark.parametrize(
-    ("processes", "says"),
-    [(17, "more processes than a prompt batch can feed"), (3, "cannot be split over 3 processes")],
-)
-def test_more_processes_than_a_prompt_batch_can_feed_are_refused(processes, says):
-    train = {"prompts_per_step": 2, "num_generations": 8}
-    with pytest.raises(PerlError, match=says) as found:
-        load_recipe({"engine": {"processes": processes}, "train": train})
-    assert "train.prompts_per_step" in str(found.value)
-    assert len(found.value.mistakes) == 1
 
 
 @pytest.mark.parametrize(

@@ -78,30 +78,6 @@ def assert_sent_away(port: int, said: bytes) -> None:
             assert stranger.recv(1) == b""
 
 
-def assert_watches(watches) -> None:
-    """The main process still notices what becomes of another one."""
-    for connection in list(watches[2]._connections):
-        connection.shutdown(socket.SHUT_RDWR)
-    end = watches[0].cause(seconds=20.0)
-    assert end is not None
-    assert end.rank == 2
-
-
-def test_what_goes_wrong_in_the_thread_is_reported_and_it_watches_on(watches, monkeypatch, caplog):
-    receive, wrong = PeerMonitor._receive, [ZeroDivisionError("of its own")]
-
-    def at_first(watch):
-        if watch is watches[0] and wrong:
-            raise wrong.pop()
-        receive(watch)
-
-    monkeypatch.setattr(PeerMonitor, "_receive", at_first)
-    while wrong:
-        time.sleep(0.05)
-    assert_watches(watches)
-    assert caplog.text.count("ZeroDivisionError: of its own") == 1
-
-
 def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     store = HashStore()

@@ -12,11 +12,7 @@ from perl.reports.completions import read_completions
 from perl.reports.curves import (
     MOST_POINTS,
     Curve,
-    curves_of,
-    panels_of,
     points_each,
-    stage_means,
-    stages_of,
     thinned,
 )
 from perl.reports.page_data import page_data
@@ -82,23 +78,6 @@ def test_the_folder_of_a_script_has_no_recipe_and_its_steps_are_known_from_a_che
     assert read_run(folder).state == "done, step 4 of 4"
 
 
-def test_every_reward_and_score_and_what_else_is_logged_has_a_panel(tmp_path):
-    run = read_run(write_run(tmp_path / "run"))
-    names = curves_of(run)
-    panels = panels_of([*names, "critic/value_mean", "teacher/kl", "odd"], {"accuracy": [1.0], "format": [0.5, 0.2]})
-    found = {panel.title: panel for panel in panels}
-    assert found["Reward format"].unit == "weight 0.5 / 0.2"
-    assert found["Reward accuracy"].unit == "weight 1"
-    assert {"Total reward", "Length", "Truncated", "Trained on", "Entropy", "KL to the reference", "Clipped"} <= set(
-        found
-    )
-    assert {"Gradient norm", "Learning rate", "Parity check", "KL to the teacher", "Value mean"} <= set(found)
-    assert found["chain"].section == "Scores"
-    assert found["odd"].section == "All others"
-    shown = {metric for panel in panels for metric in panel.metrics}
-    assert {name for name in names if not name.endswith("_stderr")} <= shown
-
-
 def test_a_long_curve_keeps_its_ends_and_its_spikes():
     values = [0.0] * 50_000
     values[31_234], values[77] = 9.0, -4.0
@@ -113,16 +92,6 @@ def test_a_long_curve_keeps_its_ends_and_its_spikes():
     assert thinned(few, MOST_POINTS) is few
     assert points_each(20) == MOST_POINTS
     assert 200 <= points_each(450) < 1_000
-
-
-def test_seconds_of_stages_are_those_of_the_step(tmp_path):
-    stages = stages_of(curves_of(read_run(write_run(tmp_path / "run"))))
-    means = stage_means(stages)
-    assert sum(means.values()) == pytest.approx(1.0)
-    assert [round(mean, 6) for mean in means.values()] == [0.1, 0.4, 0.3, 0.2]
-    bare = {"step_time": Curve((1, 2, 3), (9.0, 1.0, 2.0))}
-    assert stage_means(stages_of(bare)) == {"whole step": 1.5}  # the first opens engines
-    assert stages_of({}) == {}
 
 
 def test_completions_are_kept_evenly_from_the_first_to_the_last_step(tmp_path):

@@ -21,7 +21,7 @@ from rich.console import Console
 from perl.cli import commands
 from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from perl.reports.run_log import read_run
-from perl.reports.watch import course, line_of, seconds_left, view_of
+from perl.reports.watch import line_of, seconds_left, view_of
 from tests.reports.written import alarm, samples_of, write_rows, write_run
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -50,22 +50,6 @@ def test_a_view_has_step_time_left_values_alarms_and_the_newest_completion(tmp_p
     assert "PRL401 step 3: entropy fell to 0.010 nats" in text
     assert "step 5, accuracy 0.000, format 1.000, wrong" in text
     assert "Step 5, place 3" in text
-
-
-@pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10)])
-def test_a_view_fits_every_terminal(tmp_path, width, height):
-    lines = drawn(read_run(write_run(tmp_path / "run", steps=5, status="running")), width, height).splitlines()
-    assert max(map(len, lines)) <= width
-    if height >= 20:
-        assert len(lines) <= height
-
-
-def test_a_course_has_the_shape_of_its_values():
-    assert course([0, 1, 2, 3, 4, 5, 6, 7], 8) == BLOCKS
-    assert course([0, 7], 8) == "▁█"
-    assert course([5.0] * 30, 10) == BLOCKS[3] * 10
-    assert course(list(range(1_000)), 4) == "▁▃▆█"
-    assert course([], 5) == ""
 
 
 def test_text_of_a_model_steers_no_terminal(tmp_path):

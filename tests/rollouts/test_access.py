@@ -79,10 +79,3 @@ def test_what_is_no_setting_of_a_server_is_said(given, said):
         server_address(given)
     assert "sk-123" not in str(raised.value)
     assert "token" not in str(raised.value)
-
-
-def test_what_is_no_address_is_refused_and_one_may_end_with_the_path_of_the_api():
-    for url in ("localhost:8000", "ftp://host", "http://host:port", ""):
-        with pytest.raises(PerlError, match=r"like http://localhost:8000, not|not an address.*http://host:8000"):
-            VllmServer(url)
-    assert VllmServer("http://host:8000/v1/").url == "http://host:8000"

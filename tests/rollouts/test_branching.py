@@ -117,16 +117,6 @@ def test_every_family_writes_what_generate_does(model, tokenizer, way):
     assert max(lengths) > SHAPE["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "lfm2"])
-def test_a_row_is_the_same_alone_and_beside_shorter_and_longer_ones(kind, tokenizer):
-    model = model_of(kind)
-    together = drawn(model, tokenizer, SAMPLINGS["warm"])
-    for size in (1, 3):
-        close(drawn(model, tokenizer, SAMPLINGS["warm"], batch_size=size), together)
-    for request, group in zip(requests(), together, strict=True):
-        close(drawn(model, tokenizer, SAMPLINGS["warm"], [request]), [group])
-
-
 def test_training_draws_what_generate_samples_with_the_same_random_numbers(model):
     prompts = [ids for ids in PROMPTS for _ in range(4)]
     width = max(map(len, prompts))
@@ -206,12 +196,3 @@ def test_what_begins_alike_is_run_once_and_what_has_ended_not_at_all():
     assert written.log_probs is None
     assert written.ran == [2, 3, 3, 3, 2]
     assert [len(set(slots)) for slots in draw.slots] == [2, 3, 3, 3, 2]
-
-
-def test_rows_that_nothing_goes_on_from_may_stay_a_while_and_change_nothing(tokenizer):
-    """Of many rows one that ends is kept: to take it out copies all others."""
-    model, sampling = model_of("llama"), EngineSampling(1.5, 24, tuple(range(1, 5)))
-    asked = [Request((20 + i, 5, 9), 1, seed=i) for i in range(40)]
-    found = drawn(model, tokenizer, sampling, asked)
-    close(found, drawn(model, tokenizer, sampling, asked, by_generate=True))
-    assert len({len(group[0].token_ids) for group in found}) > 6

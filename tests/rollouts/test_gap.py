@@ -68,31 +68,6 @@ def largest_usual(judge, steps_behind=0):
     return low
 
 
-# The parity check's tolerance, the first on-policy steps, what is usual from then on.
-USUAL = (
-    (0.1, [], 0.1),  # nothing but the tolerance is known
-    (0.1, [1e-6] * 5, 0.1 / 10),  # a tenth of it is rounding at any rate
-    (1e-4, [1e-7] * 5, 1e-4),  # and so is 1e-4
-    (0.1, [2e-4, 4e-4, 3e-4], 100 * (2e-4 + 4e-4 + 3e-4) / 3),
-    (0.1, [5e-4] * 5 + [9e-4] * 5, 100 * 5e-4),  # the first five count
-    (0.1, [0.01, 0.02, 0.03], 0.1),  # a hundred times would be beyond the tolerance
-    (0.1, [0.09, 0.07, 0.08], 4 * (0.09 + 0.07 + 0.08) / 3),
-)
-
-
-@pytest.mark.parametrize(("tolerance", "first", "expected"), USUAL)
-def test_what_is_usual_is_a_multiple_of_the_mean_of_the_first_steps_and_twice_what_passed_a_check(
-    tolerance, first, expected
-):
-    judge = GapJudge(tolerance)
-    for gap in first:
-        judge.accept(gap)
-    assert largest_usual(judge) == pytest.approx(expected, rel=1e-5)
-    checked = 3 * expected
-    judge.accept(checked)  # a parity check was passed
-    assert largest_usual(judge) == pytest.approx(2 * checked if first else expected, rel=1e-5)
-
-
 def test_rollouts_that_are_behind_may_differ_by_ten_times_the_most_so_far_but_not_by_a_nat_and_far_more():
     judge = GapJudge(TOLERANCE)
     for _ in range(5):

@@ -14,7 +14,7 @@ from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.engine import EngineSampling, Request, Sampled, Update, completion_of
+from perl.rollouts.engine import EngineSampling, Request, Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.next_token import inverse_cdf
 from perl.rollouts.vllm.http import VllmServer
@@ -129,14 +129,6 @@ def test_a_seed_gives_the_same_completion_alone_and_beside_others(drawn):
         assert drawn([*others[:place], mine, *others[place:]], WARM)[place] == alone
 
 
-def test_without_a_seed_every_call_gives_others(drawn):
-    found = []
-    for _ in range(2):
-        torch.manual_seed(1)  # which no engine reads
-        found.append(drawn([Request(PROMPT, 8)], WARM))
-    assert found[0] != found[1]
-
-
 def test_greedy_every_engine_writes_the_likeliest_tokens(drawn, base):
     requests = sixty_four()[:6]
     assert drawn(requests, GREEDY) == [[likeliest_completion(base, r.prompt_ids, 24, (END,))] for r in requests]
@@ -201,15 +193,6 @@ def test_a_batch_that_the_memory_does_not_hold_is_halved_until_it_does_or_is_one
     small(0)
     with pytest.raises(ModelError, match=r"not enough memory for one completion: 32 tokens.*fewer tokens"):
         TransformersEngine(base, tokenizer, 4).start([Request(PROMPT, 4, seed=0)], WARM)
-
-
-def test_the_policy_in_memory_takes_no_update_and_is_its_own_trial(base, tokenizer):
-    engine = TransformersEngine(base, tokenizer)
-    with pytest.raises(ValueError, match="the policy itself"):
-        engine.load(Update("v1", "merged"))
-    request = Request(PROMPT, 2, seed=1)
-    assert engine.trial(request, WARM) == {"transformers": engine.start([request], WARM).result()[0]}
-    assert engine.counts == {}
 
 
 def moved(base, dropout: float = 0.0) -> torch.nn.Module:

@@ -11,7 +11,6 @@ from perl.errors import PerlError
 from perl.rollouts.engine import EngineSampling, Proof, Request, Update
 from perl.rollouts.vllm import liveness
 from perl.rollouts.vllm.servers import ServerPool
-from perl.rollouts.vllm.transport import Connections
 
 SAMPLING = EngineSampling(temperature=1.0, max_completion_length=4, end_token_ids=())
 HANGS = 1000.0
@@ -134,7 +133,3 @@ def test_a_server_with_data_parallel_replicas_is_refused_for_updates_and_not_for
     assert [facts["replicas"] for facts in engine.check(8)] == [1, 4]
     with pytest.raises(PerlError, match=rf"{fakes.urls[1]} has 4 data-parallel replicas.*--data-parallel-size"):
         engine.check(8, "adapter")
-
-
-def test_half_of_the_open_files_are_for_connections_and_three_quarters_of_these_for_completions():
-    assert [Connections(files).completions for files in (1024, 10**6, 8)] == [384, 3072, 12]

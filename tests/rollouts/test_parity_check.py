@@ -15,7 +15,7 @@ from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import Proof, Sampled
-from perl.rollouts.parity_check import LENGTH, ParityCheck
+from perl.rollouts.parity_check import ParityCheck
 from tests.oracles.sampling import plain_log_probs
 
 PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
@@ -148,11 +148,6 @@ def test_the_tolerance_is_what_rounding_explains_in_the_type_that_the_policy_com
     with torch.autocast("cpu", torch.bfloat16):
         assert ParityCheck(policy_with(), PROMPT).tolerance == pytest.approx(in_half, rel=1e-12)
     assert ParityCheck(policy_with(), PROMPT, tolerance=0.5).tolerance == 0.5
-
-
-def test_no_more_tokens_are_asked_for_than_a_completion_of_the_run_has():
-    assert ParityCheck(policy_with(), PROMPT, longest=3).sampling.max_completion_length == 3
-    assert ParityCheck(policy_with(), PROMPT, longest=500).sampling.max_completion_length == LENGTH
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "pissa", "adalora", "vera", "full"])

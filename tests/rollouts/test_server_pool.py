@@ -1,7 +1,6 @@
 """A server is believed only as the one that was proven, and what is lost on the way costs that answer alone."""
 
 import contextlib
-import os
 import re
 import time
 
@@ -11,7 +10,6 @@ import torch
 from perl.errors import BrokenPromiseError, PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, Proof, Request, Update
 from perl.rollouts.vllm import members
-from perl.rollouts.vllm.members import LostAnswers
 from perl.rollouts.vllm.servers import ServerPool
 from tests.ports import free_port
 from tests.rollouts.loopback import ADAPTED, BASE, MERGED, TOKEN, WRONG_BASE, FakeVllm, Proxy
@@ -157,17 +155,6 @@ def test_merged_weights_are_refused_where_others_serve_adapters_and_so_is_the_ba
     assert engine.foreign_weights() == []  # adapters do not mind
 
 
-def test_an_adapter_that_appears_beside_merged_weights_on_a_cpu_throws_their_answers_away(started):
-    alone, shared = FakeVllm(on_cpu=True), FakeVllm(on_cpu=True)
-    _, pool = started(alone, shared)
-    engine = pool()
-    engine.check(8, "merged")
-    engine.load(update("a-v1", "merged"))
-    shared.happens = lambda: shared.adapters.update(someone="/foreign/adapter")
-    assert reported(engine.start(REQUESTS, SAMPLING).result()) == BASE + MERGED
-    assert engine.counts["servers_lost"] == 1
-
-
 @pytest.mark.parametrize("form", ["merged", "adapter"])
 def test_merged_weights_of_a_run_that_lives_are_refused_and_those_of_one_that_has_ended_give_way(started, form):
     """The label on the server names the folder, where each run has left its mark; closing it says so at once."""
@@ -187,41 +174,6 @@ def test_merged_weights_of_a_run_that_lives_are_refused_and_those_of_one_that_ha
     second.load(Update("perl-00000002-base", "merged", {"x": torch.zeros(1)}))
     assert second.foreign_weights() == []
     assert reported(second.start(REQUESTS, SAMPLING).result()) == BASE
-
-
-def test_merged_weights_of_a_run_that_was_killed_give_way_where_its_folder_is_seen(started, tmp_path):
-    server = FakeVllm()
-    urls, pool = started(server)
-    engine = pool()
-    foreign_weights(server)
-    with pytest.raises(PerlError, match="if that was killed, restart the server"):
-        engine.foreign_weights()
-    server.label = f"{tmp_path}/{DEAD}-v3"
-    (tmp_path / f"{DEAD}.owner").write_text('{"machine": "another", "process": 1}')
-    with pytest.raises(PerlError, match="has the merged weights of another run"):
-        engine.foreign_weights()
-    os.utime(tmp_path / f"{DEAD}.owner", (1, 1))  # touched by nobody any more
-    assert engine.foreign_weights() == urls
-
-
-def test_of_two_runs_that_load_at_once_none_answers_with_the_others_weights(started):
-    server = FakeVllm()
-    _, pool = started(server)
-    engine = pool()
-    engine.check(8, "merged")
-    answer, seen = server.answer, []
-
-    def answer_and_claim(path, key, body):
-        found = answer(path, key, body)
-        if path == "/collective_rpc" and body and not seen:  # while one loads the other says that it does
-            seen.append(server.label)
-            answer("/update_weight_version", key, {"new_version": f"/elsewhere/{DEAD}-v1-loading"})
-        return found
-
-    server.answer = answer_and_claim
-    with pytest.raises(RolloutError, match="got weights from someone else"):
-        engine.load(update("a-v1", "merged"))
-    assert seen[0].endswith("a-v1-loading")  # no answer of meanwhile is taken for one of the old weights
 
 
 @pytest.mark.parametrize("status", [None, 502])
@@ -250,21 +202,6 @@ def test_a_proxy_that_cuts_off_slow_answers_is_named_before_short_ones_take_thei
     asked = [Request((1, 2), 1)] * 64
     with pytest.raises(RolloutError, match=rf"{address} .*cut off after 1.*proxy_read_timeout"):
         pool().start(asked, EngineSampling(1.0, 60, (0,))).result()
-
-
-def test_a_timeout_is_three_equal_times_after_which_nothing_came_and_losses_by_chance_are_none():
-    known = LostAnswers()
-    known.came(0.0, 20.0)
-    for began, ended in ((30.0, 60.0), (30.0, 60.0), (70.0, 130.0), (140.0, 175.0)):
-        known.lost(began, ended)  # two together, as of a proxy that is restarted, count once
-    assert (known.in_a_row, known.cut_after_seconds) == (3, None)
-    for began in (200.0, 300.0):
-        known.lost(began, began + 60.5)
-    assert known.cut_after_seconds is None  # 35 is not 60
-    known.lost(400.0, 459.5)
-    assert known.cut_after_seconds == pytest.approx(60.2, abs=0.2)
-    known.came(500.0, 570.0)
-    assert (known.in_a_row, known.cut_after_seconds) == (0, None)
 
 
 def test_without_a_server_it_ends_after_the_time_that_was_given_and_closing_waits_for_none(started, tmp_path):

@@ -89,13 +89,6 @@ def test_an_owner_on_another_machine_lives_while_its_file_is_touched(tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("said", ["", "{"])
-def test_a_file_that_says_nothing_is_of_nobody_who_is_dead(tmp_path, said):
-    (tmp_path / f"{DEAD}.owner").write_text(said)
-    assert dead_runs(tmp_path) == []
-    assert dead_runs(tmp_path / "absent") == []
-
-
 def test_a_run_lives_as_long_as_it_holds_its_lock_also_while_another_looks_at_it(tmp_path):
     path = tmp_path / f"{ALIVE}.owner"
     path.write_text("{}")

@@ -25,7 +25,6 @@ from perl.run.launched import own_share
 from perl.sandbox import load_problems
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.trainer import PeftGRPOTrainer
-from tests.saved_adapters import save_adapter
 
 ALL = 4
 
@@ -155,17 +154,6 @@ def test_a_script_trains_with_few_threads_and_its_rewards_have_all(tmp_path, cap
     (line,) = [message for message in caplog.messages if "CPU threads" in message]
     assert "1 of 4" in line
     assert "OMP_NUM_THREADS" in line
-
-
-@pytest.mark.usefixtures("four_processors")
-def test_an_evaluation_takes_the_threads_that_are_asked_for_else_the_runs(tmp_path):
-    run = tmp_path / "run"
-    save_adapter(run / "adapter")
-    (run / "run.json").write_text('{"status": "done"}', encoding="utf-8")
-    for asked, taken in ((2, 2), (64, ALL)):
-        (run / "recipe.yaml").write_text(f"engine: {{threads: {asked}}}\n", encoding="utf-8")
-        assert planned(run).threads == taken
-    assert planned(run, threads=3).threads == 3
 
 
 def planned(adapter, **settings):

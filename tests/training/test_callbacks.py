@@ -79,14 +79,6 @@ def test_a_notebook_trains_twice_and_the_logs_are_of_the_second_training(tmp_pat
     check_files(tmp_path / "out")
 
 
-def test_an_evaluation_before_the_training_is_logged_beside_its_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    trainer = trainer_of(tmp_path / "out", [LearningCurves(), SamplesLog()], per_device_eval_batch_size=8)
-    trainer.evaluate(ROWS.select(range(2)))
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert "eval_reward" in rows_of(tmp_path / "out" / "metrics.jsonl")[0]
-
-
 def started(folder, *words, processes=1):
     """Exit code and output of the script with every callback."""
     arguments, environment = ["-m", "tests.training.scripted_callbacks", str(folder), *words], dict(os.environ)
@@ -173,40 +165,6 @@ def test_two_of_a_kind_are_refused_when_the_trainer_is_made_and_by_trls_when_it_
         trainer.train()
     with pytest.raises(RecipeError, match=r"^callbacks: there are two LiveProgress "):
         trls_sft(tmp_path / "out", [LiveProgress(), LiveProgress()]).train()
-
-
-def test_a_callback_serves_one_trainer(tmp_path):
-    samples = SamplesLog()
-    first = trainer_of(tmp_path / "out", [samples])
-    with pytest.raises(RecipeError, match=r"^callbacks: this SamplesLog serves another trainer already "):
-        trainer_of(tmp_path / "out", [samples])
-    del first
-
-
-def test_a_signal_after_a_training_that_failed_goes_where_it_would_have_gone(tmp_path):
-    class Fails(GracefulStop):
-        def on_step_end(self, *_, **__):
-            raise OSError("the disk is full")
-
-    heard = []
-    before = signal.signal(signal.SIGINT, lambda *_: heard.append("the script's own"))
-    try:
-        trainer = trainer_of(tmp_path / "out", [Fails()])
-        for _ in range(2):
-            with pytest.raises(OSError, match="the disk is full"):
-                trainer.train()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert heard == ["the script's own"]
-        os.kill(os.getpid(), signal.SIGINT)
-        assert heard == ["the script's own"] * 2
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_task_whose_data_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(PerlError, match="no such folder") as raised:  # before there is a trainer
-        BenchmarkScores(["aime24"], data=str(tmp_path / "nowhere"), every=1)
-    assert len(raised.value.mistakes) == 1
 
 
 def test_checkpoints_of_a_script_are_revisions_with_a_card_that_holds(hub, tmp_path):

@@ -1,7 +1,6 @@
 """What plans derive, against counts on real passes, sums by hand, and laws."""
 
 import itertools
-import json
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -37,7 +36,6 @@ from perl.training.hardware import (
     token_seconds,
 )
 from perl.training.memory_estimate import Work, estimate_memory
-from perl.training.run_shape import measured_lengths
 
 RANK = 4
 
@@ -240,15 +238,6 @@ def test_more_processes_never_need_more_memory_but_for_buckets_and_shards_never_
         assert held("fsdp2", 64) < held("ddp", 64)
 
 
-def test_parts_of_memory_are_all_that_is_held():
-    model, types = decoder_of(config_of()), Types(2, 2)
-    found = estimate_memory(model, types, RANK, Work(100, completions=8), sold_as(24), Sharing("fsdp2", 2))
-    passes = found.activations(recompute=False) + found.head
-    assert found.least == found.context + found.weights + found.gathered + found.adapter + max(passes, found.cache)
-    assert found.available == sold_as(24) == 22.0 * GIB
-    assert estimate_memory(model, types, RANK, Work(100), sold_as(24), trained=10**9).adapter == 16 * 10**9
-
-
 def test_seconds_go_from_what_a_data_sheet_allows_to_what_plain_programs_take():
     half, whole = (product_rate(HARDWARE["A100 80GB"], compute=size, sharing=1) for size in (2, 4))
     assert half == Range(0.1 * 312e12, 0.5 * 312e12)
@@ -282,27 +271,6 @@ def test_hardware_is_found_by_name_or_by_its_memory():
     for name, said in (("H1000", r"no hardware 'H1000' \(did you mean H100"), ("0", "no GPU has 0 GB")):
         with pytest.raises(PerlError, match=said):
             hardware_named(name)
-
-
-def test_lengths_of_an_earlier_run_are_those_of_its_last_steps(tmp_path):
-    rows = [{"completions/mean_length": 10.0 * (step > 5), "completions/max_length": 20} for step in range(56)]
-    rows = [{**row, "rows/trained_fraction": 0.5, "step_time": 2.0} for row in rows]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"epoch": 1}])))
-    found = measured_lengths(tmp_path, 7, None)
-    assert (found.prompt, found.completion, found.longest, found.live, found.seconds) == (7, 10, 20, 0.5, 2.0)
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}')
-    with pytest.raises(PerlError, match="no step of this run"):
-        measured_lengths(tmp_path, 7, None)
-
-
-def test_an_engine_in_the_process_must_have_room_for_its_copy_of_the_base():
-    model, types = decoder_of(AutoConfig.for_model("qwen2", num_key_value_heads=32)), Types(2, 2)  # 7.7 B
-    whole = weight_bytes(model, types) + 2 * model.layers * model.keys * 2 * 500
-    for share, fits in ((0.9 * whole, False), (1.1 * whole, True)):
-        work = Work(500, engine_share=share / sold_as(80))
-        found = estimate_memory(model, types, RANK, work, sold_as(80))
-        assert found.least < found.available
-        assert found.fits == fits
 
 
 @pytest.mark.parametrize(

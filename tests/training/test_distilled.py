@@ -90,13 +90,6 @@ def test_a_run_without_a_gradient_in_any_step_fails(tmp_path):
     assert not (tmp_path / "run" / "adapter").exists()
 
 
-def test_settings_of_trls_step_are_refused_before_a_model_is_loaded(monkeypatch):
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
-    for further in (["train.top_entropy_quantile=0.2"], ["train.entropy_coef=0.01"]):
-        with pytest.raises(PerlError, match=r"^[^\n]*teacher: a teacher is not known to TRL's step[^\n]*$"):
-            prepare(read_recipe(SHORT, ["teacher.hint=h", *further]))
-
-
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 @pytest.mark.parametrize(
     ("overrides", "line"),

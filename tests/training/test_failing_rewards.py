@@ -154,23 +154,6 @@ def arguments(folder, **changes):
     return PeftRLConfig(str(folder), **given | changes)
 
 
-def test_a_process_reward_is_one_more_reward_with_its_weight(tmp_path):
-    """The sandbox base itself judges: how likely it takes "1" against "2" after each step."""
-    how = {"model": "sandbox:base", "kind": "causal", "split": " ", "step_token": "=", "positive": "1", "negative": "2"}
-    changes = {"process_reward_weight": 0.5, "process_reward_kwargs": how}
-    trainer = PeftGRPOTrainer(
-        "sandbox:base", accuracy_reward, arguments(tmp_path / "out", **changes), train_dataset=problems(8)
-    )
-    trainer.train()
-    (log,) = [row for row in trainer.state.log_history if "reward" in row and "loss" in row]
-    assert 0 < log["rewards/process_reward/mean"] < 1
-    assert log["reward/process_reward/steps"] >= 1
-    expected = log["rewards/accuracy_reward/mean"] + 0.5 * log["rewards/process_reward/mean"]
-    assert log["reward"] == pytest.approx(expected, abs=1e-6)
-    alone = PeftGRPOTrainer("sandbox:base", accuracy_reward, arguments(tmp_path / "out"), train_dataset=problems(8))
-    assert alone.reward_func_names == ["accuracy_reward"]
-
-
 def test_a_verdict_that_takes_too_long_is_counted_in_the_logs(tmp_path):
     """A gold answer that cannot be compared in time: 0, and the log says why."""
     rows = problems(8).map(lambda _row: {"solution": r"\binom{2000000}{1000000}+x"})

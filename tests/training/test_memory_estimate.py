@@ -197,40 +197,6 @@ def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
     assert found.least == pytest.approx((0.6 + 2.88 + 0.275 + max(0.25 + 4096 * 28 * layer / GIB, 7.0)) * GIB, rel=0.01)
 
 
-def test_a_cache_or_an_engine_beside_the_trainer_takes_its_share_of_a_gpu():
-    few, many = (
-        estimate_memory(QWEN2_1B5, Types(), 16, Work(4096, completions=count), sold_as(24)) for count in (8, 512)
-    )
-    for found, count in ((few, 8), (many, 512)):
-        assert found.cache == count * 4096 * cached_bytes(QWEN2_1B5, Types())
-        assert found.fits == (found.least <= sold_as(24))
-    assert few.fits
-    assert many.cache > sold_as(24)
-    assert not many.fits
-    alone, beside = (
-        estimate_memory(QWEN2_1B5, Types(), 16, Work(2048, engine_share=share), sold_as(24)) for share in (0.0, 0.4)
-    )
-    assert beside.engine == 0.4 * sold_as(24)
-    assert beside.plan.tokens < alone.plan.tokens
-    assert alone.cache == beside.cache == 0
-
-
-def test_a_teacher_takes_its_adapter_two_states_and_a_slope_of_each_token_and_more_logits():
-    alone, base, other = (
-        estimate_memory(QWEN2_1B5, Types(), 16, Work(4096, teacher=count), sold_as(80))
-        for count in (None, 0, 18_464_768)
-    )
-    assert (alone.teacher, base.teacher, other.teacher) == (0, 0, 4 * 18_464_768)
-    assert base.per_token.kept - alone.per_token.kept == 1536 * (2 + 2 + 4)
-    assert base.per_token.recomputed - alone.per_token.recomputed == 1536 * (2 + 2 + 4)
-    assert base.head > alone.head
-    assert base.per_token.fixed - alone.per_token.fixed == base.head - alone.head
-    more = base.of_pass(recompute=False) - alone.of_pass(recompute=False)
-    assert more == pytest.approx(4096 * 1536 * 8 + base.head - alone.head)
-    assert other.always - base.always == 4 * 18_464_768
-    assert other.plan.tokens < base.plan.tokens < alone.plan.tokens
-
-
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=str)
 def test_what_a_divergence_holds_besides_its_vectors_is_what_is_measured(compute):
     torch.manual_seed(0)

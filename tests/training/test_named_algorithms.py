@@ -3,13 +3,11 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 import perl
 from perl.algorithms.algorithm import Algorithm
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import Paper
-from perl.cli import algorithms
 from perl.errors import RecipeError, RunFolderError
 from perl.recipe import load_recipe
 from perl.trainer.trainer import PeftGRPOTrainer
@@ -83,15 +81,3 @@ def test_a_row_added_at_run_time_is_in_the_plan(toy):
     with pytest.raises(RecipeError, match=r"train\.cov_fraction: 0.1 changes nothing: loss_type bnpo"):
         read_recipe("quickstart", ["algorithm=toy", "train.cov_fraction=0.1"])
     assert toy.name in ALGORITHMS
-
-
-def test_a_row_added_at_run_time_is_printed_by_its_command(toy):
-    runner = CliRunner()
-    page = runner.invoke(algorithms.command, ["toy"])
-    assert page.exit_code == 0
-    for part in ("toy: TOY", toy.equation, toy.advantage, toy.constants, toy.source, "A Toy", "epsilon 0.07"):
-        assert part in page.output
-    table = runner.invoke(algorithms.command, [])
-    assert [line.split()[:2] for line in table.output.splitlines() if line.startswith("toy")] == [["toy", "TOY"]]
-    (row,) = json.loads(runner.invoke(algorithms.command, ["toy", "--json"]).output)
-    assert row["settings"] == toy.settings

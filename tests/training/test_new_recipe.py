@@ -9,11 +9,8 @@ from transformers import AutoTokenizer, Qwen2Config
 import perl
 from perl.errors import PerlError
 from perl.recipe import load_recipe
-from perl.recipe.engines import VLLM
 from perl.recipe.optional_packages import Package
 from perl.sandbox import BASE_FOLDER
-from perl.training import new_data, new_recipe
-from perl.training.hardware import hardware_named
 
 SUMS = [{"problem": f"{i}+{j}=", "answer": str(i + j), "solution": "We count."} for i in range(10) for j in range(10)]
 SIZES = {
@@ -120,32 +117,6 @@ def test_a_reward_of_ones_own_needs_no_gold_answers(monkeypatch):
     assert list(found.rewards) == ["drafted_reward:f"]
     assert found.data.train.columns.answer is None
     assert found.data.prompt_template is None
-
-
-def test_vllm_is_chosen_where_it_is_installed_and_fits(monkeypatch):
-    monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", True)
-    assert VLLM.installed
-    chosen = [one.backend for one in new_recipe._candidates(hardware_named("H100"), None)]
-    assert chosen[:2] == ["vllm", "vllm"]
-    assert set(chosen[2:]) == {"transformers"}
-
-
-def test_a_hub_data_sets_own_test_split_is_held_out_if_it_can_be_read(monkeypatch):
-    asked = []
-
-    def read(source, role, where):
-        asked.append((source.split, role, where))
-        if source.name == "me/without-test":
-            raise PerlError("no such split")
-
-    monkeypatch.setattr(new_data, "read_source", read)
-    columns = {"prompt": "question", "answer": "answer"}
-    train = {"name": "me/maths", "subset": "main", "split": "train", "limit": 9, "columns": columns}
-    found = new_data._test_split(train)
-    assert found == {"name": "me/maths", "subset": "main", "split": "test", "columns": columns}
-    assert asked == [("test", "eval", "data.eval")]
-    assert new_data._test_split({**train, "name": "me/without-test"}) is None
-    assert new_data._test_split({**train, "name": "sums.jsonl"}) is None
 
 
 CHAT = [{"hint": "x", "talk": [{"role": "user", "content": f"{i}+1="}], "answer": str(i + 1)} for i in range(9)]

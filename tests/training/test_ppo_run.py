@@ -13,7 +13,6 @@ import perl
 from perl.errors import PerlError
 from perl.hub.card.public_recipe import public_recipe
 from perl.policy.critic import Critic
-from perl.policy.model import source_fingerprint
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.trainer import PeftGRPOTrainer
@@ -112,37 +111,3 @@ def test_one_completion_of_each_prompt_trains(tmp_path, algorithm):
     assert len(samples) == 3  # a group of one a step
     adapter = load_file(run.adapter / "adapter_model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in adapter.values())
-
-
-def test_the_critic_learns_at_one_rate_beside_every_method():
-    plain = {"model": {"name": "sandbox:base"}, "data": {"train": "sandbox:addition"}, "rewards": {"accuracy": 1.0}}
-    plain |= {"algorithm": "ppo", "engine": {"device": "cpu"}}
-
-    def rate(method: str, *more: str) -> str:
-        lines = plan_lines(prepare(read_recipe({**plain, "peft": {"method": method}}, list(more))))
-        return next(line.rpartition(" ")[2] for line in lines if line.startswith("critic "))
-
-    assert {rate(method) for method in ("lora", "ia3", "vera", "lora_plus")} == {"0.0001"}
-    assert rate("ia3", "train.critic_learning_rate=0.003") == "0.003"
-
-
-@pytest.mark.nightly
-def test_a_critic_trains_in_float32_on_weights_of_fewer_bits(tmp_path, trainers, monkeypatch):
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
-    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # it would compute in bfloat16
-    recipe = {**SHORT, "model": {"name": "sandbox:base", "quantization": "nf4"}, "algorithm": "ppo"}
-    run = perl.train(recipe, ["train.critic_rank=4"], tmp_path / "run")
-    (trainer,) = trainers
-    critic, fresh = trainer.critic_training.critic, Critic(trainer.policy, rank=4, seed=trainer.args.seed)
-    assert {tensor.dtype for tensor in critic.tensors.values()} == {torch.float32}
-    moved = [not torch.equal(tensor, fresh.state()[name]) for name, tensor in critic.state().items()]
-    assert all(moved)
-    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert rows[0]["critic/value_mean"] == 0
-    assert rows[-1]["critic/value_mean"] != 0
-    assert rows[-1]["critic/loss"] < rows[0]["critic/loss"]
-    about = json.loads((run.critic / "critic.json").read_text())
-    assert about["base_quantization"] == "nf4"
-    assert about["base_fingerprint"] == source_fingerprint(trainer.policy)
-    fresh.load(run.critic / "critic.safetensors")
-    assert all(torch.equal(tensor, critic.state()[name]) for name, tensor in fresh.state().items())

@@ -161,20 +161,6 @@ def test_no_evaluation_leaves_no_folder(unscored):
     assert "eval" not in unscored.facts
 
 
-def test_a_run_of_the_whole_model_without_tasks_scores_base_and_policy_on_what_it_holds_out(tmp_path):
-    overrides = ["train.max_steps=1", "peft.method=full", "peft.rank=null"]
-    run = perl.train(recipe(tasks=[]), overrides, tmp_path / "run")
-    (task,) = read_results(run.path / "eval").tasks
-    assert task.name == "sandbox:addition"
-    found = run.facts["eval"]["sandbox:addition"]
-    assert (found["base"], found["adapter"]) == (task.base.accuracy, task.adapter.accuracy)
-    lines = [json.loads(line) for line in (run.path / "eval" / "samples.jsonl").read_text().splitlines()]
-    right = collections.Counter(line["policy"] for line in lines if line["status"] == "right")
-    among = collections.Counter(line["policy"] for line in lines)
-    shares = sorted(right[policy] / count for policy, count in among.items())
-    assert shares == pytest.approx(sorted([task.base.accuracy, task.adapter.accuracy]))
-
-
 def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
     for evaluation, words in (
         ({"tasks": ["sandbox:chian"]}, ["eval.tasks", "sandbox:chian", "did you mean sandbox:chain?"]),

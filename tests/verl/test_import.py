@@ -243,14 +243,3 @@ def test_an_adapter_that_verl_has_continued_comes_back_from_the_jobs_own_copy(re
     after = load_file(done.run.adapter / WEIGHTS)
     assert max((after[name] - 1.25 * tensor).abs().max().item() for name, tensor in before.items()) == 0.0
     assert done.run.facts["settings"]["continues"] == "gone/adapter"
-
-
-@pytest.mark.nightly
-def test_an_imported_run_is_published_and_found_again(returned, hub, tmp_path):
-    run = Run.read(shutil.copytree(returned.path, tmp_path / "run"))
-    pushed = perl.push(run, "user/from-verl")
-    assert pushed.repo_id == "user/from-verl"
-    files = hub.repo("user/from-verl").files("main")
-    assert b"verl 0.9.1, fsdp2 on 3 processes" in files["README.md"]
-    there = find_adapter("user/from-verl")
-    torch.testing.assert_close(as_peft_loads(there.folder), as_peft_loads(run.adapter), rtol=0, atol=0)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import peft
 import pyarrow.parquet
@@ -26,7 +25,6 @@ from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER
 from perl.training.on_verl import export_verl, prepare_export
 from perl.verl import check_job
-from perl.verl.job import reward_files
 from perl.verl.job_folder import find_job
 from tests.verl.recipes import recipe
 
@@ -81,19 +79,6 @@ def test_rows_are_verls_and_their_prompts_the_recipes(job):
     assert set(rows[0]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
     assert rows[0]["reward_model"] == {"style": "rule", "ground_truth": first["solution"]}
     assert rows[0]["prompt"] == [{key: message[key] for key in ("role", "content")} for message in first["prompt"]]
-
-
-def test_every_row_is_measured_before_verl_cuts_one():
-    class Words:
-        def apply_chat_template(self, prompt, **_):
-            return {"input_ids": prompt[0]["content"].split()}
-
-    prompts = [[{"role": "user", "content": "a " * length}] for length in (3, 5, 9, 7, 2)]
-    data = SimpleNamespace(max_prompt_length=9, apply_chat_template_kwargs={})
-    check_job.check_lengths(prompts, Words(), data, Path("train.parquet"))
-    data.max_prompt_length = 6
-    with pytest.raises(RecipeError, match=r"2 prompts are longer than 6 tokens .* up to 9, the first in row 2"):
-        check_job.check_lengths(prompts, Words(), data, Path("train.parquet"))
 
 
 def test_run_sh_hands_verl_what_was_written_wherever_it_lies_and_nothing_else(job, tmp_path):
@@ -205,19 +190,3 @@ def test_a_users_reward_goes_along_with_what_it_imports(tmp_path, monkeypatch):
     for name, words in (("carried_reward:counts", "completion_ids"), ("length_penalty", "group")):
         with pytest.raises(RecipeError, match=words):
             prepare_export(recipe(rewards={name: 1.0}))
-
-
-def test_what_a_reward_is_of_goes_or_is_installed_or_is_refused(tmp_path, monkeypatch):
-    site = tmp_path / "dist-packages"
-    for place in (tmp_path / "spaced" / "deep", site / "distributed"):
-        place.mkdir(parents=True)
-        (place / "scored.py").write_text("def one(completions, **_):\n    return [1.0 for _ in completions]\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), str(site), *sys.path])
-    kinds = ("spaced.deep.scored", "distributed.scored", "json")
-    for name in kinds:
-        __import__(name)
-    found = reward_files([f"{name}:one" for name in kinds])
-    assert {path: file.stat().st_size for path, file in found.items()} == pytest.approx({"spaced/deep/scored.py": 65})
-    monkeypatch.setitem(sys.modules, "nowhere", ModuleType("nowhere"))
-    with pytest.raises(RecipeError, match=r"rewards\.nowhere:one.*\.py file"):
-        reward_files(["nowhere:one"])

@@ -1,10 +1,8 @@
 """What of a recipe goes to verl, as what, and what is refused: no verl is needed for it."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
-import transformers
 
 import perl.verl.settings
 from perl.algorithms.estimators import ADVANTAGES
@@ -126,28 +124,6 @@ def test_batches_and_steps_are_counted_in_batches_of_rollouts(exported):
     assert [values[name] for name in names] == pytest.approx([10, 2, 1])
 
 
-@pytest.mark.parametrize(("waits", "twice", "first"), [(0, 1, 0), (3, 1, 4), (4, 2, 3)])
-def test_the_policy_waits_for_the_critic_as_long_as_here(exported, waits, twice, first):
-    """verl's policy trains where critic_warmup <= the number of the batch, which begins at 1."""
-    told_so = with_train(of_algorithm("ppo"), critic_warmup_steps=waits, num_iterations=twice)
-    value = told(exported, told_so).values["trainer.critic_warmup"]
-    assert value == pytest.approx(first)
-    assert sum(twice for batch in range(1, 9) if batch < value) == pytest.approx(waits)
-
-
-@pytest.mark.parametrize(("share", "steps"), [(0.25, 3), (0.05, 1), (4, 4)])
-def test_a_share_of_the_steps_and_a_least_rate_are_transformers_numbers(exported, share, steps):
-    train = {"max_steps": 10, "save_strategy": "steps", "save_steps": share, "eval_strategy": "steps"}
-    train |= {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
-    values = values_of(exported, train={**train, "eval_steps": share, "warmup_steps": share, "learning_rate": 3e-5})
-    state = transformers.TrainerState(max_steps=10)
-    state.compute_steps(SimpleNamespace(logging_steps=1, eval_steps=share, save_steps=share), 10)
-    assert (state.save_steps, state.eval_steps) == pytest.approx((steps, steps))
-    assert (values["trainer.save_freq"], values["trainer.test_freq"]) == pytest.approx((steps, steps))
-    names = ("lr_warmup_steps", "min_lr_ratio", "lr")
-    assert [values[f"{ACTOR}.optim.{name}"] for name in names] == pytest.approx([steps, 0.1, 3e-5])
-
-
 def test_an_algorithms_name_is_verls_loss_bounds_and_advantage(exported):
     for name, mode, mean, bounds, estimator in (
         ("dapo", "vanilla", "token-mean", (0.2, 0.28), "grpo"),
@@ -185,15 +161,6 @@ def test_a_divergence_is_in_the_loss_or_in_the_reward_and_the_engine_is_correcte
     without = values_of(exported, train={"vllm_importance_sampling_correction": False})
     assert without[f"{place}.rollout_is"] is None
     assert f"{place}.rollout_is_threshold" not in without
-
-
-def test_soft_overlong_is_verls_own(exported):
-    rewards = {"accuracy": 1.0, "soft_overlong": {"weight": 0.5, "args": {"soft_punish_cache": 8}}}
-    values = values_of(exported, rewards=rewards)
-    buffer = values["+reward.reward_kwargs.overlong_buffer_cfg"]
-    assert values["reward.reward_manager.name"] == "dapo"
-    assert [buffer["len"], buffer["penalty_factor"]] == pytest.approx([8, 0.5])
-    assert values["+reward.reward_kwargs.max_resp_len"] == pytest.approx(32)
 
 
 @pytest.mark.parametrize(
