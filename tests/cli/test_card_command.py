@@ -112,22 +112,3 @@ def test_a_card_on_the_hub_is_looked_at_without_its_weights(perl, run, hub):
     assert wrong.returncode == 2
     assert "is of another adapter: sha256 000000000000, the weights beside it have" in wrong.stderr
     assert perl("card", "user/good@main", "--check").returncode == 2
-
-
-def test_what_is_on_the_hub_may_be_hostile(perl, hub):
-    hub.create("user/large", {"README.md": b"---\na: b\n---\n" + b"x" * 2_000_000})
-    hub.create("user/bomb", {"README.md": b"---\na: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n---\n"})
-    hub.create("user/bytes", {"README.md": b"---\n\xff\n---\n"})
-    hub.create("user/none", {"a.txt": b"x"})
-    hub.create("user/deep", {"README.md": b"---\na: b\n---\n", "eval/results.json": b"[" * 200_000})
-    said = {
-        name: perl("card", f"user/{name}", "--check") for name in ("large", "bomb", "bytes", "none", "deep", "absent")
-    }
-    assert {done.returncode for done in said.values()} == {2}
-    assert {name: done.stderr.count("\n") for name, done in said.items()} == dict.fromkeys(said, 1)
-    assert "2,000,013 bytes, read are 1,000,000 at most" in said["large"].stderr
-    assert "not plain YAML: an alias" in said["bomb"].stderr
-    assert "is not UTF-8" in said["bytes"].stderr
-    assert "has no README.md" in said["none"].stderr
-    assert "results.json: " in said["deep"].stderr
-    assert "the Hub has none or it is private" in said["absent"].stderr

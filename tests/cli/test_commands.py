@@ -149,15 +149,6 @@ def test_a_mistake_is_one_line_on_stderr_and_nothing_is_begun(arguments, words, 
     assert not any(tmp_path.iterdir())
 
 
-def test_each_mistake_has_a_line(perl):
-    said = perl("train", "quickstart", "peft.rnak=4", "train.learning_rate=-1", "eval.k=0")
-    assert said.code == 2
-    lines = [line.split(": ") for line in said.err.splitlines()]
-    assert {tuple(line[:3]) for line in lines} == {
-        ("error", "command line", key) for key in ("peft.rnak", "train.learning_rate", "eval.k")
-    }
-
-
 def test_a_dry_run_prints_a_recipe_that_loads_again_and_the_plan_and_starts_nothing(printed, tmp_path):
     overrides = ("train.max_steps=3", "peft.rank=4", "algorithm=gspo", "train.beta=0.01")
     text = printed("train", "quickstart", *overrides, "--dry-run")

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from perl.cli.commands import run as run_command
-from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_USER_MISTAKE
+from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE
 from tests.hub.push_runs import FILES, add_checkpoint, publishable
-from tests.hub_fixtures import TOKEN
 
 REPO = "user/adapter"
 
@@ -60,19 +59,6 @@ def test_a_dry_run_shows_files_and_card_and_asks_nobody(hub, capsys, tmp_path):
     assert perl("run", "--repo", REPO, "--dry-run") == EXIT_DONE
     assert hub.requests == 0
     assert "library_name" in capsys.readouterr().out
-
-
-def test_an_outage_ends_with_one_line_and_the_same_command_goes_on(hub, capsys):
-    publishable()
-    hub.faults.fail(1, 503, times=10**6)
-    assert perl("run", "--repo", REPO, "--private") == EXIT_FAILED
-    printed = capsys.readouterr()
-    assert printed.err.splitlines()[-2] == "the push is kept in run: `perl push run` finishes it"
-    assert printed.err.splitlines()[-1] == f"error: {REPO}: the Hub is unreachable: it answers 503 (6 tries) [PRL212]"
-    assert TOKEN not in printed.err + printed.out
-    hub.faults.clear()
-    assert perl("run") == EXIT_DONE
-    assert hub.repo(REPO).private
 
 
 def test_what_cannot_be_pushed_is_one_line(capsys, hub):

@@ -89,15 +89,6 @@ def test_a_sample_depends_on_nothing_else_that_is_drawn(wanted, sampled, whole, 
     assert found == [group[:k] for group in whole[chosen]]
 
 
-def test_what_is_there_is_not_drawn_again(wanted, sampled, whole):
-    done = {sample.place: replace(sample, text="as it was") for sample in flat(whole)[1::2]}
-    found, new = sampled(wanted, done=done)
-    assert {sample.place for sample in new}.isdisjoint(done)
-    assert len(new) == 18 - len(done)
-    assert flat(found) == [done.get(sample.place, sample) for sample in flat(whole)]
-    assert sampled(wanted, done={sample.place: sample for sample in flat(whole)}) == (whole, [])
-
-
 def test_a_stop_text_ends_a_completion_which_is_then_not_cut_off(wanted, sampled, whole):
     stopped, _ = sampled(replace(wanted, stop=("nowhere", "{", "boxed")))
     assert [s.text for s in flat(stopped)] == [s.text.partition("boxed")[0].partition("{")[0] for s in flat(whole)]

@@ -131,19 +131,6 @@ def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, set
     assert len(lines()) == len(texts()) == 2 * problems * max(2, settings.get("k", 2))
 
 
-def test_batch_size_and_number_of_problems_change_no_completion(saved, done):
-    evaluate(saved, output="other", batch_size=5, limit=9)
-    one, other = (by_policy(folder) for folder in (done, "other"))
-    assert len(one) == 2 * 2 * N
-    assert all(one[place] == other[place] for place in one)
-
-
-def by_policy(folder) -> dict:
-    """Policy, problem and index -> the text and its verdict."""
-    keys = {key: who for who, key in numbers(folder)[TASK]["samples"].items()}
-    return {(keys[row["policy"]], row["problem"], row["index"]): (row["text"], row["status"]) for row in lines(folder)}
-
-
 @pytest.mark.parametrize(
     "change",
     [{"seed": 1}, {"system_prompt": "1+1="}],

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import perl
-from perl.errors import BrokenPromiseError, RolloutError
+from perl.errors import RolloutError
 from perl.evaluation.request import EvalSettings
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
@@ -170,18 +170,6 @@ def test_weights_that_were_left_on_a_server_are_replaced_and_after_an_adapter_se
     assert_mostly_same(texts(tmp_path / "served", served, "adapter"), texts(folder, here, "adapter"))
     assert fmean(answers[problem] == text for problem, text in texts(folder, here, "adapter").items()) < 0.8
     assert asked(url, "/weight_info")["weight_version"].endswith("-restored-left")
-
-
-@pytest.mark.nightly
-def test_a_server_with_another_model_under_the_same_name_is_refused_before_anything_is_scored(
-    own_server, adapter, tmp_path
-):
-    give_away(own_server.url, tmp_path / "given", 0.1, "default")  # it does not say that these are not the base's
-    for subject in ({"adapter": adapter("lora")}, {"base": "sandbox:base"}):
-        with pytest.raises(BrokenPromiseError, match=r"does not answer like the policy.*--server-command"):
-            evaluated(tmp_path / "out", own_server.url, **subject)
-        assert lines_of(tmp_path / "out") == []
-    own_server.restart()
 
 
 def test_where_no_server_answers_the_evaluation_ends_when_it_was_told_to(tmp_path):

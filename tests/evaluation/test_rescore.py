@@ -14,7 +14,6 @@ from perl.evaluation import policies
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.results import read_results
-from perl.run.folder import Run
 from tests.oracles.counted_scores import check_scores
 from tests.saved_adapters import save_adapter
 
@@ -105,21 +104,6 @@ def test_what_a_task_lacks_is_one_line(drawn, judged):
         rescore(judged, pass_at=[3])
     shutil.copytree(judged, "third")
     assert set(rescore("third", pass_at=[1, 2], lighteval=False).tasks[0].base.pass_at) == {1, 2}
-
-
-def test_a_runs_own_problems_are_found_by_its_recipe():
-    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
-    Path("held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = {
-        "data": {"train": "sandbox:addition", "eval": "held.jsonl"},
-        "eval": {"k": 1},
-        "engine": {"device": "cpu"},
-    }
-    settings = ["train.max_steps=1", "train.num_generations=8", "train.per_device_train_batch_size=16"]
-    run: Run = perl.train(recipe, [*settings, "rollout.max_completion_length=32"], "run")
-    before = facts(run.path / "eval")
-    rescore(run.path / "eval", lighteval=False)
-    assert facts(run.path / "eval") == before
 
 
 def test_the_command_prints_where_completions_are_and_then_one_table(adapter):

@@ -90,21 +90,6 @@ def test_a_killed_rank_is_named_under_torchrun_by_one_that_is_left(tmp_path, str
 
 
 @pytest.mark.nightly
-def test_a_killed_task_of_srun_ends_the_others(tmp_path, straight):
-    rank = 0
-    write_recipe(tmp_path)
-    (tmp_path / f"tripwire-{rank}").write_text("4 9")
-    tasks = by_srun(TRAIN, (tmp_path, tmp_path))
-    assert tasks[rank][0] == -9
-    code, said = tasks[1 - rank]
-    assert code == 1, said
-    assert_failed(said, f"rank {rank} (pid ", "was killed")
-    assert launchers.facts(tmp_path)["status"] == "running"  # only the main process writes
-    assert [code for code, _ in by_srun(TRAIN, (tmp_path, tmp_path))] == [0, 0]
-    assert launchers.adapter(tmp_path) == launchers.adapter(straight)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(("to", "number"), [("group", signal.SIGINT), ("launcher", signal.SIGTERM)])
 def test_a_signal_ends_the_step_on_all_and_writes_a_checkpoint(tmp_path, straight, to, number):
     write_recipe(tmp_path)

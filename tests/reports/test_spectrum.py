@@ -117,14 +117,3 @@ def test_bad_input_is_one_line(make, arguments, said, command):
     assert code == 2
     (line,) = err.strip().splitlines()
     assert re.search(said, line), line
-
-
-def test_of_a_quantised_base_the_ordinary_one_is_taken_and_that_is_said(command):
-    save_adapter("adapter")
-    tensors = load_file("adapter/adapter_model.safetensors")
-    save_file(tensors, "adapter/adapter_model.safetensors", {"format": "pt", "base_quantization": "nf4"})
-    code, out, err = command("adapter", "--modules", "up_proj")
-    assert code == 0
-    assert "trained on a base quantised to nf4; its update is measured against the ordinary base [PRL302]" in err
-    before = perl.spectrum("adapter", modules="up_proj").pooled.stable_rank
-    assert float(out.splitlines()[2].split()[3]) == pytest.approx(before, abs=0.006)

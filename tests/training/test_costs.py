@@ -20,20 +20,15 @@ from perl.packing.head import LogitSettings, add_scored_forward
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.critic import Critic
-from perl.recipe.engines import TRANSFORMERS, VLLM_SERVER
 from perl.recipe.sections import STRATEGIES, PeftSection
 from perl.training.cost_flops import Execution, Group, executed_flops, generation_flops, largest_pass, size_of
 from perl.training.decoder import ALONE, Sharing, Types, base_bytes, decoder_of, trained_bytes, weight_bytes
 from perl.training.hardware import (
     GIB,
     HARDWARE,
-    Range,
     hardware_named,
-    product_rate,
     sold_as,
-    taking,
     this_machine,
-    token_seconds,
 )
 from perl.training.memory_estimate import Work, estimate_memory
 
@@ -236,20 +231,6 @@ def test_more_processes_never_need_more_memory_but_for_buckets_and_shards_never_
         assert held("fsdp2", count) <= held("ddp", count)
     if layers > 4:  # of fewer all may be whole at a time
         assert held("fsdp2", 64) < held("ddp", 64)
-
-
-def test_seconds_go_from_what_a_data_sheet_allows_to_what_plain_programs_take():
-    half, whole = (product_rate(HARDWARE["A100 80GB"], compute=size, sharing=1) for size in (2, 4))
-    assert half == Range(0.1 * 312e12, 0.5 * 312e12)
-    assert whole == Range(0.1 * 19.5e12, 0.5 * 19.5e12)
-    assert taking(1e12, Range(1e12, 4e12)) == Range(0.25, 1.0)
-    on_cpu = [product_rate(hardware_named("cpu"), compute=4, sharing=count) for count in (1, 4)]
-    assert on_cpu[0].high == 4 * on_cpu[1].high
-    card, few, many = HARDWARE["H100"], 1e6, 100e9
-    assert token_seconds(card, TRANSFORMERS, 28, few, sharing=1).low == 28 * 0.5e-3  # kernels that are started
-    assert token_seconds(card, TRANSFORMERS, 28, many, sharing=1).low == many / (0.85 * 3350e9)  # bytes that are read
-    served = token_seconds(card, VLLM_SERVER, 28, many, sharing=1)
-    assert served.high == pytest.approx(28 * 0.35e-3 + many / (0.45 * 3350e9))
 
 
 def test_hardware_is_found_by_name_or_by_its_memory():

@@ -131,18 +131,6 @@ def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, li
     assert line in str(caught.value)
 
 
-def test_a_held_out_problem_that_leaves_no_room_is_found_before_a_model_is_loaded(monkeypatch, tmp_path):
-    for name, longest in (("q", 1), ("held", 1100)):
-        rows = [{"prompt": f"{name} {n}+1=", "answer": "1" * (longest if n == 5 else 1)} for n in range(8)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
-    given = ["teacher.hint='{answer}'", "data.train.name=./q.jsonl", "data.eval.name=./held.jsonl"]
-    assert prepare(read_recipe(SHORT, given)).problems.heldout is not None
-    with pytest.raises(PerlError, match=r"^[^\n]*teacher\.hint: the teacher's longest prompt has[^\n]*$"):
-        prepare(read_recipe(SHORT, [*given, "train.eval_strategy=steps", "train.eval_steps=1"]))
-
-
 def test_accuracy_may_be_watched_without_being_rewarded(tmp_path):
     run = perl.train(SHORT, ["rewards.accuracy=0.0", "teacher.hint=The answer is {answer}."], tmp_path / "run")
     rows = metrics_of(run)

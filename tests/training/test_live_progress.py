@@ -59,12 +59,13 @@ def test_durations_read_like_a_clock():
 # The same command three times, in one process, since importing takes longer than the run: as it is, quiet, into a log.
 BETWEEN = "<now quiet>"
 THREE_TIMES = f"""
-import os, sys
+import logging, os, sys
 from perl.cli.main import run_commands
 codes = [run_commands(sys.argv[1:], "perl")]
 for stream in (sys.stdout, sys.stderr):
     print({BETWEEN!r}, file=stream, flush=True)
 codes.append(run_commands([*sys.argv[1:], "--quiet", "--output", "runs/quiet"], "perl"))
+logging.getLogger("perl").handlers.clear()  # a command adds its own, and no process has two commands
 for descriptor, name in ((1, "stdout"), (2, "stderr")):
     os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
 codes.append(run_commands([*sys.argv[1:], "--output", "runs/logged"], "perl"))

@@ -14,7 +14,7 @@ from perl.packing.divergence import divergence_bytes, head_divergence
 from perl.packing.forward import score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import HeadStates, LogitSettings, add_scored_forward
-from perl.packing.memory import measure, plan_memory
+from perl.packing.memory import measure
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, total_parameters, trainable_parameters
@@ -225,17 +225,3 @@ def test_bytes_of_shared_prompts_are_those_that_are_measured_whatever_way_attent
     assert estimated.kept_copy <= measured.kept_copy <= estimated.kept_copy + 13
     assert estimated.recomputed_copy <= measured.recomputed_copy <= estimated.recomputed_copy + 13
     assert estimated.kept_pair == pytest.approx(measured.kept_pair, rel=0.02)
-
-
-def test_what_a_completion_sees_of_a_shared_prompt_is_counted_by_hand():
-    grouped, repeated = (token_bytes(QWEN2_1B5, Types(), 16, Attention(True, each, True)) for each in (True, False))
-    assert grouped.kept_copy == 28 * 2 * 256 * 2  # layers, key and value, their numbers, bytes
-    assert repeated.kept_copy == 28 * 2 * 1536 * 2  # as many as the query's
-    assert repeated.kept - grouped.kept == 28 * 2 * (1536 - 256) * 2
-    assert token_bytes(QWEN2_1B5, Types(), 16, Attention()).kept_copy == 0
-    # A prompt of 4000 tokens and 8 completions of 100: 4800 tokens are run, 32,000 are seen again.
-    more = repeated.of_pass(4800, 4100, recompute=False, copies=32_000) - 4800 * repeated.kept
-    assert more == 32_000 * 172_032
-    plan = plan_memory(40 * GIB, 10**7, repeated, longest_row=4100)
-    assert plan.copy_cost == 172_032 / repeated.kept
-    assert 4800 + 32_000 * plan.copy_cost == pytest.approx((4800 * repeated.kept + more) / repeated.kept)

@@ -134,7 +134,7 @@ def process_model(recipe, folder):
     return [f"{arguments}.model={folder / 'process'}", f"{arguments}.step_token='='"]
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [*SAMPLE, "a100-7b-vllm", "fsdp2-32b"])
 def test_it_is_planned_with_a_tiny_model_and_files_of_its_columns(name, tmp_path, monkeypatch):
     assert_planned(name, tmp_path, monkeypatch)
 

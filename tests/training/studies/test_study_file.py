@@ -3,10 +3,9 @@
 import pytest
 
 from perl.errors import RecipeError, RunFolderError
-from perl.training.studies.cells import candidates, cells_of
+from perl.training.studies.cells import cells_of
 from perl.training.studies.plan import load_study, opened
 from perl.training.studies.results import Chosen, finalists
-from perl.training.studies.study_file import StudyFile
 
 FILE = """\
 recipe: quickstart
@@ -135,19 +134,3 @@ def test_what_is_scored_is_each_choice_and_each_arm_with_the_baselines_settings_
     unnamed = load_study(written(tmp_path, text[: text.index("baseline")]))
     assert unnamed.baseline == "lora"
     assert len(finalists(unnamed, chosen)) == 2
-
-
-def test_names_tell_settings_apart_and_arms_do_not_depend_on_the_order_of_keys():
-    long = ["a" * 120, "a" * 121]
-    grid = [{"model.name": ["sandbox:base"]}, {"peft.target_modules": [long]}]
-    some = candidates(StudyFile(recipe="quickstart", grid=grid, seeds={"score": [1, 2]}))
-    names = {cell.name for cell in cells_of(some, [1, 2], "score")}
-    assert len(names) == 4
-    assert max(map(len, names)) < 128
-    blocks = [
-        {"peft.method": ["lora"], "peft.rank": [4], "train.learning_rate": [1e-3]},
-        {"train.learning_rate": [1e-2], "peft.rank": [4], "peft.method": ["lora"]},
-    ]
-    tuned = {"recipe": "quickstart", "grid": blocks, "tune": ["train.learning_rate"]}
-    study = load_study(tuned | {"seeds": {"choose": [0], "score": [1]}})
-    assert [len(arm) for arm in study.arms] == [2]
