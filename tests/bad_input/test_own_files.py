@@ -18,7 +18,7 @@ from perl.cli.train import _summary
 from perl.errors import PerlError
 from perl.evaluation import compare, comparison_text, table
 from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.kept_samples import stored_samples
+from perl.evaluation.drawn_samples import stored_samples
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import Results, read_results
 from perl.evaluation.samples import Sample, SampleFile

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.kept_samples import stored_samples
+from perl.evaluation.drawn_samples import stored_samples
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Sample
 

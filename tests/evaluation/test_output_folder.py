@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.output_folder import beside_earlier
+from perl.evaluation.found_results import beside_earlier
 from perl.evaluation.results import read_results
 from tests.evaluations import results, task_result
 

@@ -9,9 +9,8 @@ from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.generation_config import fill_with_neutral, more_than_sampling, sampling_of
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.next_token import write_as_generate
+from perl.rollouts.next_token import fill_with_neutral, more_than_sampling, sampling_of, write_as_generate
 
 END, VOCABULARY = 1, 61
 SHAPE = {

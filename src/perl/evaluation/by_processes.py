@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perl.errors import PerlError
-from perl.evaluation.output_folder import usable
+from perl.evaluation.found_results import usable
 from perl.evaluation.request import Evaluation
 from perl.launch.meeting import check_machine, processes_here
 from perl.launch.start import start

@@ -19,7 +19,7 @@ from perl.errors import PerlError
 from perl.evaluation.compare import compare_adapters
 from perl.evaluation.comparison_text import as_markdown
 from perl.evaluation.drawn_samples import draw_samples
-from perl.evaluation.output_folder import usable
+from perl.evaluation.found_results import usable
 from perl.evaluation.policies import BaseInMemory, Policies
 from perl.evaluation.reporting import write_found
 from perl.evaluation.request import Evaluation, naming_options, plan_adapters

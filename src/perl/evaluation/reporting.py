@@ -20,8 +20,8 @@ from perl.evaluation import table
 from perl.evaluation.drawn_samples import DrawnSamples, Groups
 from perl.evaluation.few_shot import shown_hash, titled
 from perl.evaluation.figure import draw_problems
+from perl.evaluation.found_results import beside_earlier
 from perl.evaluation.metrics import error_of_mean
-from perl.evaluation.output_folder import beside_earlier
 from perl.evaluation.policies import Policies, Who
 from perl.evaluation.questions import PreparedTask
 from perl.evaluation.recounting.recount import with_figures

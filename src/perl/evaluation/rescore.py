@@ -12,11 +12,10 @@ from filelock import FileLock
 
 from perl.errors import DataError, Mistake, PerlError, raise_all
 from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.drawn_samples import Groups
+from perl.evaluation.drawn_samples import Groups, stored_samples
 from perl.evaluation.few_shot import shown_hash
+from perl.evaluation.found_results import usable
 from perl.evaluation.heldout import held_out_by_run
-from perl.evaluation.kept_samples import stored_samples
-from perl.evaluation.output_folder import usable
 from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import Protocol, asking_of

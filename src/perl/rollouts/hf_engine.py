@@ -23,8 +23,15 @@ from perl.policy.model import base_of, evaluating
 from perl.recipe.engines import TRANSFORMERS, Capabilities
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
-from perl.rollouts.generation_config import more_than_sampling, of_last_processor
-from perl.rollouts.next_token import LastDraw, Seeded, uniforms_of, warp_of, warpers
+from perl.rollouts.next_token import (
+    LastDraw,
+    Seeded,
+    more_than_sampling,
+    of_last_processor,
+    uniforms_of,
+    warp_of,
+    warpers,
+)
 from perl.run.devices import threads_for
 from perl.run.shards import is_sharded
 

@@ -26,7 +26,7 @@ from perl.recipe.sections import TeacherSection
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
-from perl.rollouts.generation_config import fill_with_neutral
+from perl.rollouts.next_token import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.run_callback import bind_callbacks

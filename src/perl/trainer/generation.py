@@ -14,8 +14,7 @@ from trl import GRPOTrainer
 from perl.packing.forward import drops_out
 from perl.policy.model import base_of, evaluating
 from perl.rollouts.branching import why_not_branching
-from perl.rollouts.generation_config import more_than_sampling, sampling_of
-from perl.rollouts.next_token import write_as_generate
+from perl.rollouts.next_token import more_than_sampling, sampling_of, write_as_generate
 from perl.trainer import shown_to_trl
 
 

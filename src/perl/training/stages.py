@@ -39,11 +39,10 @@ from perl.run.warned import warn
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.trackers import log_scores
 from perl.training.checked_recipe import checked_recipe, located
-from perl.training.identity import record_identity, run_title
 from perl.training.on_ray import train_on_ray
 from perl.training.on_verl import train_on_verl
 from perl.training.plan import Plan, make_plan
-from perl.training.policy_stage import save_adapter, train_policy
+from perl.training.policy_stage import record_identity, run_title, save_adapter, train_policy
 from perl.training.scores import score_base, score_best, score_run
 
 logger = logging.getLogger("perl")
