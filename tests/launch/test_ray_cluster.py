@@ -16,23 +16,26 @@ from perl.recipe.sections import EngineSection
 
 pytest.importorskip("ray")
 
+import ray
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from perl.launch.on_ray import owned_process
+from perl.launch.on_ray import cluster, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_room, connected, gpus_of_server
 from perl.launch.on_ray.driver import _cause
 from perl.launch.on_ray.worker import Outcome, cause
 from perl.rollouts.vllm.answers import AccessError
 from perl.training.on_ray import _beside, _storage
 
+NICENESS = "RAY_worker_niceness"
 
-def refused(cluster, processes, servers):
+
+def refused(found, processes, servers):
     """The one mistake of a run that a cluster cannot hold; None: it can."""
     started = None if servers is None else StartedServers(**servers)
     try:
-        check_room(cluster, EngineSection(name="ray", processes=processes), started)
+        check_room(found, EngineSection(name="ray", processes=processes), started)
     except RecipeError as error:
         (mistake,) = error.mistakes
         return mistake
@@ -71,6 +74,19 @@ def test_an_address_where_no_cluster_is_takes_one_line():
     (mistake,) = caught.value.mistakes
     assert mistake.message.startswith("127.0.0.1:1: no Ray cluster answers there")
     assert mistake.where == "engine.address"
+
+
+def test_processes_of_a_cluster_that_starts_here_have_the_priority_of_who_starts_it(monkeypatch):
+    """Beside two busy processes on two cores Ray's own 15 leaves them a thirtieth of a core each."""
+    seen = []
+    monkeypatch.setattr(ray, "init", lambda **how: seen.append((how["address"], os.environ.get(NICENESS))))
+    monkeypatch.setattr(cluster, "_seen", lambda name: Cluster(name, 0, 1))
+    for chosen, expected in ((None, "0"), ("5", "5")):
+        monkeypatch.delenv(NICENESS, raising=False)
+        if chosen is not None:
+            monkeypatch.setenv(NICENESS, chosen)
+        with connected(EngineSection(name="ray", address="local")):
+            assert seen.pop() == ("local", expected)
 
 
 def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it(monkeypatch):

@@ -69,13 +69,13 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     if address in (None, _LOCAL):
         how |= {"address": _LOCAL, "include_dashboard": False}
+        # Else Ray lowers their priority by 15: they would get what nothing else on this machine wants, which is little.
+        os.environ.setdefault(_NICENESS, "0")
     else:
         _reach(address)
         how |= {"address": address}
         how |= {} if _OF_A_JOB in os.environ else {"runtime_env": {"env_vars": _handed_on()}}
     try:
-        # Of a cluster that starts here: Ray would leave its processes what nothing else on this machine wants.
-        os.environ.setdefault(_NICENESS, "0")
         ray.init(**how)
         yield _seen("this machine's Ray cluster" if how["address"] == _LOCAL else how["address"])
     except AuthenticationError as error:
