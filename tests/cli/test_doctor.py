@@ -98,22 +98,6 @@ def test_threads_are_held_against_cores_and_what_they_cost(monkeypatch, cores, s
     assert all(word in str(finding) for word in words)
 
 
-def test_a_container_may_take_less_than_the_machine_has(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    for text, cores in (("max 100000", 3), ("150000 100000", 1.5), ("900000 100000", 3), ("nonsense", 3)):
-        (tmp_path / "cpu.max").write_text(text)
-        monkeypatch.setattr(machine, "_CPU_QUOTA", tmp_path / "cpu.max")
-        assert machine.usable_cores() == cores
-    monkeypatch.setattr(machine, "_CPU_QUOTA", tmp_path / "absent")
-    assert machine.usable_cores() == 3
-
-
-def test_what_threads_cost_is_measured_and_their_number_is_left():
-    before = torch.get_num_threads()
-    assert machine.times_slower(2) > 0
-    assert torch.get_num_threads() == before
-
-
 def test_folders_that_are_full_or_not_ones_own_and_little_memory_are_problems(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB // 2))
     found = list(machine.look_at_folders(tmp_path / "deep" / "runs"))

@@ -164,27 +164,6 @@ def test_a_config_that_was_edited_is_another_policy_whose_completions_are_drawn(
     assert len(lines()) == 36  # what the other one wrote stays
 
 
-@pytest.mark.parametrize(
-    ("change", "drawn_again"),
-    [
-        (lambda row: row.update(status="wrong" if row["status"] == "right" else "right"), 0),
-        (lambda row: row.update(seed=row["seed"] + 1), 1),
-        (lambda row: row.update(extracted=5), 1),
-    ],
-    ids=["status", "seed", "malformed"],
-)
-def test_edited_samples_change_no_score_and_are_said(saved, done, said, change, drawn_again):
-    shutil.copytree(done, "out")
-    rows = lines()
-    change(rows[1])
-    Path("out/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluate(saved)
-    assert numbers("out") == numbers(done)
-    assert lines() == lines(done)
-    assert f"base on {TASK}: {12 - drawn_again} of 12 completions are there already" in said()
-    assert len([line for line in said() if "dropped" in line or "others now" in line or "malformed lines" in line]) == 1
-
-
 def test_a_run_of_method_full_is_compared_with_its_base():
     run = Path("runs/full")
     run.mkdir(parents=True)

@@ -82,19 +82,6 @@ def test_every_form_of_file_asks_the_same():
     assert (task.name, data.source, data.revision, len(data.questions)) == ("sums", "sums.jsonl", None, 2)
 
 
-def test_choices_become_letters():
-    write("cities.jsonl", CITIES)
-    asked = questions("cities.jsonl", scorer="choice")
-    assert [q.gold for q in asked] == ["B", "A"]
-    assert asked[0].choices == ("Rome", "Paris")
-    assert "Capital of France?\n\nA) Rome\nB) Paris" in asked[0].text
-    assert "'Answer: $LETTER'" in asked[0].text
-    other = [{**row, "options": row["choices"], "right": n} for row, n in zip(CITIES, [1, 0], strict=True)]
-    write("cities.jsonl", [{k: v for k, v in row.items() if k not in ("choices", "answer")} for row in other])
-    columns = {"choices": "options", "answer": "right"}
-    assert [q.gold for q in questions("cities.jsonl", columns=columns, scorer="choice")] == ["B", "A"]
-
-
 def test_a_data_file_is_scored_judged_again_and_kept_free_of_paths(adapter):
     folder = Path("data")
     folder.mkdir()

@@ -148,18 +148,6 @@ def test_other_sharding_of_accelerate_is_refused_by_name(monkeypatch, given, say
         taken_over("ddp")
 
 
-def test_fsdp2_beside_a_configuration_of_deepspeed_is_refused_in_a_line(monkeypatch):
-    for name, value in {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert taken_over("ddp") == taken_over("zero2", written=True) == "zero2"
-    assert not [name for name in os.environ if name.startswith("ACCELERATE_") and "DEEPSPEED" in name]
-    with pytest.raises(RecipeError, match="ddp, but accelerate's configuration asks for zero2"):
-        taken_over("ddp", written=True)
-    assert taken_over("zero2") == "zero2"
-    with pytest.raises(RecipeError, match="fsdp2, but accelerate's configuration asks for zero2"):
-        taken_over("fsdp2")
-
-
 @pytest.mark.parametrize(
     ("given", "gpus", "compared"),
     [

@@ -16,7 +16,6 @@ from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.next_token import inverse_cdf
 from perl.rollouts.vllm.http import VllmServer
 from tests.oracles.sampling import chances, likeliest_completion, logits_after, plain_log_probs
 from tests.servers import SERVED_NAME
@@ -132,20 +131,6 @@ def test_a_seed_gives_the_same_completion_alone_and_beside_others(drawn):
 def test_greedy_every_engine_writes_the_likeliest_tokens(drawn, base):
     requests = sixty_four()[:6]
     assert drawn(requests, GREEDY) == [[likeliest_completion(base, r.prompt_ids, 24, (END,))] for r in requests]
-
-
-def test_a_number_draws_the_token_at_which_the_sum_of_the_chances_exceeds_it():
-    """Also numbers at both ends: a token without a chance is never drawn."""
-    drawing = random.Random(4)
-    for weights in ([0, 3, 0, 7, 0], [drawing.randrange(9) for _ in range(50)]):
-        whole = sum(weights)
-        # Where a number lies on an edge, rounding decides; so numbers between the edges, and both ends.
-        numbers = [0.0, 1 - 2**-53, 1.0, *((i + 0.5) / whole for i in range(whole))]
-        tokens = [token for token, weight in enumerate(weights) for _ in range(weight)]
-        expected = [tokens[min(int(number * whole), whole - 1)] for number in numbers]
-        log_probs = (torch.tensor(weights, dtype=torch.float64) / whole).log().repeat(len(numbers), 1)
-        found = inverse_cdf(log_probs, torch.tensor(numbers, dtype=torch.float64)[:, None])
-        assert torch.equal(found.flatten(), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 100])

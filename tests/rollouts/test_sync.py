@@ -57,18 +57,6 @@ def test_an_adapter_of_zeros_answers_like_the_base_in_the_shapes_of_the_policys(
     assert log_prob_difference(engine_of(update, base()), base()) > 0.02  # which stays as it was
 
 
-@pytest.mark.parametrize("method", ["lora", "pissa"])
-def test_what_can_be_served_as_an_adapter_can_also_be_merged(method):
-    policy = policy_of(method)
-    before = base_fingerprint(policy)
-    plan = choose_form(policy, "merged")
-    update = make_update(policy, plan.form, "v1")
-    assert (plan.form, plan.largest_rank) == ("merged", None)
-    assert (plan.nbytes, plan.tensors) == (update.nbytes, len(update.tensors))
-    assert log_prob_difference(engine_of(update, base()), policy) <= 1e-5
-    assert base_fingerprint(policy) == before
-
-
 @pytest.mark.parametrize("method", SIX[:-1])
 def test_the_start_of_training_loads_and_has_the_shapes_of_every_later_update(method):
     policy = fresh(method)

@@ -157,28 +157,6 @@ def test_a_folder_that_servers_do_not_see_is_named_and_does_no_harm(lone_server,
     assert sampled.version == SERVED_NAME
 
 
-@pytest.mark.nightly
-def test_what_a_server_cannot_do_is_refused_with_the_flag_that_changes_it(vllm_server, own_servers, open_pool):
-    engine = open_pool([vllm_server])
-    (facts,) = engine.check(256)
-    assert (facts["url"], facts["base_name"], facts["loads_adapters"]) == (vllm_server, SERVED_NAME, True)
-    update = make_update(seeded_policy(1, rank=70), "adapter", f"t{uuid.uuid4().hex[:8]}")
-    with pytest.raises(PerlError, match=r"up to rank 64, this one has rank 70 \(start it with --max-lora-rank 128\)"):
-        engine.load(update)
-    with pytest.raises(PerlError, match=r"holds 256 tokens.*300 are needed.*--max-model-len 300"):
-        engine.check(300)
-    (plain,) = own_servers(1, flags=("--served-model-name", "another"), variables={})
-    engine = open_pool([plain.url])
-    (facts,) = engine.check(256)
-    assert (facts["loads_adapters"], facts["takes_weights"]) == (False, False)
-    with pytest.raises(PerlError, match="--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
-        engine.load(update_of(1))
-    with pytest.raises(PerlError, match="VLLM_SERVER_DEV_MODE=1"):
-        engine.load(update_of(1, "merged"))
-    with pytest.raises(PerlError, match=f"serves another, not {SERVED_NAME}.*--served-model-name"):
-        open_pool([vllm_server, plain.url], base_name=SERVED_NAME)
-
-
 @pytest.fixture(scope="module")
 def two(own_servers):
     """Two servers, of which each test leaves at least what it found; see ``both``."""

@@ -14,8 +14,6 @@ import threading
 
 import pytest
 
-from perl.run.progress import duration
-
 SMALL = (
     "train",
     "quickstart",
@@ -33,27 +31,6 @@ def as_a_person_would_see_it():
     """The environment without the tests' settings; every redraw is drawn, however fast the machine is."""
     kept = {name: value for name, value in os.environ.items() if name not in SILENCERS}
     return {**kept, "TQDM_MININTERVAL": "0"}
-
-
-CLOCK = (
-    (0, "0:00"),
-    (0.4, "0:00"),
-    (9, "0:09"),
-    (59.6, "1:00"),
-    (61, "1:01"),
-    (3599, "59:59"),
-    (3599.7, "1:00:00"),
-    (3661, "1:01:01"),
-    (90061, "25:01:01"),
-)
-
-
-def test_durations_read_like_a_clock():
-    assert [(seconds, duration(seconds)) for seconds, _ in CLOCK] == list(CLOCK)
-    for seconds in (0, 0.4, 7, 59.6, 60, 600.2, 3599.7, 3661, 90061, 359_999):
-        *hours, minutes, rest = map(int, duration(seconds).split(":"))
-        assert abs(3600 * sum(hours) + 60 * minutes + rest - seconds) <= 0.5
-        assert minutes < 60 > rest or not hours
 
 
 # The same command three times, in one process, since importing takes longer than the run: as it is, quiet, into a log.

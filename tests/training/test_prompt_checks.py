@@ -5,8 +5,6 @@ import json
 import pytest
 
 from perl.errors import PerlError
-from perl.recipe import load_recipe
-from perl.training.forecast import Question, answer
 from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 
@@ -55,13 +53,3 @@ def test_a_plan_says_how_prompts_are_chosen_and_what_is_sampled_at_most(levels, 
     # 0.3 x 8 prompts are 3, rounded up, of 8 completions each
     (most,) = [line for line in every if "in the place of" in line]
     assert most.strip() == "up to 88 completions in the place of 64 of a batch of rollouts"
-
-
-def test_a_forecast_counts_a_refill_from_none_to_all_of_it():
-    seconds = {}
-    for refill in (0, 1.5):
-        recipe = load_recipe("quickstart", [f"prompts.refill={refill}"])
-        seconds[refill] = answer(recipe, Question(gpu="cpu", memory=16)).strategies["ddp"].seconds
-    plain, refilled = seconds[0]["rollouts"], seconds[1.5]["rollouts"]
-    assert (refilled.low, refilled.high) == (plain.low, pytest.approx(2.5 * plain.high))
-    assert seconds[0]["training"] == seconds[1.5]["training"]

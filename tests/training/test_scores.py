@@ -15,7 +15,6 @@ from perl.evaluation.results import read_results
 from perl.hub.card.candidate import find_candidate, identity_mistakes
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe import load_recipe
-from perl.run.facts import best_disagreement
 from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.sandbox import load_problems
@@ -124,23 +123,6 @@ def test_another_best_adapter_or_score_than_the_run_kept_is_refused(run, tmp_pat
     weights.write_bytes((run.adapter / WEIGHTS).read_bytes() if best["step"] == 2 else b"of another run")
     (mistake,) = identity_mistakes(find_candidate(copied, "best"))
     assert f"the run trained {best['sha256'][:12]}: it was changed since" in str(mistake)
-
-
-@pytest.mark.parametrize(
-    ("logged", "step", "done", "agrees"),
-    [
-        ([1, 2, 3], 2, True, True),
-        ([3, 6], 2, True, True),  # in the row of step 3, perhaps with those of step 3
-        ([3, 6], 8, True, True),  # the last steps of such a log have no row
-        ([1, 2, 3], 4, False, True),  # killed before it logged the step
-        ([1, 2, 3], 4, True, False),
-        ([1, 2, 3], 3, True, False),
-    ],
-)
-def test_a_record_of_the_best_is_held_against_a_log_of_every_step_only(logged, step, done, agrees):
-    rows = [{"step": one, "eval/a/avg@2": 0.5 if one == 2 else 0.25} for one in logged]
-    best = {"step": step, "metric": "a/avg@2", "value": 0.5, "metrics": {"eval/a/avg@2": 0.5}}
-    assert (best_disagreement(best, rows, done=done) == "") == agrees
 
 
 @pytest.fixture(scope="module")
