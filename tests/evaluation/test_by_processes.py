@@ -12,7 +12,6 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.by_processes import start_several, to_start
 from perl.evaluation.request import EvalSettings, plan_evaluation
-from tests.saved_adapters import save_adapter
 
 
 def test_processes_are_started_only_where_no_launcher_did(monkeypatch):
@@ -30,13 +29,6 @@ def test_a_base_that_is_spread_over_all_gpus_is_of_one_process(adapter):
     plan = plan_evaluation(str(adapter), None, ["sandbox:addition"], 1, None, "out", settings)
     with pytest.raises(PerlError, match=r"^--device-map: spreads the base over all GPUs, of which each of 2 processes"):
         start_several(plan, [], 2)
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 @pytest.mark.nightly

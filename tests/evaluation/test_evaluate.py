@@ -21,17 +21,10 @@ from perl.sandbox import BASE_FOLDER, load_problems
 from tests.completing import Drawing
 from tests.counting import complete_with_seeds
 from tests.oracles.evaluation import difference, estimate, is_right, pass_at, seed_by_hand, shares
-from tests.saved_adapters import BASE, clean_base, policy_of, save_adapter
+from tests.saved_adapters import BASE, clean_base, policy_of
 
 TASK = "sandbox:addition"
 N, LONGEST = 6, 28  # too short for some
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 @pytest.fixture

@@ -29,18 +29,10 @@ from perl.sandbox import load_problems
 from perl.training.callbacks.benchmark_scores import BenchmarkScores
 from perl.training.stages import prepare, read_recipe
 from tests.oracles.counted_scores import check_scores
-from tests.saved_adapters import save_adapter
 
 CHAIN = "sandbox:chain"
 USUAL = {"max_new_tokens": 16, "lighteval": False, "device": "cpu", "base_cache": False}
 SUMS = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(9)]
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 def evaluate(adapter, tasks, output, k=2, **settings):

@@ -17,7 +17,6 @@ from perl.evaluation.rescore import rescore
 from perl.evaluation.results import read_results
 from perl.evaluation.task_data import load_task_data
 from tests.oracles.counted_scores import check_scores
-from tests.saved_adapters import save_adapter
 
 SUMS = [{"question": f"{i}+{i + 1}=", "gold": str(2 * i + 1), "id": f"sum{i}"} for i in range(6)]
 CITIES = [
@@ -39,13 +38,6 @@ def write(path, rows):
 def questions(name, **options):
     [task] = named_tasks([name], **options)
     return load_task_data(task).questions
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 @pytest.fixture

@@ -13,14 +13,6 @@ from perl.evaluation.request import EvalSettings, end_tokens, generation_setting
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
-from tests.saved_adapters import save_adapter
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -15,17 +15,9 @@ from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.results import read_results
 from tests.oracles.counted_scores import check_scores
-from tests.saved_adapters import save_adapter
 
 TASKS = ("sandbox:addition", "sandbox:chain")
 N, K = 4, 2
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 def evaluate(adapter, output, tasks=TASKS, k=K, **settings):

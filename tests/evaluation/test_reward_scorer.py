@@ -16,7 +16,6 @@ from perl.evaluation.rescore import rescore
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import Question
 from perl.rewards.verifier import Judging
-from tests.saved_adapters import save_adapter
 
 COLUMNS = {"prompt": "question", "answer": "gold"}
 SUMS = [{"question": f"{i}+{i + 1}=", "gold": str(2 * i + 1), "id": f"sum{i}"} for i in range(12)]
@@ -40,13 +39,6 @@ def score(completions, prompts, **columns):
         time.sleep(60)
     return [1.0] * len(completions)
 """
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,19 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.saved_adapters import save_adapter
 
 # 3 problems a batch, of two tasks; 14 completions of each, so that the last round is smaller than the others.
 ASKED = ["--tasks", "sandbox:addition,sandbox:chain", "--limit", "7", "--k", "2", "--batch-size", "3"]
 USUAL = [*ASKED, "--max-new-tokens", "20", "--no-lighteval", "--no-base-cache", "--threads", "1"]
 SHARED = re.compile(r"^(\w+) on (\S+): .* by (\d+) processes: ([\d +]+) completions$", re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,9 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.subject import find_subject
 from perl.sandbox import BASE_FOLDER
-from tests.saved_adapters import BASE, save_adapter
+from tests.saved_adapters import BASE
 
 RECIPE = "model: {name: sandbox:base, dtype: float32}\n"
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "lora"
-    save_adapter(folder)
-    return folder
 
 
 def a_run(saved: Path, name="runs/mine", method="lora", status="done", recipe=RECIPE) -> Path:
