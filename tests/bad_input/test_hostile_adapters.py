@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_USER_MISTAKE, ModelError, PerlError
-from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.model import load_empty_base
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
-from perl.recipe.sections import ModelSection, PeftSection
+from perl.recipe.sections import ModelSection
 from tests.saved_adapters import clean_base, save_adapter
 
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -232,25 +231,6 @@ def test_weights_with_a_malformed_header_or_of_a_type_that_weights_do_not_have_a
     assert [line for line in lines if not line.endswith("an adapter's are F64, F32, F16, BF16")] == []
 
 
-def test_tensors_and_a_config_that_do_not_belong_together_are_refused(spoilt):
-    of_tensors = (
-        ({"A": torch.zeros(4, 64)}, f"{A} is 4 x 64 there, 4 x 128 here"),
-        ({"A": None}, f"{A} is only here"),
-        ({"base_model.model.lm_head.weight": torch.zeros(2)}, "base_model.model.lm_head.weight is only there"),
-    )
-    lines = spoilt(partial(with_tensors, **change) for change, _ in of_tensors)
-    assert without_words(lines, [words for _, words in of_tensors]) == []
-    of_config = (
-        {"r": 64},
-        {"use_dora": True},
-        {"modules_to_save": ["norm"]},
-        {"trainable_token_indices": list(range(20))},
-        {"target_modules": ["q_proj"]},
-    )
-    lines = spoilt(partial(with_config, **change) for change in of_config)
-    assert [line for line in lines if not re.search("does not fit this base|PEFT refuses", line)] == []
-
-
 def test_weights_that_are_not_finite_are_counted_and_refused_before_a_base_is_loaded(adapter, base):
     sound = load_file(adapter / "adapter_model.safetensors")[A]
     for value, places in ((math.nan, [(1, 5)]), (-math.inf, [(2, 2), (2, 3), (1, 0)])):
@@ -265,18 +245,6 @@ def test_weights_that_are_not_finite_are_counted_and_refused_before_a_base_is_lo
         assert line == f"peft.adapter: adapter holds weights that are no numbers: {len(places)} of 512 in {A}"
         with pytest.raises(ModelError, match="are no numbers"):
             continue_adapter(clean_base(), find_adapter("adapter"))
-
-
-def test_positions_outside_of_a_matrix_are_refused():
-    policy = attach_adapter(clean_base(), adaptation(PeftSection(method="shira")))
-    write_adapter(policy, Path("adapter"), "sandbox:base", None, None)
-    continue_adapter(clean_base(), find_adapter("adapter"))
-    file = Path("adapter/adapter_model.safetensors")
-    tensors = load_file(file)
-    tensors["base_model.model.model.layers.0.self_attn.q_proj.shira_indices"][1, 0] = 128
-    save_file(tensors, file)
-    with pytest.raises(ModelError, match=r"positions outside of W \(128 x 128\) in \S+q_proj.shira_indices"):
-        continue_adapter(clean_base(), find_adapter("adapter"))
 
 
 def test_a_command_exits_with_2_and_one_line(adapter, sound, capsys):

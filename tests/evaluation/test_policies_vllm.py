@@ -1,12 +1,9 @@
 """vLLM, in this process or on servers, scores base and adapter as transformers does, or says why it cannot."""
 
-import json
 import math
 import os
 import subprocess
 import time
-import uuid
-from pathlib import Path
 from statistics import fmean, stdev
 
 import httpx2
@@ -21,12 +18,8 @@ from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.engine import Update
-from perl.rollouts.sync import make_update
-from perl.rollouts.vllm.servers import ServerPool
 from tests.ports import free_port
 from tests.rollouts.test_vllm_engine import python_with_vllm
-from tests.servers import VllmProcess
 
 TASK = "sandbox:addition"
 LONGEST, PROBLEMS = 60, 60
@@ -61,12 +54,6 @@ def adapter(tmp_path_factory):
     return adapter
 
 
-@pytest.fixture(scope="module")
-def own_server(own_servers) -> VllmProcess:
-    """A server for tests that change its weights."""
-    return own_servers()[0]
-
-
 def evaluated(output, *servers: str, adapter: str | None = None, base: str | None = None, k: int = 4, **settings):
     """Results from servers; from transformers if none is named."""
     backend = "vllm-server" if servers else "transformers"
@@ -74,9 +61,6 @@ def evaluated(output, *servers: str, adapter: str | None = None, base: str | Non
     return perl.evaluate(
         adapter, base, [TASK], None if chosen.preset == "greedy" else k, output=output, settings=chosen
     )
-
-
-GREEDY = {"preset": "greedy", "temperature": None, "top_p": None}
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +78,6 @@ def by_transformers(tmp_path_factory):
     return by_transformers
 
 
-def lines_of(folder: Path) -> list[dict]:
-    """Samples as they are on the disk; a line under way is none."""
-    path = folder / "samples.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-
-
-def texts(folder: Path, results, who: str) -> dict[str, str]:
-    """What each problem was answered with."""
-    key = results.task(TASK).samples[who]
-    return {line["problem"]: line["text"] for line in lines_of(folder) if line["policy"] == key}
-
-
 def shares(results, who: str) -> list[float]:
     return [fmean(getattr(problem, who)) for problem in results.task(TASK).problems]
 
@@ -116,25 +88,8 @@ def assert_same_within_noise(one: list[float], other: list[float]) -> None:
     assert abs(fmean(one) - fmean(other)) <= 4 * stdev(differences) / math.sqrt(len(differences))
 
 
-def assert_mostly_same(one: dict[str, str], other: dict[str, str]) -> None:
-    """Rounding may tip a token now and then."""
-    assert set(one) == set(other)
-    assert fmean(one[problem] == other[problem] for problem in one) >= 0.95
-
-
 def asked(url: str, path: str) -> dict:
     return httpx2.get(url + path, trust_env=False).json()
-
-
-def give_away(url: str, folder: Path, noise: float, version: str) -> None:
-    """Puts other weights than the base's on a server, as somebody does who does not clean up, and names them."""
-    pool = ServerPool([url], folder)
-    given = make_update(policy_of("dora", noise), "merged", f"t{uuid.uuid4().hex[:8]}")
-    pool.foreign_weights()
-    pool.load(Update(given.name, given.form, given.tensors))
-    pool.close()
-    answer = httpx2.post(f"{url}/update_weight_version", json={"new_version": version}, trust_env=False)
-    assert answer.is_success
 
 
 @pytest.mark.nightly
@@ -155,21 +110,6 @@ def test_base_and_adapter_score_on_a_server_as_with_transformers_and_it_keeps_no
     assert served.engine["backend"] == "vllm-server"
     assert {name for name in models(lone_server) if name.endswith(("-probe", "-adapter"))} <= before
     assert not (tmp_path / "served" / "sync").exists()
-
-
-@pytest.mark.nightly
-def test_weights_that_were_left_on_a_server_are_replaced_and_after_an_adapter_sent_as_weights_the_base_is_there(
-    own_server, adapter, tmp_path, by_transformers
-):
-    url, dora = own_server.url, adapter("dora")
-    give_away(url, tmp_path / "given", 0.1, "somebody-left")
-    served = evaluated(tmp_path / "served", url, adapter=dora, **GREEDY)
-    here, folder = by_transformers(adapter=dora, **GREEDY)
-    answers = texts(folder, here, "base")
-    assert_mostly_same(texts(tmp_path / "served", served, "base"), answers)
-    assert_mostly_same(texts(tmp_path / "served", served, "adapter"), texts(folder, here, "adapter"))
-    assert fmean(answers[problem] == text for problem, text in texts(folder, here, "adapter").items()) < 0.8
-    assert asked(url, "/weight_info")["weight_version"].endswith("-restored-left")
 
 
 def test_where_no_server_answers_the_evaluation_ends_when_it_was_told_to(tmp_path):

@@ -137,6 +137,7 @@ def terminal():
         os.close(one.ours)
 
 
+@pytest.mark.nightly
 def test_a_terminal_is_drawn_anew_until_the_run_ends_or_ctrl_c_leaves_it(tmp_path, terminal):
     folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
     rows = (folder / "metrics.jsonl").read_text()

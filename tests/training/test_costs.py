@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from perl.errors import PerlError
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
-from perl.packing.divergence import head_divergence
-from perl.packing.forward import last_hidden_states, score, score_beside
+from perl.packing.forward import score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import LogitSettings, add_scored_forward
 from perl.packing.rows import Row
@@ -117,28 +116,6 @@ def test_flops_of_a_critic_are_those_that_are_counted():
     assert found.scoring - without.scoring == forward.get_total_flops() - head
     assert found.training - without.training == counted.get_total_flops() - 3 * head
     assert found.micro_batches == 2
-
-
-def test_flops_of_a_teacher_are_those_that_are_counted():
-    config = config_of()
-    groups = [Group(11, (7, 12, 5)), Group(6, (9, 9))]
-    policy, (rows, members) = policy_of(config), rows_of(groups)
-    size = size_of(decoder_of(config), RANK)
-    plain = Execution(10**6, masked=True, fused_head=True)
-
-    run = partial(score_beside, policy, rows, members, packed=True, columns=12, entropy="value")
-    teacher_SD = torch.randn(sum(row.completion.numel() for row in rows), 32)
-    run(beside=None)  # the first pass asks how the library sums
-    with counter() as layers:
-        last_hidden_states(policy, rows, members, packed=True)
-    with counter() as alone:
-        run(beside=None)[0].sum().backward()
-    with counter() as both:
-        log_probs_NT, _, (kl_NT, _) = run(beside=lambda _, states: head_divergence(states, teacher_SD))
-        (log_probs_NT + kl_NT).sum().backward()
-    found = executed_flops(size, groups, replace(plain, teacher=size))
-    expected = both.get_total_flops() - alone.get_total_flops() + layers.get_total_flops()
-    assert found.training - executed_flops(size, groups, plain).training == expected
 
 
 def test_the_sizes_of_a_config_are_those_of_its_model():

@@ -10,10 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from perl.methods.packed import parts_of
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
-from perl.packing.divergence import divergence_bytes, head_divergence
 from perl.packing.forward import score
 from perl.packing.fused_lora import fuse_lora
-from perl.packing.head import HeadStates, LogitSettings, add_scored_forward
+from perl.packing.head import LogitSettings, add_scored_forward
 from perl.packing.memory import measure
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
@@ -109,36 +108,6 @@ def test_bytes_of_a_token_with_a_dora_are_those_that_are_held_between_the_passes
     assert estimated.kept == pytest.approx(measured, rel=WITHIN)
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["float32", "under autocast"])
-def test_what_a_dora_holds_for_a_moment_is_what_a_short_pass_holds_at_most(autocast):
-    """Of a base whose inner size is far above its hidden one, as of large models that of the unit matrix counts."""
-    config = AutoConfig.for_model(
-        "qwen2",
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=1024,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    base = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    policy = attach_adapter(base, adaptation(PeftSection(rank=4, method="dora"))).train()
-    add_scored_forward(base, LogitSettings())
-    assert use_packed_attention(base) is None
-    row = Row(torch.zeros(1, dtype=torch.long), torch.zeros(3, dtype=torch.long), torch.ones(3))
-
-    def run():
-        with torch.autocast("cpu", autocast, enabled=autocast is not None):
-            return score(policy, [row], [[0]], packed=True, columns=3)
-
-    run()  # makes tables
-    with LiveBytes() as live:
-        run()
-    types = Types(weights=4, compute=(autocast or torch.float32).itemsize)
-    estimated = token_bytes(decoder_of(config), types, 4, BY_SEGMENT, dora=True)
-    assert estimated.fixed == pytest.approx(live.peak, rel=0.05)
-
-
 @pytest.mark.parametrize("name", QUANTISATIONS)
 def test_bytes_of_a_token_on_a_quantised_base_and_of_its_weights_are_those_that_are_measured(name, tmp_path):
     pytest.importorskip(QUANTISATIONS[name].package.modules[0])
@@ -195,20 +164,6 @@ def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
     assert not found.plan.recompute
     assert found.fits
     assert found.least == pytest.approx((0.6 + 2.88 + 0.275 + max(0.25 + 4096 * 28 * layer / GIB, 7.0)) * GIB, rel=0.01)
-
-
-@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=str)
-def test_what_a_divergence_holds_besides_its_vectors_is_what_is_measured(compute):
-    torch.manual_seed(0)
-    tokens, width, vocabulary = 128, 16, 65_536  # four tiles
-    head = torch.randn(vocabulary, width, dtype=compute)
-    states = [torch.randn(tokens, width, dtype=compute) for _ in range(2)]
-    student = HeadStates(states[0].requires_grad_(True), head, None, LogitSettings())
-    with LiveBytes() as live:
-        head_divergence(student, states[1])
-    of_tokens = tokens * (2 * 4 + 4 * width)
-    held = divergence_bytes((vocabulary, width), compute, compute, None)
-    assert live.peak - of_tokens == pytest.approx(held, rel=0.1)
 
 
 @pytest.mark.parametrize("attention", EVERY_WAY, ids=str)

@@ -9,7 +9,6 @@ from transformers import AutoTokenizer, Qwen2Config
 import perl
 from perl.errors import PerlError
 from perl.recipe import load_recipe
-from perl.recipe.optional_packages import Package
 from perl.sandbox import BASE_FOLDER
 
 SUMS = [{"problem": f"{i}+{j}=", "answer": str(i + j), "solution": "We count."} for i in range(10) for j in range(10)]
@@ -156,29 +155,3 @@ def test_data_is_checked_as_a_recipes_is(data, said):
     with pytest.raises(PerlError) as found:
         perl.new_recipe(str(BASE_FOLDER), data, gpu="cpu")
     assert any(line.startswith(said) for line in str(found.value).splitlines()), str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [("a\x85b", "c\\d\x85e"), ("a\u2028b\\", "x: #"), ("yes", "null"), ("1e5", "- a"), ('"', "a\nb")],
-)
-def test_what_is_read_from_the_file_is_what_was_meant_whatever_names_there_are(question, answer):
-    name = write_sums("a\x85b: #.jsonl", [{question: f"{i}+1=", answer: str(i + 1)} for i in range(9)])
-    perl.new_recipe(str(BASE_FOLDER), name, "new.yaml", prompt=question, answer=answer, gpu="cpu")
-    found = load_recipe("new.yaml").data.train
-    assert (found.name, found.columns.prompt, found.columns.answer) == (name, question, answer)
-
-
-@pytest.mark.parametrize(
-    ("installed", "quantization"), [(("bitsandbytes", "torchao"), "nf4"), (("torchao",), "int8"), ((), None)]
-)
-def test_a_base_is_quantised_by_what_is_installed(monkeypatch, installed, quantization):
-    monkeypatch.setattr(Package, "installed", property(lambda package: package.pip in installed))
-    asked = (weightless("7b"), write_sums())
-    if quantization is None:
-        with pytest.raises(PerlError, match=r"in 4 bits it takes less: pip install 'perl-rl\[quantised\]'"):
-            perl.new_recipe(*asked, gpu="T4")
-        return
-    made = perl.new_recipe(*asked, gpu="T4")
-    assert made.recipe.model.quantization == quantization
-    assert f"{'4' if quantization == 'nf4' else '8'} bits, by {installed[0]}" in made.text
