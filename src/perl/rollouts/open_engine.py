@@ -27,6 +27,8 @@ from perl.rollouts.vllm.servers import ServerPool
 from perl.run.host import Fleet, host
 from perl.run.joint_work import Processes, several
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -144,9 +146,6 @@ def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[
         return pool.check(longest_tokens, form)
     finally:
         pool.close()
-
-
-_T = TypeVar("_T")
 
 
 class AskedByMain:

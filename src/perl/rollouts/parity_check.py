@@ -33,6 +33,19 @@ _TEXT, _LIKELIEST = 32, 4
 # How far from the base a policy of random numbers must be, in nats, and where the search for it starts and ends.
 _FAR = 0.5
 _SEED, _SMALLEST, _DOUBLINGS = 0, 1e-3, 14
+# The first on-policy steps define what is usual. In float32 rounding never explains a hundred times as much; in half
+# precision, where it is close to the parity check's tolerance, never several times as much.
+_FIRST_STEPS, _FACTOR, _FACTOR_AT_TOLERANCE = 5, 100.0, 4.0
+# Of the parity check's tolerance: what is put down to rounding however little the first steps differed.
+_FLOOR = 0.1
+# Rollouts that are steps behind differ by what was learned since, which grows with the learning rate.
+_GROWTH = 10.0
+# After a parity check was passed, how much more is a reason for another one.
+_AFTER_A_CHECK = 2.0
+# Engines in float32 differ by kernels, from one prompt to the next by an order of magnitude.
+_LEAST_GAP = 1e-4
+# Rollouts of earlier policies that are further away than this, in nats, and than ever before, are another policy's.
+_FAR_BEHIND = 1.0
 
 
 class ParityCheck:
@@ -174,21 +187,6 @@ class ParityCheck:
             return token_log_probs(
                 self._policy, ids_BT, torch.ones_like(ids_BT), temperature=self.sampling.temperature
             ).cpu()
-
-
-# The first on-policy steps define what is usual. In float32 rounding never explains a hundred times as much; in half
-# precision, where it is close to the parity check's tolerance, never several times as much.
-_FIRST_STEPS, _FACTOR, _FACTOR_AT_TOLERANCE = 5, 100.0, 4.0
-# Of the parity check's tolerance: what is put down to rounding however little the first steps differed.
-_FLOOR = 0.1
-# Rollouts that are steps behind differ by what was learned since, which grows with the learning rate.
-_GROWTH = 10.0
-# After a parity check was passed, how much more is a reason for another one.
-_AFTER_A_CHECK = 2.0
-# Engines in float32 differ by kernels, from one prompt to the next by an order of magnitude.
-_LEAST_GAP = 1e-4
-# Rollouts of earlier policies that are further away than this, in nats, and than ever before, are another policy's.
-_FAR_BEHIND = 1.0
 
 
 @dataclass

@@ -32,6 +32,8 @@ _MESSAGE_BYTES = 4096
 _LONGEST_PART = 1000  # characters of what is wrong, where, and the hint
 # In which the others must come to hear that a process has failed; then it ends, and they find it gone.
 _TELLING_SECONDS = 10.0
+# Of a file that is being written, beside its place: its name and the process.
+_STAGED = re.compile(r"\..+\.\d+")
 
 
 @dataclass
@@ -235,10 +237,6 @@ def _error_of(rank: int, message: bytes, *, told: bool) -> PerlError:
         found = (getattr(errors, kind) if kind else ProcessError)(f"rank {rank} has failed: {what}", where, hint)
     found.already_reported = told
     return found
-
-
-# Of a file that is being written, beside its place: its name and the process.
-_STAGED = re.compile(r"\..+\.\d+")
 
 
 def gather_files(folder: Path, processes: Processes) -> None:

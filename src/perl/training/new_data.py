@@ -22,6 +22,37 @@ from perl.sandbox import is_sandbox
 QUESTIONS = ("prompt", "question", "problem", "query", "instruction", "messages", "input")
 ANSWERS = ("answer", "final_answer", "gold_answer", "gold", "solution", "target", "label")
 """Names of columns that are taken for question and gold answer, the first that a data set has."""
+_COLUMN, _WIDTH = 32, 118
+_COMMENTS = {
+    "model.name": "Hub id or folder; loaded once, never written",
+    "model.dtype": "of the base; the adapter is float32",
+    "peft.method": "`perl methods` lists the others",
+    "peft.rank": "of the update B A of each linear layer",
+    "peft.alpha": "the update is multiplied by alpha / rank",
+    "data.eval.name": "held out: base and adapter are scored on them",
+    "data.drop_overlap": "what is held out is not trained on",
+    "data.prompt_template": "around each question",
+    "subset": "of the data set's configurations",
+    "split": "of the data set",
+    "revision": "commit, tag or branch",
+    "limit": "the first rows only",
+    "prompt": "holds the question",
+    "answer": "holds the gold answer; null: your reward judges without",
+    "rewards": "weight in the sum",
+    "train.num_generations": "of each prompt; they are compared with each other",
+    "train.learning_rate": "usual for a LoRA on a model of this width",
+    "train.lr_scheduler_type": "or linear, cosine, ...",
+    "train.beta": "weight of the KL divergence to the base; 0.01 keeps it close",
+    "train.fp16": "this GPU has no bfloat16; the loss is scaled",
+    "train.bf16": "see fp16",
+    "train.save_steps": "between two checkpoints; the same command goes on from one",
+    "rollout.backend": "transformers, or vllm where it is installed: faster for long answers",
+    "eval.enabled": "there are no gold answers to score with",
+    "eval.k": "completions of each held-out problem, by base and adapter",
+    "eval.limit": "the first held-out problems; null: all",
+    "eval.batch_size": "completions written at a time",
+    "engine.device": "auto takes a GPU if there is one",
+}
 
 
 def data_section(data: str | Mapping[str, Any], columns: Mapping[str, str], *, judged: bool) -> dict[str, Any]:
@@ -113,39 +144,6 @@ def _test_split(train: Mapping[str, Any]) -> dict[str, Any] | None:
     except PerlError:
         return None
     return own
-
-
-_COLUMN, _WIDTH = 32, 118
-_COMMENTS = {
-    "model.name": "Hub id or folder; loaded once, never written",
-    "model.dtype": "of the base; the adapter is float32",
-    "peft.method": "`perl methods` lists the others",
-    "peft.rank": "of the update B A of each linear layer",
-    "peft.alpha": "the update is multiplied by alpha / rank",
-    "data.eval.name": "held out: base and adapter are scored on them",
-    "data.drop_overlap": "what is held out is not trained on",
-    "data.prompt_template": "around each question",
-    "subset": "of the data set's configurations",
-    "split": "of the data set",
-    "revision": "commit, tag or branch",
-    "limit": "the first rows only",
-    "prompt": "holds the question",
-    "answer": "holds the gold answer; null: your reward judges without",
-    "rewards": "weight in the sum",
-    "train.num_generations": "of each prompt; they are compared with each other",
-    "train.learning_rate": "usual for a LoRA on a model of this width",
-    "train.lr_scheduler_type": "or linear, cosine, ...",
-    "train.beta": "weight of the KL divergence to the base; 0.01 keeps it close",
-    "train.fp16": "this GPU has no bfloat16; the loss is scaled",
-    "train.bf16": "see fp16",
-    "train.save_steps": "between two checkpoints; the same command goes on from one",
-    "rollout.backend": "transformers, or vllm where it is installed: faster for long answers",
-    "eval.enabled": "there are no gold answers to score with",
-    "eval.k": "completions of each held-out problem, by base and adapter",
-    "eval.limit": "the first held-out problems; null: all",
-    "eval.batch_size": "completions written at a time",
-    "engine.device": "auto takes a GPU if there is one",
-}
 
 
 def recipe_text(values: Mapping[str, Any], notes: Mapping[str, str]) -> str:

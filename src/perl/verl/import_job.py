@@ -48,6 +48,10 @@ from perl.verl.table import TABLE
 _SECOND_FACTOR = re.compile(r"\blora_(embedding_)?B\b")
 # Rows and tokens on which the adapter that is written is compared with what came back.
 _PROBE = (2, 32)
+NAMES: Mapping[str, str] = TABLE["log"]
+_PREFIX = "verl/"
+_SURROGATE = "actor/pg_loss"  # the loss without its KL and entropy terms, which older versions log alone
+_TOKENS = "perf/total_num_tokens"  # of a step; ours grow from step to step
 
 
 @dataclass(frozen=True)
@@ -237,12 +241,6 @@ def _asked(recipe: Recipe, name: str) -> Any:  # noqa: ANN401 (of any argument)
 def _weights(recipe: Recipe) -> dict[str, float]:
     """Rewards by the names that a run has for them -> weight."""
     return {name.rpartition(":")[2]: float(setting.weight) for name, setting in recipe.rewards.items()}
-
-
-NAMES: Mapping[str, str] = TABLE["log"]
-_PREFIX = "verl/"
-_SURROGATE = "actor/pg_loss"  # the loss without its KL and entropy terms, which older versions log alone
-_TOKENS = "perf/total_num_tokens"  # of a step; ours grow from step to step
 
 
 def rows_of_logs(

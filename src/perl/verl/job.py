@@ -86,6 +86,10 @@ shopt -u patsub_replacement 2> /dev/null || true
 mapfile -t overrides < {OVERRIDES}
 exec "$python" -m verl.trainer.main_ppo "${{overrides[@]//@FOLDER@/$folder}}"
 """
+# Folders of installed packages, whatever Python, user or system they are of.
+_SITES = {"site-packages", "dist-packages"}
+# Arguments that no trainer but this package's hands to a reward function.
+_ONLY_HERE = ("completion_ids", "trainer_state", "environments")
 
 
 def write_job(job: Handover, told: Settings, folder: Path, fingerprint: str | None) -> None:
@@ -227,12 +231,6 @@ def _readme(job: Handover, told: Settings) -> str:
             "",
         ]
     )
-
-
-# Folders of installed packages, whatever Python, user or system they are of.
-_SITES = {"site-packages", "dist-packages"}
-# Arguments that no trainer but this package's hands to a reward function.
-_ONLY_HERE = ("completion_ids", "trainer_state", "environments")
 
 
 def check_rewards(needs: Mapping[str, Iterable[str]]) -> None:

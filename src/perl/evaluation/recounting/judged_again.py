@@ -29,6 +29,9 @@ _PATIENCE_SECONDS = 30.0
 # What is decided so soon was not too long for an evaluation, which allows several times as much. What is not, would be
 # undecided again after perl eval, and could never be pushed.
 _SOON_SECONDS = 1.0
+AGAIN = "perl eval writes it anew"
+_TOLERANCE = 1e-9
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,6 @@ def _verdicts(samples: Sequence[Sample], problems: Mapping[str, str | Question])
         replace(found[s.place], status=s.status) if s.place in both_open else found[s.place]  # type: ignore[arg-type]
         for s in samples
     ]
-
-
-AGAIN = "perl eval writes it anew"
-_TOLERANCE = 1e-9
-_ABSENT = object()
 
 
 def stated_mistakes(

@@ -30,6 +30,28 @@ from perl.run.tables import NOTHING, as_text, flat
 # Inside a run; whatever bears facts there is a part of it.
 _INSIDE = {"adapter", "best", "checkpoints", "eval", "evals", "earlier", "plots", "model", "critic"}
 _DEEPEST = 4
+SEEDS = ("train.seed", "train.data_seed")
+_SEED = 42
+"""What the trainer takes where nobody says."""
+# Settings of the trainer that change nothing of what is trained.
+_NO_EFFECT = re.compile(
+    r"train\.(.*_dir|.*_path|hub_.*|run_name|project|report_to|trackio_.*|logging_.*|log_.*|save_.*|disable_tqdm)"
+)
+# Facts and settings of a script, as recipes call them.
+_KEYS = {
+    "method": "peft.method",
+    "base": "model.name",
+    "quantization": "model.quantization",
+    "loss": "train.loss_type",
+    "ratio_level": "train.importance_sampling_level",
+    **{"rank": "peft.rank", "r": "peft.rank", "alpha": "peft.alpha", "lora_alpha": "peft.alpha"},
+    **{"dropout": "peft.dropout", "lora_dropout": "peft.dropout", "target_modules": "peft.target_modules"},
+    "learning rate": "train.learning_rate",
+    "KL coefficient (beta)": "train.beta",
+    "completions a prompt": "train.num_generations",
+    "optimizer": "train.optim",
+}
+_FACTS = ("method", "base", "quantization", "algorithm", "loss", "ratio_level")
 
 
 def find_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
@@ -129,30 +151,6 @@ def _below(place: Path, levels: int) -> Iterator[Path]:
                 yield folder
             elif levels > 1 and folder.name not in _INSIDE:
                 yield from _below(folder, levels - 1)
-
-
-SEEDS = ("train.seed", "train.data_seed")
-_SEED = 42
-"""What the trainer takes where nobody says."""
-# Settings of the trainer that change nothing of what is trained.
-_NO_EFFECT = re.compile(
-    r"train\.(.*_dir|.*_path|hub_.*|run_name|project|report_to|trackio_.*|logging_.*|log_.*|save_.*|disable_tqdm)"
-)
-# Facts and settings of a script, as recipes call them.
-_KEYS = {
-    "method": "peft.method",
-    "base": "model.name",
-    "quantization": "model.quantization",
-    "loss": "train.loss_type",
-    "ratio_level": "train.importance_sampling_level",
-    **{"rank": "peft.rank", "r": "peft.rank", "alpha": "peft.alpha", "lora_alpha": "peft.alpha"},
-    **{"dropout": "peft.dropout", "lora_dropout": "peft.dropout", "target_modules": "peft.target_modules"},
-    "learning rate": "train.learning_rate",
-    "KL coefficient (beta)": "train.beta",
-    "completions a prompt": "train.num_generations",
-    "optimizer": "train.optim",
-}
-_FACTS = ("method", "base", "quantization", "algorithm", "loss", "ratio_level")
 
 
 def settings_of(runs: Sequence[RunLog]) -> list[dict[str, str]]:
