@@ -88,7 +88,10 @@ def assert_it_goes_on(saved: Path, output: Path, uninterrupted: Path) -> None:
     assert tasks_of(output) == tasks_of(uninterrupted)
 
 
-@pytest.mark.parametrize(("number", "after"), [(signal.SIGKILL, TOTAL + 3), (signal.SIGINT, 3)])
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [(signal.SIGKILL, TOTAL + 3), pytest.param(signal.SIGINT, 3, marks=pytest.mark.nightly)],
+)
 def test_after_a_kill_or_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted, number, after):
     result = stopped(saved, tmp_path / "out", number, after)
     assert after <= len(whole_lines(tmp_path / "out")) < 2 * TOTAL

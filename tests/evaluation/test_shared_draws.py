@@ -34,6 +34,7 @@ def without_times(folder: Path) -> dict:
     return found
 
 
+@pytest.mark.nightly
 def same(folder: Path, alone: Path) -> bool:
     texts = (folder / "samples.jsonl").read_bytes() == (alone / "samples.jsonl").read_bytes()
     return texts and without_times(folder) == without_times(alone)

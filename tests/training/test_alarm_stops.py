@@ -50,6 +50,7 @@ def test_a_run_ends_with_a_checkpoint_is_refused_and_goes_on_without_the_alarm(t
     assert again.facts["steps"] == 3
 
 
+@pytest.mark.nightly
 def test_an_alarm_in_the_last_step_is_not_forgotten_by_the_same_command(tmp_path):
     """Nothing is left to train then, and what an alarm has ended must not be scored and published."""
     for _ in range(2):
