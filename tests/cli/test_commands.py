@@ -52,18 +52,6 @@ def test_recipes_are_listed_searched_and_printed(printed, monkeypatch, tmp_path)
     assert load_recipe(tmp_path / "mine.yaml").as_dict() == load_recipe("quickstart").as_dict()
 
 
-def test_every_setting_is_listed_with_a_sentence(printed):
-    sentences = {row["name"]: row["summary"] for row in json.loads(printed("recipes", "--settings", "--json"))}
-    sections = load_recipe("quickstart").as_dict()
-    mapped = ("model", "peft", "rollout", "eval", "hub", "engine")
-    expected = {f"{name}.{key}" for name in mapped for key in sections[name]}
-    expected |= {"extends", "data.train.columns.prompt", "rewards.NAME.weight", "train.learning_rate"}
-    assert expected <= set(sentences)
-    assert all(sentences[name] for name in expected)
-    assert not any(name.startswith("train.peft_") for name in sentences)
-    assert [line.split(": ")[0] for line in printed("recipes", "--settings").splitlines()] == list(sentences)
-
-
 def test_methods_are_listed_with_settings_reference_sync_serving_and_what_is_refused(printed):
     heading, *lines = printed("methods").partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == list(METHODS)

@@ -115,22 +115,6 @@ def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row_in_the_file(pe
     assert (said.code, train["right"], train["unreadable"], rewards) == (1, 1, 0, [])
 
 
-def test_at_most_twenty_rows_are_listed_but_all_as_json_and_n_rows_are_taken_evenly(perl):
-    recipe = write_recipe(["1", *[f"\\frac{{{i}}}{{" for i in range(23)]])
-    lines = perl("reward", "check", recipe).out.splitlines()
-    assert [line.split(":")[0] for line in lines[1:21]] == [f"  row {row}" for row in range(2, 22)]
-    assert lines[21:] == ["  and 3 more", "23 rows give right completions no reward: drop or rewrite them"]
-    ((train,), _) = json.loads(perl("reward", "check", recipe, "--json").out).values()
-    assert [row["row"] for row in train["failing"]] == list(range(2, 25))
-    write_rows("eval.jsonl", ["1", "2"])
-    Path("eval.jsonl").write_text(Path("eval.jsonl").read_text().replace("question", "held out"))
-    said = perl("reward", "check", recipe, "data.eval=eval.jsonl", "--n", "4", "--json")
-    train, held = json.loads(said.out)["sets"]
-    assert [row["row"] for row in train["failing"]] == [7, 13, 19]  # of rows 1, 7, 13 and 19
-    assert (train["role"], train["problems"], train["checked"]) == ("train", 24, 4)
-    assert (held["role"], held["name"], held["problems"], held["checked"], held["right"]) == ("eval", "eval", 2, 2, 2)
-
-
 def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(perl, monkeypatch):
     monkeypatch.syspath_prepend(".")
     Path("own.py").write_text(REWARDS, encoding="utf-8")

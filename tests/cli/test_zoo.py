@@ -6,9 +6,6 @@ import pytest
 
 from perl.cli.main import run_commands
 from perl.evaluation.results import read_results
-from perl.hub.card.candidate import find_candidate
-from perl.hub.push.package import package_candidate
-from perl.run.folder import Run
 from tests.hub.zoo_entry_runs import trained as trained_run
 from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
 
@@ -146,15 +143,3 @@ def test_a_run_is_added_listed_pulled_and_verified_and_another_score_is_exit_cod
     code, out, _ = perl("verify", "tiny", "--json", "--zoo", zoo)
     assert code == 1
     assert json.loads(out)["agrees"] is False
-
-
-def test_adapters_of_the_hub_stand_beside_those_of_the_zoo(perl, hub, zoo):
-    candidate = find_candidate(Run.read(trained_run()))
-    commit = hub.create("user/tiny", dict(package_candidate(candidate, "user/tiny").files))
-    rows = {row["name"]: row for row in json.loads(perl("list", "--hub", "--json", "--zoo", zoo)[1])}
-    assert list(rows) == ["a-lora", "b-vera", "c-hot", "d-paper", "user/tiny"]
-    found = rows["user/tiny"]
-    assert (found["provenance"], found["revision"], found["method"]) == ("on the Hub", commit, "lora")
-    assert (
-        first_words(perl("list", "--hub", "--base", "sandbox", "--method", "lora", "--zoo", zoo)[1])[-1] == "user/tiny"
-    )

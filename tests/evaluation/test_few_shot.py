@@ -1,8 +1,6 @@
 """Solved examples before a question, limits of single tasks, and a run's held-out problems asked as a task."""
 
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from click.testing import CliRunner
 import perl
 from perl.cli.eval import _numbers_of_tasks, command
 from perl.errors import PerlError
-from perl.evaluation.compare import compare_folders
 from perl.evaluation.few_shot import as_text, shown_before, shown_hash
 from perl.evaluation.own_tasks import chosen_tasks
 from perl.evaluation.recounting.folder import recount_folder
@@ -211,25 +208,3 @@ def test_a_recipe_names_files_limits_and_examples_and_its_heldout_problems_are_a
     assert rescored.task("sandbox:addition").problems == own.problems
     with pytest.raises(PerlError, match="sandbox:addition is named 2 times"):
         evaluate("run", ["heldout", "sandbox:addition"], "both")
-
-
-def test_another_template_is_another_protocol(adapter):
-    own = load_tokenizer(ModelSection()).chat_template
-    Path("thinks.jinja").write_text("{% if enable_thinking %}Think. {% endif %}" + own)
-    usual = {"limit": 2, "k": 1}
-    found = {
-        "own": evaluate(adapter, [CHAIN], "own", **usual),
-        "given": evaluate(adapter, [CHAIN], "given", chat_template="thinks.jinja", **usual),
-        "on": evaluate(adapter, [CHAIN], "on", chat_template="thinks.jinja", thinking=True, **usual),
-        "off": evaluate(adapter, [CHAIN], "off", chat_template="thinks.jinja", thinking=False, **usual),
-    }
-    assert len({one.tasks[0].protocol_hash for one in found.values()}) == 4
-    for name in found:
-        assert recount_folder(name).mistakes == ()
-    assert "thinking on" in Path("on/table.md").read_text()
-    shutil.copytree("on", "again")
-    forged = read_results("on")
-    replace(forged, subject={**forged.subject, "thinking": "off"}).write(Path("on"))
-    assert recount_folder("on").mistakes
-    with pytest.raises(PerlError, match="thinking 'off' and 'on'"):
-        compare_folders(["off", "again"])

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -52,31 +51,6 @@ def test_it_is_planned_without_weights(saved):
         "evals/lora",
     ):
         assert part in lines
-
-
-@pytest.mark.parametrize(
-    ("trained", "arguments", "expected"),
-    [
-        (True, {"with_base": False}, {"policies": ("adapter",)}),
-        (False, {}, {"policies": ("base",)}),
-        (True, {"output": "~/there"}, {"folder": Path("~/there").expanduser()}),
-        (False, {"preset": "greedy", "device": "cpu"}, {"folder": Path("evals/weightless/greedy")}),
-        (
-            False,
-            {"servers": ("http://localhost:8000",), "sync_folder": "sync", "server_timeout": 3},
-            {
-                "engine.backend": "vllm-server",
-                "engine.servers": ["http://localhost:8000"],
-                "engine.server_timeout": 3,
-                "engine.sync_folder": "sync",
-            },
-        ),
-    ],
-)
-def test_policies_folder_device_and_engine_are_those_that_were_asked_for(saved, trained, arguments, expected):
-    found = plan(saved if trained else None, **arguments)
-    assert {name: attrgetter(name)(found) for name in expected} == expected
-    assert trained or "adapter" not in "\n".join(found.lines())
 
 
 def test_what_a_preset_leaves_open_is_the_bases(weightless):

@@ -84,15 +84,6 @@ def test_a_folder_or_a_slip_is_answered_with_what_is_in_it():
             read_recipe(name)
 
 
-def test_a_recipe_elsewhere_extends_one_in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("extends: perl-paper/dora\npeft: {rank: 8}\n")
-    mine, theirs = read_recipe("mine.yaml"), read_recipe("perl-paper/dora")
-    assert (mine.peft.method, mine.peft.rank, mine.peft.alpha) == ("dora", 8, theirs.peft.alpha)
-    assert (mine.name, theirs.name) == ("mine", "perl-paper-dora")
-    assert mine.data == theirs.data
-
-
 def problems_like(source, part, count):
     """Rows with the columns of a data set: additions of the sandbox, and numbers to make a target of."""
     columns = source.columns.model_dump()
