@@ -97,7 +97,7 @@ def test_a_reward_that_hangs_costs_its_samples_only():
         *("rewards.accuracy=null", "rewards.flaky:reward=null"),
         *(f"{patient}.workers=2", f"{patient}.timeout_seconds=4", f"{patient}.max_failures=1000"),
         *("train.max_steps=1", "train.prompts_per_step=1", "train.num_generations=8"),  # one group, all of it recorded
-        *("rollout.max_completion_length=4"),
+        "rollout.max_completion_length=4",
         "train.entropy_weight=0.1",  # a gradient, whatever the rewards of so few
     )
     assert done.returncode == 0, done.stderr
