@@ -3,7 +3,7 @@
 Run as ``python benchmarks/forgers.py``. A run whose scores stand on samples is pushed to a Hub on this machine; each
 edit of ``tests/hub/forgeries.py`` is committed there, in a repository of its own, and ``perl card --check`` looks at
 it. Edits that only the header of the weights gives away are checked in a folder: weights that the Hub keeps as a large
-file are not downloaded. Prints a table of edit, place and first line that names it, or the reason why it cannot be
+file are not downloaded. Prints a table of edit and first line that names it, or the reason why it cannot be
 caught; writes ``results/forgers.json``.
 """
 
@@ -42,7 +42,7 @@ def rows(hub: LocalHub) -> list[dict[str, Any]]:
         raise SystemExit("what was pushed is not sound")
     found = []
     for number, forgery in enumerate(FORGERIES):
-        in_a_folder = forgery.where == "base in 4 bits"
+        in_a_folder = forgery.quantised
         name = str(place / f"forged-{number}") if in_a_folder else f"user/forged-{number}"
         forged = forgery.forged(dict(quantised.files if forgery.quantised else files))
         if in_a_folder:
@@ -55,7 +55,6 @@ def rows(hub: LocalHub) -> list[dict[str, Any]]:
         found.append(
             {
                 "edit": forgery.name,
-                "where": forgery.where,
                 "card rendered anew": forgery.anew,
                 "checked in": "a folder" if in_a_folder else "a repository",
                 "caught by": caught.replace(name, REPO) if caught else None,
@@ -89,7 +88,7 @@ def main() -> None:
         with LocalHub(USER, TOKEN) as hub, taken_for_the_hub(hub, folder / "home"):
             table = rows(hub)
     for row in table:
-        print(f"{row['where']:22} {row['edit']:44} {row['caught by'] or 'not caught: ' + row['why not']}")
+        print(f"{row['edit']:44} {row['caught by'] or 'not caught: ' + row['why not']}")
     caught = sum(row["caught by"] is not None for row in table)
     print(f"{len(table)} edits: {caught} caught, {len(table) - caught} not, each with its reason")
     if not all(row["as expected"] for row in table):

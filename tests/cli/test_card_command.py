@@ -61,17 +61,15 @@ def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
     assert first == "a-run/adapter/README.md: nothing is wrong with it"
     assert compared.startswith("checked: ")
     assert "2 scores recounted from 160 completions that were judged again" in compared
-    assert reported == (
-        "reported only: few-shot examples and sampling of the completions (perl zoo verify draws them again), "
-        "engine and versions of the evaluation, name, repository, licence, numbers of parameters, "
-        "wall time, hardware, round trip, form of the questions, versions"
-    )
-    run.card.write_text(run.card.read_text().replace("81.2", "91.2").replace("# me/mine", "# me/mine TODO"))
+    assert reported.startswith("reported only: few-shot examples and sampling of the completions")
+    for fact in ("name", "licence", "trainable parameters", "seconds", "hardware", "versions"):
+        assert f", {fact}" in reported
+    run.card.write_text(run.card.read_text().replace("81.2", "91.2"))
     wrong = perl_command("card", "a-run/adapter", "--check")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    lines = wrong.stderr.splitlines()
-    assert len(lines) >= 3
-    assert all(line.startswith("error: README.md") for line in lines)
+    (line,) = wrong.stderr.splitlines()
+    assert line.startswith("error: README.md:")
+    assert "91.2" in line
 
 
 def test_the_card_may_go_into_another_file_and_a_mistake_is_one_line(perl, run):

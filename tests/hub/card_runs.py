@@ -25,13 +25,11 @@ from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.sandbox import BASE_NAME
 from tests.evaluations import results, task_result
-from tests.hub.files import png
 from tests.hub.scored import write_scored
 
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
 TASK = "sandbox:addition"
 BASE_MARKS, ADAPTER_MARKS = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
-PICTURE = png()
 
 
 @functools.cache
@@ -90,7 +88,7 @@ def heldout(base=BASE_MARKS, adapter=ADAPTER_MARKS, **changes):
 
 
 def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None, **recipe) -> Run:
-    """A run that is done, with scores of its adapter, curves and a log.
+    """A run that is done, with scores of its adapter and a log.
 
     Args:
         folder: Its folder.
@@ -121,10 +119,6 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     rows = [{"step": step, "reward": step / 100, "num_tokens": 1000.0 * step} for step in range(1, 51)]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run.samples.write_text(json.dumps({"step": 1, "prompt": [{"role": "user", "content": "1+1="}]}) + "\n")
-    run.plots.mkdir()
-    (run.plots / "curves.png").write_bytes(PICTURE)
-    (folder / "eval").mkdir()
-    (folder / "eval" / "problems.png").write_bytes(PICTURE)
     write_scored(folder / "eval", scores(run.adapter), BASE_MARKS, ADAPTER_MARKS)
     return run
 

@@ -5,7 +5,7 @@ FULL, FOUND -> FILES, name in the repository -> content
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,9 +14,9 @@ from perl.evaluation.recounting.published_samples import published_samples
 from perl.evaluation.recounting.recount import with_figures
 from perl.evaluation.results import TaskResult
 from perl.evaluation.samples import SampleFile
-from perl.hub.card.facts import facts_from_files
+from perl.hub.card.card_facts import facts_from_files
+from perl.hub.card.facts import RunFacts
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import RunFacts, perl_version
 from perl.policy.name import adapter_config_digest
 from perl.recipe import load_recipe
 from tests.evaluations import results, samples, task_result
@@ -45,9 +45,9 @@ def scored(asked: TaskResult, base: Sequence[str], adapter: Sequence[str], odd: 
 
 _FOLDER = TemporaryDirectory()
 KEPT = SampleFile(Path(_FOLDER.name) / "samples.jsonl")
-SUMS = scored(task_result("sums", BASE, LORA), BASE, LORA)
+SUMS = scored(task_result("sums", BASE, LORA, title="sums"), BASE, LORA)
 PRODUCTS = ["1010", "0101", "1111"], ["1111", "1010", "0101"]
-DOUBTFUL = scored(task_result("products", *PRODUCTS, title="Products", max_new_tokens=99), *PRODUCTS, odd=3)
+DOUBTFUL = scored(task_result("products", *PRODUCTS, title="products", max_new_tokens=99), *PRODUCTS, odd=3)
 CONFIG = json.dumps(
     {
         "base_model_name_or_path": FULL.base,
@@ -63,29 +63,15 @@ FOUND = results(
     SUMS, DOUBTFUL, protocol=PROTOCOL, base=FULL.base, base_revision=FULL.revision, name="a run",
     adapter_config_sha256=adapter_config_digest(CONFIG),
 )  # fmt: skip
-RUN = RunFacts(
-    perl=perl_version(),
-    name=FULL.name,
-    repo_id=FULL.repo_id,
-    base=FULL.base,
-    revision=FULL.revision,
-    method="dora",
-    licence=FULL.licence,
+RUN = replace(
+    RunFacts(**{field.name: getattr(FULL, field.name) for field in fields(RunFacts)}),
+    quantization=None,
+    dataset=None,
+    algorithm=None,
+    overridden={},
     data_version="4" * 40,
-    step=FULL.steps,
-    seed=FULL.seed,
-    loss=FULL.algorithm,
-    ratio_level=FULL.ratio_level,
-    settings={"rank": 16, "learning rate": "1e-05"},
-    rewards=dict(FULL.rewards),
-    trainable_parameters=FULL.trainable_parameters,
-    total_parameters=FULL.total_parameters,
-    seconds=FULL.seconds,
-    hardware=FULL.hardware,
-    reload_difference=FULL.reload_difference,
     chat=True,
-    checkpoints=list(FULL.checkpoints),
-    versions=dict(FULL.versions),
+    tags=(),
 )
 RECIPE = load_recipe(
     {
@@ -94,12 +80,12 @@ RECIPE = load_recipe(
         "data": {"train": {"name": FULL.dataset, "split": "train"}, "eval": {"name": FULL.dataset, "split": "test"}},
         "rewards": {"accuracy": {}, "format": {"weight": 0.2}},
         "train": {
-            "seed": FULL.seed, "loss_type": "cispo", "importance_sampling_level": "sequence", "max_steps": FULL.steps,
+            "seed": FULL.seed, "loss_type": "cispo", "importance_sampling_level": "sequence", "max_steps": FULL.step,
             "learning_rate": 1e-5,
         },
     }
 )  # fmt: skip
-ROWS = [{"step": step, "reward": step / 200, "num_tokens": 1000.0 * step} for step in range(1, FULL.steps + 1)]
+ROWS = [{"step": step, "reward": step / 200, "num_tokens": 1000.0 * step} for step in range(1, FULL.step + 1)]
 
 
 def with_card(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -111,12 +97,10 @@ FILES = with_card(
     {
         "adapter_config.json": CONFIG,
         "adapter_model.safetensors": weights(),
-        "eval/problems.png": b"",
         "eval/results.json": json.dumps(FOUND.as_dict()).encode(),
         "eval/samples.jsonl": published_samples(FOUND, KEPT.path),
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
         "perl_recipe.yaml": RECIPE.to_yaml().encode(),
         "perl_run.json": RUN.to_json(),
-        "plots/curves.png": b"",
     }
 )

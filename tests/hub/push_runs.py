@@ -23,13 +23,11 @@ FILES = [
     "README.md",
     "adapter_config.json",
     "adapter_model.safetensors",
-    "eval/problems.png",
     "eval/results.json",
     "eval/samples.jsonl",
     "metrics.jsonl",
     "perl_recipe.yaml",
     "perl_run.json",
-    "plots/curves.png",
 ]
 
 

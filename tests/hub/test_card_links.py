@@ -1,16 +1,17 @@
 """What a card links to is there: beside the card of a run, of a checkpoint and of a script, and in a repository."""
 
 import posixpath
+import shutil
 
 import pytest
 
-from perl.hub.card.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, SCORES
+from perl.hub.card.published import PUBLIC_RECIPE, SCORES
 from perl.hub.push.publish import push
 from perl.hub.run_card import write_card
 from tests.documents.pages import links
 from tests.hub.push_runs import REPO, files_of, publishable
 
-LINKED = {SCORES, PROBLEMS, CURVES}
+LINKED = {SCORES}
 
 
 def inner_links(card):
@@ -22,17 +23,15 @@ def test_the_links_of_a_local_card_lead_to_the_files_of_its_run():
     write_card(run)
     assert inner_links(run.card) == LINKED
     assert all((run.adapter / name).is_file() for name in (*LINKED, PUBLIC_RECIPE))
-    assert (run.adapter / PROBLEMS).read_bytes() == (run.path / PROBLEMS).read_bytes()
-    assert (run.adapter / CURVES).read_bytes() == (run.path / CURVES).read_bytes()
 
 
 def test_what_is_no_longer_published_of_a_run_does_not_stay_beside_its_card():
     run = publishable()
     write_card(run)
-    (run.path / PROBLEMS).unlink()
+    shutil.rmtree(run.path / "eval")
     write_card(run)
-    assert inner_links(run.card) == LINKED - {PROBLEMS}
-    assert not (run.adapter / PROBLEMS).exists()
+    assert inner_links(run.card) == set()
+    assert not (run.adapter / SCORES).exists()
 
 
 def test_the_links_of_a_pushed_card_lead_to_files_of_its_commit(hub, tmp_path):

@@ -11,20 +11,22 @@ import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
 
+from perl.hub.card.card_facts import CardFacts, facts_from_files
 from perl.hub.card.check import check_card
-from perl.hub.card.facts import CardFacts, facts_from_files
 from perl.hub.card.form import card_mistakes
 from perl.hub.card.render import render_card
 from perl.hub.found_card import find_card
 from perl.hub.run_card import write_card
 from perl.policy.attach import without_harmless_warnings
 from tests import warm
-from tests.hub.card_runs import ADAPTERS, make_run, policy_of
+from tests.hub.card_runs import make_run, policy_of
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 IDS = torch.tensor([[7, 78, 8, 86]])
 HUB_BASE = "owner/base-7b"
+# One of each kind of update: of LoRA's, with magnitudes, of low rank otherwise, of full rank, sparse, of the weights.
+METHODS = ("lora", "dora", "vera", "oft", "shira", "ia3")
 
 
 def blocks(card: str, language: str) -> list[str]:
@@ -42,7 +44,7 @@ def logits(model) -> torch.Tensor:
         return model.float().eval()(IDS).logits
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("hub")
 def test_the_card_of_every_method_is_valid_and_its_snippets_load_the_adapter(method, tmp_path, monkeypatch):
     policy = policy_of(method)

@@ -9,8 +9,9 @@ from huggingface_hub import constants, parse_eval_result_entries
 from perl.errors import RecipeError
 from perl.evaluation.task import Task, all_tasks
 from perl.hub.card.candidate import Candidate, find_candidate
+from perl.hub.card.card_facts import CardFacts, Serving, facts_from_files, serving_of
 from perl.hub.card.eval_results import BENCHMARKS, eval_result_files, model_index
-from perl.hub.card.facts import CardFacts, Licence, Serving, facts_from_files, serving_of
+from perl.hub.card.facts import Licence
 from perl.hub.card.run_facts import base_licence
 from perl.hub.push.package import package_candidate
 from perl.methods.registry import METHODS
@@ -49,14 +50,15 @@ def test_everything_comes_from_the_run_folder_and_its_recipe(run):
     assert facts.reward_last == pytest.approx(rows[-1]["reward"])
     assert facts.tokens == max(row["num_tokens"] for row in rows)
     assert (facts.base, facts.revision, facts.repo_id, facts.name) == ("sandbox:base", None, *["me/my-adapter"] * 2)
-    assert (facts.method, facts.algorithm, facts.seed, facts.steps) == ("lora", "dapo", 3, 50)
+    assert (facts.method, facts.loss, facts.seed, facts.step) == ("lora", "dapo", 3, 50)
     assert (facts.dataset, facts.dataset_version) == ("sandbox:addition", "the first 99 rows")
     assert (facts.trainable_parameters, facts.total_parameters) == (1234, 800_000)
     assert (facts.reward_first, facts.reward_last, facts.tokens) == (0.01, 0.5, 50_000)
     assert (facts.seconds, facts.hardware, facts.reload_difference) == (36.4, "2 x A Processor", 1.5e-6)
     assert facts.rewards == {"accuracy": 1.0, "format": 0.2}
     assert facts.licence == Licence("apache-2.0")
-    assert facts.pictures == ("plots/curves.png", "eval/problems.png")
+    assert [row[0] for row in facts.curves] == ["step", "1", "8", "15", "22", "29", "36", "43", "50"]
+    assert [float(row[1]) for row in facts.curves[1:]] == [int(row[0]) / 100 for row in facts.curves[1:]]
     assert facts.serving == Serving("adapter", 8)
     assert facts.recipe
     assert facts.results.subject["name"] == "me/my-adapter"
@@ -67,8 +69,8 @@ def test_everything_comes_from_the_run_folder_and_its_recipe(run):
     # Of an earlier step nothing that happened later.
     early = replace(find_candidate(run), which=20, step=20, results=None, results_folder=None)
     facts = card_facts(early)
-    assert (facts.steps, facts.reward_last, facts.tokens) == (20, 0.2, 20_000)
-    assert (facts.seconds, facts.reload_difference, facts.results, facts.pictures) == (None, None, None, ())
+    assert (facts.step, facts.reward_last, facts.tokens) == (20, 0.2, 20_000)
+    assert (facts.seconds, facts.reload_difference, facts.results) == (None, None, None)
     # The recipe names the repository, the folder the run.
     facts = card_facts(find_candidate(run))
     assert (facts.name, facts.repo_id) == ("a-run", None)
@@ -90,7 +92,6 @@ def test_what_is_unknown_cut_short_or_of_another_adapter_gives_no_facts_and_a_br
     scores("f" * 64).write(changed.path / "eval")
     facts = card_facts(find_candidate(changed))
     assert facts.results is None
-    assert facts.pictures == ("plots/curves.png",)
     (changed.path / "recipe.yaml").write_text("modle: 3\n")
     with pytest.raises(RecipeError, match="the run's recipe cannot be read"):
         card_facts(find_candidate(changed))
@@ -98,7 +99,7 @@ def test_what_is_unknown_cut_short_or_of_another_adapter_gives_no_facts_and_a_br
     bare.path.mkdir()
     facts = card_facts(Candidate(bare, "final", bare.adapter, 0, "0" * 64, None, None))
     assert (facts.base, facts.name) == ("tiny", "bare")
-    known = {"base", "name", "method", "steps", "seconds"}
+    known = {"version", "perl", "base", "name", "method", "step", "seconds"}
     empty = {n: v for n, v in vars(facts).items() if n not in known and v not in (None, (), {}, False)}
     assert empty == {}
 

@@ -18,7 +18,7 @@ from perl.hub.push.commit import push_package
 from perl.hub.push.package import Package, package_candidate, read_package
 from perl.hub.push.publish import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from tests.hub.files import png, weights
+from tests.hub.files import weights
 from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
 
 DIARY = b"my diary: nobody must read this"
@@ -35,7 +35,7 @@ def link(path, elsewhere):
     path.symlink_to(path.rename(elsewhere / path.name))
 
 
-LINKED = ("plots/curves.png", "recipe.yaml", "eval/results.json", "adapter/adapter_model.safetensors", "plots", "eval")
+LINKED = ("recipe.yaml", "eval/results.json", "adapter/adapter_model.safetensors", "metrics.jsonl", "eval")
 
 
 def test_a_link_or_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(hub, tmp_path):
@@ -51,8 +51,9 @@ def test_a_link_or_what_is_no_regular_file_is_not_published_and_nobody_waits_for
     assert package_candidate(find_candidate(there), REPO).files.keys() == pack(find_candidate(run), REPO).files.keys()
     for make in (os.mkfifo, os.mkdir):
         run = publishable(make.__name__)
-        make(run.path / "plots" / "x.png")
-        with pytest.raises(PerlError, match=r"plots/x.png: (is not a regular file|cannot be read)"):
+        (run.path / "eval" / "samples.jsonl").unlink()
+        make(run.path / "eval" / "samples.jsonl")
+        with pytest.raises(PerlError, match=r"samples.jsonl: (is not a regular file|cannot be read)"):
             package_candidate(find_candidate(run), REPO)
 
 
@@ -73,11 +74,19 @@ def test_only_our_names_and_sizes_pass_and_no_name_leads_out_of_a_folder(tmp_pat
     wrong = replace(task, name="../../TRAVERSED", data=data, adapter=replace(task.adapter, n=30))
     with pytest.raises(PerlError, match="is not a valid name of a task"):
         eval_result_files(replace(found, tasks=(wrong,)))
-    for name in ("LICENSE", "adapter/x.json", "plots/a b.png", "plots/.x.png", "plots/\u202egnp.png", "x.html"):
+    for name in (
+        "LICENSE",
+        "adapter/x.json",
+        "plots/x.png",
+        "eval/x.png",
+        ".eval_results/a b.yaml",
+        ".eval_results/\u202elmay.yaml",
+        "x.html",
+    ):
         assert refused(name, b"")[0].endswith("is not a file that perl publishes (leave it out)"), name
         assert not is_ours(name)
-    ours = ["README.md", "eval/x.png", "plots/x.png", ".eval_results/gsm8k.yaml", "metrics.jsonl"]
-    others = ["LICENSE", "eval/x.txt", "plots/a/x.png", ".eval_results/hle.yaml", "x/README.md", "model.safetensors"]
+    ours = ["README.md", ".eval_results/gsm8k.yaml", "metrics.jsonl"]
+    others = ["LICENSE", "eval/x.txt", "plots/x.png", ".eval_results/hle.yaml", "x/README.md", "model.safetensors"]
     assert [name for name in (*ours, *others) if is_ours(name)] == ours
     assert largest(PUBLISHED) == LARGEST  # as many samples may leave as are made and read
     assert refused("perl_recipe.yaml", b"#" * 200_001) == [
@@ -88,8 +97,6 @@ def test_only_our_names_and_sizes_pass_and_no_name_leads_out_of_a_folder(tmp_pat
 
 
 NOT_ITS_KIND = [
-    ("plots/x.png", DIARY, "is not a valid PNG"),
-    ("plots/x.png", png((b"tEXt", b"Comment\0" + TOKEN)), "token of the Hub"),
     (WEIGHTS, DIARY, "is not a valid safetensors file"),
     (CONFIG, b"{", "is not valid json"),
     (CONFIG, b"\xff{}", "is not UTF-8"),
@@ -105,7 +112,6 @@ def test_a_file_is_what_its_ending_says():
     for name, content, said in NOT_ITS_KIND:
         assert any(said in line for line in refused(name, content)), (name, content[:80], said)
     honest = {
-        "plots/x.png": png((b"tEXt", b"Software\0Matplotlib"), (b"pHYs", b"\0" * 9)),
         WEIGHTS: weights(b"1234", format="pt"),
         CONFIG: b"{}",
         "README.md": "# Über\n\n\tπ ≤ θ\n".encode(),
@@ -120,7 +126,7 @@ def test_what_was_looked_at_is_what_is_sent(hub, monkeypatch):
     looked = gate.text_of
 
     def exchanged(name, content):
-        for path in (*run.plots.glob("*"), *(run.path / "eval").glob("*"), run.adapter / CONFIG, run.metrics):
+        for path in (*(run.path / "eval").glob("*"), run.adapter / CONFIG, run.metrics):
             path.unlink(missing_ok=True)
             path.write_bytes(DIARY)
         return looked(name, content)

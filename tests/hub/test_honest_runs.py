@@ -9,9 +9,9 @@ import pytest
 from perl import __version__
 from perl.errors import PerlError
 from perl.hub.card.candidate import find_candidate
-from perl.hub.card.facts import PUBLIC_RECIPE
+from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.public_recipe import public_recipe
-from perl.hub.card.run_facts import RUN_FACTS, read_run_facts
+from perl.hub.card.published import PUBLIC_RECIPE
 from perl.hub.push.package import Package, package_candidate, package_mistakes
 from perl.recipe import load_recipe
 from perl.recipe.plain_yaml import plain_value
@@ -75,7 +75,7 @@ def test_a_log_that_lacks_what_was_asked_for_is_found(tmp_path):
         (
             ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(24, 121, 12)), "metrics.jsonl: begins at step 24"),
             ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 97, 12)), "metrics.jsonl ends at step 96"),
-            ({"max_steps": 120, "logging_steps": 5}, [], "metrics.jsonl: is absent, though there is a recipe"),
+            ({"max_steps": 120, "logging_steps": 5}, [], "metrics.jsonl: is absent or empty, though there is a recipe"),
         )
     ):
         run = _logged(tmp_path / f"{number}", train, rows, 120)
@@ -85,7 +85,7 @@ def test_a_log_that_lacks_what_was_asked_for_is_found(tmp_path):
     package = package_candidate(find_candidate(run), "user/adapter")
     emptied = Package({**package.files, "metrics.jsonl": b"\n"})
     said = [str(problem) for problem in package_mistakes(emptied, run.path)]
-    assert "metrics.jsonl: has no steps, though there is a recipe (perl push sends it)" in said
+    assert any("metrics.jsonl: is absent or empty" in line for line in said)
 
 
 def _continued(tmp_path, name, says):
@@ -138,9 +138,6 @@ def test_a_run_with_a_teacher_says_whose_adapter_taught_and_its_digest(tmp_path)
         facts["settings"] = {key: value for key, value in facts["settings"].items() if value is not None}
         changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
         assert any(f"settings.{name}" in str(problem) for problem in package_mistakes(changed, run.path))
-    facts["settings"] |= {"teacher adapter SHA-256": "abc"}
-    with pytest.raises(PerlError, match="malformed"):
-        read_run_facts(json.dumps(facts).encode())
 
 
 def test_a_run_that_chose_its_prompts_says_how_as_its_recipe_does(tmp_path):
@@ -159,7 +156,7 @@ def test_a_run_that_chose_its_prompts_says_how_as_its_recipe_does(tmp_path):
             changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
             assert any("settings.prompts" in str(problem) for problem in package_mistakes(changed, run.path))
         facts["settings"] |= {"prompts": f"{shown}; see [here](nobody)"}
-        with pytest.raises(PerlError, match="malformed"):
+        with pytest.raises(PerlError, match=r"perl_run\.json: settings"):
             read_run_facts(json.dumps(facts).encode())
 
 

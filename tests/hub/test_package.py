@@ -31,17 +31,15 @@ def rows(content):
 
 def test_it_holds_these_files_and_no_others():
     run = publishable()
-    for stranger in ("adapter/training_args.bin", "eval/table.md", "plots/notes.txt", "adapter/.DS_Store"):
+    for stranger in ("adapter/training_args.bin", "eval/table.md", "adapter/.DS_Store"):
         (run.path / stranger).write_bytes(b"\x80\x04")
     assert list(package_candidate(find_candidate(run), "user/a").files) == FILES
     add_best(run)  # results of another adapter are not in it
     files = package_candidate(find_candidate(run, "best"), "user/a").files
     assert not [name for name in files if name.startswith("eval/")]
-    assert "plots/curves.png" in files
     add_checkpoint(run, 10)  # which ends where it was saved
     package = package_candidate(find_candidate(run, 10), "user/a")
     assert rows(package.files["metrics.jsonl"])[-1]["step"] == 10
-    assert "plots/curves.png" not in package.files
 
 
 def test_a_long_log_is_thinned_evenly_and_keeps_its_ends():
@@ -123,7 +121,7 @@ def test_results_are_not_shown_beside_an_edited_config_or_on_another_base(caplog
 def test_a_card_or_a_sample_that_is_not_utf8_is_one_line_or_unknown():
     run = publishable()
     run.samples.write_bytes(b'{"prompt": "\xff"}\n')
-    run.card.write_bytes(b"# x\n\n## Notes\n\n\xff\n")
+    run.card.write_bytes(b"# x\n\n## Said by the author, not checked\n\n\xff\n")
     with pytest.raises(PerlError, match=r"README.md: is not UTF-8"):
         package_candidate(find_candidate(run), "user/a")
     run.card.unlink()

@@ -53,8 +53,9 @@ def _check(source: str) -> None:
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
-    from perl.hub.card.form import CARD, shown
+    from perl.hub.card.form import AUTHOR, shown
     from perl.hub.card.names import is_hub_name
+    from perl.hub.card.published import CARD
     from perl.hub.card.recounted import run_mistakes
     from perl.hub.found_card import run_folder
     from perl.hub.gate.gate import gate_mistakes
@@ -77,7 +78,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
         if gone:
             more = f", and {len(gone) - 1} more lines" if len(gone) > 1 else ""
             line = f"{run.card}:{gone[0][0]}: edited by hand and gone: {shown(gone[0][1])}{more}"
-            say(f"{line} (your own words stand below ## Notes)", err=True)
+            say(f"{line} (your own words stand below “{AUTHOR}”)", err=True)
         return str(run.card)
     card = run_card(run, repo)
     try:

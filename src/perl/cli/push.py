@@ -68,7 +68,7 @@ def command(
 
 def _preview(package: "Package", wanted: "Push") -> list[str]:
     """The files with their sizes, then the card."""
-    from perl.hub.card.form import CARD
+    from perl.hub.card.published import CARD
 
     sizes = {name: len(content) for name, content in package.files.items()} | {"in all": package.size}
     *files, total = plain_table([(name, f"{size:,} bytes") for name, size in sizes.items()])

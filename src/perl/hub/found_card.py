@@ -6,8 +6,9 @@ Of the Hub only small files are downloaded, and of weights only those whose SHA-
 a card right is for :mod:`perl.hub.card.check`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.folder import recount_folder
@@ -15,9 +16,10 @@ from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, read_results
 from perl.hub.card.candidate import Candidate, identity_mistakes
-from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
-from perl.hub.card.form import CARD
-from perl.hub.card.run_facts import RUN_FACTS, read_run_facts, recipe_of
+from perl.hub.card.eval_results import LEADERBOARDS
+from perl.hub.card.facts import RUN_FACTS, read_run_facts
+from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, Files
+from perl.hub.card.run_facts import recipe_of
 from perl.hub.gate.gate import largest
 from perl.hub.push.package import package_candidate
 from perl.hub.repository import fetched, open_repository, weights_of
@@ -27,7 +29,6 @@ from perl.run.files import sha256_of
 from perl.run.folder import Run
 
 _READ = (CARD, RUN_FACTS, CONFIG, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
-_LEADERBOARDS = ".eval_results/"
 _RUN = "run.json"
 
 
@@ -89,12 +90,16 @@ def _of_run(run: Run) -> FoundCard:
     beside, candidate = read_run_facts(facts.read_bytes()), shown_candidate(run)
     package = package_candidate(candidate, beside.repo_id, beside.checkpoints, beside.licence)
     files: dict[str, bytes | Path | None] = {**package.files, CARD: run.card}
-    again = read_run_facts(package.files[RUN_FACTS])
     # The wall time goes on for a moment after a training has written its card.
-    known = {"perl": beside.perl, "name": beside.name, "licence": beside.licence, "seconds": beside.seconds}
-    if again.model_copy(update=known) != beside:
-        differ = [key for key, value in beside if value != getattr(again, key) and key not in known]
-        what = ", ".join(f"{key} {getattr(beside, key)!r}, not {getattr(again, key)!r}" for key in differ)
+    known: dict[str, Any] = {
+        "perl": beside.perl,
+        "name": beside.name,
+        "licence": beside.licence,
+        "seconds": beside.seconds,
+    }
+    again = vars(replace(read_run_facts(package.files[RUN_FACTS]), **known))
+    if differ := [key for key, value in vars(beside).items() if value != again[key]]:
+        what = ", ".join(f"{key} {getattr(beside, key)!r}, not {again[key]!r}" for key in differ)
         raise PerlError(f"says {what[:200]} as run.json does", str(facts), f"perl card {run.path}")
     files[RUN_FACTS] = facts
     place = candidate.results_folder
@@ -146,8 +151,8 @@ def _of_hub(name: str) -> FoundCard:
 
 def _most(name: str) -> int:
     """Bytes of a file that are read at most; 0: it is not read."""
-    if name.startswith(_LEADERBOARDS):  # others may give theirs any name
-        name = f"{_LEADERBOARDS}any.yaml"
+    if name.startswith(LEADERBOARDS):  # others may give theirs any name
+        name = f"{LEADERBOARDS}any.yaml"
     elif name not in _READ:
         return 0
     return largest(name) or 0

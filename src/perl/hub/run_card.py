@@ -13,10 +13,9 @@ from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
 from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_mistakes, owns
-from perl.hub.card.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, SCORES
-from perl.hub.card.form import CARD
-from perl.hub.card.notes import split_notes
-from perl.hub.card.run_facts import RUN_FACTS
+from perl.hub.card.facts import RUN_FACTS
+from perl.hub.card.form import split_author
+from perl.hub.card.published import CARD, PUBLIC_RECIPE, SCORES
 from perl.hub.push.package import Package, package_candidate
 from perl.run.files import write_file, write_text
 from perl.run.folder import Run
@@ -46,7 +45,7 @@ def write_card(run: Run, repo_id: str | None = None) -> list[tuple[int, str]]:
     """Writes :func:`run_card` beside what the run trained.
 
     Returns:
-        Where somebody has edited the older card above its notes: its lines that are gone, with their numbers.
+        Where somebody has edited the older card above its author's words: its lines that are gone, with their numbers.
     """
     package = run_package(run, repo_id)
     card = package.files[CARD].decode()
@@ -60,7 +59,7 @@ def write_card(run: Run, repo_id: str | None = None) -> list[tuple[int, str]]:
 
 def _put_beside(run: Run, package: Package) -> None:
     """The files that a card leads to, where it leads from the run's adapter; one that is no longer published goes."""
-    for name in (SCORES, PROBLEMS, CURVES, PUBLIC_RECIPE):
+    for name in (SCORES, PUBLIC_RECIPE):
         place = run.adapter / name
         if name in package.files:
             place.parent.mkdir(exist_ok=True)
@@ -77,13 +76,13 @@ def _edited_lines(run: Run, card: str) -> list[tuple[int, str]]:
     if run.facts.get("card") in (None, _digest(there)):
         return []
     kept = set(card.split("\n"))
-    lines = enumerate(split_notes(there)[0].split("\n"), 1)
+    lines = enumerate(split_author(there)[0].split("\n"), 1)
     return [(number, line) for number, line in lines if line.strip() and line not in kept]
 
 
 def _digest(card: str) -> str:
-    """Of a card without its author's notes."""
-    return hashlib.sha256(split_notes(card)[0].rstrip().encode()).hexdigest()
+    """Of a card without its author's words."""
+    return hashlib.sha256(split_author(card)[0].rstrip().encode()).hexdigest()
 
 
 def shown_candidate(run: Run) -> Candidate:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,16 +207,16 @@ def _facts(folder: Path) -> Mapping[str, Any]:
         if not (folder / METRICS).exists():
             raise RunFolderError(f"holds no run: it has neither {RUN_FACTS} nor {METRICS}", str(folder))
         return {}
-    from perl.hub.card.run_facts import read_run_facts  # with PEFT, which a recipe's run can be watched without
+    from perl.hub.card.facts import read_run_facts  # with PEFT, which a recipe's run can be watched without
 
     try:
-        known = read_run_facts((folder / CARD_FACTS).read_bytes()).model_dump(mode="json", exclude_none=True)
+        known = asdict(read_run_facts((folder / CARD_FACTS).read_bytes()))
     except OSError as error:
         raise RunFolderError(f"cannot be read: {error.strerror or error}", str(folder / CARD_FACTS)) from None
     except PerlError as error:
         raise RunFolderError(str(error.mistakes[0]), str(folder)) from None
-    facts = {name: known[name] for name in _FACTS if name in known}
-    return facts | ({"steps": known["step"]} if "step" in known else {})
+    facts = {name: known[name] for name in _FACTS if known.get(name) is not None}
+    return facts | ({"steps": known["step"]} if known["step"] is not None else {})
 
 
 def _states(folder: Path) -> Iterator[Mapping[str, Any]]:

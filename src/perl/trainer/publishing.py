@@ -1,9 +1,8 @@
-"""What a script's trainer publishes: an adapter's card, and a commit of the adapter with its log and curves.
+"""What a script's trainer publishes: an adapter's card, and a commit of the adapter with its log.
 
 a trained adapter -> README.md; -> one commit on the Hub
 """
 
-import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from trl import GRPOTrainer
 
 from perl.algorithms.named import named_facts
 from perl.errors import PerlError
-from perl.hub.card.fact_form import plain_word, showable_settings
+from perl.hub.card.facts import RUN_FACTS, made_facts, plain_word, showable_settings
 from perl.hub.card.folder_card import write_folder_card
-from perl.hub.card.form import CARD, LARGEST_CARD
+from perl.hub.card.form import LARGEST_CARD
 from perl.hub.card.names import has_hub_form, label
-from perl.hub.card.run_facts import RUN_FACTS, made_facts, perl_version
+from perl.hub.card.published import CARD
 from perl.hub.gate.snapshot import take
 from perl.hub.push.package import Package
 from perl.hub.push.round_trip import check_files
@@ -31,9 +30,8 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
-from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.config import prompts_section
-from perl.trainer.given_rewards import is_rewarded, no_reward
+from perl.trainer.given_rewards import no_reward
 from perl.trainer.overrides import is_replaced
 from perl.trainer.shown_settings import shown_algorithm
 
@@ -78,7 +76,6 @@ def write_card(
     quantisation = quantisation_of(base_of(trainer.policy))
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     facts = {
-        "perl": perl_version(),
         "name": plain_word(name) if name else None,
         "repo_id": args.hub_model_id if has_hub_form(args.hub_model_id or "") else None,
         "base": label(base),
@@ -104,7 +101,7 @@ def write_card(
             }
         ),
         "rewards": {name: weight for name, weight in weights if name != no_reward.__name__},
-        "tags": list(tags),
+        "tags": [plain_word(tag) for tag in tags],
         "versions": installed_versions(quantization=quantisation),
     }
     write_folder_card(folder, made_facts(facts, CARD))
@@ -127,7 +124,7 @@ def push(trainer: GRPOTrainer, how: Push, token: str | None) -> Any:  # noqa: AN
 
 
 def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, push: Push) -> Any:  # noqa: ANN401 (transformers' result)
-    """One commit of the adapter, its card, log and curves, once what was saved is found to be what was trained.
+    """One commit of the adapter, its card and log, once what was saved is found to be what was trained.
 
     Args:
         trainer: Of the adapter.
@@ -151,7 +148,7 @@ def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, pus
         check_saved_adapter(trainer.policy, folder, probe)
         name, dataset = push.card.get("model_name") or repo_id, push.card.get("dataset_name")
         tags = tags_of(push.card.get("tags"))
-        _complete(trainer, folder, repo_id, name, dataset, tags)
+        _complete(trainer, folder, name, dataset, tags)
         if own_card is not None:
             own_card(model_name=name, dataset_name=dataset, tags=list(tags))
             (folder / CARD).write_bytes(take(Path(args.output_dir), CARD, LARGEST_CARD))
@@ -168,7 +165,7 @@ def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, pus
 
 
 def pack_script_checkpoint(trainer: GRPOTrainer, checkpoint: Path, repo_id: str) -> Package:
-    """What is published of a script's checkpoint: its adapter with card, log and curves, looked through.
+    """What is published of a script's checkpoint: its adapter with card and log, looked through.
 
     Args:
         trainer: That has just saved it.
@@ -185,22 +182,19 @@ def pack_script_checkpoint(trainer: GRPOTrainer, checkpoint: Path, repo_id: str)
         for name in (CONFIG, WEIGHTS):
             shutil.copyfile(checkpoint / name, folder / name)
         check_files(folder)
-        _complete(trainer, folder, repo_id, repo_id)
+        _complete(trainer, folder, repo_id)
         return pack_folder(folder)
 
 
 def _complete(
     trainer: GRPOTrainer,
     folder: Path,
-    title: str,
     name: str,
     dataset: str | None = None,
     tags: tuple[str, ...] = (),
 ) -> None:
-    """Puts log, curves and card beside an adapter; the card last, since it is rendered from what else is there."""
-    log = write_log(folder, trainer.state.log_history)
-    if log is not None and importlib.util.find_spec("matplotlib"):
-        draw_plots(log, folder / "plots", title=title, rewarded=is_rewarded(trainer))
+    """Puts log and card beside an adapter; the card last, since it is rendered from what else is there."""
+    write_log(folder, trainer.state.log_history)
     write_card(trainer, folder, name, dataset, tags)
 
 
@@ -210,5 +204,5 @@ def tags_of(tags: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _readable(value: Any) -> Any:  # noqa: ANN401 (a setting of any config)
-    """A setting as people write it: names in order, without brackets."""
-    return ", ".join(sorted(value)) if isinstance(value, set | list) else value
+    """A setting as people write it: names in order."""
+    return sorted(value) if isinstance(value, set | list) else value

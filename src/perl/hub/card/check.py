@@ -1,47 +1,34 @@
-"""Is a card true? It is rendered again from the files that it lies among, and these are compared with each other.
+"""Is a card true? It is rendered again from the facts that lie beside it, and these are held against the other files.
 
 files of a repository -> what is wrong, what was compared, what is only reported
 
-Only an author's own notes are taken as they are, and they are named as such. Reads neither runs nor the network.
+Scores are counted again, and must be of the adapter that lies there. Only what its author says below the last heading
+is taken as it is. Reads neither runs nor the network.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from peft import PeftConfig
+from itertools import zip_longest
 
 from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import Results
-from perl.hub.card.fact_check import contradictions, logging_interval, only_reported
-from perl.hub.card.facts import (
-    METRICS,
-    PUBLIC_RECIPE,
-    SCORES,
-    CardFacts,
-    Files,
-    config_in,
-    content_of,
-    facts_from_files,
-    log_in,
-    public_recipe_in,
-    results_in,
-)
-from perl.hub.card.form import CARD, card_mistakes, read_front_matter, shown
-from perl.hub.card.leaderboards import leaderboard_mistakes
-from perl.hub.card.lines import differences
-from perl.hub.card.notes import notes_mistakes, numbers_of_notes, split_notes
-from perl.hub.card.policy_check import base_mistakes, header_mistakes, policy_mistakes
+from perl.hub.card.card_facts import CardFacts, facts_from_files
+from perl.hub.card.contradictions import contradictions, only_reported
+from perl.hub.card.eval_results import LEADERBOARDS, leaderboard_mistakes
+from perl.hub.card.facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
+from perl.hub.card.form import AGAIN, AUTHOR, card_mistakes, shown, split_author, with_author
+from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, Files, content_of
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
+from perl.hub.card.scores_check import base_mistakes, header_mistakes, policy_mistakes, words_mistakes
+from perl.hub.gate.gate import is_ours
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.recipe import Recipe
 
 # Completions do not tell what stood before the question, and no hash holds against somebody who computes it anew.
 _AS_ASKED = "few-shot examples and sampling of the completions (perl zoo verify draws them again)"
+_WINDOW = 100
+_OF_THE_HUB = ".gitattributes"
 
 
 @dataclass(frozen=True)
@@ -83,38 +70,37 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
 
 def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) -> Checked:
     """As :func:`check_card`; raises what leaves nothing to compare."""
+    card = _text(files)
+    if mistakes := card_mistakes(card, files):
+        return Checked(tuple(mistakes))
+    run, facts, expected = _rendered_again(files)
+    if run.perl != perl_version():
+        message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards differ"
+        hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
+        raise PerlError(message, CARD, hint)
+    mistakes = [*_first_difference(card, with_author(expected, card)), *contradictions(run, files)]
+    mistakes += header_mistakes(files, run)
+    for name in (CONFIG, WEIGHTS):
+        if name not in files and not (run.method == "full" and WEIGHTS not in files):
+            mistakes.append(Mistake("is absent, without which nobody can load the adapter that the card is of", name))
+    scores = _scores(files, facts, weights_sha256, counted)
+    there = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
+    return Checked(
+        tuple(dict.fromkeys([*mistakes, *scores.mistakes])),
+        (*scores.compared, f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"),
+        (*scores.reported, *only_reported(run, files)),
+        (*scores.unchecked, *_not_looked_at(files, card)),
+    )
+
+
+def _text(files: Files) -> str:
     content = content_of(files, CARD)
     if content is None:
         raise PerlError(f"there is no {CARD}")
     try:
-        card = content.decode("utf-8").replace("\r\n", "\n")
+        return content.decode("utf-8")
     except UnicodeDecodeError:
         raise PerlError("is not UTF-8", CARD) from None
-    results = results_in(files)
-    own, notes, first = split_notes(card)
-    mistakes = card_mistakes(card, files, first)
-    if read_front_matter(card)[0] is None:
-        return Checked(tuple(mistakes))
-    try:
-        run, facts, expected = _rendered_again(files)
-    except PerlError as error:
-        return Checked((*mistakes, *error.mistakes))
-    if run.perl == perl_version():
-        mistakes += differences(own, expected)
-    else:
-        message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards differ"
-        hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
-        mistakes.append(Mistake(message, CARD, hint))
-    scores = _scores(files, facts, results, weights_sha256, counted)
-    held = config_in(files), public_recipe_in(files), log_in(files)
-    mistakes += [*notes_mistakes(notes, first), *_of_files(files, run, *held), *scores.mistakes]
-    there = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
-    return Checked(
-        tuple(dict.fromkeys(mistakes)),
-        (*scores.compared, f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"),
-        (*scores.reported, *only_reported(run, *held)),
-        (*scores.unchecked, *numbers_of_notes(notes, first)),
-    )
 
 
 def _rendered_again(files: Files) -> tuple[RunFacts, CardFacts, str]:
@@ -128,37 +114,37 @@ def _rendered_again(files: Files) -> tuple[RunFacts, CardFacts, str]:
         hint = "perl push writes both; or it was written by hand, and nobody can tell what it comes from"
         raise PerlError(f"is absent, from which the card is rendered again: {CARD} was not checked", RUN_FACTS, hint)
     try:
-        facts = facts_from_files(files)
-        run = read_run_facts(content)
+        run, facts = read_run_facts(content), facts_from_files(files)
         return run, facts, render_card(facts)
     except PerlError:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError) as error:
-        reason = f"holds no results of perl eval: {type(error).__name__}: {shown(str(error))}"
+        reason = f"holds, or {METRICS} does, what perl does not write: {type(error).__name__}: {shown(str(error))}"
         raise PerlError(reason, SCORES) from None
 
 
-def _of_files(
-    files: Files, run: RunFacts, config: PeftConfig | None, recipe: Recipe | None, log: Sequence[Mapping[str, Any]]
-) -> Iterator[Mistake]:
-    """Where the files contradict each other, or one is absent."""
-    yield from contradictions(run, config, recipe, log)
-    yield from header_mistakes(files, run)
-    whole = run.method == "full" and WEIGHTS not in files  # a model that was itself trained
-    for name in (CONFIG, WEIGHTS):
-        if name not in files and not whole:
-            yield Mistake("is absent, without which nobody can load the adapter that the card is of", name)
-    between = logging_interval(recipe)
-    if not log and run.step and between is not None and run.step >= between:
-        what = "has no steps" if METRICS in files else "is absent"
-        yield Mistake(f"{what}, though there is a recipe", METRICS, "perl push sends it")
+def _first_difference(card: str, expected: str) -> list[Mistake]:
+    """The first line that differs, as ``README.md:12: says ..., its files give ...``; nothing: none does."""
+    for number, (there, right) in enumerate(zip_longest(card.split("\n"), expected.split("\n"), fillvalue=""), 1):
+        if there != right:
+            same = next((i for i, pair in enumerate(zip(there, right, strict=False)) if pair[0] != pair[1]), 0)
+            start = max(0, same - 30)
+            said, given = (shown(line[start:], _WINDOW) for line in (there, right))
+            return [Mistake(f"says “{said}”, its files give “{given}”", f"{CARD}:{number}", AGAIN)]
+    return []
 
 
-def _scores(
-    files: Files, facts: CardFacts, results: Results | None, weights_sha256: str | None, counted: Recount | None
-) -> Checked:
+def _not_looked_at(files: Files, card: str) -> list[str]:
+    """What lies there and is no file of ours, and what the author says."""
+    known = (LEADERBOARDS, _OF_THE_HUB)
+    foreign = [name for name in files if not is_ours(name) and not name.startswith(known)]
+    others = [f"{shown(name)}: not a file of perl's" for name in foreign]
+    return others + ([f"{CARD}: what stands below “{AUTHOR}”"] if split_author(card)[1] else [])
+
+
+def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted: Recount | None) -> Checked:
     """What was found of the scores and of the adapter that they are of."""
-    unchecked = []
+    results, unchecked = facts.results, []
     if weights_sha256 is None and WEIGHTS in files:
         unchecked.append(f"{WEIGHTS}: its SHA-256 is unknown, and it was not read")
     elif facts.whole:
@@ -169,7 +155,7 @@ def _scores(
     unchecked += [f"{name}: scores of others" for name in others]
     if results is None:
         return Checked(tuple(mistakes), unchecked=tuple(unchecked))
-    mistakes += base_mistakes(results, facts)
+    mistakes += [*words_mistakes(results), *base_mistakes(results, facts)]
     mistakes += policy_mistakes(results, content_of(files, CONFIG), weights_sha256)
     compared = ["the policy's name with config and weights"] if weights_sha256 and CONFIG in files else []
     if counted is None:

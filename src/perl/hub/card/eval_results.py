@@ -1,6 +1,6 @@
 """Scores in the two forms that the Hub reads: a card's model-index, and files in ``.eval_results``.
 
-Results -> EvalResults of a card; path -> YAML
+Results -> EvalResults of a card; path -> YAML; files of a repository -> those that are not what the results give
 """
 
 import functools
@@ -10,13 +10,18 @@ from dataclasses import dataclass
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, eval_result_entries_to_yaml
 
-from perl.errors import PerlError
+from perl.errors import Mistake, PerlError
 from perl.evaluation.results import RESULTS, Results, TaskResult
 from perl.evaluation.task import MATH, Task, all_tasks
+from perl.hub.card.form import shown
+from perl.hub.card.published import SCORES, Files, content_of
 from perl.hub.gate.snapshot import is_simple_name
 from perl.recipe.plain_yaml import PlainDumper
 
 TASK_TYPE, TASK_NAME = "text-generation", "Text Generation"
+LEADERBOARDS = ".eval_results/"
+"""Folder with scores for the Hub's leaderboards."""
+_OURS = "perl eval"
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,37 @@ def eval_result_files(results: Results) -> dict[str, str]:
             task_id=benchmark.task_id,
             value=in_percent(task.score.accuracy),
             dataset_revision=revision,
-            notes=f"avg@{task.score.k}; {results.protocol}; perl eval, protocol {task.protocol_hash}{of_base}",
+            notes=f"avg@{task.score.k}; {results.protocol}; {_OURS}, protocol {task.protocol_hash}{of_base}",
         )
         written = eval_result_entries_to_yaml([entry])
-        files[f".eval_results/{task.name}.yaml"] = yaml.dump(written, Dumper=PlainDumper, sort_keys=False)
+        files[f"{LEADERBOARDS}{task.name}.yaml"] = yaml.dump(written, Dumper=PlainDumper, sort_keys=False)
     return files
+
+
+def leaderboard_mistakes(files: Files, results: Results | None) -> tuple[list[Mistake], list[str]]:
+    """Scores for leaderboards that are not those of the results.
+
+    Args:
+        files: All that lies in the repository.
+        results: Of the adapter; None: there are none.
+
+    Returns:
+        The mistakes, and the names of files with scores of others.
+    """
+    found, others = [], []
+    expected = eval_result_files(results) if results is not None else {}
+    claims = [_OURS.encode(), *(str(task.data["source"]).encode() for task in (results.tasks if results else ()))]
+    for name, text in expected.items():
+        if content_of(files, name) != text.encode():
+            found.append(Mistake(f"is not what {SCORES} gives", name, "perl push writes it"))
+    for name in sorted(name for name in files if name.startswith(LEADERBOARDS) and name not in expected):
+        content = content_of(files, name)
+        task = name.removeprefix(LEADERBOARDS).removesuffix(".yaml")
+        if content is None or task in _definitions() or any(claim in content for claim in claims):
+            found.append(Mistake(f"shows scores that {SCORES} does not give", shown(name), "perl push takes it away"))
+        else:
+            others.append(shown(name))
+    return found, others
 
 
 def _definition(task: TaskResult) -> Task | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from perl.hub.card.card_facts import CardFacts
 from perl.hub.card.eval_results import model_index
-from perl.hub.card.facts import CardFacts
 from perl.hub.card.names import has_hub_form
 from perl.recipe.plain_yaml import dump
 from perl.sandbox import BASE_NAME, MODELS
@@ -54,7 +54,7 @@ def _metadata(facts: CardFacts) -> dict[str, Any]:
 
 
 def _tags(facts: CardFacts) -> list[str]:
-    tags = [OURS, "reinforcement-learning", facts.named or facts.algorithm or "grpo"]
+    tags = [OURS, "reinforcement-learning", facts.algorithm or facts.loss or "grpo"]
     tags += [facts.method] if facts.method else []
     tags += [SANDBOX_TAGS[facts.base]] if facts.base in SANDBOX_TAGS else []
     tags += [adapter_tag(facts.base)] if facts.base_on_hub and not facts.whole else []

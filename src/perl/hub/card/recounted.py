@@ -9,7 +9,7 @@ from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.recount import Recount
 from perl.hub.card.candidate import Candidate, find_candidate
-from perl.hub.card.facts import SCORES
+from perl.hub.card.published import SCORES
 from perl.recipe import Recipe
 from perl.run.folder import Run
 

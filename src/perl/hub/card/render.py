@@ -13,9 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from perl.algorithms.named import shown_settings
 from perl.hub.card import snippets
+from perl.hub.card.card_facts import CardFacts
 from perl.hub.card.citations import linked, loss_name, references
-from perl.hub.card.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, SCORES, CardFacts
 from perl.hub.card.front_matter import front_matter
+from perl.hub.card.published import PUBLIC_RECIPE, SCORES
 from perl.hub.card.scores_text import contamination, headline, reservations, results_lines
 from perl.recipe.assets import card_templates_folder
 
@@ -34,21 +35,21 @@ def render_card(facts: CardFacts) -> str:
             facts=facts,
             front_matter=front_matter(facts),
             title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
-            loss=loss_name(facts.algorithm, facts.named, rewarded=facts.rewarded),
+            loss=loss_name(facts.loss, facts.algorithm, rewarded=facts.rewarded),
             overridden=shown_settings(facts.overridden),
             headline=headline(results) if results else "",
             results_lines=results_lines(results) if results else [],
             limitations=[*reservations(results), *contamination(results)] if results else [],
             references=references(
                 facts.method,
-                facts.algorithm,
+                facts.loss,
                 facts.ratio_level,
-                facts.named,
+                facts.algorithm,
                 facts.overridden,
                 rewarded=facts.rewarded,
                 prompts=str(facts.settings.get("prompts", "")),
             ),
-            names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": SCORES},
+            names={"recipe": PUBLIC_RECIPE, "results": SCORES},
             snippets=snippets,
         )
     )

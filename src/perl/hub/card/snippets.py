@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perl.hub.card.facts import CardFacts, PromptFormat
+from perl.hub.card.card_facts import CardFacts, PromptFormat
 from perl.methods.registry import METHODS
 from perl.recipe.quantisations import QUANTISATIONS, quantised_by
 from perl.sandbox import BASE_NAME, is_sandbox

@@ -34,7 +34,6 @@ EXPECTED: Expected = {
     r"metrics\.jsonl": 20_000_000,
     r"eval/results\.json": 50_000_000,
     r"eval/samples\.jsonl": 50_000_000,
-    rf"(?:eval|plots)/{_SIMPLE}\.png": 20_000_000,
     rf"\.eval_results/{_SIMPLE}\.yaml": 100_000,
 }
 """In a repository of an adapter; whoever reads one takes no larger files either."""
@@ -47,7 +46,6 @@ ZOO: Expected = {
 }
 """In a zoo."""
 _LARGEST_HEADER = 100_000_000  # of weights, as safetensors itself says
-_PNG = b"\x89PNG\r\n\x1a\n"
 # What moves a terminal's cursor, or turns text around, so that it reads otherwise than it is.
 _DECEITFUL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -100,16 +98,12 @@ def gate_mistakes(
 
 
 def text_of(name: str, content: bytes) -> str:
-    """What a file says: of weights the header, of a picture what stands before its pixels.
+    """What a file says: of weights the header.
 
     Raises:
         MalformedFileError: It is not what its ending says.
     """
     kind = PurePosixPath(name).suffix
-    if kind == ".png":
-        if not content.startswith(_PNG):
-            raise MalformedFileError("is not a valid PNG")
-        return content.partition(b"IDAT")[0].decode("latin-1")
     if kind == ".safetensors":
         length = int.from_bytes(content[:8], "little")
         if len(content) < 8 or length > min(_LARGEST_HEADER, len(content) - 8):

@@ -16,7 +16,8 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from perl.errors import PerlError, raise_all
-from perl.hub.card.form import CARD, FRONT_MATTER, LARGEST_CARD, read_front_matter
+from perl.hub.card.form import AUTHOR, FRONT_MATTER, LARGEST_CARD, read_front_matter
+from perl.hub.card.published import CARD
 from perl.hub.gate.gate import gate_mistakes, is_ours
 from perl.hub.push.package import Package
 from perl.hub.push.retries import Sleep, retry
@@ -229,7 +230,7 @@ def _check_owner(info: ModelInfo, package: Package, may_replace: Collection[str]
             raise PerlError(f"holds another adapter ({shown}), which this run has not pushed", str(info.id), hint)
         if not _says_nothing(info, held[name]):
             message = f"its {CARD} was written or edited by somebody, not by a push of this run"
-            raise PerlError(message, str(info.id), f"take over its words below ## Notes, then {hint}")
+            raise PerlError(message, str(info.id), f"take over its words below {AUTHOR!r}, then {hint}")
 
 
 def _says_nothing(info: ModelInfo, card: RepoSibling) -> bool:

@@ -11,20 +11,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.card.candidate import Candidate
+from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
-from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, facts_from_files
-from perl.hub.card.form import CARD, card_mistakes
-from perl.hub.card.notes import with_notes
+from perl.hub.card.facts import RUN_FACTS, Licence
+from perl.hub.card.form import card_mistakes, with_author
 from perl.hub.card.public_recipe import public_recipe, without_paths
+from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, evenly
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
+from perl.hub.card.run_facts import recipe_of, run_facts
 from perl.hub.gate.gate import gate_mistakes, largest
 from perl.hub.gate.leaks import this_machine
 from perl.hub.gate.snapshot import is_simple_name, names_in, take
@@ -35,7 +36,6 @@ from perl.recipe import Recipe
 from perl.run.folder import Run
 from perl.run.logs import log_rows
 
-Row = TypeVar("Row")
 MOST_ROWS = 1000
 """Of ``metrics.jsonl``."""
 
@@ -108,23 +108,18 @@ def package_candidate(
     recipe = recipe_of(run)
     if recipe is not None:
         files[PUBLIC_RECIPE] = public_recipe(recipe, _teachers_name(run, recipe)).encode()
-    # The curves of a checkpoint's revision end where it does; a picture would show more.
-    of_a_step = isinstance(candidate.which, int)
     if run.metrics.is_file():
         rows = log_rows(take(run.path, run.metrics.name).decode("utf-8", "replace"))
-        files[METRICS] = thinned(rows, last_step=candidate.step if of_a_step else None)
+        files[METRICS] = thinned(rows, last_step=candidate.step if isinstance(candidate.which, int) else None)
     if candidate.results is not None and candidate.results_folder is not None:
         place = candidate.results_folder
         files[SCORES] = _without_paths(_take(run, place, RESULTS, SCORES))
         _refuse_links(run, place / SAMPLES)
         samples = published_samples(candidate.results, place / SAMPLES)
         files |= {PUBLISHED: samples} if samples is not None else {}
-        files |= _pictures(run, place, "eval")
         files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
-    if not of_a_step:
-        files |= _pictures(run, run.plots, "plots")
     card = render_card(facts_from_files(files))
-    files[CARD] = with_notes(card, _text(run.card) if run.card.is_file() else "").encode()
+    files[CARD] = with_author(card, _text(run.card) if run.card.is_file() else "").encode()
     return Package(dict(sorted(files.items())))
 
 
@@ -156,11 +151,6 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, mos
     """
     kept = evenly([row for row in rows if last_step is None or (row.get("step") or 0) <= last_step], most)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode()
-
-
-def evenly(rows: list[Row], most: int) -> list[Row]:
-    """At most so many rows, evenly apart, the first and the last among them."""
-    return rows if len(rows) <= most else [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
 def _teachers_name(run: Run, recipe: Recipe) -> str | None:
@@ -195,12 +185,6 @@ def _text(file: Path) -> str:
 def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
     """A file of a run, which is published under another name."""
     return take(run.path, (folder / name).relative_to(run.path).as_posix(), largest(published) or 0)
-
-
-def _pictures(run: Run, folder: Path, published: str) -> dict[str, bytes]:
-    """Those of a folder; of one with a name that we never give nothing is read, the gate refuses it by its name."""
-    names = {f"{published}/{name}": name for name in names_in(folder) if name.endswith(".png")}
-    return {public: _take(run, folder, name, public) if largest(public) else b"" for public, name in names.items()}
 
 
 def _public_config(content: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Publishes what a script trained, which has no run folder: the adapter, its card, its curves.
+"""Publishes what a script trained, which has no run folder: the adapter, its card, its log.
 
 folder of the adapter and its card, log -> Package, checked -> repository on the Hub
 """
@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import CommitInfo, HfApi
 
 from perl.errors import PerlError, raise_all
-from perl.hub.card.facts import METRICS
+from perl.hub.card.published import METRICS
 from perl.hub.push.commit import MAIN, digests, push_package
 from perl.hub.push.package import Package, package_mistakes, read_package, thinned
 from perl.hub.push.retries import Sleep, retry
@@ -22,19 +22,13 @@ from perl.run.warned import warn
 _sent: set[str] = set()
 
 
-def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
-    """Writes the steps of a trainer's log beside the adapter.
-
-    Returns:
-        The file; None: nothing was logged.
-    """
+def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the steps of a trainer's log beside the adapter, if there are any."""
     rows = [row for row in log if "reward" in row]
     # The entry that closes a training has the values of the last step once more, unless more steps came after that one.
     rows = [row for last, row in zip([{}, *rows], rows, strict=False) if row["step"] != last.get("step")]
-    if not rows:
-        return None
-    (folder / METRICS).write_bytes(thinned(rows))
-    return folder / METRICS
+    if rows:
+        (folder / METRICS).write_bytes(thinned(rows))
 
 
 def pack_folder(folder: Path) -> Package:

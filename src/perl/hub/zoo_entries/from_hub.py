@@ -16,9 +16,9 @@ from huggingface_hub import HfApi, constants, get_session
 from perl.errors import PerlError, first_line, raise_all
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
-from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, log_in, public_recipe_in, results_in
+from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
-from perl.hub.card.run_facts import RUN_FACTS, read_run_facts
+from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, log_in, public_recipe_in, results_in
 from perl.hub.repository import fetched, open_repository, weights_of
 from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of_log, of_policy
 from perl.methods.registry import METHODS

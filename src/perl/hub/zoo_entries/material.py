@@ -17,11 +17,12 @@ from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, Results, TaskResult, read_results
 from perl.hub.card.candidate import find_candidate, identity_mistakes
-from perl.hub.card.policy_check import policy_mistakes
+from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
+from perl.hub.card.published import evenly
 from perl.hub.card.recounted import recount_candidate
-from perl.hub.card.run_facts import RUN_FACTS, RunFacts, read_run_facts
+from perl.hub.card.scores_check import policy_mistakes
 from perl.hub.push.outbox import read_pushes
-from perl.hub.push.package import evenly, package_candidate
+from perl.hub.push.package import package_candidate
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe

@@ -1,4 +1,4 @@
-"""Are results those of the adapter that lies beside them, and is its base the one that its weights name?
+"""Are results those of the adapter that lies beside them, said in our words, and is its base the one that it names?
 
 results, config, SHA-256 or header of the weights -> contradictions, a line each
 
@@ -7,21 +7,29 @@ Results name what was scored: its weights, its config, its base, and a policy th
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from perl.errors import Mistake, PerlError
-from perl.evaluation.results import Results
-from perl.hub.card.facts import SCORES, CardFacts, Files
+from perl.evaluation.few_shot import titled
+from perl.evaluation.protocol import PRESETS, asking_of
+from perl.evaluation.results import HELD_OUT, Results
+from perl.evaluation.task import all_tasks
+from perl.hub.card.card_facts import CardFacts
+from perl.hub.card.facts import RUN_FACTS, RunFacts
 from perl.hub.card.form import shown
 from perl.hub.card.names import shown as public
-from perl.hub.card.run_facts import RUN_FACTS, RunFacts
+from perl.hub.card.published import SCORES, Files
 from perl.policy.name import adapter_config_digest, adapter_policy_name
 from perl.policy.saved.adapter import BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, WEIGHTS
+from perl.recipe.engines import ENGINES
 
 _AGAIN = "perl eval scores the one that is there"
 _LARGEST_HEADER = 32_000_000  # bytes
 _ORDINARY = "the ordinary base"
+_PRESETS = {*PRESETS, "recipe", "script"}
+_WORD = re.compile(r"[\w./:+-]{1,200}")
 
 
 def policy_mistakes(
@@ -74,6 +82,28 @@ def base_mistakes(results: Results, facts: CardFacts) -> Iterator[Mistake]:
     if quantization != facts.quantization:
         named, right = (shown(str(word or _ORDINARY)) for word in (quantization, facts.quantization))
         yield Mistake(f"is of another base: {named}, {RUN_FACTS} says {right}", SCORES, _AGAIN)
+
+
+def words_mistakes(results: Results) -> Iterator[Mistake]:
+    """Where results say in a text of their own what ``perl eval`` says in words of a list: a card shows these.
+
+    Args:
+        results: Of the adapter.
+    """
+    said: dict[str, tuple[object, set[str]]] = {
+        "protocol.preset": (results.protocol.preset, _PRESETS),
+        "engine.backend": (results.engine.get("backend"), set(ENGINES)),
+    }
+    for task in results.tasks:
+        known = all_tasks().get(task.name)
+        titles = (known.title if known else task.name, task.name + HELD_OUT)
+        said[f"{task.name}: title"] = (task.title, {titled(title, task.few_shot) for title in titles})
+    for where, (word, words) in said.items():
+        if word not in words:
+            yield Mistake(f"{where} is {shown(str(word))!r}, which perl eval does not say", SCORES, _AGAIN)
+    for name, value in {**results.engine, **asking_of(results.subject)}.items():
+        if _WORD.fullmatch(name) is None or (isinstance(value, str) and _WORD.fullmatch(value) is None):
+            yield Mistake(f"{shown(name)} is {shown(str(value))!r}, which is not a word", SCORES, _AGAIN)
 
 
 def header_mistakes(files: Files, run: RunFacts) -> Iterator[Mistake]:

@@ -1,0 +1,189 @@
+"""Does the record of a run say what the other published files say?
+
+perl_run.json, adapter_config.json, perl_recipe.yaml, metrics.jsonl -> contradictions, a line each
+
+What the config and the recipe know of a record is built from them anew and compared with it; a log must fit its steps.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from peft import PeftConfig
+
+from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, critic_rate, shown_critic
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.named import ALGORITHMS
+from perl.algorithms.reading import penalised
+from perl.errors import Mistake
+from perl.hub.card.facts import RUN_FACTS, RunFacts, showable_settings
+from perl.hub.card.form import shown as cut
+from perl.hub.card.names import shown
+from perl.hub.card.published import METRICS, PUBLIC_RECIPE, Files, config_in, log_in, public_recipe_in
+from perl.methods.registry import METHODS, Method
+from perl.methods.settings import resolved_settings
+from perl.policy.saved.adapter import CONFIG
+from perl.policy.teacher import ADAPTER_NAME
+from perl.recipe import Recipe
+from perl.recipe.train_fields import train_fields
+
+_AGAIN = "perl push writes both anew"
+_SETTING = "settings."
+# Settings that a run says if its recipe has them and only then; of all others it may say fewer.
+_BOTH_WAYS = {"teacher", ADAPTER_NAME, "prompts", "continues", CRITIC, CRITIC_ADAPTER, PENALTY}
+
+
+def contradictions(run: RunFacts, files: Files) -> list[Mistake]:
+    """Where ``perl_run.json`` says something else than another file.
+
+    Args:
+        run: From ``perl_run.json``.
+        files: Of the adapter.
+
+    Raises:
+        PerlError: One of them cannot be read.
+    """
+    recipe = public_recipe_in(files)
+    found = [
+        Mistake(f"says {cut(str(said))}, {file} says {cut(str(right))}", f"{RUN_FACTS}: {fact}", _AGAIN)
+        for file, known in _known(run, files).items()
+        for fact, right in known.items()
+        if (said := _said(run, fact)) != right
+    ]
+    return [*found, *_of_log(run, recipe, log_in(files))]
+
+
+def only_reported(run: RunFacts, files: Files) -> list[str]:
+    """What ``perl_run.json`` says and no other file does, for people; arguments as above."""
+    known = {"version", "perl", "settings", *(fact for of_file in _known(run, files).values() for fact in of_file)}
+    facts = [name for name, value in vars(run).items() if name not in known and value not in (None, (), {})]
+    settings = [name for name in run.settings if f"{_SETTING}{name}" not in known]
+    return [name.replace("_", " ") for name in facts] + ([f"settings ({', '.join(settings)})"] if settings else [])
+
+
+def _said(run: RunFacts, fact: str) -> object:
+    name = fact.removeprefix(_SETTING)
+    return run.settings.get(name) if name != fact else getattr(run, fact)
+
+
+def _known(run: RunFacts, files: Files) -> dict[str, dict[str, Any]]:
+    """File -> what it says of the facts of a run: name of a fact, or ``settings.NAME`` -> value."""
+    config, recipe = config_in(files), public_recipe_in(files)
+    return {
+        CONFIG: _of_config(run, config) if config is not None else {},
+        PUBLIC_RECIPE: _of_recipe(run, recipe) if recipe is not None else {},
+    }
+
+
+def _of_config(run: RunFacts, config: PeftConfig) -> dict[str, Any]:
+    known = {"base": shown(str(config.base_model_name_or_path or run.base)), "revision": config.revision}
+    method = METHODS.get(run.method or "")
+    if method is None:
+        return known
+    if method.config != type(config).__name__:
+        return {**known, "method": f"a {type(config).__name__}"}
+    if method.starts:  # whose first half of the rank is the base's, moved into the adapter when it was saved
+        return {**known, "method": method.name}
+    names = {ours: method.arguments.get(ours, ours) for ours in method.settings if ours != "target_modules"}
+    settings = {ours: getattr(config, name) for ours, name in names.items() if hasattr(config, name)}
+    return {**known, "method": method.name, **_settings(run, settings)}
+
+
+def _of_recipe(run: RunFacts, recipe: Recipe) -> dict[str, Any]:
+    train, row = recipe.train, ALGORITHMS.get(recipe.algorithm or "")
+    asked = {"seed": "seed", "loss": "loss_type", "ratio_level": "importance_sampling_level"}
+    weights = {name.rpartition(":")[2]: setting.weight for name, setting in recipe.rewards.items()}
+    rewarded = {name.rpartition(":")[2] if name in recipe.rewards else name: w for name, w in run.rewards.items()}
+    known: dict[str, Any] = {
+        **{fact: train.get(name, _default(name)) for fact, name in asked.items() if getattr(run, fact) is not None},
+        "algorithm": recipe.algorithm,
+        "overridden": row.overridden(train) if row else {},
+        "base": shown(recipe.model.name),
+        "quantization": recipe.model.quantization,
+        # A reward of one's own is called by its function, here or there with its file.
+        "rewards": run.rewards if rewarded == weights else weights,
+    }
+    if recipe.peft.adapter is None and recipe.peft.type is None and run.method is not None:
+        known["method"] = recipe.peft.method
+    return known | _settings(run, _recipe_settings(recipe, METHODS.get(run.method or "")))
+
+
+def _settings(run: RunFacts, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as facts, those that a run says or must say."""
+    kept = {name: value for name, value in known.items() if name in run.settings or name in _BOTH_WAYS}
+    return {f"{_SETTING}{name}": value for name, value in kept.items()}
+
+
+def _recipe_settings(recipe: Recipe, method: Method | None) -> dict[str, Any]:
+    """What a run of a recipe says of its settings, as far as the recipe alone tells; None: it says nothing."""
+    train, peft, teacher = recipe.train, recipe.peft, recipe.teacher
+    rate = train.get("learning_rate") or (method.learning_rate if method else None)
+    temperature = train.get("temperature", recipe.rollout.temperature)
+    found = {
+        "continues": peft.adapter,
+        "teacher": teacher.shown if teacher.acts else None,
+        ADAPTER_NAME: teacher.adapter,
+        "prompts": recipe.prompts.shown if recipe.prompts.acts else None,
+        "base loaded as": recipe.model.quantization,
+        "KL coefficient (beta)": train.get("beta", _default("beta")),
+        "sampling": f"temperature {temperature:g}, at most {recipe.rollout.max_completion_length} tokens",
+        **_critic_settings(train, rate, method),
+    }
+    if rate is not None and peft.type is None:
+        found["learning rate"] = f"{rate:g}"
+    if "optim" in train:
+        found["optimizer"] = train["optim"]
+    if peft.adapter is None and peft.type is None:
+        found |= resolved_settings(peft)
+    shown_here = showable_settings(found)
+    return {name: shown_here.get(name) for name in found}
+
+
+def _critic_settings(train: Mapping[str, Any], rate: float | None, method: Method | None) -> dict[str, Any]:
+    """What values were learned beside the policy, and whether rewards were less the KL divergence."""
+    estimator = ADVANTAGES.get(train.get("advantage_estimator", "group"))
+    found = {PENALTY: IN_REWARD if penalised(train) else None, CRITIC_ADAPTER: train.get("critic_adapter")}
+    if estimator is None or not estimator.critic:
+        return {**found, CRITIC: None}
+    if rate is None or method is None:
+        return found
+    return {**found, CRITIC: shown_critic(train, critic_rate(train.get("critic_learning_rate"), rate, method.rate))}
+
+
+def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]) -> Iterator[Mistake]:
+    """A log begins and ends where the training did, but for the steps that its interval leaves out."""
+    every = [int(row["step"]) for row in rows if row.get("step") is not None]
+    steps = [step for step in every if run.step is None or step <= run.step]  # later ones: the training went on
+    between = _logging_interval(recipe)
+    if not steps:
+        if between is not None and run.step and run.step >= between:
+            what = "has no steps" if rows else "is absent or empty"
+            yield Mistake(f"{what}, though there is a recipe", METRICS, "perl push sends it")
+        return
+    thinned = max((b - a for a, b in pairwise(steps)), default=1)
+    if run.step is not None and run.step - steps[-1] >= max(between or run.step, thinned):
+        yield Mistake(f"says {run.step}, {METRICS} ends at step {steps[-1]}", f"{RUN_FACTS}: step", _AGAIN)
+    if between is not None and steps[0] > between:
+        yield Mistake(f"begins at step {steps[0]}", METRICS, _AGAIN)
+    if sorted(every) != every:
+        yield Mistake("its steps are not in order", METRICS, _AGAIN)
+    most = recipe.train.get("max_steps") if recipe else None
+    if most and max(every[-1], run.step or 0) > most:
+        yield Mistake(f"goes on after step {most}, train.max_steps of {PUBLIC_RECIPE}", METRICS, _AGAIN)
+
+
+def _logging_interval(recipe: Recipe | None) -> int | None:
+    """Steps between two rows of the log, as a recipe asks for them; None: it does not say."""
+    if recipe is None or str(recipe.train.get("logging_strategy", "steps")) != "steps":
+        return None
+    asked = float(recipe.train.get("logging_steps", _default("logging_steps")))
+    if asked >= 1:
+        return int(asked)
+    most = recipe.train.get("max_steps")  # of which it is a part; the trainer counts the steps of epochs by the data
+    return math.ceil(most * asked) if most else None
+
+
+def _default(name: str) -> Any:  # noqa: ANN401 (of any argument)
+    """What the trainer takes where a recipe is silent."""
+    return train_fields()[name].default

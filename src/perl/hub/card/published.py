@@ -1,0 +1,102 @@
+"""The files of a published adapter that its card is made of, each read as what it is and no more.
+
+name in the repository -> bytes -> config, recipe, results, log
+
+The files are untrusted.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from peft import PeftConfig
+
+from perl.algorithms.registry import loss_mistakes
+from perl.errors import PerlError, RecipeError, first_line
+from perl.evaluation.results import RESULTS, Results, parse_results
+from perl.policy.saved.adapter import CONFIG
+from perl.policy.saved.config import read_config
+from perl.recipe import Recipe, load_recipe
+from perl.recipe.plain_yaml import plain_value, refuse_tags
+from perl.run.logs import log_rows
+
+CARD, PUBLIC_RECIPE, METRICS, SCORES = "README.md", "perl_recipe.yaml", "metrics.jsonl", f"eval/{RESULTS}"
+"""What files of a published adapter are called."""
+
+Row = TypeVar("Row")
+Files = Mapping[str, bytes | Path | None]
+"""Name in the repository -> its content, or the file that holds it; None: it is there and was not read."""
+
+
+def content_of(files: Files, name: str) -> bytes | None:
+    """A file's bytes; None: it is not there, or was not read."""
+    held = files.get(name)
+    return held.read_bytes() if isinstance(held, Path) else held
+
+
+def config_in(files: Files) -> PeftConfig | None:
+    """The adapter's config; None: there is none.
+
+    Raises:
+        PerlError: It is not a config of PEFT.
+    """
+    content = content_of(files, CONFIG)
+    if content is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / CONFIG).write_bytes(content)
+        try:
+            return read_config(Path(folder))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)[:100]}"
+            raise PerlError(f"is not a config of PEFT: {reason}", CONFIG) from None
+
+
+def public_recipe_in(files: Files) -> Recipe | None:
+    """The recipe; None: there is none.
+
+    Raises:
+        PerlError: It does not stand alone.
+    """
+    content = content_of(files, PUBLIC_RECIPE)
+    if content is None:
+        return None
+    try:
+        text = content.decode("utf-8")
+        refuse_tags(text, PUBLIC_RECIPE)
+        values = plain_value(text)
+        if not isinstance(values, dict) or "extends" in values or not all(isinstance(key, str) for key in values):
+            raise PerlError("is not a recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
+        return load_recipe(values, checks=(loss_mistakes,))
+    except RecipeError as error:
+        problem = error.mistakes[0]
+        raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)[:100]}"
+        raise PerlError(f"is not plain YAML: {reason}", PUBLIC_RECIPE) from None
+
+
+def results_in(files: Files) -> Results | None:
+    """The scores; None: there are none.
+
+    Raises:
+        PerlError: They were not written by ``perl eval``.
+    """
+    content = content_of(files, SCORES)
+    try:
+        return parse_results(content, SCORES) if content is not None else None
+    except RecursionError:
+        raise PerlError("is nested too deeply", SCORES) from None
+
+
+def log_in(files: Files, step: int | None = None) -> list[dict[str, Any]]:
+    """What was logged, up to a step; what is no row of a log is left out."""
+    rows = log_rows((content_of(files, METRICS) or b"").decode("utf-8", errors="replace"))
+    return [row for row in rows if step is None or (row.get("step") or 0) <= step]
+
+
+def evenly(rows: list[Row], most: int) -> list[Row]:
+    """At most so many rows, evenly apart, the first and the last among them."""
+    return rows if len(rows) <= most else [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
