@@ -10,13 +10,12 @@ from peft import PeftConfig
 
 import perl
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError
-from perl.hub.card.form import CARD
+from perl.hub.card.published import CARD
 from perl.hub.push.commit import push_package, push_revision
 from perl.hub.push.outbox import read_push, read_pushes, write_push
 from perl.hub.push.package import Package
-from perl.hub.push.publish import publish, push, push_run, wanted_push
+from perl.hub.push.publish import publish, push, push_run, push_script, wanted_push
 from perl.hub.push.retries import HubOutageError
-from perl.hub.push.script_push import push_script
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
 from perl.recipe.sections import HubSection
 from perl.run.files import sha256_of

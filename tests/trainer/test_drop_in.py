@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import DataError, ModelError, RecipeError
-from perl.hub.push.script_push import write_log
+from perl.hub.push.publish import write_log
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.recipe_arguments import training_arguments
@@ -232,7 +232,8 @@ def test_the_entry_that_closes_a_training_has_the_last_values_and_is_a_step_of_a
         if every in (1, 3):  # the last step was logged
             assert closing[name] == steps_logged[-1][name]
     assert len(steps_logged) == 3 // every
-    rows = write_log(tmp_path, trainer.state.log_history).read_text().splitlines()
+    write_log(tmp_path, trainer.state.log_history)
+    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == math.ceil(3 / every)  # the last of them after step 3
 
 

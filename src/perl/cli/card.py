@@ -53,14 +53,14 @@ def _check(source: str) -> None:
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
+    from perl.hub.card.candidate import candidate_mistakes
     from perl.hub.card.form import AUTHOR, shown
     from perl.hub.card.names import is_hub_name
     from perl.hub.card.published import CARD
-    from perl.hub.card.recounted import run_mistakes
     from perl.hub.found_card import run_folder
     from perl.hub.gate.gate import gate_mistakes
     from perl.hub.gate.leaks import this_machine
-    from perl.hub.run_card import run_card, write_card
+    from perl.hub.run_card import run_card, shown_candidate, write_card
     from perl.run.files import write_text
     from perl.run.folder import Run
 
@@ -70,7 +70,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     if repo is not None and not is_hub_name(repo):
         raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
     run = Run.read(folder)
-    raise_all(PerlError, run_mistakes(run))
+    raise_all(PerlError, candidate_mistakes(shown_candidate(run)))
     # Before it lies where somebody uploads it by hand.
     raise_all(PerlError, gate_mistakes({CARD: run_card(run, repo).encode()}, this_machine(run.path)))
     if output is None:

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import Mistake, PerlError, raise_all
-from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, read_results
-from perl.hub.card.candidate import Candidate, identity_mistakes
+from perl.hub.card.candidate import Candidate, identity_mistakes, recount_candidate
 from perl.hub.card.eval_results import LEADERBOARDS
 from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, Files
-from perl.hub.card.run_facts import recipe_of
 from perl.hub.gate.gate import largest
 from perl.hub.push.package import package_candidate
 from perl.hub.repository import fetched, open_repository, weights_of
@@ -102,8 +100,7 @@ def _of_run(run: Run) -> FoundCard:
         what = ", ".join(f"{key} {getattr(beside, key)!r}, not {again[key]!r}" for key in differ)
         raise PerlError(f"says {what[:200]} as run.json does", str(facts), f"perl card {run.path}")
     files[RUN_FACTS] = facts
-    place = candidate.results_folder
-    counted = recount_folder(place, recipe_of(run)) if place is not None else None
+    counted = recount_candidate(candidate) if candidate.results_folder is not None else None
     raise_all(PerlError, identity_mistakes(candidate))
     return FoundCard(str(run.card), files, candidate.sha256, counted, _why_unscored(candidate))
 

@@ -1,6 +1,7 @@
-"""The card of a run folder, as it would be published.
+"""The card of a run folder, as it would be published, and of a folder of a script's trainer.
 
-Run -> adapter/README.md, and beside it the facts that only the run knows and the files that the card leads to
+Run -> adapter/README.md, and beside it the facts that only the run knows and the files that the card leads to;
+what a trainer reports -> FOLDER/README.md, FOLDER/perl_run.json
 
 They lie beside what the run trained, so that the card can be rendered again from the folder, and its links work.
 """
@@ -13,10 +14,13 @@ from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
 from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_mistakes, owns
-from perl.hub.card.facts import RUN_FACTS
-from perl.hub.card.form import split_author
-from perl.hub.card.published import CARD, PUBLIC_RECIPE, SCORES
+from perl.hub.card.card_facts import facts_from_files
+from perl.hub.card.facts import RUN_FACTS, RunFacts
+from perl.hub.card.form import split_author, with_author
+from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES
+from perl.hub.card.render import render_card
 from perl.hub.push.package import Package, package_candidate
+from perl.policy.saved.adapter import CONFIG
 from perl.run.files import write_file, write_text
 from perl.run.folder import Run
 
@@ -95,3 +99,21 @@ def shown_candidate(run: Run) -> Candidate:
         results = None
     steps = int(run.facts.get("steps", 0))
     return Candidate(run, "final", run.adapter, steps, digests[0], folder if results else None, results, digests[1])
+
+
+def write_folder_card(folder: Path, facts: RunFacts) -> None:
+    """Writes a card and the facts that only the trainer knows, from which and the other files it is rendered again.
+
+    What its author says on an older card there is kept.
+
+    Args:
+        folder: With the adapter and its log, as far as there is one.
+        facts: What the trainer reports.
+    """
+    written = facts.to_json()
+    files = {name: folder / name for name in (CONFIG, METRICS) if (folder / name).is_file()}
+    card = render_card(facts_from_files({**files, RUN_FACTS: written}))
+    old = folder / CARD
+    card = with_author(card, old.read_text(encoding="utf-8", errors="replace") if old.is_file() else "")
+    write_text(folder / RUN_FACTS, written.decode())
+    write_text(old, card)

@@ -16,14 +16,14 @@ from trl import GRPOTrainer
 from perl.algorithms.named import named_facts
 from perl.errors import PerlError
 from perl.hub.card.facts import RUN_FACTS, made_facts, plain_word, showable_settings
-from perl.hub.card.folder_card import write_folder_card
 from perl.hub.card.form import LARGEST_CARD
 from perl.hub.card.names import has_hub_form, label
 from perl.hub.card.published import CARD
 from perl.hub.gate.snapshot import take
 from perl.hub.push.package import Package
+from perl.hub.push.publish import full_repo_id, pack_folder, push_script, write_log
 from perl.hub.push.round_trip import check_files
-from perl.hub.push.script_push import full_repo_id, pack_folder, push_script, write_log
+from perl.hub.run_card import write_folder_card
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
 from perl.policy.quantised import quantisation_of

@@ -1,6 +1,6 @@
 """One adapter of a run that may be published, with the results that are its own.
 
-run folder, final | best | step -> Candidate
+run folder, final | best | step -> Candidate; Candidate -> its scores, counted again
 
 Results belong to an adapter if they name its policy: its config, its weights and the run's base. No others are ever
 shown beside it.
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.errors import Mistake, PerlError, RunFolderError
+from perl.errors import Mistake, PerlError, RecipeError, RunFolderError
+from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.policy.checkpoint import complete_checkpoints, is_complete, step_of
 from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.recipe import Recipe
 from perl.run.facts import best_disagreement, read_best
 from perl.run.files import sha256_of
 from perl.run.folder import Run
@@ -114,6 +117,44 @@ def identity_mistakes(candidate: Candidate) -> list[Mistake]:
         what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {trained[:12]}: it was changed since"
         found.append(Mistake(what, str(candidate.folder / WEIGHTS), "put the trained file back"))
     return found
+
+
+def candidate_mistakes(candidate: Candidate) -> list[Mistake]:
+    """Why an adapter's scores may not be shown or sent: they are not those of its samples.
+
+    Args:
+        candidate: An adapter of a run; without results nothing is wrong with them.
+
+    Raises:
+        PerlError: There are no samples, or they or the results cannot be read.
+    """
+    return [] if candidate.results_folder is None else recount_candidate(candidate).mistakes_at(str(candidate.run.path))
+
+
+def recount_candidate(candidate: Candidate) -> Recount:
+    """The results of an adapter, counted again from the samples that were drawn of it.
+
+    Raises:
+        PerlError: There are no results or samples, or they cannot be read.
+    """
+    if candidate.results_folder is None:
+        raise PerlError("its adapter was not evaluated", str(candidate.run.path), "perl eval")
+    return recount_folder(candidate.results_folder, recipe_of(candidate.run))
+
+
+def recipe_of(run: Run) -> Recipe | None:
+    """The recipe of a run; None: it has none.
+
+    Raises:
+        RecipeError: It cannot be read.
+    """
+    file = run.path / "recipe.yaml"
+    if not file.is_file():
+        return None
+    try:
+        return Recipe.of_run(file)
+    except RecipeError as error:
+        raise RecipeError("the run's recipe cannot be read", str(file), str(error)) from None
 
 
 def base_of_run(run: Run) -> str | None:

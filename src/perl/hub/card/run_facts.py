@@ -9,14 +9,13 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants
 
-from perl.errors import PerlError, RecipeError, RunFolderError
-from perl.hub.card.candidate import Candidate
+from perl.errors import PerlError, RunFolderError
+from perl.hub.card.candidate import Candidate, recipe_of
 from perl.hub.card.facts import Licence, RunFacts, made_facts, plain_word, showable_settings
 from perl.hub.card.names import is_hub_name, label
 from perl.hub.card.public_recipe import without_paths
 from perl.policy.hub_lookup import HUB_ERRORS
 from perl.policy.model import public_name
-from perl.recipe import Recipe
 from perl.run.folder import Run
 from perl.sandbox import is_sandbox
 
@@ -73,21 +72,6 @@ def run_facts(
         "versions": known.get("versions") or {},
     }
     return made_facts(facts, str(run.path / "run.json"))
-
-
-def recipe_of(run: Run) -> Recipe | None:
-    """The recipe of a run; None: it has none.
-
-    Raises:
-        RecipeError: It cannot be read.
-    """
-    file = run.path / "recipe.yaml"
-    if not file.is_file():
-        return None
-    try:
-        return Recipe.of_run(file)
-    except RecipeError as error:
-        raise RecipeError("the run's recipe cannot be read", str(file), str(error)) from None
 
 
 def base_licence(name: str, revision: str | None) -> Licence | None:

@@ -16,7 +16,7 @@ from typing import Any
 from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
 from perl.evaluation.results import RESULTS, SAMPLES
-from perl.hub.card.candidate import Candidate
+from perl.hub.card.candidate import Candidate, recipe_of
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
@@ -25,7 +25,7 @@ from perl.hub.card.form import card_mistakes, with_author
 from perl.hub.card.public_recipe import public_recipe, without_paths
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, evenly
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import recipe_of, run_facts
+from perl.hub.card.run_facts import run_facts
 from perl.hub.gate.gate import gate_mistakes, largest
 from perl.hub.gate.leaks import this_machine
 from perl.hub.gate.snapshot import is_simple_name, names_in, take

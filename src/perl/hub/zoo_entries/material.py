@@ -16,10 +16,9 @@ from perl.errors import PerlError, raise_all
 from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, Results, TaskResult, read_results
-from perl.hub.card.candidate import find_candidate, identity_mistakes
+from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
 from perl.hub.card.published import evenly
-from perl.hub.card.recounted import recount_candidate
 from perl.hub.card.scores_check import policy_mistakes
 from perl.hub.push.outbox import read_pushes
 from perl.hub.push.package import package_candidate

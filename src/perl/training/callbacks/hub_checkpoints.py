@@ -18,8 +18,7 @@ from trl import GRPOTrainer
 from perl.errors import PerlError, RecipeError
 from perl.hub.push.login import check_login
 from perl.hub.push.outbox import HUB_NAME, Push, alone, queue_checkpoint, read_push
-from perl.hub.push.publish import pack_checkpoint, send_checkpoints, wanted_push
-from perl.hub.push.script_push import full_repo_id
+from perl.hub.push.publish import full_repo_id, pack_checkpoint, send_checkpoints, wanted_push
 from perl.recipe.sections import HubSection
 from perl.run.folder import Run
 from perl.run.joint_work import joined
