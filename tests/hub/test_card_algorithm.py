@@ -33,14 +33,10 @@ def test_a_named_algorithm_stands_in_the_sentence_the_table_and_the_citations():
     assert "\n| algorithm | gspo; overridden: beta 0.01 |\n" in card
     assert "\n- algorithm GSPO: Zheng et al. 2025, [arXiv:2507.18071]" in card
     assert card.count("2507.18071]") == 1
-    plain = card_of(RunFacts(**FACTS, algorithm="gspo"), recipe)
-    assert "\n| algorithm | gspo |\n" in plain
-
-
-def test_without_a_name_the_card_names_the_loss():
-    run = RunFacts(**FACTS)
-    assert "| algorithm |" not in card_of(run)
-    assert "trained with reinforcement learning (GRPO)" in card_of(run)
+    assert "\n| algorithm | gspo |\n" in card_of(RunFacts(**FACTS, algorithm="gspo"), recipe)
+    plain = card_of(RunFacts(**FACTS))
+    assert "| algorithm |" not in plain
+    assert "trained with reinforcement learning (GRPO)" in plain
     named = RunFacts(**FACTS, algorithm="gspo", overridden={"delta": None, "scale_rewards": "none"})
     assert read_run_facts(named.to_json()) == named
 

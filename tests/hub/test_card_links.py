@@ -23,12 +23,7 @@ def test_the_links_of_a_local_card_lead_to_the_files_of_its_run():
     write_card(run)
     assert inner_links(run.card) == LINKED
     assert all((run.adapter / name).is_file() for name in (*LINKED, PUBLIC_RECIPE))
-
-
-def test_what_is_no_longer_published_of_a_run_does_not_stay_beside_its_card():
-    run = publishable()
-    write_card(run)
-    shutil.rmtree(run.path / "eval")
+    shutil.rmtree(run.path / "eval")  # what is no longer published does not stay beside the card
     write_card(run)
     assert inner_links(run.card) == set()
     assert not (run.adapter / SCORES).exists()

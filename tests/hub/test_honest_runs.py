@@ -7,10 +7,8 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from perl import __version__
-from perl.errors import PerlError
 from perl.hub.card.candidate import find_candidate
-from perl.hub.card.facts import RUN_FACTS, read_run_facts
-from perl.hub.card.public_recipe import public_recipe
+from perl.hub.card.facts import RUN_FACTS
 from perl.hub.card.published import PUBLIC_RECIPE
 from perl.hub.push.package import Package, package_candidate, package_mistakes
 from perl.recipe import load_recipe
@@ -44,20 +42,15 @@ OWN = {"accuracy": 1.0, "short.py:brevity": 0.5, "format": 0.2}
     [
         ({"max_steps": 50, "logging_steps": 5}, _rows(range(5, 51, 5)), 50, {}),
         ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120, {}),
-        ({"max_steps": 115, "logging_steps": 0.1}, _rows(range(12, 116, 12)), 115, {}),
         ({"max_steps": 10, "logging_steps": 0.6}, _rows([6]), 10, {}),
         ({"num_train_epochs": 3, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120, {}),
-        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40, 80, 100]), 100, {}),
         ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40]), 70, {}),
         ({"max_steps": 50, "logging_strategy": "no"}, [], 50, {}),
-        ({"max_steps": 50, "logging_steps": 500}, [], 50, {}),
         ({"max_steps": 50, "logging_steps": 20, "logging_first_step": True}, _rows([1, 20, 40]), 50, {}),
         ({"max_steps": 1}, _rows([1]), 1, {}),
-        ({"max_steps": 50, "beta": 0.0}, _rows(range(1, 51)), 50, {}),
         ({"max_steps": 50, "beta": 0.04}, _rows(range(1, 51)), 50, {}),
         ({"max_steps": 50}, _rows(range(1, 51), lambda step: None if step == 1 else 0.5), 50, {}),
         ({"max_steps": 50}, _rows(range(1, 51), lambda step: math.nan if step in (1, 50) else 0.5), 50, {}),
-        ({"max_steps": 50}, _rows(range(1, 51), lambda _: math.nan), 50, {}),
         ({"max_steps": 50}, _rows(range(1, 51)), 50, OWN),
     ],
 )
@@ -131,41 +124,21 @@ def test_a_run_with_a_teacher_says_whose_adapter_taught_and_its_digest(tmp_path)
         assert plain_value(package.files[PUBLIC_RECIPE].decode())["teacher"]["adapter"] == called
     package, run = _taught(tmp_path / "renamed", "/srv/runs/other", {name: "openai/gpt5", **digest})
     assert any(f"settings.{name}" in str(problem) for problem in package_mistakes(package, run.path))
-    package, run = _taught(tmp_path / "forged", "user/first", {name: "user/first", **digest})
-    facts = json.loads(package.files[RUN_FACTS])
-    for forged in ({name: "user/second"}, {name: None}):
-        facts["settings"] |= forged
-        facts["settings"] = {key: value for key, value in facts["settings"].items() if value is not None}
-        changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
-        assert any(f"settings.{name}" in str(problem) for problem in package_mistakes(changed, run.path))
 
 
 def test_a_run_that_chose_its_prompts_says_how_as_its_recipe_does(tmp_path):
-    column = "[a](https://nobody.example) | **level**"
-    for number, prompts in enumerate(({"memory": True, "floor": 1e-5}, {"refill": 2, "curriculum": column})):
-        run = make_run(tmp_path / f"{number}" / "run", prompts=prompts)
-        shown = load_recipe({"prompts": prompts}).prompts.shown
-        run.record(settings={**run.facts["settings"], "prompts": shown})
-        package = package_candidate(find_candidate(run), "user/adapter")
-        assert [str(problem) for problem in package_mistakes(package, run.path)] == []
-        assert f"| prompts | {shown} |" in package.files["README.md"].decode()
-        facts = json.loads(package.files[RUN_FACTS])
-        for forged in (None, shown.replace("2", "1").replace("0.5", "0.6")):
-            facts["settings"] = {key: value for key, value in facts["settings"].items() if key != "prompts"}
-            facts["settings"] |= {} if forged is None else {"prompts": forged}
-            changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
-            assert any("settings.prompts" in str(problem) for problem in package_mistakes(changed, run.path))
-        facts["settings"] |= {"prompts": f"{shown}; see [here](nobody)"}
-        with pytest.raises(PerlError, match=r"perl_run\.json: settings"):
-            read_run_facts(json.dumps(facts).encode())
-
-
-def test_a_local_teacher_is_published_under_a_name_that_is_none_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "other").mkdir(parents=True)
-    for adapter, called in (("runs/other", "other"), ("./runs/other/", "other"), ("user/elsewhere", "user/elsewhere")):
-        published = plain_value(public_recipe(load_recipe({"teacher": {"adapter": adapter}})))
-        assert published["teacher"]["adapter"] == called
+    prompts = {"refill": 2, "curriculum": "[a](https://nobody.example) | **level**"}
+    run = make_run(tmp_path / "run", prompts=prompts)
+    shown = load_recipe({"prompts": prompts}).prompts.shown
+    run.record(settings={**run.facts["settings"], "prompts": shown})
+    package = package_candidate(find_candidate(run), "user/adapter")
+    assert [str(problem) for problem in package_mistakes(package, run.path)] == []
+    assert f"| prompts | {shown} |" in package.files["README.md"].decode()
+    facts = json.loads(package.files[RUN_FACTS])
+    for forged in ({}, {"prompts": shown.replace("2", "1")}, {"prompts": f"{shown}; see [here](nobody)"}):
+        facts["settings"] = {key: value for key, value in facts["settings"].items() if key != "prompts"} | forged
+        changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
+        assert any("settings" in str(problem) for problem in package_mistakes(changed, run.path))
 
 
 def test_a_run_of_a_checkout_that_is_only_on_the_path_can_be_published(tmp_path, monkeypatch):

@@ -15,21 +15,14 @@ from tests.evaluation.forgeries import FORGERIES
 from tests.hub.push_runs import publishable
 
 REPO = "user/adapter"
-NAMES = [
+NAMES = (
     "one bit",
     "every bit 1 and every figure that follows",
-    "accuracy",
-    "difference",
     "p",
-    "labels for lighteval's readers",
     "protocol_hash",
-    "title",
-    "a verdict",
     "verdicts and results",
-    "a sample's seed",
     "a sample twice",
-    "samples missing",
-]
+)
 
 
 @pytest.fixture
@@ -69,6 +62,6 @@ def test_the_samples_are_published_without_their_texts_and_give_the_scores(run):
         rights = [line["status"] == "right" for line in there if line["policy"] == task.samples[who]]
         assert score.accuracy == pytest.approx(sum(rights) / len(rights))
         assert len(rights) == score.n * score.k
-    others = [json.dumps({**json.loads(line), "policy": "c" * 16}) for line in lines]  # of earlier adapters
+    others = [line.replace('"policy": "', '"policy": "c') for line in lines]  # of earlier adapters
     file.write_text("\n".join([*lines, *others]) + "\n")
     assert len(packed(run).files[PUBLISHED].splitlines()) == len(lines)

@@ -57,6 +57,7 @@ def contradictions(run: RunFacts, files: Files) -> list[Mistake]:
 def only_reported(run: RunFacts, files: Files) -> list[str]:
     """What ``perl_run.json`` says and no other file does, for people; arguments as above."""
     known = {"version", "perl", "settings", *(fact for of_file in _known(run, files).values() for fact in of_file)}
+    known |= {"step"} if log_in(files) else set()
     facts = [name for name, value in vars(run).items() if name not in known and value not in (None, (), {})]
     settings = [name for name in run.settings if f"{_SETTING}{name}" not in known]
     return [name.replace("_", " ") for name in facts] + ([f"settings ({', '.join(settings)})"] if settings else [])
