@@ -468,7 +468,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     ) -> Any:  # noqa: ANN401
         """Replaces ``Trainer.push_to_hub``, which sends pickles and the tokenizer too, in as many commits as it likes.
 
-        One commit of the adapter, its card, its metrics and curves, once the saved adapter was found to be the trained
+        One commit of the adapter, its card and its metrics, once the saved adapter was found to be the trained
         one and no path or token is in any file. The repository is ``args.hub_model_id``, else called as the output
         folder. Arguments and result are transformers', but for ``token``, which must be None: it comes from the Hub's
         own login. ``revision`` None: ``args.hub_revision``, else ``main``; ``private`` None: as
