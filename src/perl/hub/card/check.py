@@ -27,7 +27,7 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 
 # Completions do not tell what stood before the question, and no hash holds against somebody who computes it anew.
 _AS_ASKED = "few-shot examples and sampling of the completions (perl zoo verify draws them again)"
-_WINDOW = 100
+_WINDOW, _MOST_FOREIGN = 100, 10
 _OF_THE_HUB = ".gitattributes"
 
 
@@ -138,7 +138,9 @@ def _not_looked_at(files: Files, card: str) -> list[str]:
     """What lies there and is no file of ours, and what the author says."""
     known = (LEADERBOARDS, _OF_THE_HUB)
     foreign = [name for name in files if not is_ours(name) and not name.startswith(known)]
-    others = [f"{shown(name)}: not a file of perl's" for name in foreign]
+    others = [f"{shown(name)}: not a file of perl's" for name in foreign[:_MOST_FOREIGN]]
+    if len(foreign) > _MOST_FOREIGN:
+        others.append(f"{len(foreign) - _MOST_FOREIGN:,} more files that are not perl's")
     return others + ([f"{CARD}: what stands below “{AUTHOR}”"] if split_author(card)[1] else [])
 
 

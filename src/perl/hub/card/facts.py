@@ -112,7 +112,7 @@ def _overridden(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 Word = Annotated[
-    str, StringConstraints(pattern=r"^\w[\w.+@-]*([:/][\w][\w.+@-]*)*$", min_length=1, max_length=_LONGEST_WORD)
+    str, StringConstraints(pattern=r"^\w[\w.+@-]*([:/]\w[\w.+@-]*)*$", min_length=1, max_length=_LONGEST_WORD)
 ]
 """A name: of a run, a method, a reward, a version."""
 Text = Annotated[str, StringConstraints(min_length=1, max_length=_LONGEST_WORD), AfterValidator(_text)]
