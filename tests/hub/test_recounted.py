@@ -15,14 +15,7 @@ from tests.evaluation.forgeries import FORGERIES
 from tests.hub.push_runs import publishable
 
 REPO = "user/adapter"
-NAMES = (
-    "one bit",
-    "every bit 1 and every figure that follows",
-    "p",
-    "protocol_hash",
-    "verdicts and results",
-    "a sample twice",
-)
+NAMES = ("accuracy", "every bit 1 and every figure that follows", "p", "protocol_hash", "verdicts and results")
 
 
 @pytest.fixture
