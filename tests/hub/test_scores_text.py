@@ -41,15 +41,3 @@ def test_of_several_tasks_a_difference_must_be_as_rare_as_one_of_so_many():
     assert reservations(found)[0] == (
         "On Won it cannot be told from its base: the p value of the difference, corrected for 14 tasks, is above 0.05."
     )
-
-
-def test_all_right_is_said_with_its_interval():
-    """The exact interval of n of n, whose lower end is 0.025^(1/n), and of none the mirrored one."""
-    for count in (10, 30, 100):
-        text = headline(results(task_result("sums", ["0"] * count, ["1"] * count)))
-        low, high = re.search(r"100\.0 \[([\d.]+), 100\.0\] %, the base 0\.0 \[0\.0, ([\d.]+)\] %", text).groups()
-        assert float(low) == pytest.approx(100 * 0.025 ** (1 / count), abs=0.051)
-        assert float(high) == pytest.approx(100 * (1 - 0.025 ** (1 / count)), abs=0.051)
-        assert "± 0.0" not in text
-    found = results(task_result("sums", ["0"] * 30, ["1"] * 30))
-    assert "it scores 100.0 [88.4, 100.0] %, the base 0.0 [0.0, 11.6] %" in headline(found)

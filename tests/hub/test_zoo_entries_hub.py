@@ -88,6 +88,7 @@ def test_reproduced_means_evaluated_here(pushed, files, tmp_path):
 
 def test_hostile_files_and_those_of_another_adapter_or_of_other_samples_are_refused(pushed, files, tmp_path):
     config, secret = json.loads(files[CONFIG]) | {"lora_alpha": 160}, "hf_" + "x" * 30
+    code = {"auto_mapping": {"parent_library": "os", "base_model_class": "x"}}
     claimed = claiming_none(files, tmp_path / "claimed")
     for change, said in (
         ({RESULTS: None}, r"has no eval/results.json \(only what perl push sends is taken\)"),
@@ -98,6 +99,8 @@ def test_hostile_files_and_those_of_another_adapter_or_of_other_samples_are_refu
         ({RECIPE: b"peft: {rnak: 1}\n"}, "perl_recipe.yaml: peft.rnak: unknown key"),
         ({WEIGHTS: files[WEIGHTS] + b"x"}, r"user/tiny: is of another adapter: sha256 [0-9a-f]{12}"),
         ({CONFIG: json.dumps(config).encode()}, r"user/tiny: is of another adapter_config.json: sha256 "),
+        ({CONFIG: json.dumps(json.loads(files[CONFIG]) | code).encode()}, "auto_mapping names 'os'"),
+        ({RESULTS: files[RESULTS].replace(b'"transformers"', b'"AIME 2024: 99"')}, "engine.backend is"),
         ({RECIPE: files[RECIPE].replace(b"prompt: prompt", f"prompt: {secret}".encode())}, "looks like a token"),
         ({RESULTS: claimed[RESULTS]}, r"the adapter's rights differ on \d+ problems"),
         ({PUBLISHED: claimed[PUBLISHED]}, r"the adapter's rights differ on \d+ problems"),

@@ -18,7 +18,7 @@ from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
-from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, log_in, public_recipe_in, results_in
+from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, config_in, log_in, public_recipe_in, results_in
 from perl.hub.repository import fetched, open_repository, weights_of
 from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of_log, of_policy
 from perl.methods.registry import METHODS
@@ -47,6 +47,7 @@ def of_hub(source: str) -> Material:
         raise PerlError(f"its {WEIGHTS} is kept as text and too large to be read", source)
     with _named(source):
         results, recipe = results_in(files), public_recipe_in(files)
+        config_in(files)  # refuses one that names code
         facts = read_run_facts(files[RUN_FACTS].read_bytes())
     if results is None:
         raise PerlError(f"has no {SCORES}", source)

@@ -19,7 +19,7 @@ from perl.evaluation.results import RESULTS, Results, TaskResult, read_results
 from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
 from perl.hub.card.published import evenly
-from perl.hub.card.scores_check import policy_mistakes
+from perl.hub.card.scores_check import policy_mistakes, words_mistakes
 from perl.hub.push.outbox import read_pushes
 from perl.hub.push.package import package_candidate
 from perl.policy.model import public_name
@@ -153,7 +153,7 @@ def checked_scores(found: Recount, adapter_sha256: str, config: bytes, where: st
     Raises:
         PerlError: They are another policy's, or a figure of the file is not what was counted.
     """
-    wrong = policy_mistakes(found.results, config, adapter_sha256, where)
+    wrong = [*policy_mistakes(found.results, config, adapter_sha256, where), *words_mistakes(found.results)]
     raise_all(PerlError, [replace(mistake, hint=f"perl eval --adapter {where}") for mistake in wrong])
     raise_all(PerlError, found.mistakes_at(where))
     for task in found.results.tasks:
