@@ -76,7 +76,7 @@ def find_card(name: str) -> FoundCard:
 
 
 def _of_run(run: Run) -> FoundCard:
-    """As it would be published: pictures, scores and recipe lie elsewhere in a run.
+    """As it would be published: scores, log and recipe lie elsewhere in a run.
 
     Of the facts beside the card those count that the run does not know: where it will lie, and what the Hub said.
     """

@@ -54,22 +54,16 @@ def write_card(run: Run, repo_id: str | None = None) -> list[tuple[int, str]]:
     package = run_package(run, repo_id)
     card = package.files[CARD].decode()
     gone = _edited_lines(run, card)
-    for name in (RUN_FACTS, CARD):
-        write_text(run.adapter / name, package.files[name].decode())
-    _put_beside(run, package)
-    run.record(card=_digest(card))
-    return gone
-
-
-def _put_beside(run: Run, package: Package) -> None:
-    """The files that a card leads to, where it leads from the run's adapter; one that is no longer published goes."""
-    for name in (SCORES, PUBLIC_RECIPE):
+    # With the files that it leads to; one that is no longer published goes.
+    for name in (SCORES, PUBLIC_RECIPE, RUN_FACTS, CARD):
         place = run.adapter / name
         if name in package.files:
             place.parent.mkdir(exist_ok=True)
             write_file(place, partial(Path.write_bytes, data=package.files[name]))
         else:
             place.unlink(missing_ok=True)
+    run.record(card=_digest(card))
+    return gone
 
 
 def _edited_lines(run: Run, card: str) -> list[tuple[int, str]]:
