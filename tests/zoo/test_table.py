@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 
 import pytest
 
@@ -83,18 +82,6 @@ def test_a_row_says_all_that_is_known():
         "products": "30.0 ± 1.0",
         "products.error": "1.0",
     }
-
-
-def test_shown_scores_are_the_percentages_of_the_shares():
-    for thousandths in range(0, 1001, 7):
-        share, base = thousandths / 1000, (1000 - thousandths) / 1000
-        shown = {name: cell.text for name, cell in row_of(trained("a", score(share, base=base))).items()}
-        adapter, beside, gain = (
-            re.fullmatch(r"([+-]?[\d.]+)(?: ± [\d.]+)?", shown[f"sums{of}"])[1] for of in ("", ".base", ".gain")
-        )
-        assert float(adapter) == pytest.approx(100 * share, abs=0.0501)
-        assert float(beside) == pytest.approx(100 * base, abs=0.0501)
-        assert float(gain) == pytest.approx(100 * (share - base), abs=0.0501)
 
 
 def test_every_form_holds_the_same_and_what_others_wrote_steers_none_of_their_readers():
