@@ -16,7 +16,7 @@ from perl.run.warned import warn
 from tests.conftest import CHECKOUT
 
 PACKAGE = Path(perl.errors.__file__).parent
-ALARMING = {"trainer/callbacks/alarms.py", "trainer/callbacks/diagnosis.py"}
+ALARMING = {"trainer/callbacks/alarms.py"}
 """Their lines are alarms."""
 FINDINGS, ERRORS, WARNINGS, ALARMS = (
     [row for name, row in codes().items() if name.startswith(f"PRL{kind}")] for kind in range(1, 5)

@@ -1,6 +1,6 @@
 """An override of any method that TRL's or transformers' trainer documents takes effect, or is refused by its name.
 
-One test a row of the table in ``docs/trainer.md``: a subclass replaces the method, and a number shows it.
+Every row of the table in ``docs/trainer.md`` has a test: a subclass replaces the method, and a number shows it.
 """
 
 import functools
@@ -26,14 +26,16 @@ from perl.trainer.overrides import is_replaced
 from tests.conftest import CHECKOUT
 from tests.trainer.test_trainer import arguments, problems, weights_of
 
-ROWS: dict[str, Callable[[Path], None]] = {}
+COVERED: list[str] = []
 SHORT = {"max_steps": 1, "max_completion_length": 6, "learning_rate": 1e-2, "optim": "sgd"}
+STEPS = {"save_strategy": "steps", "save_steps": 1}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
 
 
-def row(check: Callable[[Path], None]) -> Callable[[Path], None]:
-    """A row of the table; the check is called as its method is."""
-    ROWS[check.__name__] = check
-    return check
+def covers(*names: str) -> Callable[[Any], Any]:
+    """Notes which rows of the table a test is about."""
+    COVERED.extend(names)
+    return lambda test: test
 
 
 def by_place(completions: list[Any], **_: Any) -> list[float]:
@@ -47,20 +49,22 @@ def made(folder: Path, kind: type[PeftGRPOTrainer] = PeftGRPOTrainer, reward: An
     return kind(model="sandbox:base", reward_funcs=reward, args=config, train_dataset=data, eval_dataset=problems(2))
 
 
-def changed(name: str, change: Callable[..., Any]) -> type[PeftGRPOTrainer]:
-    """A subclass whose method makes something else of what its parent's returns."""
+def instead(**methods: Any) -> type[PeftGRPOTrainer]:
+    """A subclass whose methods do without their parents'."""
+    return type("Instead", (PeftGRPOTrainer,), {**methods, "__module__": __name__})
 
-    def method(self: PeftGRPOTrainer, *args: Any, **kwargs: Any) -> Any:
-        return change(self, getattr(super(kind, self), name)(*args, **kwargs))
 
-    method.__name__ = name
-    kind = type("Changed", (PeftGRPOTrainer,), {name: method, "__module__": __name__})
+def changed(**changes: Callable[..., Any]) -> type[PeftGRPOTrainer]:
+    """A subclass whose methods make something else of what their parents' return."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(self: PeftGRPOTrainer, *args: Any, **kwargs: Any) -> Any:
+            return changes[name](self, getattr(super(kind, self), name)(*args, **kwargs))
+
+        return call
+
+    kind = instead(**{name: method(name) for name in changes})
     return kind
-
-
-def instead(name: str, method: Any) -> type[PeftGRPOTrainer]:
-    """A subclass whose method does without its parent's."""
-    return type("Instead", (PeftGRPOTrainer,), {name: method, "__module__": __name__})
 
 
 def trained(folder: Path, kind: type[PeftGRPOTrainer] = PeftGRPOTrainer, **changes: Any) -> Any:
@@ -74,54 +78,43 @@ def logged(trainer: Any, name: str) -> float:
 
 
 @functools.cache
-def plain_norm(folder: Path, **changes: Any) -> float:
-    return logged(trained(folder, **changes), "grad_norm")
+def plain_norm(**changes: Any) -> float:
+    return logged(trained(Path("plain"), **changes), "grad_norm")
 
 
 def ratio(folder: Path, kind: type[PeftGRPOTrainer], **changes: Any) -> float:
     """The gradient's norm in relation to that of a trainer without the override."""
-    return logged(trained(folder / "changed", kind, **changes), "grad_norm") / plain_norm(Path("plain"), **changes)
-
-
-def twice(_: Any, result: torch.Tensor) -> torch.Tensor:
-    return 2 * result
+    return logged(trained(folder, kind, **changes), "grad_norm") / plain_norm(**changes)
 
 
 # What is sampled.
 
-
-@row
-def _generate(folder: Path) -> None:
-    def first_two(_: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        prompt_ids, completion_ids, *others = result
-        return prompt_ids, [ids[:2] for ids in completion_ids], *others
-
-    assert trained(folder, changed("_generate", first_two))._buffered_inputs[0]["completion_ids"].size(1) == 2
+COMPLETIONS = {"_generate": 1, "_generate_single_turn": 0}  # their place among what is returned
 
 
-@row
-def _generate_single_turn(folder: Path) -> None:
-    def first_two(_: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        return [ids[:2] for ids in result[0]], result[1]
+@covers(*COMPLETIONS)
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_completions_are_cut_short(name, tmp_path):
+    def first_two(_, result):
+        place = COMPLETIONS[name]
+        return *result[:place], [ids[:2] for ids in result[place]], *result[place + 1 :]
 
-    assert logged(trained(folder, changed("_generate_single_turn", first_two)), "completions/max_length") == 2
+    assert trained(tmp_path, changed(**{name: first_two}))._buffered_inputs[0]["completion_ids"].size(1) == 2
 
 
-@row
-def _tokenize_prompts(folder: Path) -> None:
-    def longer(_: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        return [[ids[0], *ids] for ids in result[0]], *result[1:]
-
+@covers("_tokenize_prompts")
+def test_prompts_get_one_more_token(tmp_path):
+    longer = changed(_tokenize_prompts=lambda _, result: ([[ids[0], *ids] for ids in result[0]], *result[1:]))
     widths = [
-        trained(folder / name, kind)._buffered_inputs[0]["prompt_ids"].size(1)
-        for name, kind in (("plain", PeftGRPOTrainer), ("longer", changed("_tokenize_prompts", longer)))
+        trained(tmp_path / kind.__name__, kind)._buffered_inputs[0]["prompt_ids"].size(1)
+        for kind in (PeftGRPOTrainer, longer)
     ]
     assert widths[1] == widths[0] + 1
 
 
-@row
-def _tool_call_loop(folder: Path) -> None:
-    def loop(_: Any, _prompts: Any, _ids: Any, completion_ids: Any, completions: Any, logprobs: Any, *__: Any) -> Any:
+@covers("_tool_call_loop")
+def test_tools_are_run_by_another_loop(tmp_path):
+    def loop(_, _prompts, _ids, completion_ids, completions, logprobs, *__):
         return [[1] * len(ids) for ids in completion_ids], completions, completion_ids, logprobs, 24, 0, []
 
     def shout(text: str) -> str:
@@ -132,16 +125,15 @@ def _tool_call_loop(folder: Path) -> None:
         """
         return text.upper()
 
-    trainer = made(folder, instead("_tool_call_loop", loop))
-    trainer.tools = [shout]
-    trainer._standalone_tools = [shout]
+    trainer = made(tmp_path, instead(_tool_call_loop=loop))
+    trainer.tools = trainer._standalone_tools = [shout]
     trainer.train()
     assert logged(trainer, "tools/call_frequency") == 24 / 8
 
 
-@row
-def _get_tool_suffix_ids(folder: Path) -> None:
-    trainer = made(folder, instead("_get_tool_suffix_ids", lambda *_: [9, 9, 9]))
+@covers("_get_tool_suffix_ids")
+def test_answers_of_tools_are_other_tokens(tmp_path):
+    trainer = made(tmp_path, instead(_get_tool_suffix_ids=lambda *_: [9, 9, 9]))
     trainer._sync_tool_dicts, trainer._async_tool_dicts = [{"shout": str.upper}], [{}]
     trainer._generate_single_turn = lambda *_, **__: ([[]], None)
     call = {"type": "function", "function": {"name": "whisper", "arguments": {}}}
@@ -150,533 +142,20 @@ def _get_tool_suffix_ids(folder: Path) -> None:
     assert tool_mask == [[1, 0, 0, 0]]
 
 
-@row
-def _generate_and_score_completions(folder: Path) -> None:
-    def doubled(_: Any, output: dict[str, Any]) -> dict[str, Any]:
-        return {**output, "advantages": 2 * output["advantages"]}
-
-    assert ratio(folder, changed("_generate_and_score_completions", doubled)) == pytest.approx(2.0, rel=1e-4)
-
-
 # What it is worth.
 
 
-@row
-def _calculate_rewards(folder: Path) -> None:
-    plain = trained(folder / "plain", logging_steps=1)
-    turned = trained(folder / "turned", changed("_calculate_rewards", lambda _, rewards_NK: -rewards_NK))
+@covers("_calculate_rewards")
+def test_rewards_are_turned_round(tmp_path):
+    plain = trained(tmp_path / "plain", logging_steps=1)
+    turned = trained(tmp_path / "turned", changed(_calculate_rewards=lambda _, rewards_NK: -rewards_NK))
     assert logged(turned, "reward") == -logged(plain, "reward") == -0.25
     pairs = list(zip(plain.latest_group(), turned.latest_group(), strict=True))
     assert [a["completion"] for a, _ in pairs] == [b["completion"] for _, b in pairs]
     assert [a["advantage"] for a, _ in pairs] == [-b["advantage"] for _, b in pairs]
-    start = weights_of(made(folder / "start").policy)
+    start = weights_of(made(tmp_path / "start").policy)
     assert torch.allclose(weights_of(turned.policy) - start, start - weights_of(plain.policy), atol=1e-7)
     assert not torch.equal(weights_of(plain.policy), start)
-
-
-@row
-def _log_metric(folder: Path) -> None:
-    def reward(completions: list[Any], log_metric: Any, **_: Any) -> list[float]:
-        log_metric("mine", 1.0)
-        return by_place(completions)
-
-    def log_metric(self: Any, name: str, value: float) -> None:
-        self._pending_metrics[name].append(value + 2)
-
-    assert logged(trained(folder, instead("_log_metric", log_metric), reward=reward), "mine") == 3
-
-
-@row
-def _log_completion_extra(folder: Path) -> None:
-    def reward(completions: list[Any], log_extra: Any, **_: Any) -> list[float]:
-        log_extra("mine", [1.0] * len(completions))
-        return by_place(completions)
-
-    def log_extra(self: Any, column: str, values: list[float]) -> None:
-        self._pending_extra_logs[column].extend(value + 2 for value in values)
-
-    trainer = trained(folder, instead("_log_completion_extra", log_extra), reward=reward)
-    assert [sample["mine"] for sample in trainer.latest_group()] == [3.0] * 4
-
-
-# The loss.
-
-
-@row
-def _get_per_token_logps_and_entropies(folder: Path) -> None:
-    """Of the policy, and of the reference, which is the only one that is asked for without a gradient here."""
-
-    def apart(_: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (result[0] if torch.is_grad_enabled() else result[0] - 0.5), *result[1:]
-
-    trainer = trained(folder, changed("_get_per_token_logps_and_entropies", apart), beta=0.1)
-    assert logged(trainer, "kl") == pytest.approx(torch.tensor(-0.5).exp().item() + 0.5 - 1, abs=1e-5)
-
-
-@row
-def compute_loss(folder: Path) -> None:
-    assert ratio(folder, changed("compute_loss", twice)) == pytest.approx(2.0, rel=1e-4)
-
-
-@row
-def _compute_loss(folder: Path) -> None:
-    assert ratio(folder, changed("_compute_loss", twice)) == pytest.approx(2.0, rel=1e-4)
-
-
-@row
-def _prepare_inputs(folder: Path) -> None:
-    def doubled(_: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        return {**inputs, "advantages": 2 * inputs["advantages"]} if "advantages" in inputs else inputs
-
-    # The step prepares a micro-batch once, and TRL's own code prepares what a parent's step has prepared once more.
-    assert ratio(folder, changed("_prepare_inputs", doubled)) == pytest.approx(2.0, rel=1e-4)
-
-
-@row
-def training_step(folder: Path) -> None:
-    plain = trained(folder / "plain", gradient_accumulation_steps=2, per_device_train_batch_size=4)
-    added = changed("training_step", lambda _, loss: loss + 5.0)
-    trainer = trained(folder / "added", added, gradient_accumulation_steps=2, per_device_train_batch_size=4)
-    assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss") + 10.0, abs=1e-5)  # in each micro-batch
-
-
-@row
-def get_off_policy_mask(folder: Path) -> None:
-    def none(advantages: torch.Tensor, mask: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.zeros(len(advantages), 1, dtype=mask.dtype)
-
-    kind = instead("get_off_policy_mask", staticmethod(none))
-    assert ratio(folder, kind, off_policy_mask_threshold=10.0) == 0.0
-
-
-@row
-def get_gamma_weights(folder: Path) -> None:
-    def none(advantages: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.zeros(len(advantages), 1)
-
-    assert ratio(folder, instead("get_gamma_weights", staticmethod(none)), loss_type="vespo") == 0.0
-
-
-@row
-def get_high_entropy_mask(folder: Path) -> None:
-    def none(_: Any, entropies: torch.Tensor, *__: Any) -> torch.Tensor:
-        return torch.zeros_like(entropies)
-
-    assert ratio(folder, instead("get_high_entropy_mask", none), top_entropy_quantile=0.5) == 0.0
-
-
-@row
-def compute_loss_context_manager(folder: Path) -> None:
-    entered = []
-    trained(folder, changed("compute_loss_context_manager", lambda _, context: entered.append(1) or context))
-    assert entered
-
-
-@row
-def autocast_smart_context_manager(folder: Path) -> None:
-    entered = []
-    trained(folder, changed("autocast_smart_context_manager", lambda _, context: entered.append(1) or context))
-    assert entered
-
-
-# The order of prompts.
-
-
-def fourth_prompt(trainer: Any) -> bool:
-    fourth = problems(8)[3]["prompt"]
-    return all(sample["prompt"] == fourth for sample in trainer.latest_group())
-
-
-@row
-def get_train_dataloader(folder: Path) -> None:
-    def loader(self: Any) -> Any:
-        self.train_dataset = Dataset.from_list([problems(8)[3]] * 8)
-        return super(kind, self).get_train_dataloader()
-
-    kind = instead("get_train_dataloader", loader)
-    assert fourth_prompt(trained(folder, kind))
-
-
-@row
-def _get_train_sampler(folder: Path) -> None:
-    assert fourth_prompt(trained(folder, instead("_get_train_sampler", lambda *_: [3] * 8)))
-
-
-@row
-def _get_dataloader(folder: Path) -> None:
-    def loader(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        same = Dataset.from_list([dataset[3]] * 8)
-        return super(kind, self)._get_dataloader(same, *args, **kwargs)
-
-    kind = instead("_get_dataloader", loader)
-    assert fourth_prompt(trained(folder, kind))
-
-
-@row
-def get_batch_samples(folder: Path) -> None:
-    def fourth(_: Any, result: tuple[Any, Any]) -> tuple[Any, Any]:
-        return [[problems(8)[3]] * len(batch) for batch in result[0]], result[1]
-
-    assert fourth_prompt(trained(folder, changed("get_batch_samples", fourth)))
-
-
-@row
-def _get_eval_sampler(folder: Path) -> None:
-    trainer = made(folder, instead("_get_eval_sampler", lambda *_: [1] * 4), per_device_eval_batch_size=4)
-    trainer.evaluate()
-    assert {sample["prompt"][0]["content"] for sample in trainer.latest_group()} == {
-        problems(2)[1]["prompt"][0]["content"]
-    }
-
-
-@row
-def get_eval_dataloader(folder: Path) -> None:
-    trainer = made(folder, instead("get_eval_dataloader", lambda *_: [[problems(2)[1]] * 4]))
-    trainer.evaluate()
-    assert {sample["prompt"][0]["content"] for sample in trainer.latest_group()} == {
-        problems(2)[1]["prompt"][0]["content"]
-    }
-
-
-@row
-def get_test_dataloader(folder: Path) -> None:
-    trainer = made(folder, changed("get_test_dataloader", lambda *_: [[problems(2)[1]] * 4]))
-    trainer.predict(problems(2))
-    assert {sample["prompt"][0]["content"] for sample in trainer.latest_group()} == {
-        problems(2)[1]["prompt"][0]["content"]
-    }
-
-
-@row
-def _set_signature_columns_if_needed(folder: Path) -> None:
-    seen: list[bool] = []
-
-    def reward(completions: list[Any], **columns: Any) -> list[float]:
-        seen.append("solution" in columns)
-        return by_place(completions)
-
-    def columns(self: Any) -> None:
-        self._signature_columns = ["prompt", "solution"]
-
-    trained(folder / "plain", reward=reward, remove_unused_columns=True)
-    kind = instead("_set_signature_columns_if_needed", columns)
-    trained(folder / "kept", kind, reward=reward, remove_unused_columns=True)
-    assert seen == [False, True]
-
-
-# The optimizer.
-
-
-@row
-def create_optimizer(folder: Path) -> None:
-    def sgd(self: Any, _model: Any = None) -> torch.optim.Optimizer:
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trainable, lr=0.125)
-        return self.optimizer
-
-    trainer = trained(folder, instead("create_optimizer", sgd), optim="adamw_torch")
-    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.125
-    assert type(trainer.optimizer.optimizer) is torch.optim.SGD
-
-
-@row
-def create_scheduler(folder: Path) -> None:
-    def half(self: Any, **_: Any) -> Any:
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 0.5)
-        self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    assert logged(trained(folder, instead("create_scheduler", half)), "learning_rate") == 0.5e-2
-
-
-@row
-def get_optimizer_cls_and_kwargs(folder: Path) -> None:
-    def sgd(*_: Any) -> tuple[Any, dict[str, Any]]:
-        return torch.optim.SGD, {"lr": 0.25}
-
-    trainer = trained(folder, instead("get_optimizer_cls_and_kwargs", staticmethod(sgd)), optim="adamw_torch")
-    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.25
-
-
-@row
-def get_decay_parameter_names(folder: Path) -> None:
-    kind = instead("get_decay_parameter_names", lambda *_: [])
-    decaying, others = trained(folder, kind, weight_decay=0.1).optimizer.param_groups
-    assert (len(decaying["params"]), others["weight_decay"]) == (0, 0.0)
-    assert others["params"]
-
-
-@row
-def _clip_grad_norm(folder: Path) -> None:
-    assert logged(trained(folder, changed("_clip_grad_norm", lambda *_: torch.tensor(7.0))), "grad_norm") == 7.0
-
-
-@row
-def _get_learning_rate(folder: Path) -> None:
-    assert logged(trained(folder, instead("_get_learning_rate", lambda _: 7.0)), "learning_rate") == 7.0
-
-
-@row
-def floating_point_ops(folder: Path) -> None:
-    assert trained(folder, instead("floating_point_ops", lambda *_: 7)).state.total_flos == 7
-
-
-@row
-def store_flos(folder: Path) -> None:
-    def seven(self: Any) -> None:
-        self.state.total_flos = 7
-
-    assert trained(folder, instead("store_flos", seven)).state.total_flos == 7
-
-
-# Evaluation and the log.
-
-
-@row
-def evaluate(folder: Path) -> None:
-    kind = instead("evaluate", lambda *_, **__: {"eval_mine": 7.0})
-    trainer = trained(
-        folder, kind, eval_strategy="steps", eval_steps=1, save_strategy="best", metric_for_best_model="mine",
-        per_device_eval_batch_size=4,
-    )  # fmt: skip
-    assert trainer.state.best_metric == 7.0
-
-
-@row
-def evaluation_loop(folder: Path) -> None:
-    kind = instead("evaluation_loop", lambda *_, **__: EvalLoopOutput(None, None, {"eval_mine": 7.0}, 1))
-    trainer = made(folder, kind, per_device_eval_batch_size=4)
-    assert trainer.evaluate()["eval_mine"] == 7.0
-
-
-@row
-def prediction_step(folder: Path) -> None:
-    kind = instead("prediction_step", lambda *_, **__: (torch.tensor(7.0), None, None))
-    assert made(folder, kind, per_device_eval_batch_size=4).evaluate()["eval_loss"] == 7.0
-
-
-@row
-def log(folder: Path) -> None:
-    def more(self: Any, logs: dict[str, float], *args: Any) -> None:
-        super(kind, self).log({**logs, "mine": 7.0}, *args)
-
-    kind = instead("log", more)
-    assert [entry["mine"] for entry in trained(folder, kind).state.log_history] == [7.0, 7.0]
-
-
-# What is saved, and loaded.
-
-STEPS = {"save_strategy": "steps", "save_steps": 1}
-
-
-def marking(name: str, mark: str) -> type[PeftGRPOTrainer]:
-    """A subclass whose method leaves a file beside what its parent writes."""
-
-    def method(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> None:
-        getattr(super(kind, self), name)(output_dir, *args, **kwargs)
-        (Path(output_dir or self.args.output_dir) / "mine.txt").write_text(mark)
-
-    kind = instead(name, method)
-    return kind
-
-
-@row
-def save_model(folder: Path) -> None:
-    trained(folder, marking("save_model", "7"), **STEPS)
-    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
-
-
-@row
-def _save(folder: Path) -> None:
-    trained(folder, marking("_save", "7"), **STEPS)
-    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
-
-
-@row
-def _save_checkpoint(folder: Path) -> None:
-    def own(self: Any, *_: Any) -> None:
-        (Path(self.args.output_dir) / "mine.txt").write_text(str(self.state.global_step))
-
-    trained(folder, instead("_save_checkpoint", own), max_steps=2, **STEPS)
-    assert (folder / "mine.txt").read_text() == "2"
-    assert not list(folder.glob("checkpoint-*"))
-
-
-@row
-def _load_from_checkpoint(folder: Path) -> None:
-    last = weights_of(trained(folder, **STEPS).policy)
-    found = []
-    for kind in (PeftGRPOTrainer, instead("_load_from_checkpoint", lambda *_, **__: None)):
-        resumed = made(folder, kind)
-        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-        found.append(torch.equal(weights_of(resumed.policy), last))
-    assert found == [True, False]
-
-
-@row
-def _load_best_model(folder: Path) -> None:
-    called = []
-    trained(
-        folder, instead("_load_best_model", lambda self: called.append(self.state.best_metric)), eval_steps=1,
-        eval_strategy="steps", load_best_model_at_end=True, metric_for_best_model="reward",
-        per_device_eval_batch_size=4, **STEPS,
-    )  # fmt: skip
-    assert called == [0.25]
-
-
-@row
-def _load_optimizer_and_scheduler(folder: Path) -> None:
-    trained(folder, max_steps=2, **STEPS)
-    kind = instead("_load_optimizer_and_scheduler", lambda *_: None)
-    rates = []
-    for of in (PeftGRPOTrainer, kind):
-        resumed = made(folder, of, max_steps=2)
-        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-        rates.append(resumed.state.log_history[1]["learning_rate"])
-    assert rates == [0.5e-2, 1e-2]  # a schedule that was not loaded begins anew
-
-
-@row
-def _save_optimizer_and_scheduler(folder: Path) -> None:
-    trained(folder, marking("_save_optimizer_and_scheduler", "7"), **STEPS)
-    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
-
-
-@row
-def _save_rng_state(folder: Path) -> None:
-    trained(folder, marking("_save_rng_state", "7"), **STEPS)
-    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
-
-
-@row
-def _load_rng_state(folder: Path) -> None:
-    trained(folder, max_steps=2, **STEPS)
-    found = []
-    for kind in (PeftGRPOTrainer, instead("_load_rng_state", lambda *_: torch.manual_seed(7))):
-        resumed = made(folder, kind, max_steps=2)
-        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-        found.append(resumed.latest_group())
-    assert found[0] != found[1]
-
-
-@row
-def _save_scaler(folder: Path) -> None:
-    trained(folder, marking("_save_scaler", "7"), **STEPS)
-    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
-
-
-@row
-def _load_scaler(folder: Path) -> None:
-    trained(folder, max_steps=2, **STEPS)
-    asked: list[str] = []
-    resumed = made(folder, instead("_load_scaler", lambda _, checkpoint: asked.append(checkpoint)), max_steps=2)
-    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-    assert asked == [str(folder / "checkpoint-1")]
-
-
-@row
-def create_model_card(folder: Path) -> None:
-    """In the output folder, and in what is pushed."""
-
-    def more(self: Any, *args: Any, **kwargs: Any) -> None:
-        super(kind, self).create_model_card(*args, **kwargs)
-        card = Path(self.args.output_dir) / "README.md"
-        card.write_text(card.read_text() + "\nThe 7 dwarfs like it.\n")
-
-    kind = instead("create_model_card", more)
-    trainer = trained(folder, kind, **STEPS)
-    assert "7 dwarfs" in (folder / "README.md").read_text()
-    trainer.args.hub_model_id = "user/dwarfs"
-    with mock.patch("perl.trainer.publishing.push_script") as push:
-        trainer.push_to_hub()
-    assert b"7 dwarfs" in push.call_args.args[0].files["README.md"]
-
-
-@row
-def _push_from_checkpoint(folder: Path) -> None:
-    pushed = []
-    trainer = trained(folder, instead("_push_from_checkpoint", lambda _, place: pushed.append(place)))
-    trainer.args.push_to_hub = True
-    trainer._save_checkpoint(trainer.model, trial=None)
-    assert pushed == [str(folder / "checkpoint-1")]
-
-
-@row
-def _finish_current_push(folder: Path) -> None:
-    finished = []
-    trained(folder, instead("_finish_current_push", lambda _: finished.append(1)))
-    assert len(finished) == 1
-
-
-@row
-def _send_telemetry(folder: Path) -> None:
-    sent = []
-    made(folder, instead("_send_telemetry", lambda _: sent.append(1)))
-    assert len(sent) == 1
-
-
-@row
-def init_hf_repo(folder: Path) -> None:
-    """The constructor calls it; without a network ours is one line."""
-    called: list[int] = []
-    made(folder, instead("init_hf_repo", lambda _: called.append(1)), push_to_hub=True)
-    made(folder, instead("init_hf_repo", lambda _: called.append(1)))
-    assert len(called) == 1
-    with pytest.raises(HubOutageError, match=r"^push_to_hub: the Hub is unreachable: [^\n]*$"):
-        made(folder, push_to_hub=True)
-
-
-# Refused.
-
-
-def refused(folder: Path, name: str, hint: str) -> None:
-    with pytest.raises(PerlError, match=rf"Instead\.{name}: .*{hint}"):
-        made(folder, instead(name, lambda *_, **__: None))
-
-
-@row
-def create_optimizer_and_scheduler(folder: Path) -> None:
-    refused(folder, "create_optimizer_and_scheduler", "create_optimizer or create_scheduler")
-
-
-@row
-def compute_liger_loss(folder: Path) -> None:
-    refused(folder, "compute_liger_loss", "_compute_loss")
-
-
-@row
-def _get_last_hidden_state(folder: Path) -> None:
-    refused(folder, "_get_last_hidden_state", "_get_per_token_logps_and_entropies")
-
-
-@row
-def _get_per_token_logps(folder: Path) -> None:
-    refused(folder, "_get_per_token_logps", "_get_per_token_logps_and_entropies")
-
-
-@row
-def _move_model_to_vllm(folder: Path) -> None:
-    refused(folder, "_move_model_to_vllm", "rollout_func")
-
-
-@pytest.mark.parametrize("name", sorted(ROWS))
-def test_an_override_takes_effect_or_is_refused(name, tmp_path):
-    ROWS[name](tmp_path)
-
-
-def documented() -> list[str]:
-    """The first column of the table of overrides."""
-    _, _, page = (CHECKOUT / "docs" / "trainer.md").read_text(encoding="utf-8").partition("## Overriding a method")
-    return re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], flags=re.MULTILINE)
-
-
-def test_the_documents_table_is_what_is_tested_and_has_every_method_of_trls_and_every_one_that_is_extended_here():
-    assert sorted(documented()) == sorted(ROWS)
-    theirs = {name for kind in (GRPOTrainer, _BaseTrainer) for name, m in vars(kind).items() if callable(m)}
-    ours = {name for kind in PeftGRPOTrainer.__mro__ if kind.__module__.startswith("perl.") for name in vars(kind)}
-    extended = {name for name, _ in inspect.getmembers(Trainer, inspect.isfunction)} & ours
-    called_by_the_script = {"__init__", "train", "push_to_hub"}
-    assert (theirs | extended) - called_by_the_script <= set(ROWS)
 
 
 def test_rewards_without_their_parents_are_what_is_trained_on(tmp_path):
@@ -685,7 +164,7 @@ def test_rewards_without_their_parents_are_what_is_trained_on(tmp_path):
     def own(_self, _inputs, prompts, *_):
         return torch.tensor([[float(i), -2.0 * i] for i in range(len(prompts))])
 
-    replaced = trained(tmp_path / "replaced", instead("_calculate_rewards", own), reward=[by_place, len])
+    replaced = trained(tmp_path / "replaced", instead(_calculate_rewards=own), reward=[by_place, len])
     patched = made(tmp_path / "patched", reward=[by_place, len])
     patched._calculate_rewards = functools.partial(own, patched)
     patched.train()
@@ -699,6 +178,356 @@ def test_rewards_without_their_parents_are_what_is_trained_on(tmp_path):
     assert "_calculate_rewards" not in vars(replaced)
 
 
+@covers("_log_metric", "_log_completion_extra")
+def test_what_rewards_log_is_heard(tmp_path):
+    def reward(completions, log_metric, log_extra, **_):
+        log_metric("mine", 1.0)
+        log_extra("own", [1.0] * len(completions))
+        return by_place(completions)
+
+    def log_metric(self, name, value):
+        self._pending_metrics[name].append(value + 2)
+
+    def log_extra(self, column, values):
+        self._pending_extra_logs[column].extend(value + 2 for value in values)
+
+    trainer = trained(tmp_path, instead(_log_metric=log_metric, _log_completion_extra=log_extra), reward=reward)
+    assert logged(trainer, "mine") == 3
+    assert [sample["own"] for sample in trainer.latest_group()] == [3.0] * 4
+
+
+# The loss.
+
+
+@covers("_get_per_token_logps_and_entropies")
+def test_tokens_are_scored_otherwise(tmp_path):
+    """Of the policy, and of the reference, which is the only one that is asked for without a gradient here."""
+
+    def apart(_, result):
+        return (result[0] if torch.is_grad_enabled() else result[0] - 0.5), *result[1:]
+
+    trainer = trained(tmp_path, changed(_get_per_token_logps_and_entropies=apart), beta=0.1)
+    assert logged(trainer, "kl") == pytest.approx(torch.tensor(-0.5).exp().item() + 0.5 - 1, abs=1e-5)
+
+
+DOUBLED = ("compute_loss", "_compute_loss", "_prepare_inputs", "_generate_and_score_completions")
+
+
+@covers(*DOUBLED)
+@pytest.mark.parametrize("name", DOUBLED)
+def test_a_doubled_loss_or_advantage_doubles_the_gradient(name, tmp_path):
+    def doubled(_, result):
+        if isinstance(result, torch.Tensor):
+            return 2 * result
+        return {**result, "advantages": 2 * result["advantages"]} if "advantages" in result else result
+
+    # The step prepares a micro-batch once, and TRL's own code prepares what a parent's step has prepared once more.
+    assert ratio(tmp_path, changed(**{name: doubled})) == pytest.approx(2.0, rel=1e-4)
+
+
+@covers("training_step")
+def test_the_loss_of_each_micro_batch_is_added_to(tmp_path):
+    cut = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    plain = trained(tmp_path / "plain", **cut)
+    trainer = trained(tmp_path / "added", changed(training_step=lambda _, loss: loss + 5.0), **cut)
+    assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss") + 10.0, abs=1e-5)
+
+
+WEIGHTS = {
+    "get_off_policy_mask": {"off_policy_mask_threshold": 10.0},
+    "get_gamma_weights": {"loss_type": "vespo"},
+    "get_high_entropy_mask": {"top_entropy_quantile": 0.5},
+}
+
+
+@covers(*WEIGHTS)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_without_a_sequence_or_a_token_there_is_no_gradient(name, tmp_path):
+    def none(advantages, **_):
+        return torch.zeros(len(advantages), 1)
+
+    method = (lambda _, entropies, *__: torch.zeros_like(entropies)) if "entropy" in name else staticmethod(none)
+    assert ratio(tmp_path, instead(**{name: method}), **WEIGHTS[name]) == 0.0
+
+
+def test_a_loss_of_a_subclass_may_have_a_name_of_its_own(tmp_path):
+    def own(self, model, inputs):
+        self.seen = inputs["completion_ids"].shape
+        return sum(p.sum() for p in model.parameters() if p.requires_grad)
+
+    trainer = made(tmp_path, instead(_compute_loss=own), loss_type="my_loss")
+    before = weights_of(trainer.model)
+    trainer.train()
+    assert trainer.seen[1] <= SHORT["max_completion_length"]
+    moved = weights_of(trainer.model) - before
+    assert (moved < 0).all()  # against a gradient of ones
+    torch.testing.assert_close(moved, moved[0].expand_as(moved), rtol=1e-3, atol=1e-7)
+
+
+# The order of prompts.
+
+
+def own_train_loader(self):
+    self.train_dataset = Dataset.from_list([problems(8)[3]] * 8)
+    return PeftGRPOTrainer.get_train_dataloader(self)
+
+
+def own_loader(self, dataset, *args, **kwargs):
+    return PeftGRPOTrainer._get_dataloader(self, Dataset.from_list([dataset[3]] * 8), *args, **kwargs)
+
+
+def own_samples(self, *args):
+    batches, items = PeftGRPOTrainer.get_batch_samples(self, *args)
+    return [[problems(8)[3]] * len(batch) for batch in batches], items
+
+
+FOURTH = {
+    "get_train_dataloader": own_train_loader,
+    "_get_train_sampler": lambda *_: [3] * 8,
+    "_get_dataloader": own_loader,
+    "get_batch_samples": own_samples,
+}
+
+
+@covers(*FOURTH)
+@pytest.mark.parametrize("name", FOURTH)
+def test_only_the_fourth_prompt_is_trained_on(name, tmp_path):
+    group = trained(tmp_path, instead(**{name: FOURTH[name]})).latest_group()
+    assert all(sample["prompt"] == problems(8)[3]["prompt"] for sample in group)
+
+
+SECOND = {
+    "_get_eval_sampler": lambda *_: [1] * 4,
+    "get_eval_dataloader": lambda *_: [[problems(2)[1]] * 4],
+    "get_test_dataloader": lambda *_: [[problems(2)[1]] * 4],
+}
+
+
+@covers(*SECOND)
+@pytest.mark.parametrize("name", SECOND)
+def test_only_the_second_prompt_is_evaluated(name, tmp_path):
+    trainer = made(tmp_path, instead(**{name: SECOND[name]}), per_device_eval_batch_size=4)
+    trainer.predict(problems(2)) if "test" in name else trainer.evaluate()
+    assert all(sample["prompt"] == problems(2)[1]["prompt"] for sample in trainer.latest_group())
+
+
+@covers("_set_signature_columns_if_needed")
+def test_a_column_is_kept(tmp_path):
+    seen = []
+
+    def reward(completions, **columns):
+        seen.append("solution" in columns)
+        return by_place(completions)
+
+    def columns(self):
+        self._signature_columns = ["prompt", "solution"]
+
+    for name, kind in (("plain", PeftGRPOTrainer), ("kept", instead(_set_signature_columns_if_needed=columns))):
+        trained(tmp_path / name, kind, reward=reward, remove_unused_columns=True)
+    assert seen == [False, True]
+
+
+# The optimizer, and what is logged of a step.
+
+
+@covers("create_optimizer")
+def test_the_optimizer_is_another(tmp_path):
+    def sgd(self, _model=None):
+        self.optimizer = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.125)
+        return self.optimizer
+
+    trainer = trained(tmp_path, instead(create_optimizer=sgd), optim="adamw_torch")
+    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.125
+    assert type(trainer.optimizer.optimizer) is torch.optim.SGD
+
+
+@covers("get_optimizer_cls_and_kwargs", "get_decay_parameter_names", "create_scheduler", "store_flos")
+def test_the_parts_of_an_optimizer_and_its_schedule_are_others(tmp_path):
+    def half(self, **_):
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 0.5)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def seven(self):
+        self.state.total_flos = 7
+
+    kind = instead(
+        get_optimizer_cls_and_kwargs=staticmethod(lambda *_: (torch.optim.SGD, {"lr": 0.25})),
+        get_decay_parameter_names=lambda *_: [],
+        create_scheduler=half,
+        store_flos=seven,
+    )
+    trainer = trained(tmp_path, kind, optim="adamw_torch", weight_decay=0.1)
+    decaying, others = trainer.optimizer.param_groups
+    assert (len(decaying["params"]), others["weight_decay"], others["initial_lr"]) == (0, 0.0, 0.25)
+    assert others["params"]
+    assert logged(trainer, "learning_rate") == 0.125
+    assert trainer.state.total_flos == 7
+
+
+CALLED = ("compute_loss_context_manager", "autocast_smart_context_manager", "_finish_current_push", "_send_telemetry")
+
+
+@covers("_clip_grad_norm", "_get_learning_rate", "floating_point_ops", "log", *CALLED)
+def test_what_a_step_logs_and_calls_is_replaced(tmp_path):
+    called = []
+
+    def noting(name):
+        return lambda _, result: called.append(name) or result
+
+    def log(self, logs, *args):
+        PeftGRPOTrainer.log(self, {**logs, "mine": 7.0}, *args)
+
+    of_the_log = instead(log=log, _get_learning_rate=lambda _: 7.0, floating_point_ops=lambda *_: 7)
+    noted = changed(**{name: noting(name) for name in CALLED}, _clip_grad_norm=lambda *_: torch.tensor(7.0))
+    trainer = trained(tmp_path, type("Both", (of_the_log, noted), {"__module__": __name__}))
+    assert [logged(trainer, name) for name in ("grad_norm", "learning_rate")] == [7.0, 7.0]
+    assert [entry["mine"] for entry in trainer.state.log_history] == [7.0, 7.0]
+    assert trainer.state.total_flos == 7
+    assert set(called) == set(CALLED)
+    assert [called.count(name) for name in CALLED[2:]] == [1, 1]
+
+
+# Evaluation.
+
+
+@covers("evaluate", "evaluation_loop", "prediction_step")
+def test_an_evaluation_is_replaced(tmp_path):
+    kind = instead(evaluate=lambda *_, **__: {"eval_mine": 7.0})
+    trainer = trained(tmp_path, kind, save_strategy="best", metric_for_best_model="mine", **EVALUATED)
+    assert trainer.state.best_metric == 7.0
+    kind = instead(evaluation_loop=lambda *_, **__: EvalLoopOutput(None, None, {"eval_mine": 7.0}, 1))
+    assert made(tmp_path, kind, per_device_eval_batch_size=4).evaluate()["eval_mine"] == 7.0
+    kind = instead(prediction_step=lambda *_, **__: (torch.tensor(7.0), None, None))
+    assert made(tmp_path, kind, per_device_eval_batch_size=4).evaluate()["eval_loss"] == 7.0
+
+
+# What is saved, and loaded.
+
+SAVES = ("save_model", "_save", "_save_optimizer_and_scheduler", "_save_rng_state", "_save_scaler")
+
+
+@covers(*SAVES)
+def test_each_part_of_a_checkpoint_is_written_by_the_override(tmp_path):
+    def marking(name):
+        """Leaves a file beside what its parent writes."""
+
+        def method(self, output_dir=None, *args, **kwargs):
+            getattr(PeftGRPOTrainer, name)(self, output_dir, *args, **kwargs)
+            (Path(output_dir or self.args.output_dir) / f"{name}.txt").touch()
+
+        return method
+
+    trained(tmp_path, instead(**{name: marking(name) for name in SAVES}), **STEPS)
+    assert {path.stem for path in (tmp_path / "checkpoint-1").glob("*.txt")} == set(SAVES)
+
+
+@covers("_save_checkpoint")
+def test_checkpoints_are_written_otherwise(tmp_path):
+    def own(self, *_):
+        (Path(self.args.output_dir) / "mine.txt").write_text(str(self.state.global_step))
+
+    trained(tmp_path, instead(_save_checkpoint=own), max_steps=2, **STEPS)
+    assert (tmp_path / "mine.txt").read_text() == "2"
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+@covers("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler")
+def test_each_part_of_a_checkpoint_is_loaded_by_the_override(tmp_path):
+    whole = trained(tmp_path, max_steps=2, **STEPS)
+    asked = []
+
+    def resumed(**methods):
+        trainer = made(tmp_path, instead(**methods), max_steps=2)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        return trainer
+
+    plain = resumed(_load_scaler=lambda _, checkpoint: asked.append(checkpoint))
+    assert asked == [str(tmp_path / "checkpoint-1")]
+    assert torch.equal(weights_of(plain.policy), weights_of(whole.policy))
+    other = resumed(_load_from_checkpoint=lambda *_, **__: None)
+    assert not torch.equal(weights_of(other.policy), weights_of(whole.policy))
+    other = resumed(_load_optimizer_and_scheduler=lambda *_: None)
+    rates = [trainer.state.log_history[1]["learning_rate"] for trainer in (plain, other)]
+    assert rates == [0.5e-2, 1e-2]  # a schedule that was not loaded begins anew
+    assert resumed(_load_rng_state=lambda *_: torch.manual_seed(7)).latest_group() != plain.latest_group()
+
+
+@covers("_load_best_model")
+def test_the_best_model_is_loaded_otherwise(tmp_path):
+    called = []
+    kind = instead(_load_best_model=lambda self: called.append(self.state.best_metric))
+    trained(tmp_path, kind, load_best_model_at_end=True, metric_for_best_model="reward", **EVALUATED, **STEPS)
+    assert called == [0.25]
+
+
+@covers("create_model_card", "_push_from_checkpoint")
+def test_a_card_and_a_push_are_replaced(tmp_path):
+    """The card in the output folder, and in what is pushed."""
+    pushed = []
+
+    def more(self, *args, **kwargs):
+        PeftGRPOTrainer.create_model_card(self, *args, **kwargs)
+        card = Path(self.args.output_dir) / "README.md"
+        card.write_text(card.read_text() + "\nThe 7 dwarfs like it.\n")
+
+    kind = instead(create_model_card=more, _push_from_checkpoint=lambda _, place: pushed.append(place))
+    trainer = trained(tmp_path, kind, **STEPS)
+    assert "7 dwarfs" in (tmp_path / "README.md").read_text()
+    trainer.args.hub_model_id = "user/dwarfs"
+    with mock.patch("perl.trainer.publishing.push_script") as push:
+        trainer.push_to_hub()
+    assert b"7 dwarfs" in push.call_args.args[0].files["README.md"]
+    assert not pushed
+    trainer.args.push_to_hub = True
+    trainer._save_checkpoint(trainer.model, trial=None)
+    assert pushed == [str(tmp_path / "checkpoint-1")]
+
+
+@covers("init_hf_repo")
+def test_the_repository_is_made_otherwise(tmp_path):
+    """The constructor calls it; without a network ours is one line."""
+    called = []
+    kind = instead(init_hf_repo=lambda _: called.append(1))
+    made(tmp_path, kind, push_to_hub=True)
+    made(tmp_path, kind)
+    assert len(called) == 1
+    with pytest.raises(HubOutageError, match=r"^push_to_hub: the Hub is unreachable: [^\n]*$"):
+        made(tmp_path, push_to_hub=True)
+
+
+REFUSED = {
+    "create_optimizer_and_scheduler": "create_optimizer or create_scheduler",
+    "compute_liger_loss": "_compute_loss",
+    "_get_last_hidden_state": "_get_per_token_logps_and_entropies",
+    "_get_per_token_logps": "_get_per_token_logps_and_entropies",
+    "_move_model_to_vllm": "rollout_func",
+}
+
+
+@covers(*REFUSED)
+def test_what_nothing_calls_is_refused_with_what_to_override_instead(tmp_path):
+    with pytest.raises(PerlError) as caught:
+        made(tmp_path, instead(**dict.fromkeys(REFUSED, lambda *_, **__: None)))
+    for name, hint in REFUSED.items():
+        assert re.search(rf"Instead\.{name}: .*{hint}", str(caught.value)), name
+
+
+def documented() -> list[str]:
+    """The first column of the table of overrides."""
+    _, _, page = (CHECKOUT / "docs" / "trainer.md").read_text(encoding="utf-8").partition("## Overriding a method")
+    return re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], flags=re.MULTILINE)
+
+
+def test_the_documents_table_is_what_is_tested_and_has_every_method_of_trls_and_every_one_that_is_extended_here():
+    assert sorted(documented()) == sorted(COVERED)
+    theirs = {name for kind in (GRPOTrainer, _BaseTrainer) for name, m in vars(kind).items() if callable(m)}
+    ours = {name for kind in PeftGRPOTrainer.__mro__ if kind.__module__.startswith("perl.") for name in vars(kind)}
+    extended = {name for name, _ in inspect.getmembers(Trainer, inspect.isfunction)} & ours
+    called_by_the_script = {"__init__", "train", "push_to_hub"}
+    assert (theirs | extended) - called_by_the_script <= set(COVERED)
+
+
 def test_a_mixin_a_patched_class_and_a_patched_trainer_are_seen(tmp_path, monkeypatch):
     class Mixin:
         def _compute_loss(self, model, inputs):
@@ -710,7 +539,7 @@ def test_a_mixin_a_patched_class_and_a_patched_trainer_are_seen(tmp_path, monkey
     OfTrl.__module__ = "trl.experimental.another_loss"
     trainer = made(tmp_path)
     assert trainer.step_is_ours
-    assert not is_replaced(trainer, *ROWS)
+    assert not is_replaced(trainer, *COVERED)
     assert not made(tmp_path, type("Mixed", (Mixin, PeftGRPOTrainer), {})).step_is_ours
     assert not made(tmp_path, type("Below", (PeftGRPOTrainer, OfTrl), {})).step_is_ours
     patched = made(tmp_path)
@@ -718,17 +547,3 @@ def test_a_mixin_a_patched_class_and_a_patched_trainer_are_seen(tmp_path, monkey
     assert not patched.step_is_ours
     monkeypatch.setattr(PeftGRPOTrainer, "compute_loss", lambda *_: None, raising=False)
     assert not made(tmp_path).step_is_ours
-
-
-def test_a_loss_of_a_subclass_may_have_a_name_of_its_own(tmp_path):
-    def own(self, model, inputs):
-        self.seen = inputs["completion_ids"].shape
-        return sum(p.sum() for p in model.parameters() if p.requires_grad)
-
-    trainer = made(tmp_path, instead("_compute_loss", own), loss_type="my_loss")
-    before = weights_of(trainer.model)
-    trainer.train()
-    assert trainer.seen[1] <= SHORT["max_completion_length"]
-    moved = weights_of(trainer.model) - before
-    assert (moved < 0).all()  # against a gradient of ones
-    torch.testing.assert_close(moved, moved[0].expand_as(moved), rtol=1e-3, atol=1e-7)

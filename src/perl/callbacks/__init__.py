@@ -8,8 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perl.trainer.callbacks.alarms import FlatRewards as FlatRewards
     from perl.trainer.callbacks.alarms import HealthAlarms as HealthAlarms
-    from perl.trainer.callbacks.diagnosis import FlatRewards as FlatRewards
     from perl.trainer.callbacks.learning_curves import LearningCurves as LearningCurves
     from perl.trainer.callbacks.samples_log import SamplesLog as SamplesLog
     from perl.training.callbacks.benchmark_scores import BenchmarkScores as BenchmarkScores
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BenchmarkScores": "perl.training.callbacks.benchmark_scores",
-    "FlatRewards": "perl.trainer.callbacks.diagnosis",
+    "FlatRewards": "perl.trainer.callbacks.alarms",
     "GracefulStop": "perl.training.callbacks.graceful_stop",
     "HealthAlarms": "perl.trainer.callbacks.alarms",
     "HubCheckpoints": "perl.training.callbacks.hub_checkpoints",

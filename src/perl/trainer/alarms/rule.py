@@ -1,10 +1,11 @@
-"""What a rule is, what it sees of a run's settings, and what it finds.
+"""What a rule is, what it sees of a run's settings, what it finds, and when that is to be said.
 
 History, Setup -> Sign; a Sign at or above its limit is an alarm
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +110,58 @@ class Rule:
         change = self.change if sign.change is None else sign.change
         said = sign.what + (f": {cause}" if cause else "") + (f"; {with_values(change, setup)}" if change else "")
         return f"{said} [{self.code}]"
+
+
+class Judge:
+    """What is to be said of a training: a sign the first time, and each time the steps that have it have doubled.
+
+    Attributes:
+        history: All that was logged.
+        over: Lines on steps in a row that have ended; whoever says them empties it.
+    """
+
+    def __init__(self, rules: Iterable[Rule], begin: int) -> None:
+        """Nothing is known.
+
+        Args:
+            rules: That are looked at.
+            begin: The step before the first that is logged.
+        """
+        self.history, self.over = History(begin), list[str]()
+        self._rules, self._next = tuple(rules), dict[str, float]()
+        self._held: defaultdict[str, float] = defaultdict(float)
+
+    def due(self, step: int, logs: Mapping[str, Any], setup: Setup) -> list[tuple[Rule, Sign]]:
+        """The signs that are to be said once a log was added."""
+        rows = len(self.history.rows)
+        if not self.history.add(step, logs):
+            return []
+        steps = self.history.rows[-1].steps if len(self.history.rows) > rows else 0
+        found = []
+        for rule in self._rules:
+            sign = rule.measure(self.history, setup)
+            if sign is None or sign.value < 1:  # of steps in a row: they are over, whatever the limit has become
+                self._forget(rule)
+            if sign is not None and sign.value >= rule.limit_of(sign) and self._is_due(rule, sign, steps):
+                found.append((rule, sign))
+        return found
+
+    def _is_due(self, rule: Rule, sign: Sign, steps: int) -> bool:
+        begin = rule.limit_of(sign) if rule.in_a_row else float(rule.window)
+        held = sign.value if rule.in_a_row else max(begin, self._held[rule.name] + steps)
+        self._held[rule.name], due = held, self._next.get(rule.name, begin)
+        if held < due:
+            return False
+        while due <= held:
+            due *= 2
+        self._next[rule.name] = due
+        return True
+
+    def _forget(self, rule: Rule) -> None:
+        """Steps in a row are over; another alarm that comes and goes is one alarm."""
+        if rule.in_a_row and rule.name in self._next:
+            del self._next[rule.name]
+            self.over.append(rule.over.format(steps=f"{self._held.pop(rule.name):g}"))
 
 
 def with_values(text: str, setup: Setup) -> str:

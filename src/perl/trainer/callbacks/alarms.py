@@ -8,7 +8,6 @@ The rules are in ``trainer/alarms/table.py``.
 import logging
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,23 +18,24 @@ from torch import nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import AlarmError, RecipeError, did_you_mean
 from perl.methods.registry import METHODS, Method
 from perl.run.joint_work import Processes, joined
 from perl.run.logs import append_row
 from perl.trainer.alarms.flat import typical
-from perl.trainer.alarms.history import History
 from perl.trainer.alarms.of_optimizer import usual_rate
-from perl.trainer.alarms.rule import Rule, Setup, Sign, as_in_a_script
+from perl.trainer.alarms.rule import Judge, Rule, Setup, Sign, as_in_a_script
 from perl.trainer.alarms.table import RULES
-from perl.trainer.callbacks.diagnosis import FLAT, FlatRewards, compares_groups
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, folder_of, reopened
-from perl.trainer.config import teacher_section
+from perl.trainer.config import own_setting, teacher_section
 from perl.trainer.given_rewards import is_rewarded
 
 logger = logging.getLogger("perl")
 
 FILE = "alarms.jsonl"
+FLAT = "rewards_flat"
+"""The alarm that ``FlatRewards`` says alone."""
 FLAT_STEPS = 5
 """Flat steps in a row that are an alarm, where the arguments do not say how many."""
 # Arguments whose present values stand in lines.
@@ -119,7 +119,7 @@ class HealthAlarms(RunCallback):
         self._compares, self._flat_is_said = True, False
         self._path, self._setup, self._processes = Path(FILE), Setup(), Processes()
         self._named: Callable[[str], str] = as_in_a_script
-        self._begin(0)
+        self._judge = Judge(RULES.values(), 0)
 
     def serve(self, trainer: GRPOTrainer) -> None:
         """Learns what only our trainer knows; a user's own arguments count first."""
@@ -140,21 +140,21 @@ class HealthAlarms(RunCallback):
         super().on_train_begin(args, state)
         self.raised, self.stopped = [], None
         self._path = folder_of(args, self._given) / FILE
-        self._named = _as_it_is if getattr(args, "of_a_recipe", False) else as_in_a_script
+        self._named = _named_in(args)
         self._setup = self._setup_of(args, given.get("model"))
         if FLAT in self.stop and not self._setup.flat_steps:
             what = f"{FLAT} can end no training here: it is never raised"
             raise RecipeError(
                 what, "alarms.stop", "leave it out, or a flat_reward_steps above 0 and no FlatRewards beside"
             )
-        self._begin(0 if state.log_history else state.global_step)
+        self._judge = Judge(RULES.values(), 0 if state.log_history else state.global_step)
         self._processes = joined() if self.stop else Processes()
         reopened(self._path, state)
         if state.is_world_process_zero:
             for logs in state.log_history:
                 if logs.get("step", 0) <= state.global_step:
-                    self._judge(logs["step"], logs)
-            self._over.clear()
+                    self._judged(logs["step"], logs)
+            self._judge.over.clear()
         now = state.global_step
         ended = self._decided([alarm for alarm in self.raised if alarm.stopped and alarm.step == now])
         if ended is not None:
@@ -166,10 +166,8 @@ class HealthAlarms(RunCallback):
             return
         begin = len(self.raised)
         if state.is_world_process_zero:
-            self._judge(state.global_step, logs)
-            for line in self._over:
-                logger.info("%s", line)
-            self._over.clear()
+            self._judged(state.global_step, logs)
+            _say_over(self._judge)
         new = self.raised[begin:]
         for alarm in new:
             logger.warning("%s", alarm.line, extra={"code": alarm.code})
@@ -190,46 +188,14 @@ class HealthAlarms(RunCallback):
         what = f"the alarm {alarm.name} has ended the training after step {alarm.step}, with a checkpoint: {alarm.line}"
         return AlarmError(what, "alarms.stop", self._named(hint))
 
-    def _begin(self, step: int) -> None:
-        self._history, self._next, self._over = History(step), dict[str, float](), list[str]()
-        self._held: defaultdict[str, float] = defaultdict(float)
-
-    def _judge(self, step: int, logs: Mapping[str, Any]) -> None:
+    def _judged(self, step: int, logs: Mapping[str, Any]) -> None:
         """Adds to ``raised`` what is to be said of a log."""
-        rows = len(self._history.rows)
-        if not self._history.add(step, logs):
-            return
-        steps = self._history.rows[-1].steps if len(self._history.rows) > rows else 0
-        for rule in RULES.values():
-            sign = rule.measure(self._history, self._setup)
-            if sign is None or sign.value < 1:  # of steps in a row: they are over, whatever the limit has become
-                self._forget(rule)
-            if sign is not None and sign.value >= rule.limit_of(sign) and self._is_due(rule, sign, steps):
-                self.raised.append(self._alarm(step, rule, sign))
-
-    def _is_due(self, rule: Rule, sign: Sign, steps: int) -> bool:
-        """Whether a sign is to be said now: the first time, and each time the steps that have it have doubled."""
-        begin = rule.limit_of(sign) if rule.in_a_row else float(rule.window)
-        held = sign.value if rule.in_a_row else max(begin, self._held[rule.name] + steps)
-        self._held[rule.name], due = held, self._next.get(rule.name, begin)
-        if held < due:
-            return False
-        while due <= held:
-            due *= 2
-        self._next[rule.name] = due
-        return True
-
-    def _forget(self, rule: Rule) -> None:
-        """Steps in a row are over; another alarm that comes and goes is one alarm."""
-        if rule.in_a_row and rule.name in self._next:
-            del self._next[rule.name]
-            self._over.append(rule.over.format(steps=f"{self._held.pop(rule.name):g}"))
+        self.raised += [self._alarm(step, rule, sign) for rule, sign in self._judge.due(step, logs, self._setup)]
 
     def _alarm(self, step: int, rule: Rule, sign: Sign) -> Alarm:
         newest = self._latest_completions or getattr(self.trainer, "latest_completions", None)
         if rule.name == FLAT and newest is not None:
-            setup = replace(self._setup, completion=typical(newest()))
-            sign = rule.judge(self._history, setup) or sign
+            sign = rule.judge(self._judge.history, replace(self._setup, completion=typical(newest()))) or sign
         value = sign.value if math.isfinite(sign.value) else None
         line = self._named(rule.line(sign, self._setup))
         return Alarm(step, rule.code, rule.name, value, rule.limit_of(sign), line, rule.name in self.stop)
@@ -257,6 +223,59 @@ class HealthAlarms(RunCallback):
         return usual_rate(method.learning_rate, getattr(text, "hidden_size", None)) if method else None
 
 
+class FlatRewards(RunCallback):
+    """Says one of the alarms alone: why nothing is learned from rewards that do not differ within any group.
+
+    Works with ``PeftGRPOTrainer`` and with TRL's ``GRPOTrainer``; the alarms of a ``PeftGRPOTrainer`` that is given one
+    leave this to it. A resumed run counts anew.
+    """
+
+    def __init__(self, after_steps: int = 5, latest_completions: Callable[[], list[str]] | None = None) -> None:
+        """Waits for flat steps.
+
+        Args:
+            after_steps: How many in a row are a warning; 0: never warn.
+            latest_completions: Gives the trainer's newest completions, of which a typical one is shown; None: those of
+                a ``PeftGRPOTrainer``.
+
+        Raises:
+            RecipeError: ``after_steps`` is not a number of steps.
+        """
+        if not isinstance(after_steps, int) or isinstance(after_steps, bool) or after_steps < 0:
+            raise RecipeError(f"must be a whole number of steps, not {after_steps!r}", "FlatRewards(after_steps)")
+        self.after_steps = after_steps
+        self.latest_completions = latest_completions
+        self._compares = True
+        self._judge = Judge([RULES[FLAT]], 0)
+
+    def serve(self, trainer: GRPOTrainer) -> None:
+        """Learns what equal rewards mean to the trainer's advantages."""
+        super().serve(trainer)
+        self._compares = compares_groups(trainer.args)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        """Begins to count."""
+        super().on_train_begin(args, state)
+        self._judge = Judge([RULES[FLAT]], state.global_step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, _: object, logs: Logs = None, **__: object) -> None:
+        """Counts the steps that were logged."""
+        if not state.is_world_process_zero or not logs:
+            return
+        values = {name: getattr(args, name, None) for name in _SHOWN}
+        setup = Setup(flat_steps=self.after_steps, compares=self._compares, values=values)
+        for rule, sign in self._judge.due(state.global_step, logs, setup):
+            newest = self.latest_completions or getattr(self.trainer, "latest_completions", list)
+            found = rule.judge(self._judge.history, replace(setup, completion=typical(newest()))) or sign
+            logger.warning("%s", _named_in(args)(rule.line(found, setup)), extra={"code": rule.code})
+        _say_over(self._judge)
+
+
+def compares_groups(args: GRPOConfig) -> bool:
+    """Whether equal rewards of a group make no advantage; with a critic or a baseline of the batch they do."""
+    return ADVANTAGES[own_setting(args, "advantage_estimator")].flat == "0"
+
+
 def _method_of(model: nn.Module) -> Method | None:
     """The first method of the table with the config of a model's adapter; None: there is none."""
     if not isinstance(model, PeftModel):
@@ -265,5 +284,12 @@ def _method_of(model: nn.Module) -> Method | None:
     return next((row for row in METHODS.values() if row.config in kinds), None)
 
 
-def _as_it_is(line: str) -> str:
-    return line
+def _named_in(args: TrainingArguments) -> Callable[[str], str]:
+    """Settings of a line by a recipe's keys, or by the names that a script has for them."""
+    return str if getattr(args, "of_a_recipe", False) else as_in_a_script
+
+
+def _say_over(judge: Judge) -> None:
+    for line in judge.over:
+        logger.info("%s", line)
+    judge.over.clear()
