@@ -19,14 +19,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
-SCRIPT = str(ROOT / "tests" / "trainer" / "user_matrix.py")
+SCRIPT = str(Path(__file__).with_name("user_matrix.py"))
 
 
 def main() -> int:
     """Takes every cell, prints, saves."""
     sys.path.insert(0, str(ROOT))
+    from user_matrix import DONE, VALUES
+
     from perl.run.folder import installed_versions
-    from tests.trainer.user_matrix import DONE, VALUES
 
     started, found = time.perf_counter(), []
     for processes in VALUES[-1]:
@@ -36,7 +37,7 @@ def main() -> int:
             environment = {
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+                "PYTHONPATH": str(ROOT / "src"),
             }
             subprocess.run(command, check=False, env=environment, stderr=subprocess.DEVNULL)  # noqa: S603
             found += [json.loads(line) for line in (Path(place) / "found.jsonl").read_text().splitlines()]

@@ -8,8 +8,9 @@ from typing import get_args
 import pytest
 import torch
 from datasets import Dataset
+from perl.trainer.callbacks.diagnosis import FlatRewards
 from transformers import TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import AlarmError, RecipeError
@@ -22,7 +23,6 @@ from perl.trainer.alarms.of_optimizer import usual_rate
 from perl.trainer.alarms.rule import Setup, as_in_a_script
 from perl.trainer.alarms.table import RULES, rules_table
 from perl.trainer.callbacks.alarms import Alarm, HealthAlarms
-from perl.trainer.callbacks.diagnosis import FlatRewards
 from tests.conftest import CHECKOUT
 
 WRONG = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
@@ -207,32 +207,22 @@ def test_held_out_scores_fall_while_the_reward_rises():
 
 
 def test_length_pays_only_where_no_more_is_right():
+    constant, rising, falling = (lambda at, slope=slope: 0.5 + slope * at for slope in (0.0, 0.01, -0.01))
+    longer, shorter = (lambda at: 100.0 + 5 * at), (lambda at: 200.0 - 4 * at)
+
     def grown(right, length, reward):
         rows = []
         for at in range(40):
             wiggle = 0.02 * (at % 3 - 1)
             row = step_logs(right(at) + wiggle, completions__mean_length=length(at))
             rows.append({**row, "reward": reward(at) + wiggle})
-        return judged(rows)
+        return set(judged(rows))
 
-    def constant(_):
-        return 0.5
-
-    def rising(at):
-        return 0.4 + at / 100
-
-    def longer(at):
-        return 100.0 + 5 * at
-
-    def shorter(at):
-        return 200.0 - 4 * at
-
-    assert set(grown(constant, longer, rising)) == {"length_gaming"}
-    assert grown(rising, longer, rising) == {}  # reasoning that helps
-    assert grown(constant, longer, constant) == {}
-    assert grown(constant, lambda _: 100.0, rising) == {}
-    assert grown(constant, shorter, rising) == {}  # what a length penalty is for
-    assert set(grown(lambda at: 0.6 - at / 100, shorter, rising)) == {"length_gaming"}
+    assert grown(constant, longer, rising) == {"length_gaming"}
+    assert grown(falling, shorter, rising) == {"length_gaming"}
+    assert grown(rising, longer, rising) == set()  # reasoning that helps
+    assert grown(constant, longer, constant) == set()
+    assert grown(constant, shorter, rising) == set()  # what a length penalty is for
     silent = [{"loss": 0.1, "reward": rising(at), "completions/mean_length": longer(at)} for at in range(40)]
     assert judged(silent) == {}  # nothing says what is right
 
@@ -318,22 +308,24 @@ def test_an_alarm_is_said_once_and_again_each_time_its_steps_have_doubled(tmp_pa
     first = {"step": 3, "code": "PRL401", "name": "samples_masked", "limit": 0.5, "stopped": False}
     assert {key: rows[0][key] for key in first} == first
     assert rows[0]["value"] == pytest.approx(0.9)
+    other = begun(tmp_path / "other")
+    for step in range(1, 9):
+        log(other, tmp_path / "other", step, MASKED, main=False)
+    assert other.raised == said() == []  # the main process judges for all
+    assert not (tmp_path / "other" / "alarms.jsonl").exists()
 
 
-def test_an_alarm_that_comes_and_goes_is_one_alarm(tmp_path, said):
-    alarms = begun(tmp_path)
-    for step in range(1, 40):
-        log(alarms, tmp_path, step, MASKED if step % 4 else step_logs(rows__masked_fraction=0.2))
-    assert len(said()) <= 5
-
-
-def test_steps_that_are_logged_together_count_as_many(tmp_path):
+def test_steps_that_are_logged_together_count_as_many_and_an_alarm_that_comes_and_goes_is_one(tmp_path, said):
     alarms = begun(tmp_path)
     flat = step_logs(0.0, reward_std=0.0, frac_reward_zero_std=1.0)
     for step in range(10, 81, 10):
         log(alarms, tmp_path, step, flat)
-    assert [alarm.step for alarm in alarms.raised] == [10, 20, 40, 80]
-    assert [alarm.value for alarm in alarms.raised] == [10.0, 20.0, 40.0, 80.0]
+    assert [(alarm.step, alarm.value) for alarm in alarms.raised] == [(10, 10.0), (20, 20.0), (40, 40.0), (80, 80.0)]
+    said()
+    alarms = begun(tmp_path)
+    for step in range(1, 40):
+        log(alarms, tmp_path, step, MASKED if step % 4 else step_logs(rows__masked_fraction=0.2))
+    assert len(said()) <= 5
 
 
 def test_what_was_said_before_a_resume_is_not_said_again(tmp_path, said):
@@ -351,15 +343,6 @@ def test_what_was_said_before_a_resume_is_not_said_again(tmp_path, said):
         assert resumed.raised == whole.raised
         assert said() == [alarm.line for alarm in whole.raised if alarm.step > at]
         assert (tmp_path / "alarms.jsonl").read_text() == uninterrupted
-
-
-def test_another_process_neither_says_nor_writes(tmp_path, said):
-    alarms = begun(tmp_path)
-    for step in range(1, 9):
-        log(alarms, tmp_path, step, MASKED, main=False)
-    assert alarms.raised == []  # the main process judges for all
-    assert said() == []
-    assert not (tmp_path / "alarms.jsonl").exists()
 
 
 def test_stop_asks_for_a_checkpoint_and_the_end(tmp_path):
@@ -424,17 +407,15 @@ def test_our_trainer_has_alarms_of_its_own_unless_it_is_given_some(tmp_path, sai
     rows = [json.loads(line) for line in (tmp_path / "run" / "alarms.jsonl").read_text().splitlines()]
     assert [(row["name"], row["step"]) for row in rows] == [("rewards_flat", 2)]
     assert sum("[PRL403]" in line for line in said()) == 1
-    for how in ("callbacks", "added"):
-        own = HealthAlarms(folder=tmp_path / how / "own")
-        trained(tmp_path / how, 3, flat_reward_steps=2, **{how: [own]})
-        assert [alarm.name for alarm in own.raised] == ["rewards_flat"]
-        assert "a typical completion ends" in own.raised[0].line
-        assert (tmp_path / how / "own" / "alarms.jsonl").is_file()
-        assert not (tmp_path / how / "run" / "alarms.jsonl").exists()
-        assert sum("[PRL403]" in line for line in said()) == 1
-    flat = FlatRewards(after_steps=2)
-    trained(tmp_path / "flat", 3, callbacks=[flat])
-    assert sum("no group's rewards differed" in line for line in said()) == 1
+    own = HealthAlarms(folder=tmp_path / "own")
+    trained(tmp_path / "added", 3, flat_reward_steps=2, added=[own])
+    assert [alarm.name for alarm in own.raised] == ["rewards_flat"]
+    assert "a typical completion ends" in own.raised[0].line
+    assert (tmp_path / "own" / "alarms.jsonl").is_file()
+    assert not (tmp_path / "added" / "run" / "alarms.jsonl").exists()
+    assert sum("[PRL403]" in line for line in said()) == 1
+    trained(tmp_path / "flat", 3, callbacks=[FlatRewards(after_steps=2)])
+    assert sum("[PRL403]" in line for line in said()) == 1
     with pytest.raises(RecipeError, match="there are two HealthAlarms"):
         trained(tmp_path / "two", 1, callbacks=[HealthAlarms(), HealthAlarms()])
 
@@ -457,60 +438,23 @@ def test_a_script_is_stopped_with_a_checkpoint_and_refused_until_the_alarm_is_le
     assert not any("PRL410" in line for line in said())
 
 
-def trained_by_trl(tmp_path, steps, reward, *callbacks):
-    """With TRL's trainer, the whole model."""
-    batch = {"per_device_train_batch_size": 4, "num_generations": 2, "bf16": False, "beta": 0.0}
-    batch |= {"activation_checkpointing": False, "dataloader_pin_memory": False}
-    trainer = GRPOTrainer(
-        model=str(BASE_FOLDER),
-        reward_funcs=[reward],
-        args=GRPOConfig(**settings(tmp_path, steps, learning_rate=1e-6, **batch)),
-        train_dataset=data(),
-        callbacks=list(callbacks),
-    )
-    trainer.train()
-    return trainer
-
-
-def test_trls_own_trainers_are_judged_too(tmp_path, said):
+def test_trls_own_trainer_is_judged_too(tmp_path, said):
     alarms = HealthAlarms(stop=["completions_truncated"])
-    grpo = trained_by_trl(tmp_path, 7, differing, alarms)
+    of_trl = {"per_device_train_batch_size": 4, "num_generations": 2, "bf16": False, "learning_rate": 1e-6}
+    of_trl |= {"activation_checkpointing": False, "dataloader_pin_memory": False}
+    grpo = GRPOTrainer(
+        model=str(BASE_FOLDER),
+        reward_funcs=[differing],
+        args=GRPOConfig(**settings(tmp_path, 7, **of_trl)),
+        train_dataset=data(),
+        callbacks=[alarms, FlatRewards(after_steps=2)],
+    )
+    grpo.train()
     assert grpo.state.global_step == 5
     assert [alarm.name for alarm in alarms.raised] == ["completions_truncated"]
     assert "raise max_completion_length (now 6)" in alarms.stopped.line
     assert (tmp_path / "run" / "checkpoint-5").is_dir()
-    said()
-    trained_by_trl(tmp_path / "flat", 2, lambda completions, **_: [0.7] * len(completions), FlatRewards(after_steps=2))
-    assert sum(line.startswith("for 2 steps no group's rewards differed") for line in said()) == 1
-    quiet = HealthAlarms()
-    texts = [{"text": f"{p.question}{p.answer}"} for p in load_problems("sandbox:addition", "train")[:8]]
-    fine = {name: value for name, value in settings(tmp_path / "sft", 3).items() if name != "max_completion_length"}
-    fine |= {"per_device_train_batch_size": 2, "bf16": False, "activation_checkpointing": False}
-    sft = SFTTrainer(
-        model=str(BASE_FOLDER),
-        args=SFTConfig(**fine, learning_rate=1e-2, dataloader_pin_memory=False),
-        train_dataset=Dataset.from_list(texts),
-        callbacks=[quiet],
-    )
-    sft.train()
-    assert quiet.raised == []
-
-
-def test_an_adapter_that_cannot_move_is_named_before_the_guard_ends_its_training(tmp_path, said):
-    """Planted: both factors of every LoRA at zero."""
-    trainer = PeftGRPOTrainer(
-        model="sandbox:base",
-        reward_funcs=differing,
-        args=PeftRLConfig(**settings(tmp_path, 4, prompts_per_step=2, num_generations=2)),
-        train_dataset=data(),
-    )
-    with torch.no_grad():
-        for name, tensor in trainer.policy.named_parameters():
-            if "lora_A" in name:
-                tensor.zero_()
-    trainer.train()
-    (line,) = [line for line in said() if "PRL409" in line]
-    assert line.startswith("the gradient's norm is 0 in the newest 3 steps, in which rewards differed: ")
+    assert not any("PRL403" in line for line in said())
 
 
 def test_the_page_has_the_table_of_rules():

@@ -98,21 +98,6 @@ def test_replacing_a_field_keeps_the_others_and_another_name_replaces_what_the_f
     assert set_by(replaced(unnamed, algorithm="gspo"), ["beta", "epsilon"]) == {"beta": 0.04, "epsilon": 3e-4}
 
 
-def test_a_copy_needs_no_further_word():
-    config = PeftRLConfig("run", use_cpu=True, algorithm="gspo", per_device_train_batch_size=8, steps_per_generation=2)
-    copied = replaced(config, algorithm="dapo")
-    assert (copied.epsilon_high, copied.generation_batch_size, copied.steps_per_generation) == (0.28, 16, 2)
-    assert replaced(config, per_device_train_batch_size=4).generation_batch_size == 8
-    derived = PeftRLConfig("run", use_cpu=True, per_device_train_batch_size=8, gradient_accumulation_steps=2)
-    assert (derived.steps_per_generation, derived.generation_batch_size) == (2, 16)
-    for steps in (1, 8):  # as the batch of an update, so still on-policy
-        copied = replaced(replaced(derived, seed=5), gradient_accumulation_steps=steps)
-        assert (copied.steps_per_generation, copied.generation_batch_size) == (steps, 8 * steps)
-    asked = PeftRLConfig("run", use_cpu=True, per_device_train_batch_size=8, generation_batch_size=32)
-    assert (asked.steps_per_generation, replaced(asked, per_device_train_batch_size=16).steps_per_generation) == (4, 2)
-    assert replaced(derived, steps_per_generation=4).generation_batch_size == 32
-
-
 def test_copies_are_what_they_are_copies_of():
     for config in (made(), made(algorithm="grpo", loss_type="dapo"), made(algorithm="gspo", beta=0.2)):
         config.epsilon = 0.123

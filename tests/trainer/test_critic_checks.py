@@ -75,11 +75,6 @@ def test_what_cannot_be_is_one_line_with_its_key(given, words):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp2"])
-def test_a_critic_goes_with_every_strategy(strategy):
-    assert PeftRLConfig("run", use_cpu=True, algorithm="ppo", strategy=strategy).strategy == strategy
-
-
 @pytest.mark.parametrize("name", ADVANTAGES)
 @pytest.mark.parametrize("rows", [3, 4])
 def test_one_completion_of_a_prompt_is_for_estimators_that_compare_no_group(name, rows):
@@ -98,12 +93,6 @@ def test_one_completion_of_a_prompt_is_for_estimators_that_compare_no_group(name
     assert (again.num_generations, again.num_generations_eval) == (1, 2)
     recipe = load_recipe({"train": {"num_generations": 1, "advantage_estimator": name, "prompts_per_step": 6}})
     assert (recipe.batch.num_generations, recipe.batch.completions_per_step) == (1, 6)
-
-
-def test_a_batch_of_one_completion_is_refused():
-    line = refused(num_generations=1, advantage_estimator="gae", per_device_train_batch_size=1)
-    assert line.startswith("num_generations: ")
-    assert "prompts_per_step" in line
 
 
 def test_a_recipes_numbers_are_refused_with_their_line():

@@ -7,7 +7,6 @@ import torch
 
 from perl import PeftGRPOTrainer
 from perl.errors import RecipeError
-from perl.rewards.custom import Failures, guarded
 from perl.rollouts.engine import EngineSampling
 from perl.trainer import group_rewards
 from perl.trainer.greedy_baseline import _groups, check_greedy, greedy_rewards
@@ -79,27 +78,6 @@ def test_advantages_are_rewards_less_that_of_the_likeliest_completion(tmp_path, 
     rows = len(seen[0][1])
     assert entry["called_with"] == rows
     assert len(trainer._logs["extra"]["number"]) == len(trainer._logs["prompt"])
-
-
-def test_a_reward_scores_each_greedy_completion_once_and_one_that_fails_counts_once(tmp_path):
-    calls, failures = [], Failures("picky", most=100)
-
-    def picky(completion_ids, prompts, **_):
-        calls.append(list(zip(prompts, map(tuple, completion_ids), strict=True)))
-        if len(calls) % 2 == 0 and len(completion_ids) > 1:
-            raise ValueError("not of several")
-        if len(completion_ids) == 1 and prompts[0] == calls[1][0][0]:
-            raise ValueError("not of this prompt")
-        return [float(len(ids)) for ids in completion_ids]
-
-    config, data = arguments(tmp_path, max_steps=1, **SHORT), problems(8)
-    reward = guarded(picky, failures)
-    PeftGRPOTrainer(model="sandbox:base", reward_funcs=reward, args=config, train_dataset=data).train()
-    rollouts, greedy = calls[:2]
-    prompts = list(dict.fromkeys(str(prompt) for prompt, _ in rollouts))
-    assert len(rollouts) > len(prompts)
-    assert [str(prompt) for prompt, _ in greedy] == prompts
-    assert failures.count == 1
 
 
 def test_a_process_with_fewer_prompts_than_another_scores_as_many_rows_and_finds_its_own():

@@ -4,14 +4,12 @@ import json
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from perl.errors import RecipeError
 from perl.run.folder import Run
-from perl.run.logs import append_row, read_log, rewind_log
+from perl.run.logs import read_log, rewind_log
 from perl.trainer.callbacks.learning_curves import LearningCurves
 from perl.trainer.callbacks.samples_log import SamplesLog
 from perl.training.callbacks.run_record import RunRecord
@@ -127,33 +125,6 @@ def test_texts_with_any_mark_of_a_line_are_one_row_and_stay_when_a_log_is_rewoun
     assert before.startswith(run.samples.read_bytes())
     rewind_log(run.samples, 5)
     assert len(read_log(run.samples)) == 1
-
-
-def test_numbers_of_other_libraries_are_numbers_and_the_rest_is_text(tmp_path):
-    numbers = {"count": np.int64(3), "mean": np.float32(0.5), "tensor": torch.tensor(2.5), "no": np.float32("nan")}
-    append_row(tmp_path / "log.jsonl", {"step": 1, **numbers, "kind": {1}})
-    assert rows_of(tmp_path / "log.jsonl") == [
-        {"step": 1, "count": 3, "mean": 0.5, "tensor": 2.5, "kind": "{1}", "no": None}
-    ]
-
-
-def test_a_training_from_the_first_step_begins_its_logs_anew(run, arguments):
-    log(run, arguments, 0, {**STEP, "eval_reward": 0.5}, STEP)
-    log(run, arguments, 1, STEP)
-    assert [row["step"] for row in rows_of(run.metrics)] == [1]
-
-
-def test_a_picture_that_cannot_be_drawn_ends_no_training(run, arguments, monkeypatch, caplog):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("perl.trainer.callbacks.learning_curves.draw_plots", full)
-    curves = LearningCurves(run.path)
-    curves.on_train_begin(arguments, TrainerState(global_step=0), TrainerControl())
-    curves.on_log(arguments, TrainerState(global_step=1), TrainerControl(), logs=STEP)
-    curves.on_save(arguments, TrainerState(global_step=1), TrainerControl())
-    curves.on_train_end(arguments, TrainerState(global_step=1), TrainerControl())
-    assert "No space left on device [PRL306]" in caplog.text
 
 
 def test_samples_are_taken_every_so_many_steps_the_first_logged_one_among_them(run, arguments):

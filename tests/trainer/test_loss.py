@@ -1,5 +1,6 @@
 """The trainer's loss, gradients, metrics and adapters are those of TRL's trainer on the same rollouts."""
 
+import itertools
 import math
 import random
 import runpy
@@ -9,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.algorithms.registry import LOSSES
@@ -17,6 +18,7 @@ from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.sandbox.tasks import careful_completion, sloppy_completion
+from tests.oracles.covering import most_pairs
 from tests.oracles.two_trainers import QUIET
 from tests.trainer.clocks import CLOCKS
 
@@ -74,11 +76,6 @@ def dyadic_reward(completions, **_):
     return [len(text) % 4 / 4 for text in completions]
 
 
-def constant_reward(completions, **_):
-    """No dyadic number: the mean of a few of them is another number."""
-    return [0.7] * len(completions)
-
-
 def settings(config_class, **options):
     """Arguments for a CPU that draw nothing at random and report to nobody."""
     return config_class(
@@ -96,13 +93,13 @@ def settings(config_class, **options):
     )
 
 
-def build(trainer_class, args, tool_results=False, reward=dyadic_reward):
+def build(trainer_class, args, tool_results=False):
     """A trainer whose adapter starts from the same random numbers every time."""
     model = load_base(ModelSection(), torch.device("cpu"))
     torch.manual_seed(7)
     return trainer_class(
         model=model,
-        reward_funcs=reward,
+        reward_funcs=dyadic_reward,
         args=args,
         train_dataset=Dataset.from_dict({"prompt": [problem.question for problem in PROBLEMS]}),
         processing_class=load_tokenizer(ModelSection()),
@@ -165,15 +162,9 @@ def trls_loss(trainer, inputs) -> torch.Tensor:
     return loss
 
 
-def own_loss(trainer, inputs) -> torch.Tensor:
-    loss = trainer.compute_loss(trainer.model, inputs)
-    loss.backward()
-    return loss
-
-
-def assert_same_as_trl(trainer, inputs, mode: str, compute=step_of_ours) -> dict[str, list[float]]:
+def assert_same_as_trl(trainer, inputs, mode: str) -> dict[str, list[float]]:
     """Compares both losses on one trainer and one micro-batch, and returns TRL's metrics."""
-    loss, gradient, metrics = loss_gradient_metrics(trainer, inputs, mode, compute)
+    loss, gradient, metrics = loss_gradient_metrics(trainer, inputs, mode, step_of_ours)
     trl_loss, trl_gradient, trl_metrics = loss_gradient_metrics(trainer, inputs, mode, trls_loss)
     assert math.sqrt(sum(g.pow(2).sum().item() for g in trl_gradient.values())) > 1e-4
     assert relative_difference(gradient, trl_gradient) <= RELATIVE
@@ -190,11 +181,14 @@ def assert_same_as_trl(trainer, inputs, mode: str, compute=step_of_ours) -> dict
     return trl_metrics[mode]
 
 
-@pytest.mark.parametrize("situation", ["on policy", "off policy", "tool results"])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+SETTINGS = itertools.product(
+    LOSS_TYPES, ("token", "sequence"), (0.0, 0.04), ("on policy", "off policy", "tool results")
+)
+
+
+@pytest.mark.parametrize(("loss_type", "level", "beta", "situation"), most_pairs(list(SETTINGS), 24))
 def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
+    """Over fixed rollouts, in training and in evaluation; with two-sided clipping where a loss has it."""
     args = settings(
         PeftRLConfig,
         loss_type=loss_type,
@@ -202,6 +196,8 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
         beta=beta,
         epsilon=0.05,
         epsilon_high=0.9 if loss_type == "cispo" else None,  # CISPO bounds the ratio itself
+        delta=1.5 if loss_type in CLIPPED and beta else None,
+        use_bias_correction_kl=level == "sequence",
         num_iterations=1 if situation == "on policy" else 2,
         skip_zero_advantage=False,  # metrics are compared, and TRL's are over all rows
     )
@@ -220,60 +216,6 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
             assert (metrics["clip_ratio/region_mean"][0] > 0) == off_policy
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "cispo", "vespo"])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_the_correction_for_another_engines_numbers_is_trls(loss_type, per_row):
-    mode = "sequence_mask" if per_row else "token_truncate"
-    args = settings(PeftRLConfig, loss_type=loss_type, beta=0.04, num_iterations=2, vllm_importance_sampling_mode=mode)
-    trainer = build(PeftGRPOTrainer, args)
-    inputs = prepared_inputs(trainer, "train")
-    move_adapter(trainer)
-    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-    old, mask = inputs["old_per_token_logps"], inputs["completion_mask"]
-    difference = 0.2 * torch.randn(old.shape, generator=torch.Generator().manual_seed(5)) * mask
-    inputs["sampling_per_token_logps"] = old - difference
-    if per_row:
-        ratio = difference.sum(1, keepdim=True).exp()
-        ratio[ratio > trainer.vllm_importance_sampling_clip_max] = 0
-    else:
-        ratio = difference.exp().clamp(max=trainer.vllm_importance_sampling_clip_max)
-    inputs["importance_sampling_ratio"] = ratio  # for TRL, which computes it with the rollouts
-    assert_same_as_trl(trainer, inputs, "train")
-
-
-@pytest.mark.parametrize("loss_type", CLIPPED)
-def test_two_sided_clipping_and_uneven_bounds_are_trls(loss_type):
-    options = {"loss_type": loss_type, "epsilon": 0.01, "epsilon_high": 0.3, "delta": 1.5, "num_iterations": 2}
-    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, beta=0.04, use_bias_correction_kl=False, **options))
-    inputs = prepared_inputs(trainer, "train")
-    move_adapter(trainer)
-    assert_same_as_trl(trainer, inputs, "train")
-
-
-@pytest.mark.parametrize(
-    "options", [{"top_entropy_quantile": 0.1}, {"entropy_coef": 0.1}, {"off_policy_mask_threshold": 1e-4}], ids=str
-)
-def test_options_beside_the_loss_type_act_as_in_trl(options):
-    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, num_iterations=2, **options))
-    inputs = prepared_inputs(trainer, "train")
-    move_adapter(trainer)
-    compute = step_of_ours if trainer.step_is_ours else own_loss
-    assert_same_as_trl(trainer, inputs, "train", compute)
-    _, with_option, _ = loss_gradient_metrics(trainer, inputs, "train", compute)
-    plain = build(PeftGRPOTrainer, settings(PeftRLConfig, num_iterations=2))
-    move_adapter(plain)
-    _, without, _ = loss_gradient_metrics(plain, inputs, "train", step_of_ours)
-    assert relative_difference(with_option, without) > 1e-2
-
-
-def trained(trainer_class, args):
-    """The adapter before and after training, and what was logged; builds and trains from the same random numbers."""
-    trainer = build(trainer_class, args)
-    before = adapter_of(trainer)
-    trainer.train()
-    return before, adapter_of(trainer), history_of(trainer)
-
-
 def history_of(trainer) -> list[dict[str, float]]:
     return [{name: v for name, v in entry.items() if name not in CLOCKS} for entry in trainer.state.log_history]
 
@@ -286,44 +228,6 @@ def assert_same_history(ours: list[dict[str, float]], theirs: list[dict[str, flo
         assert our_entry.keys() - OWN_METRICS - carried == their_entry.keys()
         for name, value in their_entry.items():
             assert our_entry[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"beta": 0.04, "num_iterations": 2},
-        {"scale_rewards": "batch"},
-        {"scale_rewards": "none"},
-        {"multi_objective_aggregation": "normalize_then_sum"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_three_steps_give_trls_adapter(loss_type, options):
-    options = {"loss_type": loss_type, "optim": "sgd", "learning_rate": 0.5, "max_steps": 3, **options}
-    before, after, history = trained(PeftGRPOTrainer, settings(PeftRLConfig, **options))
-    trl_before, trl_after, trl_history = trained(GRPOTrainer, settings(GRPOConfig, **options))
-    assert relative_difference(before, trl_before) == 0
-    moved = {name: after[name] - before[name] for name in before}
-    trl_moved = {name: trl_after[name] - trl_before[name] for name in trl_before}
-    assert math.sqrt(sum(m.pow(2).sum().item() for m in trl_moved.values())) > 0.05
-    assert relative_difference(after, trl_after) <= RELATIVE
-    assert relative_difference(moved, trl_moved) <= RELATIVE
-    assert_same_history(history, trl_history)
-
-
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_completions_that_all_get_the_same_reward_have_advantages_of_exactly_zero(scale):
-    group = 7  # the single-precision mean of seven 0.7 is another number
-    sizes = {"num_generations": group, "per_device_train_batch_size": group, "per_device_eval_batch_size": group}
-    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, scale_rewards=scale, **sizes), reward=constant_reward)
-    prompts = [{"prompt": problem.question} for problem in PROBLEMS for _ in range(group)]
-    for training in (True, False):
-        trainer.model.train(training)
-        output = trainer._generate_and_score_completions(prompts)
-        assert torch.equal(output["advantages"], torch.zeros(2 * group))
-        assert list(trainer._logs["advantages"]) == [0.0] * 2 * group
 
 
 TRL_SCRIPT = """

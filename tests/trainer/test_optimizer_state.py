@@ -14,13 +14,10 @@ from transformers.optimization import Adafactor
 
 from perl.errors import ModelError, PerlError
 from perl.trainer.optimizer_state import (
-    group_places,
     load_named_state,
     load_random_state,
-    load_scheduler_state,
     named_state,
     save_random_state,
-    scheduler_state,
     seed_random_state,
 )
 from perl.trainer.partitioned_optimizer import PartitionedOptimizer, partition_optimizer
@@ -94,31 +91,6 @@ def test_an_optimizer_goes_on_bit_for_bit_whatever_the_order_of_its_parameters(t
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", ["AdamW8bit", "Lion8bit"])
-def test_states_of_eight_bits_are_kept_bit_for_bit(tmp_path, name):
-    bnb = pytest.importorskip("bitsandbytes")
-    policy = nn.Linear(96, 64)  # smaller ones it keeps in 32 bits
-
-    def made(model: nn.Module) -> torch.optim.Optimizer:
-        return getattr(bnb.optim, name)(model.parameters(), lr=1e-2)
-
-    optimizer = made(policy)
-    policy(torch.ones(1, 96)).sum().backward()
-    try:
-        optimizer.step()
-    except (NotImplementedError, RuntimeError, ValueError) as error:
-        pytest.skip(f"{name} does not run on this CPU: {error}")
-    write_state(tmp_path / "o.safetensors", named_state(optimizer, policy))
-    other = made(policy)
-    load_named_state(other, policy, read_state(tmp_path / "o.safetensors"))
-    before, after = optimizer.state[policy.weight], other.state[policy.weight]
-    assert before["state1"].dtype == torch.uint8
-    assert before.keys() == after.keys()
-    for key, value in before.items():
-        same = torch.equal(after[key], value) if isinstance(value, torch.Tensor) else after[key] == value
-        assert same, key
-
-
 def test_the_tensors_have_the_parameters_names_and_nothing_is_a_pickle(tmp_path):
     policy = model()
     optimizer = optimizer_of(policy, "adamw")
@@ -140,30 +112,6 @@ def test_what_is_no_plain_value_and_what_is_of_other_parameters_is_refused(tmp_p
     saved = named_state(optimizer_of(policy, "adamw"), policy)
     with pytest.raises(ModelError, match="other parameters, or in other groups"):
         load_named_state(torch.optim.AdamW(policy.parameters()), policy, saved)
-
-
-def test_a_schedule_goes_on_with_an_optimizer_that_lacks_an_empty_group():
-    """DeepSpeed drops those; a schedule keeps a rate for each."""
-    policy = model()
-
-    def of(empty: bool) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-        groups = [{"params": list(policy.parameters()), "lr": 0.1}, *([{"params": [], "lr": 0.3}] if empty else [])]
-        optimizer = torch.optim.SGD(groups)
-        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-
-    for written, present in ((True, False), (False, True), (True, True)):
-        optimizer, schedule = of(written)
-        for _ in range(2):
-            optimizer.step()
-            schedule.step()
-        saved = named_state(optimizer, policy)
-        other, fresh = of(present)
-        load_named_state(other, policy, saved)
-        places = group_places(other, policy, saved["groups"])
-        load_scheduler_state(fresh, scheduler_state(schedule), places, len(saved["groups"]))
-        other.step()
-        fresh.step()
-        assert other.param_groups[0]["lr"] == pytest.approx(0.1 / 4, abs=1e-15)
 
 
 def numbers() -> list[float]:

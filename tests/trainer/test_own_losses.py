@@ -119,6 +119,7 @@ def test_a_kl_penalty_in_the_rewards_gives_a_plain_trainers_update(estimator):
     assert relative_difference(ours.update(), without.update()) > 0.001
 
 
+@pytest.mark.nightly
 def test_two_processes_take_their_advantages_from_the_rewards_of_both(tmp_path):
     estimators = ["rloo", "batch", "opo", "gpg"]
     done = warm.run_distributed(["-m", "tests.oracles.own_algorithms", str(tmp_path), *estimators], tmp_path)

@@ -93,15 +93,6 @@ def test_log_probs_are_those_of_each_row_by_itself(bare):
     assert metrics["rows/masked_fraction"] == [0.0]
 
 
-def test_a_budget_that_is_halved_keeps_the_numbers(bare):
-    passes, whole, parts = passes_of(bare), rollouts(), rollouts()
-    passes.add(whole, defaultdict(list), old=True)
-    passes.halve(10)
-    assert (passes.tokens, passes.tokens_without_gradient) == (5, 10)
-    passes.add(parts, defaultdict(list), old=True)
-    assert torch.allclose(parts["old_per_token_logps"], whole["old_per_token_logps"], atol=1e-5)
-
-
 class Stands:
     """Takes all rollouts for the policy's."""
 

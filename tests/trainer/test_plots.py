@@ -3,7 +3,6 @@
 import json
 import sys
 
-import numpy as np
 import pytest
 from matplotlib.image import imread
 
@@ -69,38 +68,6 @@ def test_each_quantity_that_was_logged_has_a_panel(tmp_path, absent, panels, how
     assert sum(inked) == panels
 
 
-def curve_of(picture):
-    """Places of the curve in a picture of one panel: in each column the lowest colourful pixel; the legend is above."""
-    pixels = imread(picture)[..., :3]
-    colourful = pixels.max(axis=2) - pixels.min(axis=2)
-    inked = colourful > 0.6 * colourful.max()
-    columns = np.flatnonzero(inked.any(axis=0))
-    heights = np.array([np.flatnonzero(inked[:, column]).max() for column in columns])
-    begin = np.flatnonzero(np.abs(np.diff(heights)) > 20).max(initial=-1) + 1  # where it is the legend's line no longer
-    return columns[begin:], heights[begin:]
-
-
-def test_the_curve_has_the_heights_that_were_logged(tmp_path):
-    """As means over a tenth of the steps, fewer at the ends; up to a scale and a shift of each axis."""
-    steps = np.arange(1, 41)
-    rewards = 0.2 + 0.6 * (steps / 40) ** 2
-    rows = [{"step": int(step), "reward": float(reward)} for step, reward in zip(steps, rewards, strict=True)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    columns, heights = curve_of(draw_curves(tmp_path / "metrics.jsonl", tmp_path, " "))
-    means = [rewards[max(0, step - 2) : step + 3].mean() for step in range(40)]
-    at_steps = np.interp(columns, np.linspace(columns.min(), columns.max(), 40), means)
-    slope, shift = np.polyfit(at_steps, heights, 1)
-    assert slope < 0  # rows of a picture are counted from above
-    drawn = (heights - shift) / slope
-    assert drawn == pytest.approx(at_steps, abs=0.01)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_a_short_run_can_be_drawn(tmp_path, steps):
-    metrics = write_metrics(tmp_path / "metrics.jsonl", steps=steps)
-    assert draw_curves(metrics, tmp_path, "short").stat().st_size > 0
-
-
 def test_every_reward_and_every_score_has_a_panel_of_its_own(tmp_path):
     rows = [
         {"step": step, "reward": 0.5, "rewards/accuracy/mean": 0.1 * step, "rewards/my_reward/mean": -1.0, "loss": 0.0}
@@ -125,20 +92,6 @@ def test_lines_that_are_cut_short_or_hold_no_number_are_gaps(tmp_path):
     rows = [{"step": 1, "reward": 0.5}, {"step": 1, "eval_reward": 0.9}, {"step": 3, "reward": None, "entropy": 0.5}]
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "rew')
     assert draw_curves(metrics, tmp_path, "gap").is_file()
-
-
-def test_another_title_or_another_run_is_another_picture(tmp_path):
-    """In the place of an older one."""
-    metrics, pictures = tmp_path / "metrics.jsonl", []
-    for steps, title in ((20, " "), (20, "quickstart: lora on sandbox:base"), (9, "quickstart: lora on sandbox:base")):
-        pictures.append(imread(draw_curves(write_metrics(metrics, steps=steps), tmp_path, title)))
-    assert not np.array_equal(pictures[0], pictures[1])
-    assert not np.array_equal(pictures[1], pictures[2])
-
-
-def test_a_title_is_no_formula(tmp_path):
-    """A run folder may be called anything."""
-    assert draw_curves(write_metrics(tmp_path / "metrics.jsonl"), tmp_path, "r$_$").is_file()
 
 
 @pytest.fixture

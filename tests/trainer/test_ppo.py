@@ -71,18 +71,7 @@ def test_where_the_critic_says_nothing_it_is_reinforce_with_the_batchs_normalisa
         assert torch.equal(rollouts["advantages"], whitened(rewards, mask))
 
 
-def test_with_lambda_1_and_a_critic_that_rests_it_is_reinforce_with_that_baseline():
-    kind = ours()  # whose values differ from state to state
-    train(kind, **SETTINGS, **{**CRITIC, "gae_lambda": 1.0, "critic_learning_rate": 0.0})
-    for rollouts in kind.seen[0].rollouts:
-        mask, values_NT = rollouts["completion_mask"], rollouts["old_values"]
-        assert values_NT[mask.bool()].std() > 0.01
-        rewards = rollouts["returns"].sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
-        assert (rollouts["returns"] - rewards * mask).abs().max() <= 1e-6
-        assert (rollouts["advantages"] - whitened((rewards - values_NT) * mask, mask)).abs().max() <= 1e-5
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", ["lora", "adalora", "ia3", "ln"])
 def test_the_critic_learns_beside_every_kind_of_adapter_and_the_base_stays(adapter):
     kind = ours(offset=0.0)
     found = train(kind, adapter=adapter, **{**SETTINGS, "optim": "adamw_torch"}, **CRITIC)
@@ -98,11 +87,10 @@ def test_the_critic_learns_beside_every_kind_of_adapter_and_the_base_stays(adapt
     assert logged[2]["critic/value_mean"] != 0
 
 
-@pytest.mark.parametrize("adapter", ["lora", "adalora"])
-def test_the_policy_waits_while_the_critic_warms_up(adapter):
+def test_the_policy_waits_while_the_critic_warms_up():
     kind = ours(offset=0.0)
     options = {**SETTINGS, **CRITIC, "max_steps": 5, "weight_decay": 0.1, "optim": "adamw_torch"}
-    found = train(kind, adapter=adapter, **options, critic_warmup_steps=2)
+    found = train(kind, adapter="adalora", **options, critic_warmup_steps=2)
     assert relative_difference(found.pages[2], found.pages[0]) == 0
     assert norm(moved(found.pages[2], found.pages[3])) > 0
     entries = [entry for entry in found.history if "critic/loss" in entry][:5]
@@ -116,15 +104,6 @@ def test_a_warm_up_that_is_as_long_as_the_epochs_is_refused():
         train(PeftGRPOTrainer, **SETTINGS, **CRITIC, max_steps=-1, num_train_epochs=1, critic_warmup_steps=9)
 
 
-def test_values_of_the_rollouts_serve_every_epoch_and_minibatch():
-    kind = ours()
-    train(kind, **SETTINGS, **CRITIC, **MINIBATCHES, **cut(MINIBATCHES))
-    assert len(kind.seen[0].rollouts) == 2  # for five steps
-    quiet = ours()
-    train(quiet, **SETTINGS, **{**CRITIC, "critic_learning_rate": 0.0}, **MINIBATCHES, **cut(MINIBATCHES))
-    assert all(torch.equal(t, quiet.seen[0].start[name]) for name, t in quiet.seen[0].critic.state().items())
-
-
 def test_the_critic_comes_to_explain_the_returns_of_rollouts_that_it_sees_again():
     kind, one_step = ours(offset=0.0), (("live", "half", "live", "half"),)
     options = {**SETTINGS, **CRITIC, "gae_lambda": 1.0, "learning_rate": 1e-9, "value_clip": None}
@@ -132,17 +111,6 @@ def test_the_critic_comes_to_explain_the_returns_of_rollouts_that_it_sees_again(
     explained = [entry["critic/explained_variance"] for entry in found.history if "critic/loss" in entry]
     assert explained[0] == pytest.approx(0, abs=1e-6)
     assert explained[-1] > 0.5
-
-
-def test_where_all_rewards_agree_there_is_nothing_to_explain_and_the_critic_learns_their_mean():
-    kind, equal = ours(offset=0.0), (("dyadic", "dyadic", "dyadic", "dyadic"),)
-    found = train(kind, kinds=equal, **SETTINGS, **{**CRITIC, "gae_lambda": 1.0})
-    logged = [entry for entry in found.history if "critic/loss" in entry]
-    assert not any("critic/explained_variance" in entry for entry in logged)
-    assert [entry["critic/loss"] for entry in logged[:3]] == sorted(
-        (e["critic/loss"] for e in logged[:3]), reverse=True
-    )
-    assert 0 < logged[2]["critic/value_mean"] <= 1.5
 
 
 def test_an_evaluation_has_values_too_and_trains_nothing():
@@ -155,16 +123,6 @@ def test_an_evaluation_has_values_too_and_trains_nothing():
     assert math.isfinite(found["eval_critic/explained_variance"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.critic.state().items())
     assert all(torch.equal(p, policy[name]) for name, p in trainer.policy.named_parameters())
-
-
-def test_under_autocast_in_bfloat16_it_is_near_float32():
-    kinds = ours(), ours()
-    options = {**SETTINGS, **CRITIC, "max_steps": 2}
-    wanted, found = (train(kind, **options, bf16=half) for kind, half in zip(kinds, (False, True), strict=True))
-    assert relative_difference(found.update(), wanted.update()) < 0.2
-    updates = [moved(kind.seen[0].start, kind.seen[0].critic.state()) for kind in kinds]
-    assert relative_difference(updates[1], updates[0]) < 0.2
-    assert all(t.dtype == torch.float32 for t in kinds[1].seen[0].critic.tensors.values())
 
 
 def test_out_of_memory_the_critics_passes_run_again_with_fewer_tokens(monkeypatch):
@@ -205,6 +163,7 @@ def test_peak_memory_is_that_of_a_policy_alone_and_the_critics_own():
     assert peaks[0] > 20 * of_critic
 
 
+@pytest.mark.nightly
 def test_two_processes_train_the_critic_of_one(tmp_path):
     for processes in (1, 2):
         done = warm.run_distributed(["-m", "tests.oracles.ppo", str(tmp_path)], tmp_path, processes)
@@ -257,27 +216,6 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert all(torch.equal(tensor, whole[name]) for name, tensor in finished.items())
 
 
-def test_a_resumed_script_trains_its_critic_at_the_rate_that_it_asks_for(tmp_path):
-    run(tmp_path, "whole", max_steps=2)
-    checkpoint = tmp_path / "whole" / "checkpoint-1"
-    before = load_file(checkpoint / "critic.safetensors")
-    still = run(tmp_path, "still", checkpoint, critic_learning_rate=0.0, max_steps=3)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in still.items())
-    slow, fast = (
-        run(tmp_path, f"at-{rate}", checkpoint, critic_learning_rate=rate, max_steps=2) for rate in (1e-4, 1e-2)
-    )
-    assert norm(moved(before, slow)) < 0.05 * norm(moved(before, fast))
-
-
-def test_a_checkpoint_with_a_critic_of_another_rank_is_refused_before_anything_is_read(tmp_path):
-    run(tmp_path, "whole", max_steps=1)
-    trainer = trainer_of(tmp_path, Job("other", options={**RESUMED, "critic_rank": 2}))
-    policy = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    with pytest.raises(ModelError, match=r"^train.critic_rank: [^\n]*rank 4[^\n]*rank 2[^\n]*$"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
-    assert all(torch.equal(tensor, policy[name]) for name, tensor in trainer.policy.state_dict().items())
-
-
 def test_a_script_saves_its_critic_and_another_one_starts_from_it(tmp_path):
     trainer = trainer_of(tmp_path, Job("first", options={**RESUMED, "max_steps": 1}))
     trainer.train()
@@ -300,20 +238,6 @@ def test_a_script_saves_its_critic_and_another_one_starts_from_it(tmp_path):
     without = trainer_of(tmp_path, Job("without", options={"max_steps": 1}))
     with pytest.raises(ModelError, match=r"^advantage_estimator: no critic is trained[^\n]*$"):
         without.save_critic(tmp_path / "none")
-
-
-def test_two_processes_go_on_where_one_has_stopped(tmp_path):
-    job = {"name": "whole", "options": RESUMED}
-    command = ["-m", "tests.trainer.distributed_checkpoints", str(tmp_path)]
-    for processes, jobs in (
-        (1, [job]),
-        (2, [{**job, "name": "on", "resume": str(tmp_path / "whole" / "checkpoint-1")}]),
-    ):
-        done = warm.run_distributed([*command, json.dumps(jobs)], tmp_path, processes)
-        assert done.returncode == 0, done.stderr[-3000:]
-    for file in ("policy.safetensors", "critic.safetensors"):
-        one, two = (load_file(tmp_path / name / "checkpoint-5" / file) for name in ("whole", "on"))
-        assert relative_difference(two, one) <= RELATIVE
 
 
 def test_a_step_that_is_trls_trains_no_critic():

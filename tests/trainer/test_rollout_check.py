@@ -172,21 +172,6 @@ def test_where_no_servers_rollouts_are_the_policys_the_run_ends_with_its_last_st
     assert on_right.state.global_step == 4
 
 
-def test_one_bad_answer_from_servers_that_pass_is_sampled_again(on_servers):
-    turned = []
-
-    def before(step, servers):
-        servers.passes = True
-        servers.wrong = {"http://a"} if step == 2 and not turned else set()
-        turned.extend([1] if step == 2 else [])
-
-    trainer, servers, _ = on_servers(before)
-    trainer.train()
-    assert servers.left == ["http://a", "http://b"]
-    assert max(logged(trainer, GAP)) < 1e-4
-    assert sum(logged(trainer, "rollout/made_again")) == 1
-
-
 def test_a_step_that_was_sampled_again_is_the_step_that_would_have_been(on_servers):
     """With completions that depend on their prompts alone, a run that left a wrong server ends like one without."""
 

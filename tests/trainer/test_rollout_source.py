@@ -5,12 +5,10 @@ import json
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import BrokenPromiseError, PerlError, RolloutError
+from perl.errors import BrokenPromiseError, RolloutError
 from perl.policy.checkpoint import latest_checkpoint
 from perl.policy.model import base_fingerprint
 from perl.rewards import accuracy_reward
@@ -150,74 +148,6 @@ def test_an_engine_gets_the_weights_that_a_method_changes_or_its_factors(tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("prefetch", [1])
-def test_a_logged_group_has_the_gap_of_every_token(tmp_path, vllm_server, prefetch):
-    """One prompt a step: the gaps are those of all tokens of the step, whose mean is logged."""
-    found = []
-
-    class Keep(TrainerCallback):
-        def on_log(self, *_, logs, **__):
-            if "reward" in logs and "train_runtime" not in logs:
-                group = trained.latest_group()
-                gaps = torch.tensor([gap for row in group for gap in row["gaps"]])
-                assert all(len(row["tokens"]) == len(row["gaps"]) for row in group)
-                texts = [row["completion"][0]["content"] for row in group]
-                assert all("".join(row["tokens"]).startswith(text) for row, text in zip(group, texts, strict=True))
-                found.append(gaps.abs().mean().item())
-
-    short = {"prompts_per_step": 1, "per_device_train_batch_size": 4, "rollout_prefetch": prefetch}
-    trained = trainer(tmp_path, [vllm_server], Seen(), loss_type="dapo", **short)
-    trained.add_callback(Keep())
-    trained.train()
-    assert found == pytest.approx(logged(trained, "sampling/sampling_logp_difference/mean"), rel=1e-3, abs=2e-5)
-    assert len(found) == 3
-    assert (max(found) > 1e-5) == bool(prefetch)  # a policy of one step before; of the same one it is about 2e-7
-
-
-@pytest.mark.nightly
-def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
-    trls = {name: value for name, value in SMALL.items() if name != "prompts_per_step"}
-    args = GRPOConfig(
-        str(tmp_path),
-        **trls,
-        bf16=False,
-        activation_checkpointing=False,
-        dataloader_pin_memory=False,
-        logging_steps=1,
-        use_vllm=True,
-        vllm_mode="server",
-        vllm_server_base_url=vllm_server,
-        temperature=0.7,
-    )
-    adapter = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    trained = PeftGRPOTrainer(
-        model="sandbox:base", reward_funcs=Seen(), args=args, train_dataset=problems(), peft_config=adapter
-    )
-    trained.train()
-    assert_sampled_from_the_policy(trained)
-    assert args.use_vllm
-
-
-@pytest.mark.nightly
-def test_evaluation_samples_from_the_adapter_too(tmp_path, vllm_server):
-    lengths = []
-
-    def reward(completion_ids, **_):
-        lengths.append([len(ids) for ids in completion_ids])
-        return [float(position % 4) for position in range(len(completion_ids))]
-
-    trained = trainer(tmp_path, [vllm_server], reward, per_device_eval_batch_size=4, max_steps=1)
-    trained.eval_dataset = problems(2)
-    trained.train()
-    metrics = trained.evaluate()
-    trained.rollout_source.close()
-    assert metrics["eval_sync/logp_diff"] < 1e-4
-    assert list(map(len, lengths)) == [8, 4, 4]  # of training and of two groups
-    assert metrics["eval_completions/mean_length"] == pytest.approx(sum(map(sum, lengths[1:])) / 8)
-    assert metrics["eval_reward"] == pytest.approx((0 + 1 + 2 + 3) / 4)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("ahead", [2])
 def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_path, vllm_server, ahead):
     seen = {}
@@ -318,7 +248,8 @@ def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
     assert [row["sync/logp_diff"] < 1e-4 for row in rows[:2]] == [True, True]
 
 
-@pytest.mark.parametrize("method", ["lora", pytest.param("dora", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["lora", "dora"])
 def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp_path, perl_command, method):
     if absent():
         pytest.skip(absent())
@@ -348,40 +279,3 @@ def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp
         assert trained.returncode == 0, trained.stderr
     finally:
         server.kill()
-
-
-@pytest.mark.nightly
-def test_what_the_servers_cannot_do_is_refused_before_weights_are_loaded(tmp_path, vllm_server):
-    from perl.training.stages import train
-
-    recipe = {"extends": "quickstart", "rollout": {"backend": "vllm-server", "servers": [vllm_server]}}
-    long = {**recipe, "rollout": {**recipe["rollout"], "max_completion_length": 500}}
-    with pytest.raises(PerlError, match=r"--max-model-len") as raised:
-        train(long, output_dir=tmp_path / "long")
-    assert "\n" not in str(raised.value)
-
-
-def half_vary(prompts, **_):
-    """Groups of questions whose text has an even length all agree."""
-    return [float(place % 2 if len(p[0]["content"]) % 2 else 1) for place, p in enumerate(prompts)]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_groups_without_variance_are_replaced_by_the_servers_too(tmp_path, vllm_server, prefetch):
-    """Refills are from the policy of the step, also where the batch was sampled ahead; prompts go on after a stop."""
-    how = {"prompt_memory": True, "prompt_refill": 4.0, "rollout_prefetch": prefetch, "loss_type": "dapo"}
-    how |= {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    drawn: list[list[int]] = []
-    for checkpoint in (None, str(tmp_path / "checkpoint-2")):
-        trained = trainer(tmp_path, [vllm_server], half_vary, **how)
-        chosen = trained.prompt_selection.choice.chosen
-        trained.train(resume_from_checkpoint=checkpoint)
-        drawn.append([chosen(batch, 2) for batch in (2, 3)])
-        assert sum(logged(trained, "refill/samples")) > 0
-        assert logged(trained, "refill/flat_after") == [0.0] * len(logged(trained, "refill/flat_after"))
-        assert logged(trained, "frac_reward_zero_std") == logged(trained, "refill/flat_after")
-        assert max(logged(trained, "rollout/steps_behind")) == prefetch
-        if not prefetch:
-            assert max(logged(trained, "sampling/sampling_logp_difference/mean")) < 1e-4
-    assert drawn[0] == drawn[1]

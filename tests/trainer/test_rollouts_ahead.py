@@ -15,7 +15,7 @@ from perl.trainer.live import Position, updates_of_a_batch
 from perl.trainer.prompt_tokens import Prompts
 from perl.trainer.prompts.later import later_prompts
 from perl.trainer.rollout_source import RolloutSource
-from perl.trainer.rollouts_ahead import LaterPrompts, _from_epoch
+from perl.trainer.rollouts_ahead import LaterPrompts
 from tests.oracles.rollouts import EOS
 from tests.oracles.two_trainers import ADAPTERS, QUIET, base, tokenizer
 from tests.trainer.test_parts import Bare
@@ -236,8 +236,3 @@ def test_a_bound_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path, chan
     with pytest.raises(RecipeError, match=says) as refused:
         PeftRLConfig(str(tmp_path), **{**given, **changes}, rollout_max_staleness=bound)
     assert "\n" not in str(refused.value)
-
-
-def test_epochs_that_nobody_knows_end_what_is_looked_ahead_at():
-    assert list(_from_epoch(lambda epoch: [[epoch]] * 2 if epoch < 3 else [], 1)) == [[1], [1], [2], [2]]
-    assert list(_from_epoch(lambda _: [], 1)) == []

@@ -13,8 +13,6 @@ from tests.trainer.test_rollout_source import SMALL, Seen, logged, problems, tra
 
 SIZE, MEAN, MOST = "sampling/effective_sample_size", "sampling/staleness/mean", "sampling/staleness/max"
 
-HALVES = {"steps_per_generation": 2, "prompts_per_step": 1, "per_device_train_batch_size": 4}
-
 
 @pytest.fixture
 def on_policy_servers(tmp_path, monkeypatch):
@@ -100,26 +98,6 @@ def test_a_run_that_goes_on_keeps_the_bound_and_the_prompts(on_policy_servers, s
     assert logged(whole, MOST) == [0, 1, 2, 3] + [2, 3] * 4
     assert logged(resumed, MOST)[stop:] == {3: [3, 1, 2], 4: [0, 1]}[stop] + [2, 3] * 3
     assert max(logged(resumed, MOST)) <= 3
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("changes", "ages"),
-    [
-        ({"num_iterations": 2, "rollout_max_staleness": 2}, [0, 1, 1, 2, 1, 2]),
-        ({"rollout_prefetch": 3, "rollout_max_staleness": 1}, [0, 1, 1, 1, 1, 1]),
-    ],
-    ids=["two updates", "less than prefetch"],
-)
-def test_servers_sample_no_further_ahead_than_the_bound(tmp_path, vllm_server, changes, ages):
-    """Two steps or four are an epoch; what is as old as it is said to be differs so from the policy."""
-    how = {"rollout_prefetch": 1, "max_steps": 6, "rows": 4, "learning_rate": 1e-3, **changes}
-    trained = trainer(tmp_path, [vllm_server], Seen(), **how)
-    trained.train()
-    assert logged(trained, MEAN) == logged(trained, MOST) == ages
-    assert logged(trained, "rollout/steps_behind") == ages[:: how.get("num_iterations", 1)]
-    assert logged(trained, SIZE)[0] == pytest.approx(1.0, abs=1e-5)
-    assert min(logged(trained, SIZE)) < 1 - 1e-6
 
 
 @pytest.mark.nightly

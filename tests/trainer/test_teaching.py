@@ -13,13 +13,11 @@ from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import DataError, ModelError, RecipeError
-from perl.packing.micro_batches import TAUGHT_IDS, MicroBatch
-from perl.packing.rows import Row
+from perl.packing.micro_batches import TAUGHT_IDS
 from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import write_adapter
 from perl.run.files import sha256_of
 from perl.trainer.publishing import write_card
-from tests import warm
 from tests.oracles.distillation import divergences
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, Group, rollout_function, rollout_table
 from tests.oracles.two_trainers import (
@@ -34,11 +32,14 @@ from tests.oracles.two_trainers import (
     train,
 )
 from tests.trainer import distributed_checkpoints as checkpoints
-from tests.trainer.test_resumed_processes import HAS_DEEPSPEED, WITHOUT, run
+from tests.trainer.test_resumed_processes import HAS_DEEPSPEED, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureWarning")  # TRL uses the old names
 RELATIVE = 1e-5
 HINT = "t5 t9 t17"
+TAUGHT = {"algorithm": "opd", "teacher_hint": HINT}
+BY_LENGTH = {"reward_funcs": lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids]}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
 ALONE = {"reward_weights": [0.0], "gradient_accumulation_steps": 2, "learning_rate": 0.5}
 MANY_PASSES = {"train_tokens_per_microbatch": 60}
 
@@ -125,12 +126,6 @@ def test_a_teachers_adapter_gives_the_update_of_two_models(way, saved):
     assert_plain(ours, *plain_update(ours.pages, adapted("lora everywhere", offset=0.1), options, tools=True))
 
 
-@pytest.mark.parametrize("way", ["packed", "many passes", "padded"])
-def test_a_hint_and_the_base_give_the_update_of_two_models(way):
-    ours = train(PeftGRPOTrainer, teacher_hint=HINT, **ALONE, **WAYS[way])
-    assert_plain(ours, *plain_update(ours.pages, base(torch.float32), ALONE, hint=HINT))
-
-
 def test_an_adapter_with_a_hint_a_weight_and_few_tokens_gives_the_update_of_two_models(saved):
     settings = {"teacher_adapter": saved, "teacher_hint": HINT, "teacher_weight": 1.7, "teacher_top_k": 5}
     ours = train(PeftGRPOTrainer, **settings, **ALONE, **MANY_PASSES)
@@ -138,7 +133,12 @@ def test_an_adapter_with_a_hint_a_weight_and_few_tokens_gives_the_update_of_two_
     assert_plain(ours, *plain_update(ours.pages, adapted("lora everywhere", offset=0.1), ALONE, **plain))
 
 
-@pytest.mark.parametrize("adapter", ["dora", "ia3", "lora everywhere"])
+def test_a_hint_and_the_base_give_the_update_of_two_models():
+    ours = train(PeftGRPOTrainer, teacher_hint=HINT, **ALONE, padding_free=False)
+    assert_plain(ours, *plain_update(ours.pages, base(torch.float32), ALONE, hint=HINT))
+
+
+@pytest.mark.parametrize("adapter", ["dora", "ia3"])
 def test_students_of_other_methods_learn_from_a_lora(adapter, saved):
     options = {**ALONE, "learning_rate": RATES[adapter]}
     ours = train(PeftGRPOTrainer, teacher_adapter=saved, adapter=adapter, **options)
@@ -156,25 +156,6 @@ def test_rewards_and_a_teacher_add_up(saved):
     assert relative_difference(both.update(), alone.update()) > 0.01
 
 
-def test_without_rewards_the_same_is_trained_and_nothing_is_said_of_flat_ones(saved, monkeypatch, caplog):
-    options = {**ALONE, "max_steps": 2, "flat_reward_steps": 1}
-    zero = train(PeftGRPOTrainer, teacher_adapter=saved, **options)
-    monkeypatch.setattr("tests.oracles.two_trainers.preset_reward", None)
-    none = train(PeftGRPOTrainer, teacher_adapter=saved, **{**options, "reward_weights": None})
-    assert relative_difference(none.update(), zero.update()) == 0
-    assert "teach nothing" not in caplog.text
-
-
-@pytest.mark.parametrize("options", [{"bf16": True}, {"num_iterations": 2}, {"beta": 0.1}, {"loss_type": "dr_grpo"}])
-def test_other_settings_train_towards_the_teacher_too(options, saved):
-    ours = train(PeftGRPOTrainer, teacher_adapter=saved, **{**ALONE, "max_steps": 3}, **options)
-    found = [entry["teacher/kl"] for entry in ours.history if "teacher/kl" in entry]
-    assert all(0 < kl < 20 for kl in found)
-    if options == {"bf16": True}:
-        exact = train(PeftGRPOTrainer, teacher_adapter=saved, **{**ALONE, "max_steps": 3})
-        assert 0 < relative_difference(ours.update(), exact.update()) < 0.1
-
-
 def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved, tmp_path):
     """Not even a random number is drawn for it."""
     states = []
@@ -188,42 +169,17 @@ def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved, tmp_path):
     assert relative_difference(with_one.pages[0], without.pages[0]) == 0
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT))]
-)
-def test_two_processes_learn_as_one(strategy, tmp_path, saved):
-    command = ["-m", "tests.trainer.distributed_teaching", str(tmp_path), saved]
-    for processes, how in ((1, "ddp"), (2, strategy)):
-        done = warm.run_distributed([*command, how], tmp_path, processes)
-        assert done.returncode == 0, done.stderr[-3000:]
-    names = ("ddp-1-0", f"{strategy}-2-0", f"{strategy}-2-1")
-    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in names)
-    for name in alone:
-        (start, _), history = alone[name]
-        assert relative_difference(first[name][0][1], second[name][0][1]) == 0
-        updates = [{key: pages[1][key] - pages[0][key] for key in start} for pages, _ in (alone[name], first[name])]
-        assert relative_difference(updates[1], updates[0]) <= RELATIVE
-        assert first[name][1] == pytest.approx(history, rel=1e-5)
-
-
 def test_an_evaluation_has_the_teachers_divergence_too(saved, tmp_path):
     table = rollout_table(MIXED)
-    trainer = PeftGRPOTrainer(
-        model=copy.deepcopy(base(torch.float32)),
-        args=PeftRLConfig(
-            str(tmp_path),
-            **{**QUIET, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "num_generations": GENERATIONS},
-            per_device_train_batch_size=ROWS,
-            per_device_eval_batch_size=ROWS,
-            max_completion_length=LONGEST,
-            algorithm="opd",
-            teacher_adapter=saved,
-            teacher_hint=HINT,
-        ),
-        train_dataset=Dataset.from_dict({"prompt": list(table)}),
-        eval_dataset=Dataset.from_dict({"prompt": list(table)[:4]}),
-        processing_class=tokenizer(),
+    trainer = make(
+        tmp_path,
+        rows={"prompt": list(table)},
+        held={"prompt": list(table)[:4]},
         rollout_func=rollout_function(table, log_probs=False, tools=False),
+        **{**EVALUATED, "per_device_train_batch_size": ROWS, "per_device_eval_batch_size": ROWS},
+        **{"max_steps": 1, "num_generations": GENERATIONS, "algorithm": "opd"},
+        teacher_adapter=saved,
+        teacher_hint=HINT,
     )
     trainer.train()
     (entry,) = [entry for entry in trainer.state.log_history if "eval_teacher/kl" in entry]
@@ -257,24 +213,35 @@ def make(folder, *, rows=None, held=None, **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "line"),
-    [
-        ({"algorithm": "opd"}, RecipeError, r"teacher: opd has nobody to learn from \(teacher: \{adapter"),
-        ({"teacher_hint": "x {answer}"}, DataError, r"teacher\.hint: .*no gold answer.*prompt, other"),
-        ({"teacher_adapter": "absent/./x"}, ModelError, r"teacher\.adapter: "),
-        ({"teacher_weight": 2.0}, RecipeError, r"teacher_weight: .*needs a teacher"),
-        ({"teacher_hint": "x", "teacher_weight": -1.0}, RecipeError, r"teacher_weight: .*greater than 0"),
-        ({"teacher_hint": "x", "strategy": "fsdp2"}, RecipeError, r"teacher: .*fsdp2"),
-        ({"teacher_hint": "x", "peft_method": "full"}, RecipeError, r"teacher: .*peft\.method full"),
-        ({"teacher_hint": "x", "top_entropy_quantile": 0.5}, RecipeError, r"teacher: .*TRL's step"),
-    ],
+REFUSED = (
+    ({"algorithm": "opd"}, RecipeError, r"teacher: opd has nobody to learn from \(teacher: \{adapter"),
+    ({"teacher_hint": "x {answer}"}, DataError, r"teacher\.hint: .*no gold answer.*prompt, other"),
+    ({"teacher_adapter": "absent/./x"}, ModelError, r"teacher\.adapter: "),
+    ({"teacher_weight": 2.0}, RecipeError, r"teacher_weight: .*needs a teacher"),
+    ({"teacher_hint": "x", "teacher_weight": -1.0}, RecipeError, r"teacher_weight: .*greater than 0"),
+    ({"teacher_hint": "x", "strategy": "fsdp2"}, RecipeError, r"teacher: .*fsdp2"),
+    ({"teacher_hint": "x", "peft_method": "full"}, RecipeError, r"teacher: .*peft\.method full"),
+    ({"teacher_hint": "x", "top_entropy_quantile": 0.5}, RecipeError, r"teacher: .*TRL's step"),
+    ({**TAUGHT, "scale_rewards": "none"}, RecipeError, "scale_rewards: none changes nothing"),
+    ({**TAUGHT, **BY_LENGTH, "reward_weights": [0.0], "epsilon": 0.5}, RecipeError, "epsilon: 0.5 changes nothing"),
+    ({**BY_LENGTH, "reward_weights": [0.0]}, RecipeError, "reward_weights: every reward has the weight 0"),
+    ({"algorithm": "ppo", "teacher_hint": HINT}, RecipeError, ".*critic"),
+    ({**TAUGHT, **BY_LENGTH, "num_generations": 1}, RecipeError, "num_generations: must be greater than or equal"),
 )
+
+
+@pytest.mark.parametrize(("options", "kind", "line"), REFUSED)
 def test_what_cannot_be_is_one_line(options, kind, line, tmp_path):
     with pytest.raises(kind) as caught:
         make(tmp_path, **options)
     assert "\n" not in str(caught.value)
     assert re.match(line, str(caught.value)), str(caught.value)
+
+
+def test_without_rewards_one_completion_of_a_prompt_is_enough(tmp_path):
+    trainer = make(tmp_path, **TAUGHT, num_generations=1, max_steps=2)
+    trainer.train()
+    assert trainer.state.log_history[0]["teacher/kl"] > 0
 
 
 SAME = r"^teacher: is the policy itself, asked what the policy is asked[^\n]*"
@@ -298,70 +265,25 @@ def test_a_teacher_that_is_the_policy_is_refused_where_nothing_else_teaches(tmp_
         make(tmp_path, algorithm="opd", beta=0.1, **taught).train()
     evaluated = make(tmp_path, algorithm="opd", held={"prompt": ["t3 t4"] * 8}, **taught, **EVALUATED)
     assert evaluated.evaluate()["eval_teacher/kl"] < 1e-6  # which trains nothing
-    by_length = {"reward_funcs": lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids]}
-    make(tmp_path, teacher_hint="{prompt}", **by_length).train()
-
-
-def test_one_process_of_two_does_not_go_on_where_the_teacher_is_the_policy(tmp_path):
-    fresh = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(ADAPTERS["lora"]))
-    write_adapter(fresh, tmp_path / "untrained", "", None, base_fingerprint(fresh))
-    command = ["-m", "tests.trainer.distributed_teaching_failure", str(tmp_path), str(tmp_path / "untrained")]
-    done = warm.run_distributed(command, tmp_path, 2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert all(re.match(SAME, (tmp_path / f"{rank}.txt").read_text()) for rank in (0, 1))
-
-
-def test_settings_of_advantages_and_weights_of_nothing_are_one_line_in_a_script(tmp_path):
-    def refused(**options):
-        with pytest.raises(RecipeError) as caught:
-            make(tmp_path, **options)
-        return str(caught.value)
-
-    by_length = {"reward_funcs": lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids]}
-    taught = {"algorithm": "opd", "teacher_hint": HINT}
-    assert refused(**taught, scale_rewards="none").startswith("scale_rewards: none changes nothing")
-    assert refused(**taught, **by_length, reward_weights=[0.0], epsilon=0.5).startswith("epsilon: 0.5 changes nothing")
-    assert refused(**by_length, reward_weights=[0.0]).startswith("reward_weights: every reward has the weight 0")
-    assert "critic" in refused(algorithm="ppo", teacher_hint=HINT)
-    assert refused(**taught, **by_length, num_generations=1).startswith(
-        "num_generations: must be greater than or equal"
-    )
-    trainer = make(tmp_path, **taught, num_generations=1, max_steps=2)
-    trainer.train()
-    assert trainer.state.log_history[0]["teacher/kl"] > 0
-
-
-def test_a_subclass_with_a_loss_of_its_own_has_no_teacher():
-    def own(self, model, inputs, *args, **kwargs):  # noqa: ARG001
-        return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
-
-    kind = type("Own", (PeftGRPOTrainer,), {"compute_loss": own, "__module__": __name__})
-    with pytest.raises(RecipeError, match=r"^teacher: a teacher is not known to TRL's step[^\n]*$"):
-        train(kind, teacher_hint=HINT, **ALONE)
+    make(tmp_path, teacher_hint="{prompt}", **BY_LENGTH).train()
 
 
 NO_ROOM = r"^teacher\.hint: [^\n]*more than the model's 64[^\n]*$"
-EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
 
 
 def test_a_hint_that_leaves_no_room_is_one_line_before_training(tmp_path):
+    """Also where only a problem of an evaluation has one."""
     with pytest.raises(ModelError, match=NO_ROOM):
         make(tmp_path, teacher_hint=" ".join(["t7"] * 60))
-    rows = {"prompt": ["t3 t4"] * 8, "solution": ["t3"] * 7 + [" ".join(["t7"] * 60)]}
-    with pytest.raises(ModelError, match=NO_ROOM):
-        make(tmp_path, teacher_hint="{answer}", rows=rows)
-    make(tmp_path, teacher_hint="t3", rows=rows)
-
-
-def test_the_problems_of_an_evaluation_are_looked_at_before_training_too(tmp_path):
     rows = {"prompt": ["t3 t4"] * 8, "solution": ["t3"] * 8}
+    given = {"teacher_hint": "{answer}", "rows": rows}
     long = {"prompt": ["t3", " ".join(["t7"] * 40)], "solution": ["t3"] * 2}
     with pytest.raises(ModelError, match=NO_ROOM):
-        make(tmp_path, teacher_hint="{answer}", rows=rows, held=long, **EVALUATED)
+        make(tmp_path, **given, held=long, **EVALUATED)
     bare = {"prompt": ["t3 t4"] * 8}
     with pytest.raises(DataError, match=r"^teacher\.hint: [^\n]*no gold answer[^\n]*$"):
-        make(tmp_path, teacher_hint="{answer}", rows=rows, held=bare, **EVALUATED)
-    make(tmp_path, teacher_hint="{answer}", rows=rows, held=bare)  # which are not evaluated
+        make(tmp_path, **given, held=bare, **EVALUATED)
+    make(tmp_path, **given, held=bare)  # which are not evaluated
 
 
 def test_rollouts_of_other_prompts_than_the_datas_have_no_hint(saved, tmp_path):
@@ -378,38 +300,6 @@ def hinted(folder, table, **options):
     options = {"teacher_hint": HINT, "max_steps": 1, "num_generations": GENERATIONS, **options}
     rows = {"prompt": list(table) * 8}
     return make(folder, rows=rows, rollout_func=rollout, per_device_train_batch_size=GENERATIONS, **options)
-
-
-def test_a_prompt_that_one_process_cannot_make_ends_all_of_them(tmp_path):
-    done = warm.run_distributed(["-m", "tests.trainer.distributed_teaching_failure", str(tmp_path)], tmp_path, 2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in (0, 1))
-    assert re.match(r"teacher\.hint: [^\n]*no text of a user", second)
-    assert re.match(r"teacher\.hint: rank 1 has failed: [^\n]*no text of a user", first)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_long_completion_among_short_ones_takes_no_more_than_its_own_tokens(packed, tmp_path):
-    trainer = make(tmp_path, teacher_hint=HINT, padding_free=packed, **ALONE)
-    lengths = [40, *[2] * 12]
-    rows = [Row(torch.arange(5, 8), torch.arange(length) % 9 + 5, torch.ones(length).bool()) for length in lengths]
-    rows[0].scored[3:6] = False
-    mask_NT = torch.zeros(len(rows), max(lengths))
-    for index, row in enumerate(rows):
-        mask_NT[index, : len(row.scored)] = row.scored
-    alone = tuple((index,) for index in range(len(rows)))
-    origin = torch.zeros(len(rows), dtype=torch.long)
-    batch = MicroBatch(tuple(rows), alone, mask_NT, mask_NT, mask_NT[:, :1], {}, origin, packed=packed)
-    teaching = trainer.optimizer_step.teaching
-    states_SD, place_NT = teaching.hidden_states(batch)
-    model = teaching.teacher.model
-    assert states_SD.untyped_storage().nbytes() == int(mask_NT.sum()) * model.config.hidden_size * 4
-    for index, row in enumerate(rows):
-        ids = torch.cat([row.prompt, row.completion])[None]
-        hidden_1LD = model.model(input_ids=ids).last_hidden_state
-        columns = row.scored.nonzero().flatten()
-        expected = hidden_1LD[0, columns + len(row.prompt) - 1]
-        torch.testing.assert_close(states_SD[place_NT[index, columns]], expected, rtol=1e-4, atol=1e-5)
 
 
 SHARED = {"num_iterations": 2, "save_steps": 3}
@@ -436,11 +326,15 @@ def test_a_resumed_training_ends_like_one_that_was_never_interrupted(options, sa
         assert "\n" not in refused
 
 
-def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(saved, tmp_path):
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["ddp", *(["zero2"] if HAS_DEEPSPEED else [])])
+def test_two_processes_learn_as_one_from_the_begin_and_from_its_checkpoint(strategy, saved, tmp_path):
     """Among rollouts that several steps share, so that the teacher's prompts are divided anew too."""
     given = {"teacher_adapter": saved, "teacher_hint": HINT, "beta": 0.0, **SHARED}
-    job = {"method": "lora", "strategy": "ddp", "options": given}
-    run(tmp_path, 1, [{"name": "one", **job}])
-    run(tmp_path, 2, [{"name": "two", **job, "resume": str(tmp_path / "one" / "checkpoint-3")}])
-    one, two = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
-    assert relative_difference(two, one) <= 1e-5
+    job = {"method": "lora", "strategy": strategy, "options": given}
+    run(tmp_path, 1, [{"name": "one", **job, "strategy": "ddp"}])
+    resumed = {"name": "on", **job, "resume": str(tmp_path / "one" / "checkpoint-3")}
+    run(tmp_path, 2, [{"name": "two", **job}, resumed])
+    one, two, on = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "two", "on"))
+    assert relative_difference(two, one) <= RELATIVE
+    assert relative_difference(on, one) <= RELATIVE

@@ -66,11 +66,3 @@ def test_nothing_is_kept_without_log_probs_of_an_engine_or_on_another_process():
         assert not batch.get(SHOWN, torch.zeros(1)).any()
         gaps.add(batch.get(SHOWN), torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3))
         assert gaps.rows(Letters()) == {}
-
-
-def test_rows_of_other_rollouts_are_left_alone():
-    """Those of a checkpoint of an earlier version have no places."""
-    gaps = TokenGaps(main=True)
-    gaps.begin(rollouts(), generations=2)
-    gaps.add(None, torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3))
-    assert gaps.rows(Letters()) == {}

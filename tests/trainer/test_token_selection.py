@@ -15,7 +15,6 @@ from perl.training.run_shape import execution_of, shape_of
 from perl.training.stages import prepare, read_recipe
 from tests import warm
 from tests.oracles.covariance import CLIP, KL, PlainSelection, places, recording
-from tests.oracles.rollouts import MIXED
 from tests.oracles.two_trainers import norm, relative_difference, train
 from tests.trainer.distributed_checkpoints import Job, trainer_of
 
@@ -99,6 +98,7 @@ def test_rounding_between_two_passes_holds_no_token_back_in_the_first_update():
         assert relative_difference(*steps) <= (RELATIVE if first == 0 else 1e-3)
 
 
+@pytest.mark.nightly
 def test_two_processes_choose_what_one_chooses(tmp_path):
     for processes in (1, 2):
         done = warm.run_distributed(["-m", "tests.oracles.covariance", str(tmp_path)], tmp_path, processes)
@@ -117,20 +117,6 @@ def test_two_processes_choose_what_one_chooses(tmp_path):
             found = [[entry[metric] for entry in of[2] if metric in entry] for of in (alone, first)]
             assert found[0]
             assert found[1] == pytest.approx(found[0], rel=1e-4)
-
-
-@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
-def test_a_name_trains_and_logs_the_share_that_it_selects(name):
-    kind = recording()
-    found = train(kind, algorithm=name, **OFF_POLICY)
-    logged = [entry for entry in found.history if LOGGED[1] in entry]
-    # of some hundred tokens the fraction is less than one, and one is taken where there is one within the bounds
-    tokens = [int(mask.sum()) for _, mask in kind.seen]
-    counted = [int(selected.sum()) for selected, _ in kind.seen]
-    assert [entry[LOGGED[1]] for entry in logged[:2]] == pytest.approx(
-        [count / total for count, total in zip(counted, tokens, strict=True)]
-    )
-    assert counted == [1, 1]
 
 
 @pytest.mark.parametrize("settings", [CLIP, KL], ids=["clip", "kl"])
@@ -159,39 +145,6 @@ def test_rows_without_an_advantage_count_in_the_means_and_are_run_where_they_are
     assert fractions[2] < 1 == fractions[3]
     clipped = train(PeftGRPOTrainer, **OFF_POLICY, **CLIP)
     assert all(entry["rows/trained_fraction"] < 1 for entry in clipped.history if "rows/trained_fraction" in entry)
-
-
-@pytest.mark.parametrize("settings", [CLIP, KL], ids=["clip", "kl"])
-def test_it_goes_with_advantages_of_tokens_and_an_evaluation_selects_nothing(settings):
-    kinds = {"kinds": MIXED, **OFF_POLICY}
-    penalty = {"advantage_estimator": "batch", "kl_in_reward": True, "beta": 0.1}
-    found = train(PeftGRPOTrainer, **kinds, **settings, **penalty)
-    assert norm(found.update()) > 0
-    assert any(entry.get(LOGGED[1], 0) > 0 for entry in found.history)
-    kept = []
-
-    class Kept(PeftGRPOTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            kept.append(self)
-
-    train(Kept, **OFF_POLICY, **settings, per_device_eval_batch_size=6)
-    logged = kept[0].evaluate(kept[0].train_dataset)
-    assert torch.isfinite(torch.tensor(logged["eval_loss"]))
-    assert not any("cov/" in name for name in logged)
-
-
-@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY], ids=["on", "off"])
-def test_old_log_probs_stay_with_the_rollouts_only_where_the_loss_reads_them(policy):
-    kept = []
-
-    class Kept(PeftGRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            kept.append(super()._generate_and_score_completions(inputs))
-            return kept[-1]
-
-    train(Kept, **policy, **CLIP)
-    assert {"old_per_token_logps" in rollouts for rollouts in kept} == {policy is OFF_POLICY}
 
 
 def test_the_plan_accounts_for_the_pass_that_selects():
@@ -252,10 +205,3 @@ def test_what_cannot_be_is_one_line_with_its_key(given, words):
     assert line.startswith(f"{words[0]}: ")
     assert all(word in line for word in words)
     assert "\n" not in line
-
-
-@pytest.mark.parametrize("loss_type", ["clip_cov", "kl_cov"])
-@pytest.mark.parametrize("of_trl", [{"top_entropy_quantile": 0.5}, {"entropy_coef": 0.1}], ids=str)
-def test_where_a_step_is_trls_no_token_is_selected_and_it_is_refused(loss_type, of_trl):
-    with pytest.raises(RecipeError, match=rf"^loss_type: {loss_type} is not known to TRL's step[^\n]*$"):
-        train(PeftGRPOTrainer, loss_type=loss_type, **of_trl)

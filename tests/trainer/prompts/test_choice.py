@@ -83,13 +83,6 @@ def test_a_draw_knows_what_was_seen_so_many_batches_before_and_nothing_later():
         early.chances(23)
 
 
-def test_shares_tell_the_solved_from_the_hopeless():
-    found = memory(lag=1)
-    found.note(0, [Outcome(0, 1.0, True), Outcome(1, 0.0, True), Outcome(2, 0.0, True), Outcome(3, 0.5, False)])
-    found.chances(1)
-    assert found.shares() == {"seen": 4 / SIZE, "resting_solved": 1 / SIZE, "resting_hopeless": 2 / SIZE}
-
-
 def test_what_all_have_solved_rests_as_solved_and_a_group_without_rewards_says_nothing_of_its_prompt():
     found = memory(lag=1)
     found.note(0, [Outcome(0, 1.0, True), Outcome(1, 1.0, True), Outcome(2, float("nan"), True)])
@@ -99,16 +92,6 @@ def test_what_all_have_solved_rests_as_solved_and_a_group_without_rewards_says_n
     again.note(1, [])
     again.restore(found.state())
     np.testing.assert_array_equal(again.reward_N, found.reward_N)
-
-
-def test_a_batch_that_begins_again_has_the_same_replacements():
-    choice = PromptChoice(SIZE, 1, shuffled=True)
-    drawn = []
-    for batch in (1, 2, 3, 1, 2, 3):
-        choice.begin_batch(batch)
-        drawn.append(choice.replacements(batch, 3, {0}))
-    assert drawn[:3] == drawn[3:]
-    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.25), (0.25, 0.625), (0.5, 1.0), (1.0, 1.0)])
@@ -239,22 +222,6 @@ def test_a_draw_waits_for_as_many_batches_as_are_read_ahead(args, prefetch):
     assert abs(read_ahead(Arguments(*args), prefetch) - furthest(Arguments(*args), prefetch)) <= 1
 
 
-@pytest.mark.parametrize(("start", "until"), [(0.25, 0.5), (0.1, 1.0), (0.5, 0.2)])
-def test_the_share_of_a_curriculum_over_a_training_is_its_integral(start, until):
-    size, points = 4000, np.linspace(0, 1, 2001)
-    curriculum = Curriculum(np.arange(size), start, until)
-    mean = np.mean([curriculum.allowed(progress).mean() for progress in points])
-    assert mean == pytest.approx(until * (1 + start) / 2 + 1 - until, abs=1e-3)
-
-
-def test_a_second_training_knows_what_the_first_has_seen():
-    first = Training(Arguments(1, 1, 1))
-    first.run(20)
-    first.choice.begin()
-    assert first.choice.memory.seen_N.sum() == 20 * first.PROMPTS
-    assert len(first.run(10)) == 10
-
-
 def test_a_curriculum_draws_the_easiest_first_and_all_in_the_end():
     curriculum = Curriculum(np.arange(SIZE), 0.25, 0.5)
     drawn = Training(Arguments(1, 1, 1), curriculum=curriculum).run(30)
@@ -268,18 +235,3 @@ def test_another_data_set_is_no_data_set_to_go_on_with():
     state = Training(Arguments(1, 1, 1)).choice.state()
     with pytest.raises(BrokenPromiseError, match="among 40 prompts, here are 41"):
         PromptChoice(41, 5, shuffled=True).restore(state)
-
-
-def test_prompts_without_variance_are_drawn_as_rarely_as_the_floor_says():
-    """A third of the prompts never varies: in the long run one of them is drawn ``floor`` times as often as another."""
-    floor, lag, draws = 0.2, 2, 3000
-    choice = PromptChoice(SIZE, 3, shuffled=True, memory=memory(lag=lag, floor=floor))
-    counts, never_N = np.zeros(SIZE), np.arange(SIZE) % 3 == 0
-    for batch in range(draws):
-        prompts = choice.chosen(batch, 4)
-        choice.note(batch, [Outcome(p, 0.0, bool(never_N[p])) for p in prompts])
-        counts[prompts] += batch > 200
-    ratio = counts[never_N].mean() / counts[~never_N].mean()
-    laps = counts[~never_N].mean()
-    assert abs(ratio - floor) <= 5 * np.sqrt(floor * (1 - floor) / (laps * never_N.sum()))
-    assert counts.sum() == 4 * (draws - 201)

@@ -1,8 +1,8 @@
 """Chosen prompts and refills, whole and gone on with: one process, DDP, ZeRO-2, FSDP2."""
 
 import importlib.util
-import json
 
+import pytest
 import torch
 
 from tests.oracles.two_trainers import relative_difference
@@ -25,6 +25,7 @@ def by_processes(folder, jobs):
             run(folder, count, wanted)
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_stopped_chooses_and_ends_like_one_that_was_not(tmp_path):
     cells = [(choice, name) for choice in CHOICES for name in STRATEGIES]
     whole = [(name, job(f"{choice}-{name}", "lora", name, **CHOICES[choice])) for choice, name in cells]
@@ -50,15 +51,3 @@ def test_a_run_that_was_stopped_chooses_and_ends_like_one_that_was_not(tmp_path)
     for _, one in crossed:
         assert relative_difference(adapter(tmp_path, one["name"]), adapter(tmp_path, "memory-one")) <= CLOSE
     assert len(dealt(tmp_path, "refill-one")) > 5  # some steps sampled more than once
-
-
-def test_a_choice_is_no_state_of_a_run_without_one(tmp_path):
-    run(tmp_path, 1, [job("plain", "lora", "one"), job("chosen", "lora", "one", **CHOICES["memory"])])
-    jobs = [
-        job("on", "lora", "one", tmp_path / "plain" / "checkpoint-2", **CHOICES["memory"]),
-        job("off", "lora", "one", tmp_path / "chosen" / "checkpoint-2"),
-    ]
-    run(tmp_path, 1, jobs)
-    refused = [json.loads((tmp_path / f"{name}-0.json").read_text()).get("refused", "") for name in ("on", "off")]
-    assert "was written by a training that took prompts as they come" in refused[0]
-    assert "was written by a training that chose prompts" in refused[1]

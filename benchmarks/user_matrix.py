@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import os
-import random
 import shutil
 import sys
 import traceback
@@ -78,39 +77,7 @@ def every_cell() -> list[Cell]:
     return [Cell(*values) for values in itertools.product(*VALUES)]
 
 
-def pairwise(seed: int = 0) -> list[Cell]:
-    """Few cells that together hold every pair of values."""
-    draw = random.Random(seed)
-    pairs = {
-        (i, a, j, b)
-        for (i, first), (j, second) in itertools.combinations(enumerate(VALUES), 2)
-        for a in first
-        for b in second
-    }
-    cells: list[Cell] = []
-    while pairs:
-        candidates = draw.sample(every_cell(), 120)
-        best = max(candidates, key=lambda cell: len(pairs & pairs_of(cell)))
-        pairs -= pairs_of(best)
-        cells.append(best)
-    return cells
-
-
-def every_value(cells: Sequence[Cell]) -> list[Cell]:
-    """Few of these cells that together hold every value that all of them hold."""
-    left, chosen = {pair for cell in cells for pair in enumerate(cell)}, list[Cell]()
-    while left:
-        chosen.append(max(cells, key=lambda cell: len(left & set(enumerate(cell)))))
-        left -= set(enumerate(chosen[-1]))
-    return chosen
-
-
-def pairs_of(cell: Cell) -> set[tuple[int, Any, int, Any]]:
-    """The pairs of values that a cell holds."""
-    return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(enumerate(cell), 2)}
-
-
-def varied(completions: Sequence[Any], **_: Any) -> list[float]:
+def varied(completions: Sequence[Any], **_: object) -> list[float]:
     """A reward that differs from completion to completion, and is the same for the same text."""
     return [sum(map(ord, str(completion))) % 7 / 7 for completion in completions]
 
@@ -283,7 +250,7 @@ def recipe_of(cell: Cell, continued: Path | None = None) -> dict[str, Any]:
         "peft": {"method": cell.method},
         **adapter,
         "data": {"train": "sandbox:addition"},
-        "rewards": {"tests.trainer.user_matrix:varied": 1.0},
+        "rewards": {"user_matrix:varied": 1.0},
         "train": {
             "prompts_per_step": 2,
             "num_generations": 4,
@@ -346,5 +313,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     main()
