@@ -28,7 +28,7 @@ from perl.algorithms.named import ALGORITHMS
 from perl.methods.registry import METHODS
 from perl.sandbox.tasks import TASKS
 from perl.trainer.alarms.history import History
-from perl.trainer.alarms.of_optimizer import usual_rate
+from perl.trainer.alarms.of_policy import usual_rate
 from perl.trainer.alarms.rule import Setup
 from perl.trainer.alarms.table import RULES
 

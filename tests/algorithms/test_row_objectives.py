@@ -18,7 +18,7 @@ from perl.packing.micro_batches import SELECTED
 from perl.recipe.train_fields import train_fields
 from perl.trainer import group_rewards
 from perl.trainer.critic_training import CriticTraining
-from perl.trainer.token_gaps import TokenGaps
+from perl.trainer.rollout_check import TokenGaps
 from tests.oracles.named_objectives import NAMED, Batch
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}

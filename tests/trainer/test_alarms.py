@@ -19,7 +19,7 @@ from perl.recipe.sections import AlarmName
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.trainer.alarms.history import History
-from perl.trainer.alarms.of_optimizer import usual_rate
+from perl.trainer.alarms.of_policy import usual_rate
 from perl.trainer.alarms.rule import Setup, as_in_a_script
 from perl.trainer.alarms.table import RULES, rules_table
 from perl.trainer.callbacks.alarms import Alarm, HealthAlarms

@@ -16,7 +16,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RewardError
 from perl.rewards import accuracy_reward
 from perl.sandbox import load_problems
-from perl.trainer.alarms.flat import FlatSteps, diagnose, is_flat, typical
+from perl.trainer.alarms.of_samples import FlatSteps, diagnose, is_flat, typical
 from perl.trainer.callbacks.alarms import FlatRewards
 
 SETTINGS = {"max_completion_length": 64, "temperature": 0.7, "num_generations": 8}

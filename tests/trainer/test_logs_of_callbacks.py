@@ -10,8 +10,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from perl.errors import RecipeError
 from perl.run.folder import Run
 from perl.run.logs import read_log, rewind_log
-from perl.trainer.callbacks.learning_curves import LearningCurves
-from perl.trainer.callbacks.samples_log import SamplesLog
+from perl.trainer.callbacks.step_logs import LearningCurves, SamplesLog
 from perl.training.callbacks.run_record import RunRecord
 
 GROUP = [
@@ -148,8 +147,8 @@ def test_pictures_are_drawn_at_checkpoints_for_a_hundredth_of_the_time_and_at_th
         drawn.append(clock[0])
         clock[0] += 2.0
 
-    monkeypatch.setattr("perl.trainer.callbacks.learning_curves.draw_plots", draw)
-    monkeypatch.setattr("perl.trainer.callbacks.learning_curves.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("perl.trainer.callbacks.step_logs.draw_plots", draw)
+    monkeypatch.setattr("perl.trainer.callbacks.step_logs.time.monotonic", lambda: clock[0])
     curves = LearningCurves(run.path)
     curves.on_train_begin(arguments, TrainerState(global_step=0), TrainerControl())
     curves.on_log(arguments, TrainerState(global_step=1), TrainerControl(), logs=STEP)

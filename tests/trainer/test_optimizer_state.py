@@ -17,12 +17,13 @@ from perl.trainer.optimizer_state import (
     load_named_state,
     load_random_state,
     named_state,
+    read_state,
     save_random_state,
     seed_random_state,
+    write_state,
 )
 from perl.trainer.partitioned_optimizer import PartitionedOptimizer, partition_optimizer
-from perl.trainer.plain_state import read_state, write_state
-from perl.trainer.redivided import redivided
+from perl.trainer.resume_state import redivided
 
 CPU = torch.device("cpu")
 

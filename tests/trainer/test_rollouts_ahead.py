@@ -11,9 +11,9 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
 from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, Sampled
+from perl.trainer.generation import Prompts
 from perl.trainer.live import Position, updates_of_a_batch
-from perl.trainer.prompt_tokens import Prompts
-from perl.trainer.prompts.later import later_prompts
+from perl.trainer.prompts.order import later_prompts
 from perl.trainer.rollout_source import RolloutSource
 from perl.trainer.rollouts_ahead import LaterPrompts
 from tests.oracles.rollouts import EOS

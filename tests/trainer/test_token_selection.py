@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
 from perl.recipe.train_fields import train_fields
-from perl.trainer.selection_checks import SETTINGS
+from perl.trainer.signal_checks import SELECTION_SETTINGS
 from perl.training.run_shape import execution_of, shape_of
 from perl.training.stages import prepare, read_recipe
 from tests import warm
@@ -168,8 +168,8 @@ def refused(**given) -> str:
 
 
 def test_defaults_are_those_of_the_fields():
-    assert {name: train_fields()[name].default for name in SETTINGS} == SETTINGS
-    assert OTHERS.keys() == SETTINGS.keys()
+    assert {name: train_fields()[name].default for name in SELECTION_SETTINGS} == SELECTION_SETTINGS
+    assert OTHERS.keys() == SELECTION_SETTINGS.keys()
 
 
 @pytest.mark.parametrize("name", OTHERS)

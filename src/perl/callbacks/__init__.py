@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perl.trainer.callbacks.alarms import FlatRewards as FlatRewards
     from perl.trainer.callbacks.alarms import HealthAlarms as HealthAlarms
-    from perl.trainer.callbacks.learning_curves import LearningCurves as LearningCurves
-    from perl.trainer.callbacks.samples_log import SamplesLog as SamplesLog
+    from perl.trainer.callbacks.step_logs import LearningCurves as LearningCurves
+    from perl.trainer.callbacks.step_logs import SamplesLog as SamplesLog
     from perl.training.callbacks.benchmark_scores import BenchmarkScores as BenchmarkScores
     from perl.training.callbacks.graceful_stop import GracefulStop as GracefulStop
     from perl.training.callbacks.hub_checkpoints import HubCheckpoints as HubCheckpoints
@@ -23,9 +23,9 @@ _HOMES = {
     "GracefulStop": "perl.training.callbacks.graceful_stop",
     "HealthAlarms": "perl.trainer.callbacks.alarms",
     "HubCheckpoints": "perl.training.callbacks.hub_checkpoints",
-    "LearningCurves": "perl.trainer.callbacks.learning_curves",
+    "LearningCurves": "perl.trainer.callbacks.step_logs",
     "LiveProgress": "perl.training.callbacks.live_progress",
-    "SamplesLog": "perl.trainer.callbacks.samples_log",
+    "SamplesLog": "perl.trainer.callbacks.step_logs",
 }
 
 __all__ = [

@@ -30,11 +30,9 @@ from perl.recipe.tracker_checks import send_no_statistics, unusable_trackers
 from perl.recipe.train_fields import CHOICES, train_fields, train_model
 from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device
-from perl.trainer.algorithm_fields import check_applied
-from perl.trainer.critic_checks import critic_mistakes
+from perl.trainer.derived_fields import check_applied
 from perl.trainer.live import generation_interval, updates_of_a_batch
-from perl.trainer.selection_checks import selection_mistakes
-from perl.trainer.signal_checks import check_teacher, has_teacher
+from perl.trainer.signal_checks import check_teacher, critic_mistakes, has_teacher, selection_mistakes
 
 # Of ours in a script these may be what a recipe refuses, as TRL takes them: 0 for never, a rate as text.
 _FREER = ("learning_rate", "logging_steps", "save_steps")

@@ -33,7 +33,7 @@ from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting, rollout_section, teacher_section
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.deepspeed_config import check_stage
-from perl.trainer.exchange import Exchange, exchange_of
+from perl.trainer.generation import Prompts
 from perl.trainer.given_rewards import is_rewarded
 from perl.trainer.greedy_baseline import check_greedy
 from perl.trainer.group_rewards import GroupRewards
@@ -41,10 +41,9 @@ from perl.trainer.live import Metrics, Position
 from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
 from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.overrides import is_replaced
-from perl.trainer.partitioned_optimizer import check_divisible, partition_optimizer
-from perl.trainer.prompt_tokens import Prompts
-from perl.trainer.prompts.later import later_prompts
+from perl.trainer.partitioned_optimizer import Exchange, check_divisible, exchange_of, partition_optimizer
 from perl.trainer.prompts.making import made_selection
+from perl.trainer.prompts.order import later_prompts
 from perl.trainer.prompts.selection import PromptSelection
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck

@@ -29,7 +29,6 @@ from perl.recipe.sections import (
 )
 from perl.run.devices import accelerator
 from perl.run.launched import adopt_launcher, taken_over
-from perl.trainer.algorithm_fields import apply_algorithm, given_fields
 from perl.trainer.argument_checks import (
     check_enumerations,
     check_sampling,
@@ -39,8 +38,16 @@ from perl.trainer.argument_checks import (
     of_the_algorithm,
     section_of_arguments,
 )
-from perl.trainer.batch_arguments import NUMBERS, completions_at_once, derive_batch, forget_derived, note_derived
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
+from perl.trainer.derived_fields import (
+    NUMBERS,
+    apply_algorithm,
+    completions_at_once,
+    derive_batch,
+    forget_derived,
+    given_fields,
+    note_derived,
+)
 from perl.trainer.shown_to_trl import for_arguments
 
 _S = TypeVar("_S", bound=Section)

@@ -26,10 +26,10 @@ from perl.policy.critic import Critic
 from perl.policy.critic_file import WEIGHTS, facts_of_base, find_critic
 from perl.run.devices import threads_for
 from perl.trainer.config import own_setting
-from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, mode_of
 from perl.trainer.log_prob_passes import LogProbPasses
-from perl.trainer.plain_state import read_state, write_state
+from perl.trainer.optimizer_state import read_state, write_state
+from perl.trainer.partitioned_optimizer import Exchange, average_gradients
 
 _TENSORS, _OPTIMIZER = WEIGHTS, "critic-optimizer.safetensors"
 

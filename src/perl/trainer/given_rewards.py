@@ -1,18 +1,23 @@
-"""The rewards that a trainer is given, and whether any of them counts.
+"""The rewards that a trainer is given, whether any of them counts, and verdicts while others are still written.
 
 reward functions, arguments -> reward functions and their weights, as TRL's constructor takes them
+groups of completions, examples -> verdicts, which the reward asks for later and finds
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
 
+from perl.errors import RewardError
 from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
-from perl.rewards.verifier import start_workers
+from perl.rewards.verifier import Judging, check_all, start_workers
+from perl.rollouts.engine import OnGroup, Request, Sampled
 from perl.trainer.config import PeftRLConfig
+from perl.trainer.generation import Prompts
 from perl.trainer.overrides import MAY_NEED_NO_REWARD, is_replaced
 from perl.trainer.signal_checks import check_signal
 
@@ -68,3 +73,51 @@ def is_rewarded(trainer: GRPOTrainer) -> bool:
 def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:  # noqa: ANN401 (TRL's signature)
     """0 for every completion: stands for rewards where a teacher alone teaches."""
     return [0.0] * len(completions)
+
+
+class EarlyVerdicts:
+    """Compares in a thread of its own, which is started with the first rollouts.
+
+    Attributes:
+        judging: How answers are compared, where a reward does so; None: none does.
+    """
+
+    def __init__(self, prompts: Prompts) -> None:
+        """Takes what has the tokenizer."""
+        self.judging: Judging | None = None
+        self._prompts = prompts
+        self._thread: ThreadPoolExecutor | None = None
+
+    def on_group(self, requests: Sequence[Request], inputs: Sequence[dict[str, Any]]) -> OnGroup:
+        """What an engine calls with each group.
+
+        Args:
+            requests: Of the engine.
+            inputs: The examples, one for each completion; of another number, since a conversation goes on, nothing is
+                compared.
+        """
+        starts = [0]
+        for request in requests:
+            starts.append(starts[-1] + request.count)
+        judging = self.judging if starts[-1] == len(inputs) else None
+        self._thread = thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="perl-verdicts")
+
+        def compare(index: int, group: Sequence[Sampled]) -> None:
+            if judging is not None:
+                golds = [row.get(judging.solution) for row in inputs[starts[index] : starts[index + 1]]]
+                thread.submit(self._compare, golds, [list(s.token_ids) for s in group], judging)
+
+        return compare
+
+    def close(self) -> None:
+        """Compares nothing more."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread = None
+
+    def _compare(self, golds: list[Any], token_ids: list[list[int]], judging: Judging) -> None:
+        texts = self._prompts.processing_class.batch_decode(token_ids, skip_special_tokens=True)
+        try:
+            check_all(golds, texts, timeout_seconds=judging.timeout_seconds, workers=judging.workers)
+        except RewardError:
+            return  # the reward will raise it

@@ -1,10 +1,10 @@
-"""The advantages of a generation batch, and what is logged of its rewards.
+"""What a generation batch is trained on: rollouts with rewards, advantages and log-probs; what is logged of rewards.
 
-rewards of groups -> advantages, metrics
+examples -> TRL's rollouts and rewards -> selected groups -> advantages, log-probs, metrics
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,11 +20,14 @@ from perl.algorithms.baselines import left_out, penalised_returns, whitened
 from perl.algorithms.estimators import ADVANTAGES, Penalty
 from perl.algorithms.registry import function_at
 from perl.errors import RewardError
+from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
 from perl.run.warned import warn
+from perl.trainer import shown_to_trl
 from perl.trainer.config import own_setting
 from perl.trainer.greedy_baseline import greedy_rewards
 from perl.trainer.live import mode_of
-from perl.trainer.overrides import is_replaced
+from perl.trainer.overrides import is_replaced, received
+from perl.trainer.prompts.refill import Examples, Rollouts
 from perl.trainer.token_selection import select_tokens
 
 
@@ -288,3 +291,48 @@ def latest_group(logs: Mapping[str, Any], generations: int, gaps: Mapping[int, d
         }
         for i in range(min(generations, len(logs["prompt"])))
     ]
+
+
+def scored_rollouts(trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Examples], Rollouts]) -> Rollouts:
+    """A generation batch, or a batch of an evaluation.
+
+    Args:
+        trainer: Whose.
+        inputs: The examples of this process, one for each completion.
+        theirs: TRL's own rollouts of examples.
+    """
+    rollouts, rewards_NK = _made(trainer, inputs, theirs)
+    if trainer.model.training and trainer.prompt_selection is not None:
+
+        def sample(examples: Examples) -> tuple[Rollouts, torch.Tensor]:
+            with trainer.rollout_source.out_of_turn():
+                return _made(trainer, examples, theirs)
+
+        batch = trainer.prompt_selection.selected(inputs, rollouts, rewards_NK, sample)
+        inputs, rollouts, rewards_NK = batch.inputs, batch.rollouts, batch.rewards_NK
+        trainer.rollout_source.inputs = inputs
+    complete(trainer, trainer._group_rewards, rollouts, rewards_NK, len(inputs))
+    if trainer.model.training and trainer.prompt_selection is not None:
+        trainer.prompt_selection.log_first()
+    trainer.optimizer_step.add_prompts(inputs, rollouts)
+    if trainer.model.training and trainer.rollout_source.is_served:
+        rollouts[STEPS_BEHIND] = torch.tensor(trainer.rollout_source.steps_behind)
+    return rollouts
+
+
+def _made(
+    trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Examples], Rollouts]
+) -> tuple[Rollouts, torch.Tensor]:
+    """Rollouts of this process as TRL makes them, without log-probs of ours; the rewards of all processes."""
+    trainer.rollout_source.inputs = inputs
+    compared = trainer.model.training and not trainer.step_is_ours and trainer.correction is not None  # by TRL
+    with (
+        shown_to_trl.for_rollouts(trainer, ours=trainer.step_is_ours),
+        received(trainer, "_calculate_rewards") as rewards,
+    ):
+        made = trainer._rollout_check.judged(lambda: theirs(inputs)) if compared else theirs(inputs)
+    if trainer.model.training and trainer.rollout_source.is_served:
+        made[SAMPLED_STEP] = trainer.rollout_source.token_steps.column(
+            made["completion_ids"], trainer.state.global_step
+        )
+    return made, rewards[-1]

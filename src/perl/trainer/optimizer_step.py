@@ -27,12 +27,11 @@ from perl.run.devices import fitting_threads, threads_for
 from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import CriticTraining
-from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
 from perl.trainer.log_prob_passes import LogProbPasses
-from perl.trainer.rollout_check import RolloutCheck
+from perl.trainer.partitioned_optimizer import Exchange, average_gradients
+from perl.trainer.rollout_check import RolloutCheck, TokenGaps
 from perl.trainer.teaching import Teaching
-from perl.trainer.token_gaps import TokenGaps
 from perl.trainer.token_selection import acting, selection_of, warn_without_second_update
 
 _STEPS_BETWEEN_WARNINGS = 50

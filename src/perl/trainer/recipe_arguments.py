@@ -10,8 +10,8 @@ from perl.errors import PerlError, RecipeError
 from perl.recipe import Recipe
 from perl.recipe.recipe import world_size
 from perl.recipe.sections import FIELD_OF_SETTING
-from perl.trainer.algorithm_fields import APPLIED
 from perl.trainer.config import PeftRLConfig
+from perl.trainer.derived_fields import APPLIED
 
 
 def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:

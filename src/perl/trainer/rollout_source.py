@@ -31,11 +31,10 @@ from perl.run.devices import threads_for
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
 from perl.run.warned import warn
-from perl.trainer.early_verdicts import EarlyVerdicts
+from perl.trainer.generation import Prompts, tokens_left
+from perl.trainer.given_rewards import EarlyVerdicts
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
-from perl.trainer.prompt_tokens import Prompts, tokens_left
-from perl.trainer.rollouts_ahead import LaterPrompts, LookAhead
-from perl.trainer.token_steps import TokenSteps
+from perl.trainer.rollouts_ahead import LaterPrompts, LookAhead, TokenSteps
 
 logger = logging.getLogger("perl")
 

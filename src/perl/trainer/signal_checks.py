@@ -1,4 +1,4 @@
-"""What teaches a trainer: rewards, a teacher, or nothing, which is refused.
+"""What teaches a trainer: rewards, a critic beside them, chosen tokens, a teacher, or nothing, which is refused.
 
 arguments, reward functions and their weights -> errors that name the argument
 """
@@ -9,9 +9,11 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from perl.algorithms.estimators import generations_mistake
+from perl.algorithms.critic_settings import SETTINGS
+from perl.algorithms.estimators import ADVANTAGES, generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.reading import sometimes_read
+from perl.algorithms.registry import LOSSES
 from perl.algorithms.unrewarded import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.policy.sharding import FSDP2
@@ -90,3 +92,72 @@ def check_signal(args: GRPOConfig, weights: Sequence[float] | None, *, rewarded:
     row = ALGORITHMS.get(getattr(args, KEY, None) or "")
     given = {name: getattr(args, name) for name in usual}
     raise_all(RecipeError, without_rewards(row, given, usual))
+
+
+def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
+    """Settings of a critic that is not trained, or that cannot be; an estimator that a single completion leaves empty.
+
+    Args:
+        args: Before TRL has looked at them.
+    """
+    row = ADVANTAGES.get(args.advantage_estimator)
+    if row is None:  # said elsewhere
+        return []
+    found = single_completion(args, rewarded=not has_teacher(args))  # beside a teacher this is known later
+    if row.critic:
+        return found + _cannot_be_trained(args)
+    with_critic = " or ".join(name for name, row in ADVANTAGES.items() if row.critic)
+    for name, usual in SETTINGS.items():
+        if getattr(args, name) != usual:
+            what = f"belongs to a critic, and advantage_estimator {row.name} has none"
+            found.append(Mistake(what, name, f"advantage_estimator: {with_critic}, or algorithm: ppo"))
+    return found
+
+
+def _cannot_be_trained(args: Any) -> list[Mistake]:  # noqa: ANN401
+    """What a critic does not go with: it needs a frozen base, run layer by layer as it stands."""
+    needed = f"advantage_estimator {args.advantage_estimator} trains a critic"
+    found = []
+    if 0 < args.max_steps <= args.critic_warmup_steps:
+        what = f"the policy waits for {args.critic_warmup_steps} steps, and there are only {args.max_steps}"
+        found.append(Mistake(what, "critic_warmup_steps", f"fewer than {args.max_steps}"))
+    if args.peft_method == "full" and args.peft_type is None:
+        what = f"{needed} on the frozen base, and full trains the base itself"
+        found.append(Mistake(what, "peft_method", "any other method, or an algorithm without a critic"))
+    if args.fp16:
+        found.append(Mistake(f"{needed}, whose loss is not scaled", "fp16", "bf16: true"))
+    for name in ("compile_layers", "torch_compile"):
+        if getattr(args, name):
+            found.append(Mistake(f"{needed} by hooks, which compiled layers may not run", name, "false"))
+    return found
+
+
+SELECTION_SETTINGS: dict[str, float] = {"cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "cov_kl_weight": 1.0}
+"""What only such losses read -> its default."""
+
+
+def selection_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
+    """Settings that the loss does not read, that contradict each other, or that leave no single tokens to select.
+
+    Args:
+        args: Before TRL has looked at them.
+    """
+    row = LOSSES.get(args.loss_type)
+    if row is None:  # said elsewhere
+        return []
+    found = []
+    for name, usual in SELECTION_SETTINGS.items():
+        if name not in row.fields and getattr(args, name) != usual:
+            readers = " or ".join(other.name for other in LOSSES.values() if name in other.fields)
+            what = f"belongs to {readers}, and loss_type {row.name} does not read it"
+            found.append(Mistake(what, name, f"algorithm: {readers}"))
+    if row.selection is None:
+        return found
+    if "cov_low" in row.fields and not args.cov_low < args.cov_high:
+        found.append(Mistake(f"must be a number below cov_high {args.cov_high:g}, not {args.cov_low:g}", "cov_low"))
+    if args.importance_sampling_level != "token":
+        what = (
+            f"{args.importance_sampling_level} gives a completion one ratio, and {row.name} treats single tokens apart"
+        )
+        found.append(Mistake(what, "importance_sampling_level", "token"))
+    return found

@@ -26,22 +26,19 @@ from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.run.shards import is_sharded
 from perl.trainer import publishing, shown_to_trl
-from perl.trainer.adapted_policy import AdaptedPolicy
 from perl.trainer.argument_checks import check_arguments, check_step
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, refuse_stopped, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
-from perl.trainer.generation import generated
+from perl.trainer.generation import Opening, generated
 from perl.trainer.given_rewards import given_rewards
-from perl.trainer.group_rewards import latest_group
+from perl.trainer.group_rewards import latest_group, scored_rollouts
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, scored_as_trl
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced
-from perl.trainer.policy_setup import default_arguments, given_policy
-from perl.trainer.prompt_tokens import Opening
+from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
 from perl.trainer.prompts.making import sampler_of
-from perl.trainer.scored_rollouts import scored_rollouts
 from perl.trainer.token_selection import reads_old, selects
 
 

@@ -28,7 +28,7 @@ from perl.rewards.named import JUDGES, NAMED_REWARDS
 from perl.run.devices import threads_kept
 from perl.run.files import write_file
 from perl.sandbox import is_sandbox
-from perl.trainer.alarms.of_optimizer import usual_rate
+from perl.trainer.alarms.of_policy import usual_rate
 from perl.training.forecast import make_forecast
 from perl.training.forecast_text import bytes_text, summary_lines
 from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_machine

@@ -45,8 +45,7 @@ from perl.run.joint_work import Processes, joined
 from perl.run.logs import log_rows
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
-from perl.trainer.callbacks.learning_curves import LearningCurves
-from perl.trainer.callbacks.samples_log import SamplesLog
+from perl.trainer.callbacks.step_logs import LearningCurves, SamplesLog
 from perl.trainer.shown_settings import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.graceful_stop import GracefulStop

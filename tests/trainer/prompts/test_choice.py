@@ -10,7 +10,7 @@ from perl.errors import BrokenPromiseError, DataError
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
 from perl.trainer.prompts.curriculum import Curriculum, difficulties, ranked
 from perl.trainer.prompts.memory import Outcome, PromptMemory
-from perl.trainer.prompts.walk import Walk
+from perl.trainer.prompts.order import Walk
 
 SIZE = 40
 

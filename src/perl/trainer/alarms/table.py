@@ -5,7 +5,7 @@ name -> Rule
 ``perl explain``, ``docs/codes.md``, ``docs/alarms.md``, a recipe's ``alarms.stop`` and the benchmark read it.
 """
 
-from perl.trainer.alarms import of_optimizer, of_outcome, of_policy, of_samples
+from perl.trainer.alarms import of_outcome, of_policy, of_samples
 from perl.trainer.alarms.rule import Rule, Setup, with_values
 
 _RATE = "lower train.learning_rate{learning_rate}"
@@ -152,8 +152,8 @@ _ROWS = (
         fires="3 steps in a row have ten times the median norm of the 20 before and of the first 10, or 3 of 5 are "
         "not finite",
         why="single batches are often ten times the usual, three in a row were not in any healthy run",
-        window=of_optimizer.NORM_WINDOW,
-        measure=of_optimizer.explosion,
+        window=of_policy.NORM_WINDOW,
+        measure=of_policy.explosion,
         harm="Clipping keeps the length of the step, not its direction; NaN ends the training.",
         cause="the policy has left the range in which its updates are sound",
         change=_RATE + " or train.max_grad_norm{max_grad_norm}, and go on from an earlier checkpoint",
@@ -166,11 +166,11 @@ _ROWS = (
         name="gradient_zero",
         title="the gradient is zero",
         watches="grad_norm, reward_std, rows/masked_fraction",
-        limit=of_optimizer.ZERO_STEPS,
+        limit=of_policy.ZERO_STEPS,
         fires="it is exactly 0 in 3 steps in a row whose rewards differ and whose completions are not masked out",
         why="rewards that differ have an advantage, and that a gradient: exactly 0 is a fault, not a small number",
         window=1,
-        measure=of_optimizer.vanished,
+        measure=of_policy.vanished,
         harm="Nothing is trained, whatever the reward does.",
         cause="what is trained is not part of the model's output, its start is a point without a gradient, or all is "
         "clipped",
@@ -192,7 +192,7 @@ _ROWS = (
         why="the best rates of an algorithm lie within a factor of ten; Adam's goes with 1 / width (Yang et al. 2022, "
         "arXiv:2203.03466)",
         window=10,
-        measure=of_optimizer.rate,
+        measure=of_policy.rate,
         harm="Most trainings with it diverge, after a promising begin.",
         cause="a rate of supervised fine-tuning, or of another method",
         change=_RATE,

@@ -23,8 +23,8 @@ from perl.errors import AlarmError, RecipeError, did_you_mean
 from perl.methods.registry import METHODS, Method
 from perl.run.joint_work import Processes, joined
 from perl.run.logs import append_row
-from perl.trainer.alarms.flat import typical
-from perl.trainer.alarms.of_optimizer import usual_rate
+from perl.trainer.alarms.of_policy import usual_rate
+from perl.trainer.alarms.of_samples import typical
 from perl.trainer.alarms.rule import Judge, Rule, Setup, Sign, as_in_a_script
 from perl.trainer.alarms.table import RULES
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, folder_of, reopened
@@ -265,7 +265,7 @@ class FlatRewards(RunCallback):
         values = {name: getattr(args, name, None) for name in _SHOWN}
         setup = Setup(flat_steps=self.after_steps, compares=self._compares, values=values)
         for rule, sign in self._judge.due(state.global_step, logs, setup):
-            newest = self.latest_completions or getattr(self.trainer, "latest_completions", list)
+            newest = self.latest_completions or (list if self.trainer is None else self.trainer.latest_completions)
             found = rule.judge(self._judge.history, replace(setup, completion=typical(newest()))) or sign
             logger.warning("%s", _named_in(args)(rule.line(found, setup)), extra={"code": rule.code})
         _say_over(self._judge)

@@ -17,8 +17,7 @@ from perl.errors import BrokenPromiseError
 from perl.trainer.live import generation_interval
 from perl.trainer.prompts.curriculum import Curriculum
 from perl.trainer.prompts.memory import Outcome, PromptMemory
-from perl.trainer.prompts.order import EpochSampler
-from perl.trainer.prompts.walk import Floats, Walk
+from perl.trainer.prompts.order import EpochSampler, Floats, Walk
 
 # Generation batches whose replacements can be found again: more than one optimizer step has.
 _KEPT = 64

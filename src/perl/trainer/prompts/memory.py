@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from perl.errors import BrokenPromiseError
-from perl.trainer.prompts.walk import Floats
+from perl.trainer.prompts.order import Floats
 
 
 @dataclass(frozen=True)
