@@ -130,16 +130,11 @@ def main() -> None:
         "divided": trained(
             folder, loaded(folder, distributed_config=DistributedConfig(fsdp_size=2)), "divided", strategy="ddp"
         ),
-        "autocast": trained(folder, str(folder / "base"), "autocast", bf16=True),
-        "autocast-ddp": trained(folder, str(folder / "base"), "autocast-ddp", strategy="ddp", bf16=True),
         "recomputed": trained(folder, str(folder / "base"), "recomputed", gradient_checkpointing=True),
         "unchosen": {strategy: without_some_gradients(folder, strategy) for strategy in STRATEGIES},
         "twice": {strategy: twice(folder, strategy) for strategy in STRATEGIES},
     }
     adapted = get_peft_model(loaded(folder), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
-    for name, strategy in (("continued", "fsdp2"), ("continued-ddp", "ddp")):
-        saved = str(folder / "saved-ddp")
-        results[name] = trained(folder, str(folder / "base"), name, strategy=strategy, adapter=saved)
     results["refused"] = {
         "adapted": refused(lambda: trainer_of(adapted, folder / "adapted", "lora", strategy="fsdp2")),
         "pushed": refused(

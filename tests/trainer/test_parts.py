@@ -14,16 +14,12 @@ from transformers import TrainerState
 
 from perl import PeftRLConfig
 from perl.policy.checkpoint import load_policy
-from perl.recipe.rollout_section import RolloutSection
-from perl.rollouts.engine import EngineSampling
 from perl.trainer.live import Position
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.resume_state import ResumeState
-from perl.trainer.rollout_source import Prompts, RolloutSource
 from tests.oracles.rollouts import EOS, PAD
-from tests.oracles.two_trainers import ADAPTERS, OFFSET, QUIET, base, displace, relative_difference, tokenizer
-from tests.trainer.test_rollout_check import Servers
+from tests.oracles.two_trainers import ADAPTERS, OFFSET, QUIET, base, displace, relative_difference
 
 PROMPTS = [[5, 9, 12], [7, 3, 4, 8, 21]]
 COMPLETIONS = [[6, 2, 17, EOS], [11, EOS], [14, 15, 30], [40, 41, 42, 43]]
@@ -178,32 +174,3 @@ def test_a_checkpoint_brings_back_the_counter_and_the_rollouts_that_are_left(bar
     assert resume.finished(checkpoint) is None
     bare.args.max_steps = 3
     assert resume.finished(checkpoint).global_step == 3
-
-
-def test_completions_come_with_the_policys_log_probabilities(bare, monkeypatch):
-    servers = Servers(bare.model, tokenizer(), ["http://a"])
-    monkeypatch.setattr("perl.trainer.rollout_source.open_engine", lambda *_: servers)
-    metrics = {"train": defaultdict(list)}
-    source = RolloutSource(
-        bare,
-        RolloutSection(backend="vllm-server", servers=["http://a"]),
-        EngineSampling(temperature=0.7, max_completion_length=4, end_token_ids=(EOS,)),
-        Prompts(tokenizer(), lambda prompts: prompts, lambda seen, _: seen),
-        position=Position(bare),
-        metrics=lambda mode: metrics[mode],
-    )
-    bare.model.train()
-    kept = []
-    with source.serving(lambda: kept.append(1)):
-        completions, log_probs = source.complete([PROMPTS[0], PROMPTS[0]])
-        for ids, found in zip(completions, log_probs, strict=True):
-            text = torch.tensor([[*PROMPTS[0], *ids]])
-            with torch.no_grad():
-                logits = bare.model.eval()(input_ids=text).logits[0, -len(ids) - 1 : -1] / 0.7
-            expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-            assert torch.allclose(torch.tensor(found), expected, atol=1e-4)
-        assert source.gap is not None
-    assert not kept
-    with pytest.raises(RuntimeError, match="no engine is open"):
-        _ = source.engine
-    assert metrics["train"]["rollout/steps_behind"] == [0.0]

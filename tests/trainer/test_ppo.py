@@ -125,29 +125,6 @@ def test_an_evaluation_has_values_too_and_trains_nothing():
     assert all(torch.equal(p, policy[name]) for name, p in trainer.policy.named_parameters())
 
 
-def test_out_of_memory_the_critics_passes_run_again_with_fewer_tokens(monkeypatch):
-    kinds = ours(), ours()
-    options = {**SETTINGS, **CRITIC, "max_steps": 2}
-    whole = train(kinds[0], **options)
-    failures = []
-
-    def failing(self, policy, batch):
-        if len(batch.rows) > 3:
-            failures.append(len(batch.rows))
-            raise torch.OutOfMemoryError
-        return plainly(self, policy, batch)
-
-    from perl.trainer.critic_training import CriticTraining
-
-    plainly = CriticTraining._pass
-    monkeypatch.setattr(CriticTraining, "_pass", failing)
-    parts = train(kinds[1], **options)
-    assert failures
-    assert relative_difference(parts.update(), whole.update()) <= RELATIVE
-    states = [kind.seen[0].critic.state() for kind in kinds]
-    assert relative_difference(states[1], states[0]) <= RELATIVE
-
-
 def test_peak_memory_is_that_of_a_policy_alone_and_the_critics_own():
     """Tensor, gradient and Adam's two averages of each parameter, and a few numbers for each token of the batch."""
     options = {**SETTINGS, "optim": "adamw_torch", "max_steps": 2, "adapter": "lora everywhere"}

@@ -123,8 +123,6 @@ def test_scripts_come_to_a_base_in_shards_by_a_name_a_model_or_a_divided_model_a
             assert process[way]["sharded"], way
             assert process[way]["strategy"] == "fsdp2"
             assert process[way]["digest"] == process["ddp"]["digest"], way
-        assert process["autocast"]["digest"] == process["autocast-ddp"]["digest"] != process["ddp"]["digest"]
-        assert process["continued"]["digest"] == process["continued-ddp"]["digest"]
         for twice in process["twice"].values():
             assert twice | {"strategy": "ddp"} == process["twice"]["ddp"]
         assert len({unchosen["digest"] for unchosen in process["unchosen"].values()}) == 1
