@@ -3,26 +3,23 @@
 import json
 import logging
 import math
-from typing import get_args
 
 import pytest
 import torch
 from datasets import Dataset
-from perl.trainer.callbacks.diagnosis import FlatRewards
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import AlarmError, RecipeError
+from perl.errors import AlarmError, RecipeError, RewardError
 from perl.methods.registry import METHODS
-from perl.recipe.sections import AlarmName
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.trainer.alarms.history import History
 from perl.trainer.alarms.of_policy import usual_rate
 from perl.trainer.alarms.rule import Setup, as_in_a_script
 from perl.trainer.alarms.table import RULES, rules_table
-from perl.trainer.callbacks.alarms import Alarm, HealthAlarms
+from perl.trainer.callbacks.alarms import Alarm, FlatRewards, HealthAlarms
 from tests.conftest import CHECKOUT
 
 WRONG = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
@@ -243,16 +240,6 @@ def test_rows_without_a_metric_and_other_trainers_logs_are_silent():
     assert judged([{"step": 3, "something": "else"}, {"loss": None}, {"loss": 0.1, "kl": None, "text": "x"}]) == {}
 
 
-def test_every_row_is_complete_and_its_example_ends_with_its_code():
-    assert list(RULES) == list(get_args(AlarmName))
-    codes = [row.code for row in RULES.values()]
-    assert codes == [f"PRL{number}" for number in range(401, 401 + len(codes))]
-    for row in RULES.values():
-        assert all((row.title, row.watches, row.fires, row.why, row.harm, row.example))
-        assert row.limit > 0
-        assert row.window > 0
-
-
 def test_settings_are_named_as_a_script_has_them():
     line = "lower train.learning_rate, rollout.max_completion_length, peft.target_modules, rollout.prefetch, data.train"
     expected = "lower learning_rate, max_completion_length, peft_target_modules, rollout_prefetch, train_dataset"
@@ -287,7 +274,8 @@ def begun(tmp_path, history=(), step=0, stop=(), **given):
 
 def log(alarms, tmp_path, step, logs, main=True):
     control = TrainerControl()
-    alarms.on_log(TrainingArguments(str(tmp_path), use_cpu=True), state_of(step, main=main), control, logs=dict(logs))
+    arguments, state = TrainingArguments(str(tmp_path), use_cpu=True), state_of(step, main=main)
+    alarms.on_log(arguments, state, control, logs=logs and dict(logs))
     return control
 
 
@@ -455,6 +443,52 @@ def test_trls_own_trainer_is_judged_too(tmp_path, said):
     assert "raise max_completion_length (now 6)" in alarms.stopped.line
     assert (tmp_path / "run" / "checkpoint-5").is_dir()
     assert not any("PRL403" in line for line in said())
+
+
+NONE = {"reward": lambda completions, **_: [None] * len(completions), "max_completion_length": 8}
+TOLD = (
+    (
+        {"steps": 2, "max_completion_length": 4},
+        "for 2 steps no group's rewards differed, so they teach nothing: "
+        "100 % truncated, 100 % no answer, 0 % wrong, 0 % right; ",
+        "raise max_completion_length (now 4)",  # as a script writes it
+    ),
+    ({"steps": 1, **NONE}, "for 1 step no completion got a reward, "),
+)
+
+
+@pytest.mark.parametrize(("how", "begin", "advice"), [(*row, "")[:3] for row in TOLD])
+def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, how, begin, advice):
+    trained(tmp_path, flat_reward_steps=how["steps"], **how)
+    line, last = said()
+    assert line.startswith(begin)
+    assert advice in line
+    assert line.endswith(" [PRL403]")
+    assert last == f"nothing was trained: there was no gradient in any of {how['steps']} steps [PRL323]"
+
+
+def test_an_infinite_reward_ends_a_script_before_it_trains_on_it(tmp_path):
+    def infinite(completions, **_):
+        return [float("inf"), *[0.0] * (len(completions) - 1)]
+
+    for options in ({}, {"algorithm": "dr_grpo"}, {"algorithm": "rloo"}, {"algorithm": "gdpo"}):
+        with pytest.raises(RewardError, match=r"^reward infinite: returned inf, which is not finite [^\n]*$"):
+            trained(tmp_path, 1, infinite, **options)
+
+
+def test_a_run_that_masks_its_truncated_completions_is_told_to_raise_their_length(tmp_path, said):
+    settings = {"max_completion_length": 4, "flat_reward_steps": 1}
+    for masks, lines in ((True, 2), (False, 0)):
+        trainer = trained(tmp_path, 3, differing, mask_truncated_completions=masks, **settings)
+        steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+        assert [entry["rows/masked_fraction"] for entry in steps] == [float(masks)] * 3
+        found = said()
+        assert len(found) == lines
+        if masks:
+            assert found[0].startswith("100 % of the completions of the newest 3 steps are masked out")
+            assert ": mask_truncated_completions leaves truncated ones out of the loss; " in found[0]
+            assert "raise max_completion_length (now 4)" in found[0]
+            assert found[0].endswith(" [PRL401]")
 
 
 def test_the_page_has_the_table_of_rules():

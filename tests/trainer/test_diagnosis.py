@@ -8,16 +8,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainingArguments
 from trl.trainer.utils import nanstd
 
-from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import RewardError
-from perl.rewards import accuracy_reward
-from perl.sandbox import load_problems
 from perl.trainer.alarms.of_samples import FlatSteps, diagnose, is_flat, typical
 from perl.trainer.callbacks.alarms import FlatRewards
+from tests.trainer.test_alarms import log, state_of
 
 SETTINGS = {"max_completion_length": 64, "temperature": 0.7, "num_generations": 8}
 FLAT = {"loss": 0.0, "reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
@@ -39,30 +35,6 @@ def advice(flat):
 def accuracy_logs(**fractions):
     names = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
     return {f"reward/accuracy/{name}_frac": fractions.get(name, 0.0) for name in names}
-
-
-@pytest.fixture
-def said(caplog):
-    """The lines of the logger "perl" with their levels, and takes them away."""
-    caplog.set_level(logging.INFO, "perl")
-
-    def take():
-        lines = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "perl"]
-        caplog.clear()
-        return lines
-
-    return take
-
-
-@pytest.fixture
-def arguments(tmp_path):
-    return TrainingArguments(str(tmp_path / "checkpoints"), use_cpu=True)
-
-
-def log(callback, arguments, step, logs, first_process=True):
-    callback.on_log(
-        arguments, TrainerState(global_step=step, is_world_process_zero=first_process), TrainerControl(), logs=logs
-    )
 
 
 ADVICE = (
@@ -201,122 +173,40 @@ SITUATIONS = {
 
 @pytest.mark.parametrize(("after", "events", "lines"), SITUATIONS.values(), ids=SITUATIONS)
 def test_a_line_comes_after_so_many_flat_steps_in_a_row_and_again_whenever_they_have_doubled(
-    arguments, said, after, events, lines
+    tmp_path, caplog, after, events, lines
 ):
+    caplog.set_level(logging.INFO, "perl")
     callback, found = FlatRewards(after, list), []
     for step, logs in events:
         if logs == "begin":
-            callback.on_train_begin(arguments, TrainerState(global_step=step), TrainerControl())
+            callback.on_train_begin(TrainingArguments(str(tmp_path), use_cpu=True), state_of(step), TrainerControl())
         else:
-            log(callback, arguments, step, logs)
-        for level, line in said():
+            log(callback, tmp_path, step, logs)
+        for record in caplog.records:
             found.append(step)
-            assert level == ("INFO" if logs is VARIED else "WARNING")
-            assert logs is not VARIED or "differ within groups again, after 4 steps" in line
+            assert record.levelname == ("INFO" if logs is VARIED else "WARNING")
+            assert logs is not VARIED or "differ within groups again, after 4 steps" in record.getMessage()
+        caplog.clear()
     assert found == lines
-    log(FlatRewards(1, list), arguments, 1, FLAT, first_process=False)  # only the main process says it
-    assert said() == []
+    log(FlatRewards(1, list), tmp_path, 1, FLAT, main=False)  # only the main process says it
+    assert not caplog.records
 
 
-def test_fractions_are_means_over_the_flat_steps_alone(arguments, said):
+def test_fractions_are_means_over_the_flat_steps_alone(tmp_path, caplog):
     """Each log counts as often as it has steps."""
     chance, steps = np.random.default_rng(0), [1, 4, 2, 7]
     callback, step = FlatRewards(sum(steps), lambda: ["a", "bb", "ccc"]), 1
-    log(callback, arguments, 1, {**VARIED, "completions/clipped_ratio": 1.0, **accuracy_logs(wrong=1.0)})
+    log(callback, tmp_path, 1, {**VARIED, "completions/clipped_ratio": 1.0, **accuracy_logs(wrong=1.0)})
     shares = chance.dirichlet([1.0] * 5, len(steps))  # no answer, wrong, right, timeout, error
     truncated = chance.random(len(steps))
     for count, (no_answer, wrong, _, timeout, error), cut in zip(steps, shares, truncated, strict=True):
         step += count
         verdicts = accuracy_logs(no_answer=no_answer, wrong=wrong, timeout=timeout, error=error)
-        log(callback, arguments, step, {**FLAT, "completions/clipped_ratio": cut, **verdicts})
-    ((level, line),) = said()
-    assert level == "WARNING"
+        log(callback, tmp_path, step, {**FLAT, "completions/clipped_ratio": cut, **verdicts})
+    (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"for {sum(steps)} steps ")
     assert 'ends "bb"; ' in line
     names = ("truncated", "no answer", "wrong", "right", "timeout", "cannot be judged")
     found = [float(re.search(rf"(\d+) % {name}", line)[1]) for name in names]
     expected = np.average(np.column_stack([truncated, shares]), axis=0, weights=steps)
     assert found == pytest.approx(100 * expected, abs=0.5)
-
-
-def trained(steps, tmp_path, said, reward=accuracy_reward, **settings):
-    """What is said while the tiny model trains."""
-    problems = load_problems("sandbox:addition", "train")[:16]
-    arguments = PeftRLConfig(
-        str(tmp_path / "run"),
-        prompts_per_step=2,
-        num_generations=2,
-        max_steps=steps,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        **settings,
-    )
-    trainer = PeftGRPOTrainer(
-        model="sandbox:base",
-        reward_funcs=reward,
-        args=arguments,
-        train_dataset=Dataset.from_list([{"prompt": p.question, "solution": p.answer} for p in problems]),
-    )
-    said()
-    trainer.train()
-    return trainer, [line for level, line in said() if level == "WARNING"]
-
-
-def none(completions, **_):
-    return [None] * len(completions)
-
-
-@pytest.mark.parametrize(
-    ("reward", "steps", "length", "parts"),
-    [
-        (
-            *(accuracy_reward, 2, 4),
-            [
-                "for 2 steps no group's rewards differed, so they teach nothing: ",
-                ": 100 % truncated, 100 % no answer, 0 % wrong, 0 % right; ",
-                "raise max_completion_length (now 4)",  # as a script writes it
-                " [PRL403]",
-            ],
-        ),
-        (none, 1, 8, ["for 1 step no completion got a reward, "]),
-    ],
-)
-def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, reward, steps, length, parts):
-    settings = {"max_completion_length": length, "flat_reward_steps": steps}
-    trainer, (line, last) = trained(steps, tmp_path, said, reward, **settings)
-    assert last == f"nothing was trained: there was no gradient in any of {steps} steps [PRL323]"
-    assert [part for part in parts if part not in line] == []
-    if reward is not none:
-        assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1.0
-
-
-def test_an_infinite_reward_ends_a_script_before_it_trains_on_it(tmp_path, said):
-    def infinite(completions, **_):
-        return [float("inf"), *[0.0] * (len(completions) - 1)]
-
-    for options in ({}, {"algorithm": "dr_grpo"}, {"algorithm": "rloo"}, {"algorithm": "gdpo"}):
-        with pytest.raises(RewardError, match=r"^reward infinite: returned inf, which is not finite [^\n]*$"):
-            trained(1, tmp_path, said, infinite, max_completion_length=8, **options)
-
-
-def test_a_run_that_masks_its_truncated_completions_is_told_to_raise_their_length(tmp_path, said):
-    def lengths(completions, **_):  # differ, so that the line on flat rewards cannot come
-        return [float(i) for i in range(len(completions))]
-
-    settings = {"max_completion_length": 4, "flat_reward_steps": 1}
-    trainer, lines = trained(3, tmp_path, said, lengths, mask_truncated_completions=True, **settings)
-    line, last = lines
-    assert last == "nothing was trained: there was no gradient in any of 3 steps [PRL323]"
-    assert line.startswith(
-        "100 % of the completions of the newest 3 steps are masked out, completions/clipped_ratio is 1.00"
-    )
-    assert ": mask_truncated_completions leaves truncated ones out of the loss; " in line
-    assert "raise max_completion_length (now 4)" in line
-    assert line.endswith(" [PRL401]")
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["rows/masked_fraction"] for entry in steps] == [1.0, 1.0, 1.0]
-    trainer, lines = trained(3, tmp_path, said, lengths, mask_truncated_completions=False, **settings)
-    assert not lines
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["rows/masked_fraction"] for entry in steps] == [0.0, 0.0, 0.0]

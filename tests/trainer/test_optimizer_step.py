@@ -23,11 +23,6 @@ ALL_DEAD = (("dyadic", "tenths", "dyadic", "tenths"),)
 LORA = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
 
 
-@pytest.fixture(autouse=True)
-def _rollout_functions_are_known_to_be_experimental(monkeypatch):
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-
 def trainer_of(trainer_class=PeftGRPOTrainer, kinds=MIXED, adapter=LORA, model=None, **options):
     config_class = PeftRLConfig if issubclass(trainer_class, PeftGRPOTrainer) else GRPOConfig
     table = rollout_table(kinds)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
@@ -54,6 +53,7 @@ from perl.trainer.optimizer_state import (
     seed_random_state,
     write_state,
 )
+from perl.trainer.prompts.refill import padded
 from perl.trainer.prompts.selection import PromptSelection
 
 _PROMPTS = "prompts.safetensors"
@@ -380,12 +380,6 @@ def _together(batches: Window) -> dict[str, torch.Tensor]:
         if tensor.ndim > 1:
             width = max(t.size(1) for t in tensors)
             left = name.startswith("prompt")
-            tensors = [_padded(t, width, left=left) for t in tensors]
+            tensors = [padded(t, width, left=left) for t in tensors]
         rows[name] = torch.cat(tensors)
     return rows
-
-
-def _padded(tensor: torch.Tensor, width: int, *, left: bool) -> torch.Tensor:
-    """A tensor (N, T, ...) with as many columns; what is added is zero, which the masks leave out."""
-    missing = width - tensor.size(1)
-    return pad(tensor, (0, 0) * (tensor.ndim - 2) + ((missing, 0) if left else (0, missing)))

@@ -39,7 +39,8 @@ def made_selection(
     section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
     if not section.acts:
         return None
-    raise_all(RecipeError, choice_mistakes(section, args, _size(data), trainer.accelerator.num_processes))
+    size = len(data) if hasattr(data, "__len__") else None
+    raise_all(RecipeError, choice_mistakes(section, args, size, trainer.accelerator.num_processes))
     _check_data(trainer)
     generations = trainer.num_generations
     choice = PromptChoice(
@@ -126,10 +127,6 @@ def sampler_of(trainer: GRPOTrainer, sampler: Sampler[int]) -> Sampler[int]:
     if trainer.prompt_selection is None:
         return ResumableRepeatSampler(sampler, epoch_of=epoch)
     return ChosenPrompts(sampler, epoch, trainer.prompt_selection.choice)
-
-
-def _size(data: Any) -> int | None:  # noqa: ANN401 (any data set)
-    return len(data) if hasattr(data, "__len__") else None
 
 
 def _check_data(trainer: GRPOTrainer) -> None:

@@ -138,14 +138,16 @@ def _with_rows(
         result[lost] = others[taken]
         return result
     width = max(rows.size(1), others.size(1))
-    result, source = _padded(rows, width, left, fill), _padded(others, width, left, fill)
+    result, source = (padded(each, width, left=left, fill=fill) for each in (rows, others))
     result[lost] = source[taken]
     return result
 
 
-def _padded(rows: torch.Tensor, width: int, left: bool, fill: int) -> torch.Tensor:
+def padded(rows: torch.Tensor, width: int, *, left: bool, fill: int = 0) -> torch.Tensor:
+    """Rows (N, T, ...) with as many columns."""
     missing = width - rows.size(1)
-    return torch.nn.functional.pad(rows, (missing, 0) if left else (0, missing), value=fill)
+    ends = (0, 0) * (rows.dim() - 2) + ((missing, 0) if left else (0, missing))
+    return torch.nn.functional.pad(rows, ends, value=fill)
 
 
 class Refill:
