@@ -91,14 +91,6 @@ def test_flat_steps_that_are_not_over_are_not_said_to_be_though_their_limit_rise
     assert caplog.text.count("differ within groups again, after 59 steps") == 1
 
 
-def test_gradients_that_come_back_to_what_they_were_at_first_do_not_explode():
-    """A policy that has learned its task has a gradient in few groups: its norm is often nearly 0, and then is not."""
-    learned = [0.1] * 20 + [1e-5] * 25 + [0.01, 0.0, 0.03, 0.025, 0.03, 0.1, 0.2]
-    assert judged([step_logs(0.9, grad_norm=norm) for norm in learned]) == {}
-    exploded = [*learned, 3.0, 4.0, 5.0]
-    assert judged([step_logs(0.9, grad_norm=norm) for norm in exploded]) == {"gradient_explosion": [len(exploded)]}
-
-
 EXPLODING = {"kl": lambda at: 0.01 if at < 30 else 0.9, "grad_norm": lambda at: 0.2 if at < 30 else 5.0}
 # The steps of a history, 40 of which are healthy but for these, and the first at which it is found.
 PLANTED = {
@@ -125,56 +117,76 @@ def test_each_planted_history_raises_its_alarm_and_no_other(name, planted):
     assert not first or found[name][0] == first
 
 
-def test_entropy_that_falls_is_an_alarm_only_where_the_task_is_not_learned():
-    def falling(right, agreeing=0.75):
-        fallen = [step_logs(right, entropy=0.3 * 0.8**at, frac_reward_zero_std=agreeing) for at in range(30)]
-        return judged(fallen)
-
-    assert set(falling(0.5)) == {"entropy_collapse"}
-    assert falling(0.5)["entropy_collapse"][0] > 10
-    assert falling(0.95) == {}  # it is sure of itself, and right
-    assert falling(0.5, agreeing=0.25) == {}  # sampling still finds other answers
-    unjudged = [
-        {"loss": 0.0, "reward": reward(at), "reward_std": 0.1, "frac_reward_zero_std": 0.9, "entropy": 0.3 * 0.8**at}
-        for reward in (lambda _: 0.2, lambda at: 0.1 * at)
-        for at in range(30)
-    ]
-    assert set(judged(unjudged[:30])) == {"entropy_collapse"}
-    assert judged(unjudged[30:]) == {}  # a reward that has grown may be as high as it gets
+LEARNED = [0.1] * 20 + [1e-5] * 25 + [0.01, 0.0, 0.03, 0.025, 0.03, 0.1, 0.2]
+SPIKES = {"grad_norm": lambda at: 9.0 if at % 10 in (3, 4) else 0.2, "kl": lambda at: 5.0 if at % 10 == 3 else 0.01}
 
 
-def test_a_gap_of_the_engine_is_judged_by_its_size_and_by_its_growth():
-    def gaps(first, later):
-        return judged([step_logs(**{GAP: first if at < 10 else later}) for at in range(20)])
-
-    assert gaps(0.008, 0.02) == {}
-    assert set(gaps(1e-5, 0.021)) == {"engine_drift"}  # a float32 engine that has left
-    assert set(gaps(0.11, 0.11)) == {"engine_drift"}
-    assert gaps(1e-5, 1e-3) == {}
+def norms(*values, **changed):
+    return [step_logs(grad_norm=value, **changed) for value in values]
 
 
-def test_gradients_that_are_not_finite_or_zero_for_a_known_reason():
-    nan = judged([step_logs(grad_norm=math.nan if at in (5, 6, 8) else 0.2) for at in range(12)])
-    assert nan == {"gradient_explosion": [9, 10]}
-    assert judged([step_logs(grad_norm=math.inf if at in (5, 9) else 0.2) for at in range(12)]) == {}
-    flat = [step_logs(1.0, grad_norm=0.0, reward_std=0.0, frac_reward_zero_std=1.0) for _ in range(4)]
-    assert judged(flat) == {}  # rewards that do not differ explain it
-    masked = [step_logs(grad_norm=0.0, rows__masked_fraction=1.0) for _ in range(4)]
-    assert set(judged(masked)) == {"samples_masked"}
-    waiting = [step_logs(grad_norm=0.0) for _ in range(6)]
-    assert judged(waiting, Setup(waits=6)) == {}  # only the critic moves
-    assert judged([{"loss": 1.0, "grad_norm": 0.0} for _ in range(3)]) == {"gradient_zero": [3]}  # without rewards
+def gaps(first, later):
+    return [step_logs(**{GAP: first if at < 10 else later}) for at in range(20)]
 
 
-def test_ratios_of_whole_completions_are_not_judged():
+def falling(right, agreeing=0.75):
+    return [step_logs(right, entropy=0.3 * 0.8**at, frac_reward_zero_std=agreeing) for at in range(30)]
+
+
+def unjudged(reward):
+    known = {"loss": 0.0, "reward_std": 0.1, "frac_reward_zero_std": 0.9}
+    return [{**known, "reward": reward(at), "entropy": 0.3 * 0.8**at} for at in range(30)]
+
+
+def grown(right, length, reward):
+    """By so much in a step, of the share that is right, the length and the reward."""
+    for at in range(40):
+        wiggle = 0.02 * (at % 3 - 1)
+        begin = 100.0 if length > 0 else 200.0
+        row = step_logs(0.5 + right * at + wiggle, completions__mean_length=begin + length * at)
+        yield {**row, "reward": 0.5 + reward * at + wiggle}
+
+
+# Logs -> the alarms that they raise.
+HISTORIES = {
+    "a policy that has learned has a gradient in few groups, whose norm comes back": (norms(*LEARNED), ""),
+    "and explodes": (norms(*LEARNED, 3.0, 4.0, 5.0), "gradient_explosion"),
+    "single batches are no explosion": (noisy(60, **SPIKES), ""),
+    "not finite": (norms(*(math.nan if at in (5, 6, 8) else 0.2 for at in range(12))), "gradient_explosion"),
+    "not finite now and then": (norms(*(math.inf if at in (5, 9) else 0.2 for at in range(12))), ""),
+    "rewards that do not differ explain it": (norms(*[0.0] * 4, reward_std=0.0, frac_reward_zero_std=1.0), ""),
+    "masks explain it": (norms(*[0.0] * 4, rows__masked_fraction=1.0), "samples_masked"),
+    "zero without rewards": ([{"loss": 1.0, "grad_norm": 0.0}] * 3, "gradient_zero"),
+    "a float32 engine that has left": (gaps(1e-5, 0.021), "engine_drift"),
+    "a large gap": (gaps(0.11, 0.11), "engine_drift"),
+    "a gap that is usual": (gaps(0.008, 0.02), ""),
+    "a small gap": (gaps(1e-5, 1e-3), ""),
+    "the entropy falls": (falling(0.5), "entropy_collapse"),
+    "it is sure of itself, and right": (falling(0.95), ""),
+    "sampling still finds other answers": (falling(0.5, agreeing=0.25), ""),
+    "without verdicts": (unjudged(lambda _: 0.2), "entropy_collapse"),
+    "a reward that has grown may be as high as it gets": (unjudged(lambda at: 0.1 * at), ""),
+    "length pays": (grown(0.0, 5, 0.01), "length_gaming"),
+    "shortness pays": (grown(-0.01, -4, 0.01), "length_gaming"),
+    "reasoning that helps": (grown(0.01, 5, 0.01), ""),
+    "length without a reward": (grown(0.0, 5, 0.0), ""),
+    "what a length penalty is for": (grown(0.0, -4, 0.01), ""),
+    "another trainer": ([{"loss": 1.0, "grad_norm": 2.0, "learning_rate": 2e-4, "mean_token_accuracy": 0.5}] * 20, ""),
+    "without metrics": ([{"something": "else"}, {"loss": None}, {"loss": 0.1, "kl": None, "text": "x"}], ""),
+}
+
+
+@pytest.mark.parametrize(("logs", "alarm"), HISTORIES.values(), ids=HISTORIES)
+def test_a_history_raises_what_it_deserves(logs, alarm):
+    setup = Setup() if "mean_token_accuracy" in (logs := list(logs))[0] else None
+    assert list(judged([dict(row) for row in logs], setup)) == [alarm] * bool(alarm)
+
+
+def test_what_is_set_explains_gradients_of_zero_and_ratios_of_whole_completions():
+    assert judged(norms(*[0.0] * 6), Setup(waits=6)) == {}  # only the critic moves
     clipped = [step_logs(clip_ratio__region_mean=0.9) for _ in range(9)]
     assert set(judged(clipped)) == {"ratios_clipped"}
     assert judged(clipped, Setup(by_sequence=True)) == {}
-
-
-def test_a_single_batch_is_no_explosion():
-    spikes = {"grad_norm": lambda at: 9.0 if at % 10 in (3, 4) else 0.2, "kl": lambda at: 5.0 if at % 10 == 3 else 0.01}
-    assert judged(noisy(60, **spikes)) == {}
 
 
 def test_held_out_scores_fall_while_the_reward_rises():
@@ -203,27 +215,6 @@ def test_held_out_scores_fall_while_the_reward_rises():
     assert set(judged(rows)) == {"heldout_falling"}
 
 
-def test_length_pays_only_where_no_more_is_right():
-    constant, rising, falling = (lambda at, slope=slope: 0.5 + slope * at for slope in (0.0, 0.01, -0.01))
-    longer, shorter = (lambda at: 100.0 + 5 * at), (lambda at: 200.0 - 4 * at)
-
-    def grown(right, length, reward):
-        rows = []
-        for at in range(40):
-            wiggle = 0.02 * (at % 3 - 1)
-            row = step_logs(right(at) + wiggle, completions__mean_length=length(at))
-            rows.append({**row, "reward": reward(at) + wiggle})
-        return set(judged(rows))
-
-    assert grown(constant, longer, rising) == {"length_gaming"}
-    assert grown(falling, shorter, rising) == {"length_gaming"}
-    assert grown(rising, longer, rising) == set()  # reasoning that helps
-    assert grown(constant, longer, constant) == set()
-    assert grown(constant, shorter, rising) == set()  # what a length penalty is for
-    silent = [{"loss": 0.1, "reward": rising(at), "completions/mean_length": longer(at)} for at in range(40)]
-    assert judged(silent) == {}  # nothing says what is right
-
-
 def test_the_usual_rate_goes_with_the_width_of_narrow_models():
     lora = METHODS["lora"].learning_rate
     assert usual_rate(lora, 4096) == usual_rate(lora, 2048) == lora
@@ -231,13 +222,6 @@ def test_the_usual_rate_goes_with_the_width_of_narrow_models():
     assert usual_rate(lora, None) is None
     for method in METHODS.values():  # what the benchmarks of methods train the sandbox with
         assert 1e-3 * method.rate < 10 * usual_rate(method.learning_rate, 128)
-
-
-def test_rows_without_a_metric_and_other_trainers_logs_are_silent():
-    assert (
-        judged([{"loss": 1.0, "grad_norm": 2.0, "learning_rate": 2e-4, "mean_token_accuracy": 0.5}] * 20, Setup()) == {}
-    )
-    assert judged([{"step": 3, "something": "else"}, {"loss": None}, {"loss": 0.1, "kl": None, "text": "x"}]) == {}
 
 
 def test_settings_are_named_as_a_script_has_them():
@@ -460,7 +444,7 @@ TOLD = (
 @pytest.mark.parametrize(("how", "begin", "advice"), [(*row, "")[:3] for row in TOLD])
 def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, how, begin, advice):
     trained(tmp_path, flat_reward_steps=how["steps"], **how)
-    line, last = said()
+    line, last = said()[-2:]  # after what the trainer said when it was made
     assert line.startswith(begin)
     assert advice in line
     assert line.endswith(" [PRL403]")
@@ -482,7 +466,7 @@ def test_a_run_that_masks_its_truncated_completions_is_told_to_raise_their_lengt
         trainer = trained(tmp_path, 3, differing, mask_truncated_completions=masks, **settings)
         steps = [entry for entry in trainer.state.log_history if "loss" in entry]
         assert [entry["rows/masked_fraction"] for entry in steps] == [float(masks)] * 3
-        found = said()
+        found = [line for line in said() if "PRL401" in line or "PRL323" in line]
         assert len(found) == lines
         if masks:
             assert found[0].startswith("100 % of the completions of the newest 3 steps are masked out")

@@ -40,15 +40,12 @@ def test_a_strategy_needs_no_configuration_and_a_configuration_no_strategy(tmp_p
     ("strategy", "given", "said"),
     [
         ("ddp", {STAGE: {"stage": 3}}, "strategy: fsdp2"),
-        ("zero2", {STAGE: {"stage": 3}}, "strategy: fsdp2"),
         ("zero2", {STAGE: {"stage": 0}}, "stage 0 of ZeRO shares nothing"),
-        ("ddp", {"steps_per_print": 1}, "stage 0 of ZeRO shares nothing"),
         ("fsdp2", {STAGE: {"stage": 2}}, "is not fsdp2"),
         ("zero2", {STAGE: {"stage": 2}, "optimizer": {"type": "Adam"}}, "section optimizer"),
         ("zero2", {STAGE: {"stage": 2}, "scheduler": {"type": "WarmupLR"}}, "lr_scheduler_type"),
         ("zero2", "absent.json", "absent.json cannot be read"),
         ("zero2", "{not json", "cannot be read"),
-        ("zero2", '["list"]', "cannot be read"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(strategy, given, said):
@@ -81,12 +78,9 @@ def test_a_recipe_is_told_the_key_and_one_process_needs_no_deepspeed(tmp_path, m
     assert (args.strategy, args.deepspeed) == ("zero2", None)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
-def test_optimizers_that_treat_each_number_by_itself_are_divided(kind):
-    check_divisible(kind)
-
-
-@pytest.mark.parametrize("kind", [Adafactor, torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Adagrad])
-def test_others_are_not(kind):
-    with pytest.raises(RecipeError, match=rf"{kind.__name__} looks at whole tensors"):
+def test_optimizers_that_treat_each_number_by_itself_are_divided_and_others_are_not():
+    for kind in (torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop):
         check_divisible(kind)
+    for kind in (Adafactor, torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Adagrad):
+        with pytest.raises(RecipeError, match=rf"{kind.__name__} looks at whole tensors"):
+            check_divisible(kind)

@@ -138,22 +138,3 @@ def test_samples_are_taken_every_so_many_steps_the_first_logged_one_among_them(r
 def test_steps_between_samples_are_a_whole_number(every):
     with pytest.raises(RecipeError, match=r"SamplesLog\(every\): must be a whole number of at least 1"):
         SamplesLog(every=every)
-
-
-def test_pictures_are_drawn_at_checkpoints_for_a_hundredth_of_the_time_and_at_the_end(run, arguments, monkeypatch):
-    clock, drawn = [0.0], []
-
-    def draw(*_, **__):
-        drawn.append(clock[0])
-        clock[0] += 2.0
-
-    monkeypatch.setattr("perl.trainer.callbacks.step_logs.draw_plots", draw)
-    monkeypatch.setattr("perl.trainer.callbacks.step_logs.time.monotonic", lambda: clock[0])
-    curves = LearningCurves(run.path)
-    curves.on_train_begin(arguments, TrainerState(global_step=0), TrainerControl())
-    curves.on_log(arguments, TrainerState(global_step=1), TrainerControl(), logs=STEP)
-    for _ in range(10):
-        clock[0] += 60.0
-        curves.on_save(arguments, TrainerState(global_step=1), TrainerControl())
-    curves.on_train_end(arguments, TrainerState(global_step=1), TrainerControl())
-    assert drawn == [60.0, 302.0, 544.0, 606.0]

@@ -179,13 +179,12 @@ def test_the_longest_prompt_that_may_come_is_the_data_sets():
     assert longest_that_may_come(trainer, 4) == 4  # prompts are the function's own
 
 
-@pytest.mark.parametrize(("name", "asked"), [("gradient_checkpointing", True), ("activation_checkpointing", True)])
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing.*is deprecated:FutureWarning")
-def test_recomputation_counts_as_asked_for_under_both_of_its_names(name, asked):
+def test_recomputation_counts_as_asked_for_under_both_of_its_names():
     quiet = {"use_cpu": True, "bf16": False, "report_to": []}
-    assert PeftRLConfig("run", **quiet, **{name: asked}).recompute_asked
-    assert PeftRLConfig("run", **quiet, **{name: False}).recompute_asked
     assert not PeftRLConfig("run", **quiet).recompute_asked
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        assert all(PeftRLConfig("run", **quiet, **{name: asked}).recompute_asked for asked in (True, False))
 
 
 def test_a_step_of_zero_advantage_samples_has_gradients_of_zero_and_is_taken():

@@ -8,14 +8,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import BrokenPromiseError, RolloutError
-from perl.policy.checkpoint import latest_checkpoint
+from perl.errors import BrokenPromiseError
 from perl.policy.model import base_fingerprint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
 from tests import warm
 from tests.ports import free_port
-from tests.rollouts.loopback import Proxy
 from tests.servers import VllmProcess, absent
 
 SMALL = {
@@ -148,28 +146,6 @@ def test_an_engine_gets_the_weights_that_a_method_changes_or_its_factors(tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("ahead", [2])
-def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_path, vllm_server, ahead):
-    seen = {}
-    for prefetch in (0, ahead):
-        seen[prefetch] = Seen()
-        # Four steps are an epoch of eight problems, whose last ones go on to the next epoch's prompts.
-        # At a larger rate some step moves the policy by more than a nat, and its rollouts are made again.
-        changes = {"rollout_prefetch": prefetch, "max_steps": 6, "rows": 8, "learning_rate": 1e-3}
-        trained = trainer(tmp_path / str(prefetch), [vllm_server], seen[prefetch], **changes)
-        trained.train()
-        assert trained.state.global_step == 6
-        behind = {0: [0] * 6, 1: [0, 1, 1, 1, 1, 1], 2: [0, 1, 2, 2, 2, 2]}[prefetch]
-        assert logged(trained, "rollout/steps_behind") == behind
-        assert seen[prefetch].count == 6 * 8
-        off = logged(trained, "sampling/sampling_logp_difference/mean")
-        # Of rollouts of the step itself it was 1e-7 to 4e-7 in twenty runs, of older ones 1e-3 to 6e-2.
-        assert [difference > 1e-5 for difference in off] == [steps > 0 for steps in behind]
-        assert logged(trained, "sampling/staleness/mean") == logged(trained, "sampling/staleness/max") == behind
-    assert seen[ahead].prompts == seen[0].prompts
-
-
-@pytest.mark.nightly
 def test_an_engine_that_does_not_apply_the_adapter_ends_the_run_before_it_samples(tmp_path, own_server):
     seen, (model, url) = Seen(), own_server
     with pytest.raises(BrokenPromiseError, match="answers like the base, not like the policy"):
@@ -191,39 +167,7 @@ def test_an_engine_with_other_weights_ends_the_run_before_it_samples(tmp_path, v
     assert not seen.prompts
 
 
-class Door(Proxy):
-    """The way to a server, which may be closed for a while."""
-
-    is_open = True
-
-    def forward(self, *request):
-        return super().forward(*request) if self.is_open else None
-
-
 @pytest.mark.nightly
-def test_without_servers_the_last_step_is_kept_and_the_run_goes_on_when_one_is_back(tmp_path, vllm_server):
-    doors, seen = [Door(vllm_server), Door(vllm_server)], Seen()
-
-    def reward(prompts, completions, **kwargs):
-        if len(seen.prompts) == 1:  # while the second step is trained on: none is left for the third
-            for door in doors:
-                door.is_open = False
-        return seen(prompts, completions, **kwargs)
-
-    run = {"rollout_server_timeout": 3.0, "max_steps": 4, "save_strategy": "steps", "save_steps": 100}
-    with doors[0]() as first, doors[1]() as second:
-        with pytest.raises(RolloutError, match="no vLLM server answers, for 3 seconds"):
-            trainer(tmp_path, [first, second], reward, **run).train()
-        assert latest_checkpoint(tmp_path).name == "checkpoint-2"
-        doors[1].is_open = True
-        trained = trainer(tmp_path, [first, second], seen, **run)
-        trained.train(resume_from_checkpoint=True)
-    assert trained.state.global_step == 4
-    undisturbed, alone = Seen(), {"rollout_backend": "transformers", "max_completion_length": 1}
-    trainer(tmp_path / "undisturbed", [], undisturbed, **run | alone).train()
-    assert seen.prompts == undisturbed.prompts
-
-
 def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
     settings = [
         "data.train.limit=8",  # two steps are an epoch

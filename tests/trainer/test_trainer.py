@@ -104,12 +104,27 @@ def test_nothing_is_sent_anywhere(tmp_path, monkeypatch):
     trainer(tmp_path, max_steps=1).train()
 
 
-def test_every_trainable_parameter_moves(tmp_path):
-    made = trainer(tmp_path, max_steps=4, learning_rate=1e-2)
+def test_every_trainable_parameter_moves_and_what_is_saved_is_the_policy_on_a_fresh_base(tmp_path):
+    made = trainer(tmp_path / "out", max_steps=4, learning_rate=1e-2)
     before = {name: p.detach().clone() for name, p in made.policy.named_parameters()}
     made.train()
     for name, parameter in made.policy.named_parameters():
         assert torch.equal(before[name], parameter) is not parameter.requires_grad, name
+    made.save_adapter(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter").eval()
+    ids = torch.tensor([[5, 17, 23, 9, 31]])
+    with torch.no_grad():
+        logits = loaded(ids).logits[:, :-1].log_softmax(-1)
+    expected = logits.gather(-1, ids[:, 1:, None])[..., 0]
+    assert torch.allclose(made.policy_log_probs(ids, torch.ones_like(ids)), expected, atol=1e-5)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "sandbox:base"
+    made.create_model_card(model_name="mine")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "# mine" in card
+    assert "`sandbox:base`" in card
+    assert "None" not in card
+    assert str(tmp_path) not in card
 
 
 def test_an_optimizer_without_all_parameters_is_refused(tmp_path):
@@ -151,43 +166,13 @@ def test_a_trainer_resumes_from_the_newest_complete_checkpoint_also_of_the_last_
     assert torch.equal(weights_of(resumed.policy), straight)
 
 
-def test_the_card_of_a_script_says_what_is_known(tmp_path):
-    made = trainer(tmp_path, max_steps=1)
-    made.train()
-    made.create_model_card(model_name="mine")
-    card = (tmp_path / "README.md").read_text()
-    assert "# mine" in card
-    assert "`sandbox:base`" in card
-    assert "None" not in card
-    assert str(tmp_path) not in card
-
-
-def test_a_saved_adapter_gives_the_policys_log_probabilities_on_a_fresh_base(tmp_path):
-    made = trainer(tmp_path / "out", max_steps=2, learning_rate=1e-2)
-    made.train()
-    made.save_adapter(tmp_path / "adapter")
-    loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter").eval()
-    ids = torch.tensor([[5, 17, 23, 9, 31]])
-    with torch.no_grad():
-        logits = loaded(ids).logits[:, :-1].log_softmax(-1)
-    expected = logits.gather(-1, ids[:, 1:, None])[..., 0]
-    assert torch.allclose(made.policy_log_probs(ids, torch.ones_like(ids)), expected, atol=1e-5)
-    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == (
-        "sandbox:base"
-    )
-
-
 def test_evaluation_while_training_scores_whole_groups(tmp_path):
     scored = []
 
     def lengths(prompts, completions, **_):
-        scored.append(
-            [
-                (prompt[0]["content"], float(len(text[0]["content"])))
-                for prompt, text in zip(prompts, completions, strict=True)
-            ]
-        )
-        return [length for _, length in scored[-1]]
+        found = [float(len(text[0]["content"])) for text in completions]
+        scored.append(list(zip((prompt[0]["content"] for prompt in prompts), found, strict=True)))
+        return found
 
     made = PeftGRPOTrainer(
         model="sandbox:base",
@@ -202,5 +187,4 @@ def test_evaluation_while_training_scores_whole_groups(tmp_path):
     groups = [[length for prompt, length in evaluated if prompt == problem] for problem in dict(evaluated)]
     assert [len(group) for group in groups] == [4] * 4
     assert logged["eval_reward"] == pytest.approx(statistics.fmean(length for _, length in evaluated))
-    flat = sum(len(set(group)) == 1 for group in groups) / 4
-    assert logged["eval_frac_reward_zero_std"] == pytest.approx(flat)
+    assert logged["eval_frac_reward_zero_std"] == sum(len(set(group)) == 1 for group in groups) / 4
