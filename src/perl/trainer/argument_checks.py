@@ -64,7 +64,8 @@ def check_types(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which impor
         if hasattr(getattr(args, name), "item"):  # a number of NumPy or torch
             setattr(args, name, _plain(getattr(args, name)))
     given = {name: _plain(getattr(args, name)) for name in train_fields() if name in own}
-    given = {name: value for name, value in given.items() if not _is_usual(value, train_fields()[name].default)}
+    usual = {name: train_fields()[name].default for name in given}
+    given = {name: v for name, v in given.items() if type(v) is not type(usual[name]) or not bool(v == usual[name])}
     found: list[Mistake] = []
     try:
         train_model(tuple(given)).model_validate(given)
@@ -81,10 +82,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 (of any field)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
-
-
-def _is_usual(value: Any, usual: Any) -> bool:  # noqa: ANN401 (of any field)
-    return type(value) is type(usual) and bool(value == usual)
 
 
 def check_enumerations(args: GRPOConfig) -> None:

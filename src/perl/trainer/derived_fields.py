@@ -137,9 +137,5 @@ def forget_derived(args: Any) -> None:  # noqa: ANN401
 def completions_at_once(args: GRPOConfig) -> int:
     """Completions of a generation batch, as TRL will count them."""
     asked: int | None = args.generation_batch_size
-    return _by_micro_batches(args) if asked is None else asked
-
-
-def _by_micro_batches(args: GRPOConfig) -> int:
     steps: int = args.steps_per_generation or args.gradient_accumulation_steps or 1
-    return (args.per_device_train_batch_size or 1) * steps * world_size()
+    return (args.per_device_train_batch_size or 1) * steps * world_size() if asked is None else asked

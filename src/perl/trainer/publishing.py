@@ -4,7 +4,6 @@ a trained adapter -> README.md; -> one commit on the Hub
 """
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,36 +107,29 @@ def write_card(
 
 
 def push(trainer: GRPOTrainer, how: Push, token: str | None) -> Any:  # noqa: ANN401 (transformers' result)
-    """What a script's ``push_to_hub`` does for an adapter, in each process; see :func:`push_adapter`.
+    """What a script's ``push_to_hub`` does for an adapter, in each process: one commit of it, its card and log.
+
+    The main process alone sends it, once what was saved is found to be what was trained. A subclass's own card takes
+    the place of ours.
+
+    Args:
+        trainer: Of the adapter.
+        how: It is pushed.
+        token: That was given; None: there is none.
+
+    Returns:
+        A ``CommitInfo``, or its future.
 
     Raises:
-        PerlError: There is a token, the base is in shards, or as of :func:`push_adapter`.
-        HubOutageError: The Hub cannot be reached.
+        PerlError: There is a token, the base is in shards, the files or the repository are not fit for it, or the Hub
+            refuses.
+        HubOutageError: It cannot be reached.
     """
     check_push(trainer.strategy or "", asked=True)
     if token is not None or trainer.args.hub_token is not None:
         raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
     if not trainer.accelerator.is_main_process:
         return None
-    card = trainer.create_model_card if is_replaced(trainer, "create_model_card") else None
-    return push_adapter(trainer, card, how)
-
-
-def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, push: Push) -> Any:  # noqa: ANN401 (transformers' result)
-    """One commit of the adapter, its card and log, once what was saved is found to be what was trained.
-
-    Args:
-        trainer: Of the adapter.
-        own_card: A subclass's, which writes ``README.md`` in the output folder; None: the card is ours.
-        push: How.
-
-    Returns:
-        A ``CommitInfo``, or its future.
-
-    Raises:
-        PerlError: The files or the repository are not fit for it, or the Hub refuses.
-        HubOutageError: It cannot be reached.
-    """
     args = trainer.args
     repo_id = full_repo_id(args.hub_model_id or Path(args.output_dir).resolve().name)
     with TemporaryDirectory() as place:
@@ -146,21 +138,21 @@ def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, pus
         vocabulary = trainer.policy.get_base_model().get_input_embeddings().weight.shape[0]
         probe = torch.arange(min(vocabulary, _PROBE_TOKENS), device=args.device)[None]
         check_saved_adapter(trainer.policy, folder, probe)
-        name, dataset = push.card.get("model_name") or repo_id, push.card.get("dataset_name")
-        tags = tags_of(push.card.get("tags"))
+        name, dataset = how.card.get("model_name") or repo_id, how.card.get("dataset_name")
+        tags = tags_of(how.card.get("tags"))
         _complete(trainer, folder, name, dataset, tags)
-        if own_card is not None:
-            own_card(model_name=name, dataset_name=dataset, tags=list(tags))
+        if is_replaced(trainer, "create_model_card"):
+            trainer.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
             (folder / CARD).write_bytes(take(Path(args.output_dir), CARD, LARGEST_CARD))
             (folder / RUN_FACTS).unlink()  # from which that card was not rendered
         package = pack_folder(folder)
     return push_script(
         package,
         repo_id,
-        message=push.message or "End of training",
-        private=bool(args.hub_private_repo if push.private is None else push.private),
-        revision=push.revision or args.hub_revision,
-        blocking=push.blocking,
+        message=how.message or "End of training",
+        private=bool(args.hub_private_repo if how.private is None else how.private),
+        revision=how.revision or args.hub_revision,
+        blocking=how.blocking,
     )
 
 
