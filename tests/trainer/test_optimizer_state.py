@@ -45,11 +45,7 @@ class Odd(torch.optim.SGD):
 
 OPTIMIZERS = {
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
-    "amsgrad": lambda groups: torch.optim.Adam(groups, lr=1e-2, amsgrad=True),
-    "sgd": lambda groups: torch.optim.SGD(groups, lr=1e-2),
     "momentum": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9),
-    "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-2),
-    "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=1e-2),
     "adafactor": lambda groups: Adafactor(groups, lr=1e-2, scale_parameter=False, relative_step=False),
     "odd": lambda groups: Odd(groups, lr=1e-2),
 }

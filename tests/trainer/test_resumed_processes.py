@@ -1,4 +1,7 @@
-"""Checkpoints of one process, of DDP, of ZeRO-2 and of FSDP2, gone on with by each of them."""
+"""Checkpoints of one process, of DDP, of ZeRO-2 and of FSDP2, gone on with by each of them; with chosen prompts, too.
+
+And every algorithm by its name: in one process and two, stopped and resumed, in float32 and under autocast.
+"""
 
 import importlib.util
 import json
@@ -11,10 +14,11 @@ from safetensors.torch import load_file
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
 
+from perl.algorithms.named import ALGORITHMS
 from perl.methods.registry import METHODS
 from perl.trainer.prompts.order import ResumableRepeatSampler
 from tests import warm
-from tests.oracles.two_trainers import relative_difference
+from tests.oracles.two_trainers import norm, relative_difference
 
 # A strategy's number of processes.
 PROCESSES = {"one": 1, "ddp": 2, "zero2": 2, "fsdp2": 2}
@@ -170,3 +174,80 @@ def test_the_prompts_of_a_step_are_the_same_for_any_number_of_processes_also_aft
     for processes in (1, 2, 4):
         for skipped in (0, 2, 5):
             assert steps_of(processes, skipped) == uninterrupted[skipped:]
+
+
+# A step draws 4 of 20 prompts, of which a third have no variance; two updates a generation batch in the second.
+CHOICES = {
+    "memory": {"prompt_memory": True, "prompt_explore": 0.1},
+    "refill": {"prompt_refill": 2.0},
+    "both": {"prompt_memory": True, "prompt_refill": 1.0, "num_iterations": 2},
+}
+STRATEGIES = [name for name in PROCESSES if name != "zero2" or HAS_DEEPSPEED]
+
+
+def by_processes(folder, jobs):
+    """Runs jobs by name of their strategy."""
+    for count in (1, 2):
+        if wanted := [one for name, one in jobs if PROCESSES[name] == count]:
+            run(folder, count, wanted)
+
+
+@pytest.mark.nightly
+def test_a_run_that_was_stopped_chooses_and_ends_like_one_that_was_not(tmp_path):
+    cells = [(choice, name) for choice in CHOICES for name in STRATEGIES]
+    whole = [(name, job(f"{choice}-{name}", "lora", name, **CHOICES[choice])) for choice, name in cells]
+    by_processes(tmp_path, whole)
+    resumed = [
+        (name, job(f"{choice}-{name}-on", "lora", name, tmp_path / f"{choice}-{name}/checkpoint-2", **CHOICES[choice]))
+        for choice, name in cells
+    ]
+    # Memory alone chooses the same for any number of processes.
+    crossed = [
+        (end, job(f"memory-{begin}-{end}", "lora", end, tmp_path / f"memory-{begin}/checkpoint-2", **CHOICES["memory"]))
+        for begin, end in (("one", "ddp"), ("ddp", "one"))
+    ]
+    by_processes(tmp_path, resumed + crossed)
+    for choice, name in cells:
+        found, expected = adapter(tmp_path, f"{choice}-{name}-on"), adapter(tmp_path, f"{choice}-{name}")
+        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), (choice, name)
+        steps = dealt(tmp_path, f"{choice}-{name}")
+        assert dealt(tmp_path, f"{choice}-{name}-on") == steps[-len(dealt(tmp_path, f"{choice}-{name}-on")) :]
+    for name in STRATEGIES:
+        assert dealt(tmp_path, f"memory-{name}") == dealt(tmp_path, "memory-one")
+        assert relative_difference(adapter(tmp_path, f"memory-{name}"), adapter(tmp_path, "memory-one")) <= CLOSE
+    for _, one in crossed:
+        assert relative_difference(adapter(tmp_path, one["name"]), adapter(tmp_path, "memory-one")) <= CLOSE
+    assert len(dealt(tmp_path, "refill-one")) > 5  # some steps sampled more than once
+
+
+def named_job(folder: Path, name: str, kind: str, resume: str | None = None, **options) -> dict:
+    sets = {"algorithm": name, "beta": ALGORITHMS[name].sets["beta"], "num_iterations": 2}
+    if name == "bnpo":
+        sets["num_iterations"] = 1  # its mean is over a micro-batch, and with more TRL shuffles rows between those
+    if ALGORITHMS[name].needs_teacher:
+        sets["teacher_hint"] = "so"
+    if ALGORITHMS[name].sets["advantage_estimator"] == "gae":
+        sets["critic_learning_rate"] = 0.02  # ten times the policy's rate here would enlarge roundings a hundredfold
+    checkpoint = None if resume is None else str(folder / f"{name}-{resume}" / "checkpoint-2")
+    return {"name": f"{name}-{kind}", "resume": checkpoint, "options": {**sets, **options}, "greedy": name == "remax"}
+
+
+@pytest.mark.nightly
+def test_a_name_trains_one_adapter_whatever_it_runs_on(tmp_path):
+    autocast, begin = {"bf16": True}, {"max_steps": 1, "learning_rate": 1e-30, "warmup_steps": 0}
+    alone = [named_job(tmp_path, name, "one") for name in ALGORITHMS]
+    alone += [named_job(tmp_path, name, "autocast", **autocast) for name in ALGORITHMS]
+    alone += [named_job(tmp_path, name, "begin", **begin) for name in ALGORITHMS]
+    run(tmp_path, 1, alone)
+    run(tmp_path, 1, [named_job(tmp_path, name, "resumed", "one") for name in ALGORITHMS])
+    run(tmp_path, 2, [named_job(tmp_path, name, "two") for name in ALGORITHMS])
+    differences = {}
+    for name in ALGORITHMS:
+        kinds = ("one", "autocast", "begin", "resumed", "two")
+        found = {kind: load_file(tmp_path / f"{name}-{kind}.safetensors") for kind in kinds}
+        moved = {kind: {key: t - found["begin"][key] for key, t in found[kind].items()} for kind in kinds}
+        assert norm(moved["one"]) > 0.001 * norm(found["begin"]), name
+        assert all(torch.equal(found["resumed"][key], tensor) for key, tensor in found["one"].items()), name
+        differences[name] = [relative_difference(moved[kind], moved["one"]) for kind in ("two", "autocast")]
+    apart = {name: pair for name, pair in differences.items() if pair[0] > CLOSE or pair[1] > 0.2}
+    assert apart == {}

@@ -212,12 +212,10 @@ def test_what_is_known_of_an_epoch_is_what_the_data_loader_gives_in_it(tmp_path,
     assert len(again) == 3 * known.batches == 9
 
 
-@pytest.mark.parametrize(
-    ("interval", "accumulation", "updates"), [(1, 1, 1), (4, 2, 2), (3, 2, 2), (5, 3, 3), (2, 4, 1), (8, 1, 8)]
-)
-def test_the_updates_of_a_batch_are_counted_micro_batch_by_micro_batch(interval, accumulation, updates):
-    steps = [[(first + i) // accumulation for i in range(interval)] for first in range(0, 60 * interval, interval)]
-    assert max(len(set(found)) for found in steps) == updates_of_a_batch(interval, accumulation) == updates
+def test_the_updates_of_a_batch_are_counted_micro_batch_by_micro_batch():
+    for interval, accumulation in ((1, 1), (4, 2), (3, 2), (5, 3), (2, 4), (8, 1)):
+        steps = [[(first + i) // accumulation for i in range(interval)] for first in range(0, 60 * interval, interval)]
+        assert max(len(set(found)) for found in steps) == updates_of_a_batch(interval, accumulation)
 
 
 @pytest.mark.parametrize(
@@ -225,10 +223,8 @@ def test_the_updates_of_a_batch_are_counted_micro_batch_by_micro_batch(interval,
     [
         ({"num_iterations": 3}, 1, r"1 cannot be kept: 3 updates .*2 or more"),
         ({"num_iterations": 2}, 1, r"lets nothing be sampled ahead.*2 or more"),
-        ({}, 0, r"lets nothing be sampled ahead.*1 or more"),
         ({}, -1, "max_staleness"),
         ({"rollout_prefetch": 0}, 2, r"2 bounds what is sampled ahead.* are 0 steps old at most \(leave it out"),
-        ({"rollout_prefetch": 0, "num_iterations": 2}, 2, "are 1 steps old at most"),
     ],
 )
 def test_a_bound_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path, changes, bound, says):
