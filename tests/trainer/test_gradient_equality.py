@@ -235,28 +235,6 @@ def test_no_switch_changes_the_update(switches, situation):
     assert_same_update(train(PeftGRPOTrainer, **situation, **switches), oracle(**situation))
 
 
-class NaiveFilter(OracleTrainer):
-    """Leaves rows without an advantage out, and lets TRL normalise by what is left."""
-
-    def _compute_loss(self, model, inputs):
-        live = inputs["advantages"] != 0
-        if not live.any():
-            return sum(parameter.sum() for parameter in model.parameters() if parameter.requires_grad) * 0.0
-        rows = len(live)
-        kept = {name: value[live] if value.ndim and len(value) == rows else value for name, value in inputs.items()}
-        return super()._compute_loss(model, kept)
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "luspo", "dapo"])
-def test_leaving_rows_out_naively_would_be_noticed(loss_type):
-    options = {"loss_type": loss_type, **ON_POLICY}
-    difference = relative_difference(train(NaiveFilter, **options).update(), oracle(**options).update())
-    if loss_type == "dapo":  # as cispo and vespo, normalised by the tokens of the whole generation batch
-        assert difference <= RELATIVE
-    else:
-        assert difference > 0.3
-
-
 def test_where_all_rewards_are_dyadic_or_differ_trls_own_trainer_gives_the_update():
     kinds = (("live", "dyadic", "half", "cut"), MIXED[2], LIVE)
     options = {"kinds": kinds, "loss_type": "grpo", **ON_POLICY}
