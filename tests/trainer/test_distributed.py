@@ -45,11 +45,9 @@ def test_two_processes_train_one_adapter(tmp_path):
 
 def test_what_the_first_process_fails_at_the_others_hear_of(tmp_path):
     """It is refused before it trains: a run of another recipe lies there."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"status": "done"')
-    command = [*launcher, "-m", "perl", "train", "quickstart", *SMALL, "--output", "run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    done = warm.run_distributed(["-m", "perl", "train", "quickstart", *SMALL, "--output", "run"], tmp_path)
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(told) == 1, done.stderr  # the others end, and leave it to the first to say why

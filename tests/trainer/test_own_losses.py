@@ -35,17 +35,17 @@ def test_each_loss_that_trl_lacks_is_compared_here():
     assert {name for name, row in LOSSES.items() if not row.in_trl} - elsewhere == {"reinforce", "dppo", "gmpo"}
 
 
-@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY], ids=["on", "off"])
 @pytest.mark.parametrize(
-    "settings",
+    ("policy", "settings"),
     [
-        {"loss_type": "reinforce"},
-        DPPO,
-        {**DPPO, "dppo_divergence": "kl"},
+        (OFF_POLICY, {"loss_type": "reinforce"}),
+        (ON_POLICY, DPPO),
+        (OFF_POLICY, DPPO),
+        (OFF_POLICY, {**DPPO, "dppo_divergence": "kl"}),
     ],
     ids=str,
 )
-def test_a_loss_gives_a_plain_trainers_update(settings, policy):
+def test_a_loss_gives_a_plain_trainers_update(policy, settings):
     options = {"tools": True, "learning_rate": 2.0, **policy}
     ours = train(PeftGRPOTrainer, **options, **settings, **MANY_PASSES)
     assert_plain_update(ours, plain_training(settings, **options))
@@ -54,8 +54,7 @@ def test_a_loss_gives_a_plain_trainers_update(settings, policy):
         assert (max(masked) > 0) == (policy is OFF_POLICY)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("policy", [ON_POLICY, {**OFF_POLICY, "epsilon_high": 0.01}], ids=["on", "off"])
+@pytest.mark.parametrize(("policy", "beta"), [(ON_POLICY, 0.04), ({**OFF_POLICY, "epsilon_high": 0.01}, 0.0)], ids=str)
 def test_the_geometric_mean_is_that_of_trls_own_trainer(policy, beta):
     options = {"use_bias_correction_kl": False, "beta": beta, "tools": True, **policy}
     ours = train(PeftGRPOTrainer, **options, loss_type="gmpo", **MANY_PASSES)
@@ -64,8 +63,7 @@ def test_the_geometric_mean_is_that_of_trls_own_trainer(policy, beta):
         assert max(entry.get("clip_ratio/region_mean", 0) for entry in ours.history) > 0
 
 
-@pytest.mark.parametrize("corrects", [False, True])
-@pytest.mark.parametrize("estimator", ["k1", "k2"])
+@pytest.mark.parametrize(("estimator", "corrects"), [("k1", False), ("k2", True)])
 def test_the_estimator_of_the_divergence_gives_a_plain_trainers_update(estimator, corrects):
     options = {"beta": 0.3, "use_bias_correction_kl": corrects, **OFF_POLICY, "epsilon": 50.0}
     settings = {"kl_estimator": estimator}
@@ -73,13 +71,12 @@ def test_the_estimator_of_the_divergence_gives_a_plain_trainers_update(estimator
     assert_plain_update(ours, plain_training(settings, **options))
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "reinforce"])
-def test_the_entropy_gives_a_plain_trainers_update_on_every_row(loss_type):
-    options, settings = {**ON_POLICY, "tools": True, "epsilon": 50.0}, {"loss_type": loss_type, "entropy_weight": 0.2}
+def test_the_entropy_gives_a_plain_trainers_update_on_every_row():
+    options, settings = {**ON_POLICY, "tools": True, "epsilon": 50.0}, {"loss_type": "dapo", "entropy_weight": 0.2}
     ours = train(PeftGRPOTrainer, **options, **settings, **MANY_PASSES)
     assert_plain_update(ours, plain_training(settings, **options))
     assert all(entry["rows/trained_fraction"] == 1 for entry in ours.history if "rows/trained_fraction" in entry)
-    without = train(PeftGRPOTrainer, **options, loss_type=loss_type)
+    without = train(PeftGRPOTrainer, **options, loss_type="dapo")
     assert relative_difference(ours.update(), without.update()) > 0.01
 
 
@@ -105,7 +102,7 @@ def test_an_estimator_reaches_log_and_update(estimator):
     assert_plain_update(found, expected)
 
 
-@pytest.mark.parametrize("estimator", ["batch", "group_then_batch", "rloo"])
+@pytest.mark.parametrize("estimator", ["batch", "rloo"])
 def test_a_kl_penalty_in_the_rewards_gives_a_plain_trainers_update(estimator):
     options = {"beta": 0.5, "tools": True, "max_steps": 2, **OFF_POLICY, "epsilon": 50.0}
     plain = train(type("Plain", (PlainPenalty,), {"estimator": estimator}), **options)

@@ -17,7 +17,7 @@ from perl.methods.registry import METHODS
 from tests import warm
 from tests.oracles.two_trainers import norm
 
-FEW = ("lora", "pissa")
+FEW = ("pissa",)
 STRATEGIES = ("ddp", "fsdp2", *(["zero2"] if find_spec("deepspeed") else []))
 # Methods that train tensors of the base, whose copies in half precision DeepSpeed would keep.
 OF_THE_BASE = ("full", "ln_tuning")
