@@ -15,7 +15,6 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput
 from trl import GRPOTrainer
 from trl.trainer.base_trainer import _BaseTrainer
 
@@ -280,37 +279,6 @@ def test_only_the_fourth_prompt_is_trained_on(name, tmp_path):
     assert all(sample["prompt"] == problems(8)[3]["prompt"] for sample in group)
 
 
-SECOND = {
-    "_get_eval_sampler": lambda *_: [1] * 4,
-    "get_eval_dataloader": lambda *_: [[problems(2)[1]] * 4],
-    "get_test_dataloader": lambda *_: [[problems(2)[1]] * 4],
-}
-
-
-@covers(*SECOND)
-@pytest.mark.parametrize("name", SECOND)
-def test_only_the_second_prompt_is_evaluated(name, tmp_path):
-    trainer = made(tmp_path, instead(**{name: SECOND[name]}), per_device_eval_batch_size=4)
-    trainer.predict(problems(2)) if "test" in name else trainer.evaluate()
-    assert all(sample["prompt"] == problems(2)[1]["prompt"] for sample in trainer.latest_group())
-
-
-@covers("_set_signature_columns_if_needed")
-def test_a_column_is_kept(tmp_path):
-    seen = []
-
-    def reward(completions, **columns):
-        seen.append("solution" in columns)
-        return by_place(completions)
-
-    def columns(self):
-        self._signature_columns = ["prompt", "solution"]
-
-    for name, kind in (("plain", PeftGRPOTrainer), ("kept", instead(_set_signature_columns_if_needed=columns))):
-        trained(tmp_path / name, kind, reward=reward, remove_unused_columns=True)
-    assert seen == [False, True]
-
-
 # The optimizer, and what is logged of a step.
 
 
@@ -349,46 +317,51 @@ def test_the_parts_of_an_optimizer_and_its_schedule_are_others(tmp_path):
     assert trainer.state.total_flos == 7
 
 
-CALLED = ("compute_loss_context_manager", "autocast_smart_context_manager", "_finish_current_push", "_send_telemetry")
+@covers("_clip_grad_norm", "_get_learning_rate", "floating_point_ops", "log")
+def test_what_a_step_logs_is_replaced(tmp_path):
+    def log(self, logs, *args):
+        PeftGRPOTrainer.log(self, {**logs, "mine": 7.0}, *args)
+
+    kind = instead(
+        log=log,
+        _get_learning_rate=lambda _: 7.0,
+        floating_point_ops=lambda *_: 7,
+        _clip_grad_norm=lambda *_: torch.tensor(7.0),
+    )
+    trainer = trained(tmp_path, kind)
+    assert [logged(trainer, name) for name in ("grad_norm", "learning_rate")] == [7.0, 7.0]
+    assert [entry["mine"] for entry in trainer.state.log_history] == [7.0, 7.0]
+    assert trainer.state.total_flos == 7
 
 
-@covers("_clip_grad_norm", "_get_learning_rate", "floating_point_ops", "log", *CALLED)
-def test_what_a_step_logs_and_calls_is_replaced(tmp_path):
+# What the code of transformers and TRL calls by itself, and goes on with what it returns.
+
+CALLED = (
+    *("evaluate", "evaluation_loop", "prediction_step", "_load_best_model", "_save_scaler", "_load_scaler"),
+    *("_get_eval_sampler", "get_eval_dataloader", "get_test_dataloader", "_set_signature_columns_if_needed"),
+    *("compute_loss_context_manager", "autocast_smart_context_manager", "_finish_current_push", "_send_telemetry"),
+)
+
+
+@covers(*CALLED)
+def test_what_a_training_an_evaluation_and_a_resumed_training_call_is_replaced(tmp_path):
     called = []
 
     def noting(name):
         return lambda _, result: called.append(name) or result
 
-    def log(self, logs, *args):
-        PeftGRPOTrainer.log(self, {**logs, "mine": 7.0}, *args)
-
-    of_the_log = instead(log=log, _get_learning_rate=lambda _: 7.0, floating_point_ops=lambda *_: 7)
-    noted = changed(**{name: noting(name) for name in CALLED}, _clip_grad_norm=lambda *_: torch.tensor(7.0))
-    trainer = trained(tmp_path, type("Both", (of_the_log, noted), {"__module__": __name__}))
-    assert [logged(trainer, name) for name in ("grad_norm", "learning_rate")] == [7.0, 7.0]
-    assert [entry["mine"] for entry in trainer.state.log_history] == [7.0, 7.0]
-    assert trainer.state.total_flos == 7
+    kind = changed(**{name: noting(name) for name in CALLED})
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "reward"}
+    trainer = trained(tmp_path, kind, **EVALUATED, **STEPS, **best)
+    assert [called.count(name) for name in ("_finish_current_push", "_send_telemetry")] == [1, 1]
+    trainer.predict(problems(2))
+    made(tmp_path, kind, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert set(called) == set(CALLED)
-    assert [called.count(name) for name in CALLED[2:]] == [1, 1]
-
-
-# Evaluation.
-
-
-@covers("evaluate", "evaluation_loop", "prediction_step")
-def test_an_evaluation_is_replaced(tmp_path):
-    kind = instead(evaluate=lambda *_, **__: {"eval_mine": 7.0})
-    trainer = trained(tmp_path, kind, save_strategy="best", metric_for_best_model="mine", **EVALUATED)
-    assert trainer.state.best_metric == 7.0
-    kind = instead(evaluation_loop=lambda *_, **__: EvalLoopOutput(None, None, {"eval_mine": 7.0}, 1))
-    assert made(tmp_path, kind, per_device_eval_batch_size=4).evaluate()["eval_mine"] == 7.0
-    kind = instead(prediction_step=lambda *_, **__: (torch.tensor(7.0), None, None))
-    assert made(tmp_path, kind, per_device_eval_batch_size=4).evaluate()["eval_loss"] == 7.0
 
 
 # What is saved, and loaded.
 
-SAVES = ("save_model", "_save", "_save_optimizer_and_scheduler", "_save_rng_state", "_save_scaler")
+SAVES = ("save_model", "_save", "_save_optimizer_and_scheduler", "_save_rng_state")
 
 
 @covers(*SAVES)
@@ -416,18 +389,16 @@ def test_checkpoints_are_written_otherwise(tmp_path):
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
-@covers("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler")
+@covers("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
 def test_each_part_of_a_checkpoint_is_loaded_by_the_override(tmp_path):
     whole = trained(tmp_path, max_steps=2, **STEPS)
-    asked = []
 
     def resumed(**methods):
         trainer = made(tmp_path, instead(**methods), max_steps=2)
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
         return trainer
 
-    plain = resumed(_load_scaler=lambda _, checkpoint: asked.append(checkpoint))
-    assert asked == [str(tmp_path / "checkpoint-1")]
+    plain = resumed()
     assert torch.equal(weights_of(plain.policy), weights_of(whole.policy))
     other = resumed(_load_from_checkpoint=lambda *_, **__: None)
     assert not torch.equal(weights_of(other.policy), weights_of(whole.policy))
@@ -435,14 +406,6 @@ def test_each_part_of_a_checkpoint_is_loaded_by_the_override(tmp_path):
     rates = [trainer.state.log_history[1]["learning_rate"] for trainer in (plain, other)]
     assert rates == [0.5e-2, 1e-2]  # a schedule that was not loaded begins anew
     assert resumed(_load_rng_state=lambda *_: torch.manual_seed(7)).latest_group() != plain.latest_group()
-
-
-@covers("_load_best_model")
-def test_the_best_model_is_loaded_otherwise(tmp_path):
-    called = []
-    kind = instead(_load_best_model=lambda self: called.append(self.state.best_metric))
-    trained(tmp_path, kind, load_best_model_at_end=True, metric_for_best_model="reward", **EVALUATED, **STEPS)
-    assert called == [0.25]
 
 
 @covers("create_model_card", "_push_from_checkpoint")
