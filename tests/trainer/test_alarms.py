@@ -171,15 +171,18 @@ HISTORIES = {
     "reasoning that helps": (grown(0.01, 5, 0.01), ""),
     "length without a reward": (grown(0.0, 5, 0.0), ""),
     "what a length penalty is for": (grown(0.0, -4, 0.01), ""),
-    "another trainer": ([{"loss": 1.0, "grad_norm": 2.0, "learning_rate": 2e-4, "mean_token_accuracy": 0.5}] * 20, ""),
     "without metrics": ([{"something": "else"}, {"loss": None}, {"loss": 0.1, "kl": None, "text": "x"}], ""),
 }
 
 
 @pytest.mark.parametrize(("logs", "alarm"), HISTORIES.values(), ids=HISTORIES)
 def test_a_history_raises_what_it_deserves(logs, alarm):
-    setup = Setup() if "mean_token_accuracy" in (logs := list(logs))[0] else None
-    assert list(judged([dict(row) for row in logs], setup)) == [alarm] * bool(alarm)
+    assert list(judged([dict(row) for row in logs])) == ([alarm] if alarm else [])
+
+
+def test_another_trainers_logs_are_silent():
+    row = {"loss": 1.0, "grad_norm": 2.0, "learning_rate": 2e-4, "mean_token_accuracy": 0.5}
+    assert judged([row] * 20, Setup()) == {}
 
 
 def test_what_is_set_explains_gradients_of_zero_and_ratios_of_whole_completions():
@@ -429,26 +432,31 @@ def test_trls_own_trainer_is_judged_too(tmp_path, said):
     assert not any("PRL403" in line for line in said())
 
 
-NONE = {"reward": lambda completions, **_: [None] * len(completions), "max_completion_length": 8}
-TOLD = (
-    (
-        {"steps": 2, "max_completion_length": 4},
-        "for 2 steps no group's rewards differed, so they teach nothing: "
-        "100 % truncated, 100 % no answer, 0 % wrong, 0 % right; ",
-        "raise max_completion_length (now 4)",  # as a script writes it
-    ),
-    ({"steps": 1, **NONE}, "for 1 step no completion got a reward, "),
+def none(completions, **_):
+    return [None] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("steps", "changed", "parts"),
+    [
+        (
+            2,
+            {"max_completion_length": 4},
+            [
+                "for 2 steps no group's rewards differed, so they teach nothing: ",
+                ": 100 % truncated, 100 % no answer, 0 % wrong, 0 % right; ",
+                "raise max_completion_length (now 4)",  # as a script writes it
+            ],
+        ),
+        (1, {"reward": none}, ["for 1 step no completion got a reward, "]),
+    ],
 )
-
-
-@pytest.mark.parametrize(("how", "begin", "advice"), [(*row, "")[:3] for row in TOLD])
-def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, how, begin, advice):
-    trained(tmp_path, flat_reward_steps=how["steps"], **how)
+def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, steps, changed, parts):
+    trained(tmp_path, steps, flat_reward_steps=steps, **changed)
     line, last = said()[-2:]  # after what the trainer said when it was made
-    assert line.startswith(begin)
-    assert advice in line
+    assert [part for part in parts if part not in line] == []
     assert line.endswith(" [PRL403]")
-    assert last == f"nothing was trained: there was no gradient in any of {how['steps']} steps [PRL323]"
+    assert last == f"nothing was trained: there was no gradient in any of {steps} steps [PRL323]"
 
 
 def test_an_infinite_reward_ends_a_script_before_it_trains_on_it(tmp_path):
