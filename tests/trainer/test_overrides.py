@@ -352,7 +352,7 @@ def test_what_a_training_an_evaluation_and_a_resumed_training_call_is_replaced(t
 
     kind = changed(**{name: noting(name) for name in CALLED})
     best = {"load_best_model_at_end": True, "metric_for_best_model": "reward"}
-    trainer = trained(tmp_path, kind, **EVALUATED, **STEPS, **best)
+    trainer = trained(tmp_path, kind, **EVALUATED, **STEPS, **best, remove_unused_columns=True)
     assert [called.count(name) for name in ("_finish_current_push", "_send_telemetry")] == [1, 1]
     trainer.predict(problems(2))
     made(tmp_path, kind, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
