@@ -74,6 +74,7 @@ def filled(said, gold):
     return said.replace("ANSWER", "\0").replace("R", gold).replace("\0", "ANSWER")
 
 
+@pytest.mark.nightly
 def test_verdicts_agree_with_lightevals_but_where_it_is_known_not_to():
     words = {"answer": "\\text{Evelyn}", "solution": "It is $\\boxed{\\text{Evelyn}}$."}
     asked = {

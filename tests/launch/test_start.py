@@ -75,7 +75,11 @@ def test_processes_that_handle_no_signal_are_named_and_ended_by_the_second_one(s
     (folder := Path("run")).mkdir()
     Run(folder).record(status="running")
     deaf = "trap '' INT TERM; "
-    started = simulated((f"{deaf}sleep 60", None), (f"{deaf}kill -INT $PPID; sleep 1; kill -INT $PPID; sleep 60", None))
+    both = (
+        "touch deaf; sleep 60",
+        "until [ -e deaf ]; do sleep 0.1; done; kill -INT $PPID; sleep 1; kill -INT $PPID; sleep 60",
+    )
+    started = simulated(*((f"{deaf}{command}", None) for command in both))
     with pytest.raises(InterruptedRunError, match="the step in hand is lost"):
         start(["train"], 2, folder)
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
