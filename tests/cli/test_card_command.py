@@ -49,7 +49,7 @@ def repository(run: Run, repo_id: str) -> dict[str, bytes]:
     return dict(run_package(run, repo_id).files)
 
 
-def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
+def test_a_run_is_given_its_card_which_then_is_right(perl, run):
     first = perl("card", "a-run", "--check")
     assert (first.returncode, first.stderr) == (2, "error: a-run: has no card yet (perl card a-run) [PRL206]\n")
     written = perl("card", "a-run", "--repo", "me/mine")
@@ -65,7 +65,7 @@ def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
     for fact in ("name", "licence", "trainable parameters", "seconds", "hardware", "versions"):
         assert f", {fact}" in reported
     run.card.write_text(run.card.read_text().replace("81.2", "91.2"))
-    wrong = perl_command("card", "a-run/adapter", "--check")
+    wrong = perl("card", "a-run/adapter", "--check")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     (line,) = wrong.stderr.splitlines()
     assert line.startswith("error: README.md:")
