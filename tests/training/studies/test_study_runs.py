@@ -9,8 +9,8 @@ from perl.run.folder import Run
 STUDY = """\
 recipe: quickstart
 overrides:
-  {train.max_steps: 4, train.save_steps: 1, train.prompts_per_step: 4, train.num_generations: 4,
-   train.per_device_train_batch_size: 16, eval.limit: 8, eval.k: 1}
+  {train.max_steps: 2, train.save_steps: 1, train.prompts_per_step: 4, train.num_generations: 4,
+   train.per_device_train_batch_size: 16, eval.limit: 4, eval.k: 1}
 grid:
   peft.method: [lora]
   peft.rank: [2]
