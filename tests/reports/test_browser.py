@@ -52,7 +52,7 @@ def test_runs_are_drawn_switched_searched_and_taken_out(browser, tmp_path):
         assert "peft.method" in page.locator("#differences").inner_text()
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("size", [WIDE, pytest.param(NARROW, marks=pytest.mark.nightly)], ids=["wide", "narrow"])
 def test_a_run_that_attacks_is_shown_as_it_is_written_and_does_nothing(browser, tmp_path, size):
     perl.report([hostile_run(tmp_path / "hostile <b>run</b>"), write_run(tmp_path / "one")], tmp_path / "page.html")
     with browser.page(tmp_path / "page.html", size) as page:

@@ -151,6 +151,7 @@ def started(folder, here):
     return process, int(waits.read_text())
 
 
+@pytest.mark.nightly
 def test_a_signal_ends_verl_too_and_one_that_lost_its_parent_is_not_started_beside_itself(made, stand_in, tmp_path):
     here, _ = made
     (tmp_path / "recipe.yaml").write_text(stand_in(waits=3).to_yaml())
