@@ -19,7 +19,7 @@ from tests.saved_adapters import save_adapter
 
 TASK = "sandbox:addition"
 # Many small batches, so that there is a middle.
-ASKED = ("--tasks", TASK, "--limit", "6", "--k", "2", "--max-new-tokens", "16", "--batch-size", "1", "--no-lighteval")
+ASKED = ("--tasks", TASK, "--limit", "6", "--k", "2", "--max-new-tokens", "24", "--batch-size", "1", "--no-lighteval")
 TOTAL = 6 * 2
 
 
