@@ -43,8 +43,8 @@ from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, base_only
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_fingerprint, base_parameters, load_base, load_tokenizer
+from perl.policy.reference import token_log_probs
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Sampled
 from perl.rollouts.sync import base_update, choose_form, make_update

@@ -23,9 +23,8 @@ from perl.evaluation.heldout import evaluate_policy
 from perl.evaluation.protocol import Protocol
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_identity, eos_token_ids, load_base, load_tokenizer
-from perl.policy.reference import reference_log_probs
+from perl.policy.reference import reference_log_probs, token_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import check

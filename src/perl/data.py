@@ -16,7 +16,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from huggingface_hub import constants
 
 from perl.errors import DataError, Mistake, did_you_mean, raise_all
-from perl.policy.hub_lookup import look_up
+from perl.policy.hub_files import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run.files import sha256_of
 from perl.sandbox import is_sandbox, load_problems

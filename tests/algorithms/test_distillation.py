@@ -5,9 +5,8 @@ import itertools
 import pytest
 import torch
 
-from perl.algorithms.distillation import reverse_kl
 from perl.packing import divergence as module
-from perl.packing.divergence import head_divergence
+from perl.packing.divergence import head_divergence, reverse_kl
 from perl.packing.head import HeadStates, LogitSettings
 from tests.oracles import distillation as oracle
 from tests.oracles.covering import most_pairs

@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from perl.algorithms.advantages import STD_EPSILON, group_advantages
-from perl.algorithms.baselines import penalised_returns, whitened
+from perl.algorithms.advantages import STD_EPSILON, group_advantages, penalised_returns, whitened
 from perl.algorithms.estimators import ADVANTAGES, advantages_table
 from perl.algorithms.registry import LOSSES, function_at
 from tests.conftest import CHECKOUT

@@ -9,11 +9,11 @@ import pytest
 import torch
 from trl import GRPOConfig
 
-from perl.algorithms.distillation import reverse_kl
 from perl.algorithms.gae import value_loss
 from perl.algorithms.importance import SamplingCorrection, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.named import ALGORITHMS
+from perl.packing.divergence import reverse_kl
 from perl.packing.micro_batches import SELECTED
 from perl.recipe.train_fields import train_fields
 from perl.trainer import group_rewards

@@ -197,7 +197,7 @@ def test_an_absurd_rank_is_refused_before_anything_is_built(sound):
 
 
 def test_a_pattern_that_backtracks_without_end_is_stopped_and_named(spoilt, monkeypatch):
-    monkeypatch.setattr("perl.policy.saved.patterns.SECONDS", 1.0)
+    monkeypatch.setattr("perl.policy.saved.config.SECONDS", 1.0)
     settings = (
         {"target_modules": EVIL_PATTERN},
         {"rank_pattern": {EVIL_PATTERN: 4}},

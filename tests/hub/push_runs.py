@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from perl.policy.checkpoint import seal
-from perl.policy.logprobs import token_log_probs
 from perl.policy.probe import write_probe
+from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.folder import Run
 from tests.hub.card_runs import make_run, policy_of

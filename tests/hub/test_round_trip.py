@@ -16,10 +16,10 @@ from perl.hub.card.candidate import find_candidate
 from perl.hub.push.package import package_candidate
 from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.policy.guards import RELOAD_TOLERANCE
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base
 from perl.policy.precision import in_float32
 from perl.policy.probe import write_probe
+from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.sections import ModelSection
 from perl.run.files import sha256_of

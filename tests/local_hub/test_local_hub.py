@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from perl.policy.hub_lookup import look_up
+from perl.policy.hub_files import look_up
 from tests.hub_fixtures import TOKEN, taken_for_the_hub
 from tests.local_hub import LocalHub
 

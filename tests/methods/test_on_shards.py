@@ -3,7 +3,7 @@
 import pytest
 
 from perl.errors import RecipeError
-from perl.methods.on_shards import strategy_mistakes
+from perl.methods.base_checks import strategy_mistakes
 from perl.methods.registry import METHODS
 from perl.recipe import load_recipe
 

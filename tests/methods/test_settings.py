@@ -8,7 +8,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from transformers import AutoModelForCausalLM
 
 from perl.errors import RecipeError
-from perl.methods.on_quantised import quantization_mistakes
+from perl.methods.base_checks import quantization_mistakes
 from perl.methods.registry import METHODS, REFUSED_TYPES
 from perl.methods.settings import (
     adaptation,

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.policy.attach import continue_adapter
 from perl.policy.guards import RELOAD_TOLERANCE
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_fingerprint, clean_base, evaluating
 from perl.policy.precision import in_float32
+from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import reload_difference
 from perl.policy.saved.adapter import find_adapter
 from perl.rewards import accuracy_reward

@@ -2,10 +2,9 @@
 
 import torch
 
-from perl.methods.packed import base_weight
-from perl.policy.logprobs import token_log_probs
+from perl.methods.base_parameters import base_weight
 from perl.policy.precision import in_float32
-from perl.policy.reference import reference_log_probs
+from perl.policy.reference import reference_log_probs, token_log_probs
 
 
 def begins_at_its_base(policy):

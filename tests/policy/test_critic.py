@@ -17,8 +17,7 @@ from perl.packing.head import add_scored_forward, logit_settings
 from perl.packing.memory import measure
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter, without_harmless_warnings
-from perl.policy.critic import Critic, critic_parameters, critic_shapes
-from perl.policy.critic_file import facts_of_base, find_critic
+from perl.policy.critic import Critic, critic_parameters, critic_shapes, facts_of_base, find_critic
 from perl.policy.model import base_fingerprint, base_of
 from perl.recipe.sections import PeftSection
 from tests.a_few_methods import A_FEW

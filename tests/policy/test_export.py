@@ -18,8 +18,8 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.export import export, merge
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_fingerprint, load_base
+from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe

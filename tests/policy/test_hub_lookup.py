@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from perl.cli.main import run_commands
-from perl.policy.hub_lookup import look_up
+from perl.policy.hub_files import look_up
 from tests.hub_fixtures import taken_for_the_hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -7,10 +7,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from perl.methods.settings import adaptation
-from perl.policy import logprobs
+from perl.policy import reference
 from perl.policy.attach import attach_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base
+from perl.policy.reference import token_log_probs
 from perl.recipe.sections import ModelSection, PeftSection
 
 # Rows of different lengths; 0 is the padding token.
@@ -89,7 +89,7 @@ def test_rows_that_do_not_fit_together_go_in_parts(base, monkeypatch):
         # A row larger than the limit still goes.
         for limit, expected in ((1, [1] * 4), (row, [1] * 4), (2 * row, [2, 2]), (3 * row, [3, 1])):
             calls.clear()
-            monkeypatch.setattr(logprobs, "_LARGEST_LOGITS", limit)
+            monkeypatch.setattr(reference, "_LARGEST_LOGITS", limit)
             parts = token_log_probs(base, ids, mask)
             assert calls == expected, limit
             torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)

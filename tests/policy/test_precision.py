@@ -16,10 +16,9 @@ from transformers import (
 
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base
 from perl.policy.precision import in_float32
-from perl.policy.reference import Reference, reference_log_probs
+from perl.policy.reference import Reference, reference_log_probs, token_log_probs
 from perl.recipe.sections import ModelSection, PeftSection
 
 IDS = torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -10,9 +10,8 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base, load_tokenizer
-from perl.policy.reference import Reference, reference_log_probs
+from perl.policy.reference import Reference, reference_log_probs, token_log_probs
 from perl.recipe.sections import ModelSection, PeftSection
 from tests.a_few_methods import A_FEW
 

@@ -18,21 +18,19 @@ from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError
 from perl.evaluation.results import read_results
 from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
-from perl.methods.packed import is_packed
+from perl.methods.base_parameters import is_packed
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.packing.memory import kept_bytes
 from perl.policy.attach import attach_adapter
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import answering_fingerprint, base_fingerprint, check_quantisation, clean_base, load_base
 from perl.policy.precision import in_float32
 from perl.policy.probe import read_probe
-from perl.policy.quantised import quantisation_of
-from perl.policy.reference import reference_log_probs
+from perl.policy.quantised import keep_codes_only, quantisation_of
+from perl.policy.reference import reference_log_probs, token_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import WEIGHTS
-from perl.policy.weight_only import keep_codes_only
 from perl.recipe.quantisations import QUANTISATIONS, QUANTIZATIONS, in_few_bits
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.sync import make_update

@@ -45,7 +45,7 @@ def test_names_sentences_and_constant_defaults_are_those_of_the_class(config_fie
         ("from perl.recipe import load_recipe; load_recipe('quickstart', ['train.beta=0.02'])", False),
         ("from perl.methods.registry import METHODS; assert METHODS", False),
         ("import perl.cli.commands", False),
-        ("import perl.policy.logprobs", True),  # so that the look would see one
+        ("import perl.policy.reference", True),  # so that the look would see one
     ],
 )
 def test_a_recipe_is_checked_without_importing_what_trains_it(program, heavy):

@@ -5,8 +5,7 @@ import pytest
 from perl.algorithms.estimators import ADVANTAGES
 from perl.recipe.sections import RewardSetting
 from perl.rewards import reward_mistakes
-from perl.rewards.named import NAMED_REWARDS, SCORES
-from perl.rewards.signs import lowest_score
+from perl.rewards.named import NAMED_REWARDS, SCORES, lowest_score
 from tests.rewards.test_resolve import FIRST_AND_SECOND
 
 

@@ -6,8 +6,7 @@ from typing import get_args
 import pytest
 
 from perl.errors import MissingExtraError, ModelError
-from perl.recipe.engines import ENGINES, OF_TRL, Backend, best_backend, capabilities
-from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.rollout_section import ENGINES, OF_TRL, Backend, RolloutSection, best_backend, capabilities
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import _OPENED
 from perl.rollouts.vllm.in_process import InProcessEngine

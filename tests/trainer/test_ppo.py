@@ -12,7 +12,7 @@ from peft import get_peft_model
 from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer
-from perl.algorithms.baselines import whitened
+from perl.algorithms.advantages import whitened
 from perl.errors import ModelError, RecipeError
 from perl.policy.critic import Critic
 from perl.policy.model import base_fingerprint

@@ -184,8 +184,8 @@ def test_a_step_that_was_sampled_again_is_the_step_that_would_have_been(on_serve
         return write
 
     def scores(policy, prompt, ids, off):
-        from perl.policy.logprobs import token_log_probs
         from perl.policy.model import evaluating
+        from perl.policy.reference import token_log_probs
 
         text = torch.tensor([[*prompt, *ids]])
         with evaluating(policy), torch.no_grad():

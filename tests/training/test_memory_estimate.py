@@ -7,7 +7,7 @@ import torch
 from live_bytes import LiveBytes
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from perl.methods.packed import parts_of
+from perl.methods.base_parameters import parts_of
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score

@@ -20,7 +20,7 @@ SIZES = {
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch):
-    monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", False)
+    monkeypatch.setattr("perl.recipe.rollout_section.Capabilities.installed", False)
 
 
 def write_sums(name="sums.jsonl", rows=SUMS):

@@ -140,7 +140,9 @@ def test_every_other_recipe_is_planned_too(tmp_path, monkeypatch):
 
 
 def assert_planned(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("perl.recipe.engines.Capabilities.installed", property(lambda _: True))  # vLLM is not here
+    monkeypatch.setattr(
+        "perl.recipe.rollout_section.Capabilities.installed", property(lambda _: True)
+    )  # vLLM is not here
     recipe, base = read_recipe(name), []
     if not is_sandbox(recipe.model.name):
         small(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")

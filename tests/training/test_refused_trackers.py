@@ -6,8 +6,7 @@ import pytest
 from transformers import TrainerState
 
 from perl.errors import MissingExtraError, PerlError, RecipeError
-from perl.recipe.optional_packages import Package
-from perl.recipe.tracker_checks import unusable_trackers
+from perl.recipe.optional_packages import Package, unusable_trackers
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.trackers import KeptRuns
 from tests.ports import free_port

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerState
 
-from perl.recipe.tracker_checks import send_no_statistics
+from perl.recipe.optional_packages import send_no_statistics
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.trackers import FILE, KeptRuns
 from tests.training.tracker_fixtures import INSTALLED, SQL

@@ -9,8 +9,8 @@ from peft import PeftModel
 
 from perl.hub.zoo_entries.verification import verify
 from perl.policy.attach import without_harmless_warnings
-from perl.policy.logprobs import token_log_probs
 from perl.policy.name import adapter_policy_name
+from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import zoo_adapter
 from perl.sandbox import load_problems

@@ -10,10 +10,10 @@ import click
 from perl.cli.output import ARGUMENTS, say, set_up_output
 from perl.errors import EXIT_DONE, InterruptedRunError, Mistake, PerlError, raise_all
 from perl.evaluation.task import DEFAULT_TASKS
-from perl.recipe.engines import TRANSFORMERS, Backend
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
+from perl.recipe.rollout_section import TRANSFORMERS, Backend
 from perl.run.launched import adopt_launcher
 from perl.run.tables import plain_table
 

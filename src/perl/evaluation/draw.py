@@ -18,7 +18,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import NOT_JUDGED, Place, Sample
 from perl.evaluation.scorers import SCORERS, Scorer
 from perl.evaluation.task import MATH, Question
-from perl.recipe.engines import Capabilities
+from perl.recipe.rollout_section import Capabilities
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 from perl.run.joint_work import Processes

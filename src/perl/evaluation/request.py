@@ -30,9 +30,8 @@ from perl.evaluation.task import MATH
 from perl.evaluation.task_data import check_files, load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
-from perl.recipe.engines import ENGINES, TRANSFORMERS, Capabilities, best_backend
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
-from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.rollout_section import ENGINES, TRANSFORMERS, Capabilities, RolloutSection, best_backend
 from perl.recipe.sections import ModelSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.recipe.validation import checked

@@ -15,9 +15,9 @@ from perl.errors import PerlError, raise_all
 from perl.evaluation.protocol import DEFAULT_PRESET
 from perl.evaluation.subject import QuantizationChoice
 from perl.policy.model import DeviceMap
-from perl.recipe.engines import Backend
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.layers import Layer
+from perl.recipe.rollout_section import Backend
 from perl.recipe.section import Section
 from perl.recipe.validation import mistakes_of
 

@@ -27,9 +27,8 @@ from peft.tuners.vera.layer import VeraLayer
 from torch import nn
 
 from perl.methods.anchor import AnchoredLora, anchor_of
+from perl.methods.base_parameters import base_weight, is_packed, name_in_base
 from perl.methods.hooks import factors_of
-from perl.methods.names import name_in_base
-from perl.methods.packed import base_weight, is_packed
 from perl.methods.registry import LARGEST_RANK
 from perl.run.shards import gathered
 

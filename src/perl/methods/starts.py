@@ -14,9 +14,8 @@ from peft.tuners.lora.layer import Linear
 
 from perl.errors import ModelError
 from perl.methods.anchor import drop_anchor
+from perl.methods.base_parameters import base_weight, is_packed, name_in_base
 from perl.methods.decompositions import Decomposition, Factors, decompose, first_columns, first_triples, last_triples
-from perl.methods.names import name_in_base
-from perl.methods.packed import base_weight, is_packed
 from perl.run.shards import is_sharded
 
 _Options = Mapping[str, Any]

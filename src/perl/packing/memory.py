@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from perl.methods.packed import is_packed, number_count, parts_of
+from perl.methods.base_parameters import is_packed, number_count, parts_of
 from perl.packing.forward import Read, score
 from perl.packing.head import head_bytes, memory_of
 from perl.packing.rows import Row

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from perl.errors import BrokenPromiseError, ModelError, first_line
 from perl.methods import starts
 from perl.methods.anchor import lift_anchor, without_anchor
+from perl.methods.base_parameters import is_of_the_base, name_in_base
 from perl.methods.butterflies import say_who_can_load, without_extension
-from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, initialisation_of, method_of
 from perl.policy.model import (
@@ -34,7 +34,7 @@ from perl.policy.model import (
 )
 from perl.policy.quantised import keep_type
 from perl.policy.saved.adapter import POSITIONS, SavedAdapter
-from perl.policy.saved.patterns import check_patterns
+from perl.policy.saved.config import check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, full_names, leave_out_unreached, linear_names
 from perl.run.warned import warn

@@ -17,8 +17,8 @@ from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError, RunFolderError
+from perl.methods.base_parameters import name_in_base
 from perl.methods.delta import EXACT, adapted_layers, low_rank_update, merged_parameters
-from perl.methods.names import name_in_base
 from perl.methods.settings import method_of
 from perl.policy.attach import continue_adapter
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_model

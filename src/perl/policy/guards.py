@@ -3,7 +3,7 @@
 model, optimizer, files -> nothing, or an error that says what broke
 """
 
-from collections.abc import Iterable, Iterator, Set, Sized
+from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
 from perl.errors import BrokenPromiseError, DataError
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_fingerprint, evaluating
 from perl.policy.precision import in_float32
-from perl.policy.reference import Reference, reference_log_probs
+from perl.policy.reference import Reference, reference_log_probs, token_log_probs
 from perl.policy.save_adapter import reload_difference
 from perl.run.warned import warn
 
@@ -284,3 +283,41 @@ def _saved_tensors(folder: Path, names: Set[str]) -> Iterator[tuple[str, torch.T
                 return
             for name in saved.keys():  # noqa: SIM118 (no mapping)
                 yield name, saved.get_tensor(name)
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# A sum in int64 is taken of a copy: of so many numbers at a time, 32 MB, whatever the tensor's size.
+_AT_ONCE = 2**22
+
+
+def check_replicas(tensors: Mapping[str, torch.Tensor], when: str) -> None:
+    """Compares trained tensors over all processes, which call this at once; their bits are read once.
+
+    Args:
+        tensors: By name, the same names in the same order on each process.
+        when: For the message, as ``after step 3``.
+
+    Raises:
+        BrokenPromiseError: On every process, if those of one of them differ.
+    """
+    if not tensors or torch.distributed.get_world_size() == 1:
+        return
+    device = next(iter(tensors.values())).device
+    own_K = torch.stack([checksum(tensor).to(device) for tensor in tensors.values()])
+    every = [torch.empty_like(own_K) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(every, own_K)
+    differs_RK = torch.stack(every) != every[0]
+    if not differs_RK.any():
+        return
+    rank, tensor = (int(place) for place in differs_RK.nonzero()[0])
+    count, names = int(differs_RK[rank].sum()), list(tensors)
+    what = f"{when} rank {rank} holds another policy than rank 0: {count} of {len(names)} trained tensors differ, as"
+    hint = "each process needs the mean of all gradients, and GPUs and libraries of one kind to round it alike"
+    raise BrokenPromiseError(f"{what} {names[tensor]}", hint=hint)
+
+
+@torch.no_grad()
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """() int64, the sum of a tensor's numbers read as integers, modulo 2^64; another where one number is another."""
+    numbers = tensor.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
+    return torch.stack([part.sum(dtype=torch.int64) for part in numbers.split(_AT_ONCE)]).sum()

@@ -23,9 +23,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first_line, missing_extra
-from perl.methods.names import is_of_the_base, name_in_base
-from perl.methods.packed import is_packed, parts_of
-from perl.policy.hub_lookup import look_up
+from perl.methods.base_parameters import is_of_the_base, is_packed, name_in_base, parts_of
+from perl.policy.hub_files import look_up
 from perl.policy.quantised import (
     half_precision,
     mark_as,

@@ -18,7 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
-from perl.methods.packed import base_weight, is_packed
+from perl.methods.base_parameters import base_weight, is_packed
 from perl.policy.model import base_dtype, base_of
 from perl.policy.quantised import computes_in_any_type, was_quantised
 

@@ -1,14 +1,14 @@
 """A base whose layers were quantised as it was loaded: the weights it was made from, and layers that train.
 
-base -> its quantised layers, the tensors of its checkpoint, layers that are never repacked
+base -> its quantised layers, the tensors of its checkpoint, layers that are never repacked, layers that keep codes only
 """
 
 import hashlib
 import importlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -18,13 +18,15 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.integrations import get_bnb_param_type
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from transformers import BitsAndBytesConfig, TorchAoConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.quantization_config import QuantizationConfigMixin, QuantizationMethod
 
 from perl.errors import ModelError
+from perl.methods.base_parameters import is_packed, numbers_of
 from perl.methods.settings import method_of
-from perl.policy.weight_only import keep_codes_only
 from perl.recipe.quantisations import QUANTISATIONS, Quantization
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -283,3 +285,79 @@ def _file(name: str, revision: str | None, file: str) -> Path | None:
         return folder / file if (folder / file).is_file() else None
     cached = try_to_load_from_cache(name, file, revision=revision)
     return Path(cached) if isinstance(cached, str) else None
+
+
+# DeepSpeed's own mark of a weight that each process has for itself.
+_OF_DEEPSPEED = "ds_optim_param"
+
+
+class WeightOnlyLinear(nn.Linear):
+    """``nn.Linear`` over codes: the same numbers as torchao's own, without a copy of the weight for the gradient.
+
+    torchao multiplies with the weight as numbers, and autograd keeps these for the gradient of the input: after a
+    forward pass every layer's weight would be there in full, and quantising it would have saved nothing.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As ``nn.Linear``: under autocast input, bias and result have its type, whatever the base was loaded in."""
+        device, bias = input.device.type, cast("torch.Tensor | None", self.bias)
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            # torchao adds a bias to fp8's product itself, and the wider of the two types would be the result's.
+            input, bias = input.to(dtype), None if bias is None else bias.to(dtype)
+        if is_packed(self.weight) and torch.is_grad_enabled():
+            return _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
+        return functional.linear(input, self.weight, bias)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """As ``nn.Module``, which cannot exchange a parameter of torchao's; codes move, and have no other type."""
+        weight = self._parameters["weight"]
+        if weight is None or not is_packed(weight):
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        moved = fn(weight.detach())
+        kept = weight if moved.device == weight.device else nn.Parameter(moved, requires_grad=False)
+        if hasattr(weight, _OF_DEEPSPEED):
+            setattr(kept, _OF_DEEPSPEED, getattr(weight, _OF_DEEPSPEED))
+        self._parameters["weight"] = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._parameters["weight"] = kept
+        return self
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b, W frozen and in codes."""
+
+    @staticmethod
+    def forward(ctx: Any, input_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:  # noqa: ANN401
+        ctx.weight_OI = weight_OI  # it belongs to the base, and is never written
+        result_NO = functional.linear(input_NI, weight_OI, bias_O)
+        # A view, which torchao's int8 gives, could not be added to in place, as some adapters do.
+        return result_NO.clone() if result_NO._is_view() else result_NO
+
+    @staticmethod
+    def backward(ctx: Any, slope_NO: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:  # noqa: ANN401
+        of_input = slope_NO @ numbers_of(ctx.weight_OI, slope_NO.dtype) if ctx.needs_input_grad[0] else None
+        of_bias = slope_NO.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        return of_input, None, of_bias
+
+
+def leave_in_processes(model: nn.Module) -> None:
+    """Keeps DDP and DeepSpeed from sending a base's codes to the other processes, which have loaded the same.
+
+    Both send every parameter when they begin, trained or not, by operations that torchao's tensors do not have.
+
+    Args:
+        model: As it will be wrapped.
+    """
+    packed = {name: p for name, p in model.named_parameters() if p.is_floating_point() and is_packed(p)}
+    if packed:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(packed))
+    for parameter in packed.values():
+        setattr(parameter, _OF_DEEPSPEED, True)
+
+
+def keep_codes_only(model: nn.Module) -> None:
+    """Makes a base's layers over weights of torchao's :class:`WeightOnlyLinear`; others stay as they are."""
+    for layer in model.modules():
+        if type(layer) is nn.Linear and layer.weight.is_floating_point() and is_packed(layer.weight):
+            layer.__class__ = WeightOnlyLinear

@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.methods.anchor import anchored_layers
+from perl.methods.base_parameters import name_in_base
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.hooks import hooks_of
-from perl.methods.names import name_in_base
 from perl.policy.attach import without_harmless_warnings
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_dtype, base_of, clean_base, evaluating, public_name
 from perl.policy.precision import in_float32
 from perl.policy.quantised import quantisation_of
+from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
 from perl.policy.sharding import whole_targets
 from perl.run.files import new_folder, write_text

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.distributed import DistributedConfig
 
 from perl.errors import ModelError, RecipeError, first_line
-from perl.methods.names import name_in_base
+from perl.methods.base_parameters import name_in_base
 from perl.methods.registry import Method
 from perl.recipe.recipe import world_size
 from perl.recipe.sections import Strategy

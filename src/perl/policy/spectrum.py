@@ -18,9 +18,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from perl.methods.base_parameters import base_weight, name_in_base
 from perl.methods.delta import adapted_layers, closed_form, update_of
-from perl.methods.names import name_in_base
-from perl.methods.packed import base_weight
 
 BINS = 20
 """Parts of equal width that the singular directions are counted in, from the largest to the smallest."""

@@ -18,12 +18,12 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from perl.errors import ModelError, PerlError
-from perl.methods.on_quantised import check_on_quantised
+from perl.methods.base_checks import check_on_quantised
 from perl.methods.settings import Adaptation, starts_as_base
 from perl.policy.attach import continue_adapter, own_method
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_of, base_parameters, clean_base
 from perl.policy.quantised import quantisation_of
+from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter, public_adapter
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of

@@ -1,11 +1,13 @@
 """Reads recipe files and overrides into one mapping that remembers where each value came from.
 
-file, its ``extends`` chain, ``section.key=value`` overrides -> Layer
+file, its ``extends`` chain, ``section.key=value`` overrides -> Layer; origins of its rewards -> ``sys.path``
 
 Plain YAML 1.2 scalars (``1e-5`` is a number, ``no`` is text), no tags, no key twice. Knows the shape of YAML, not the
 meaning of any setting, but for the name of an algorithm, which replaces what was set before it.
 """
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -325,3 +327,29 @@ def _merge_into(merged: Layer, child: Layer, path: KeyPath, target: dict[str, An
 def _another_source(path: KeyPath, before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     """Whether a data source is replaced: the columns and split of one data set mean nothing to another."""
     return _SHORTHANDS.get(path) == "name" and value.get("name", before.get("name")) != before.get("name")
+
+
+def find_beside(layer: Layer) -> None:
+    """Lets modules of rewards, ``module:function``, be imported from the folder of the file that names them.
+
+    The folder comes last: it hides no installed package, and what lies in the current folder is still taken first.
+    """
+    find_in(folders_beside(layer))
+
+
+def folders_beside(layer: Layer) -> list[str]:
+    """The folders of the files that name the rewards, each once."""
+    rewards = layer.values.get("rewards")
+    found = []
+    for name in rewards if isinstance(rewards, dict) else ():
+        file = Path(layer.origins.get(("rewards", name), "").rpartition(":")[0])
+        if ":" in str(name) and file.is_file():
+            found.append(os.path.dirname(os.path.abspath(file)))
+    return list(dict.fromkeys(found))
+
+
+def find_in(folders: Sequence[str]) -> None:
+    """Lets modules be imported from folders, after what can be imported already."""
+    for folder in map(os.path.abspath, folders):
+        if folder not in sys.path:
+            sys.path.append(folder)

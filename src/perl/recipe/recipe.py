@@ -18,13 +18,12 @@ from pydantic import BaseModel, ValidationError
 
 from perl.algorithms.estimators import generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
-from perl.algorithms.unrewarded import counts, has_signal, nothing_teaches, without_rewards
+from perl.algorithms.overrides import counts, has_signal, nothing_teaches, without_rewards
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
-from perl.recipe.beside import find_beside
 from perl.recipe.eval_section import EvalSection
-from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
+from perl.recipe.layers import KeyPath, Layer, find_beside, key_path, read_layers
 from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
 from perl.recipe.rollout_section import RolloutSection

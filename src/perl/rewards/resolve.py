@@ -20,9 +20,8 @@ from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import RewardSetting
 from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers
-from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
+from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS, sign_mistakes
 from perl.rewards.process.reward import check_process_reward
-from perl.rewards.signs import sign_mistakes
 from perl.rewards.verifier import Judging
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.

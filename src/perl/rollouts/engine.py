@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perl.errors import BrokenPromiseError
-from perl.recipe.engines import Capabilities
+from perl.recipe.rollout_section import Capabilities
 from perl.types import Completion
 
 if TYPE_CHECKING:  # who speaks to servers on their nodes loads neither

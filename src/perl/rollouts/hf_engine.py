@@ -20,7 +20,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 
 from perl.errors import ModelError
 from perl.policy.model import base_of, evaluating
-from perl.recipe.engines import TRANSFORMERS, Capabilities
+from perl.recipe.rollout_section import TRANSFORMERS, Capabilities
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.next_token import (

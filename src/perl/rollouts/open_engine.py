@@ -18,8 +18,7 @@ from perl.errors import RecipeError, RolloutError
 from perl.methods.registry import served_rank
 from perl.policy.model import base_identity, resolve_model
 from perl.policy.precision import compute_dtype
-from perl.recipe.engines import Capabilities
-from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.rollout_section import Capabilities, RolloutSection
 from perl.rollouts.engine import Engine, EngineSampling, Form, OnGroup, Pending, Proof, Request, Sampled, Update
 from perl.rollouts.sync import SyncPlan
 from perl.rollouts.vllm.in_process import InProcessEngine

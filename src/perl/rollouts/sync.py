@@ -23,9 +23,8 @@ from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods.anchor import anchor_of
+from perl.methods.base_parameters import base_weight, is_packed, name_in_base, number_count
 from perl.methods.delta import LowRank, adapted_layers, balanced, closed_form, merged_parameters
-from perl.methods.names import name_in_base
-from perl.methods.packed import base_weight, is_packed, number_count
 from perl.methods.registry import LARGEST_RANK
 from perl.methods.settings import method_of
 from perl.policy.attach import without_harmless_warnings

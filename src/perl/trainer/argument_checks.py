@@ -23,10 +23,9 @@ from perl.algorithms.registry import LOSSES, delta_mistakes
 from perl.errors import MissingExtraError, Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.layers import Layer
-from perl.recipe.optional_packages import missing_trackers, tracker_mistakes
+from perl.recipe.optional_packages import missing_trackers, send_no_statistics, tracker_mistakes, unusable_trackers
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import FIELD_OF_SETTING
-from perl.recipe.tracker_checks import send_no_statistics, unusable_trackers
 from perl.recipe.train_fields import CHOICES, train_fields, train_model
 from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device

@@ -13,10 +13,9 @@ from trl import GRPOConfig
 from perl.errors import RecipeError, did_you_mean, raise_all
 from perl.hub.gate.secrets import without_secrets
 from perl.methods.registry import METHODS
-from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import world_size
-from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.rollout_section import ENGINES, OF_TRL, RolloutSection, capabilities
 from perl.recipe.section import Section
 from perl.recipe.sections import (
     FIELD_OF_SETTING,

@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 
-from perl.algorithms.baselines import whitened
+from perl.algorithms.advantages import whitened
 from perl.algorithms.critic_settings import critic_rate
 from perl.algorithms.gae import explained_variance, generalised_advantages, moments, token_rewards, value_loss
 from perl.errors import ModelError
 from perl.methods.registry import Method
 from perl.packing.forward import score
 from perl.packing.micro_batches import MicroBatch, Window
-from perl.policy.critic import Critic
-from perl.policy.critic_file import WEIGHTS, facts_of_base, find_critic
+from perl.policy.critic import WEIGHTS, Critic, facts_of_base, find_critic
 from perl.run.devices import threads_for
 from perl.trainer.config import own_setting
 from perl.trainer.live import LiveTrainer, Metrics, mode_of

@@ -11,12 +11,14 @@ import torch
 from trl import GRPOTrainer
 
 from perl.algorithms.advantages import (
+    left_out,
     nan_std,
     normalized_sum_advantages,
     partly_scored,
+    penalised_returns,
     weighted_rewards,
+    whitened,
 )
-from perl.algorithms.baselines import left_out, penalised_returns, whitened
 from perl.algorithms.estimators import ADVANTAGES, Penalty
 from perl.algorithms.registry import function_at
 from perl.errors import RewardError

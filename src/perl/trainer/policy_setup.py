@@ -20,7 +20,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
 
 from perl.errors import ModelError, RecipeError
-from perl.methods.on_quantised import IN_PROCESS, check_on_quantised
+from perl.methods.base_checks import IN_PROCESS, check_on_quantised
 from perl.methods.registry import METHODS
 from perl.methods.settings import (
     Adaptation,
@@ -32,8 +32,8 @@ from perl.methods.settings import (
     starts_as_base,
 )
 from perl.policy.attach import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
-from perl.policy.critic_file import find_critic
-from perl.policy.logprobs import token_log_probs
+from perl.policy.critic import find_critic
+from perl.policy.reference import token_log_probs
 from perl.policy.model import (
     base_identity,
     check_quantisation,
@@ -49,7 +49,6 @@ from perl.policy.save_adapter import write_adapter, write_adapter_files, write_m
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard, strategy_of
 from perl.policy.teacher import find_teacher
-from perl.policy.weight_only import leave_in_processes
 from perl.recipe.quantisations import Quantization, quantised_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.run.warned import warn

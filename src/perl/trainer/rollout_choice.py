@@ -10,11 +10,10 @@ import torch
 from trl import GRPOTrainer
 
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError, raise_all
-from perl.methods.on_quantised import IN_PROCESS
+from perl.methods.base_checks import IN_PROCESS
 from perl.policy.model import base_of
 from perl.policy.quantised import was_quantised
-from perl.recipe.engines import TRANSFORMERS, best_backend
-from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.rollout_section import TRANSFORMERS, RolloutSection, best_backend
 from perl.rollouts.sync import choose_form
 from perl.rollouts.vllm.version import check_version, missing_vllm
 from perl.run.shards import is_sharded

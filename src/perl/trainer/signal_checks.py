@@ -12,9 +12,10 @@ from trl import GRPOConfig
 from perl.algorithms.critic_settings import SETTINGS
 from perl.algorithms.estimators import ADVANTAGES, generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
+from perl.algorithms.overrides import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.algorithms.reading import sometimes_read
 from perl.algorithms.registry import LOSSES
-from perl.algorithms.unrewarded import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
+from perl.algorithms.overrides import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.policy.sharding import FSDP2
 

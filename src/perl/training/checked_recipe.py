@@ -10,8 +10,7 @@ from typing import Any
 
 from perl.algorithms.registry import loss_mistakes
 from perl.errors import PerlError
-from perl.methods.on_quantised import quantization_mistakes
-from perl.methods.on_shards import strategy_mistakes
+from perl.methods.base_checks import quantization_mistakes, strategy_mistakes
 from perl.methods.settings import method_mistakes
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import SectionCheck

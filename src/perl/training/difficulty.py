@@ -27,8 +27,7 @@ from perl.evaluation.request import EvalSettings, Evaluation, end_tokens, genera
 from perl.evaluation.subject import Subject, adapter_digests
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
-from perl.recipe.engines import TRANSFORMERS, best_backend
-from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.rollout_section import TRANSFORMERS, RolloutSection, best_backend
 from perl.recipe.sections import PromptsSection
 from perl.rewards.verifier import Judging
 from perl.run.devices import threads_kept, use_threads

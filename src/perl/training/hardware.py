@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from perl.errors import PerlError, did_you_mean
-from perl.recipe.engines import Capabilities
+from perl.recipe.rollout_section import Capabilities
 
 GIB = 2**30
 

@@ -20,9 +20,9 @@ from perl.methods.registry import METHODS
 from perl.policy.model import load_empty_base, load_tokenizer
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
-from perl.recipe.engines import TRANSFORMERS, VLLM
 from perl.recipe.plain_yaml import plain_value
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS
+from perl.recipe.rollout_section import TRANSFORMERS, VLLM
 from perl.recipe.sections import DataSource, ModelSection
 from perl.rewards.named import JUDGES, NAMED_REWARDS
 from perl.run.devices import threads_kept

@@ -16,7 +16,7 @@ from perl import errors
 from perl.errors import EXIT_DONE, InterruptedRunError, RecipeError, RunFolderError, raise_all
 from perl.launch.start import ProcessFailedError, record_end
 from perl.recipe import Recipe
-from perl.recipe.beside import folders_beside
+from perl.recipe.layers import folders_beside
 from perl.recipe.optional_packages import Package, missing_package
 from perl.run.files import write_text
 from perl.run.folder import LOCK, Run, check_folder, in_use

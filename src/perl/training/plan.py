@@ -14,17 +14,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
-from perl.algorithms.unrewarded import counts
+from perl.algorithms.overrides import counts
 from perl.data import ProblemSet, load_problem_set
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
-from perl.methods.on_quantised import check_on_quantised
+from perl.methods.base_checks import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
-from perl.policy.critic import critic_parameters, critic_shapes
-from perl.policy.critic_file import find_critic
+from perl.policy.critic import critic_parameters, critic_shapes, find_critic
 from perl.policy.model import (
     check_quantisation,
     load_empty_base,

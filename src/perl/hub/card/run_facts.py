@@ -14,7 +14,7 @@ from perl.hub.card.candidate import Candidate, recipe_of
 from perl.hub.card.facts import Licence, RunFacts, made_facts, plain_word, showable_settings
 from perl.hub.card.names import is_hub_name, label
 from perl.hub.card.public_recipe import without_paths
-from perl.policy.hub_lookup import HUB_ERRORS
+from perl.policy.hub_files import HUB_ERRORS
 from perl.policy.model import public_name
 from perl.run.folder import Run
 from perl.sandbox import is_sandbox

@@ -23,7 +23,7 @@ from perl.hub.card.names import shown as public
 from perl.hub.card.published import SCORES, Files
 from perl.policy.name import adapter_config_digest, adapter_policy_name
 from perl.policy.saved.adapter import BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, WEIGHTS
-from perl.recipe.engines import ENGINES
+from perl.recipe.rollout_section import ENGINES
 
 _AGAIN = "perl eval scores the one that is there"
 _LARGEST_HEADER = 32_000_000  # bytes

@@ -14,10 +14,10 @@ from perl.errors import BrokenPromiseError, PerlError
 from perl.hub.card.candidate import Candidate, source_of_run
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.guards import RELOAD_TOLERANCE
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import is_the_base, load_base
 from perl.policy.precision import in_float32
 from perl.policy.probe import Probe, read_probe
+from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import WEIGHTS, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection

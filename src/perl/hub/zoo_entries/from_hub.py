@@ -22,7 +22,7 @@ from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, config_in, l
 from perl.hub.repository import fetched, open_repository, weights_of
 from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of_log, of_policy
 from perl.methods.registry import METHODS
-from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
+from perl.policy.hub_files import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.files import sha256_of
 from perl.run.tables import plain

@@ -45,7 +45,7 @@ from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
 from perl.launch.watch import LostProcessError
 from perl.policy.checkpoint import latest_step
-from perl.recipe.beside import find_in
+from perl.recipe.layers import find_in
 from perl.recipe.recipe import is_first_process, rank
 from perl.run.folder import LOCK
 from perl.run.host import Host, hosted_by

@@ -15,8 +15,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import Mistake, ModelError, PerlError, first_line
-from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files
-from perl.policy.hub_lookup import look_up
+from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files, look_up
 from perl.run.files import sha256_of, write_text
 from perl.run.warned import warn
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo

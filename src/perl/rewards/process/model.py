@@ -61,7 +61,7 @@ def read_process_config(setting: ProcessRewardSetting) -> tuple[Any, str]:
     """
     from transformers import AutoConfig
 
-    from perl.policy.hub_lookup import look_up
+    from perl.policy.hub_files import look_up
     from perl.policy.model import resolve_model
 
     name = resolve_model(setting.model)

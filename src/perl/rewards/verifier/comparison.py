@@ -26,8 +26,15 @@ from perl.rewards.verifier.structure import (
     parts_of,
     readings,
 )
-from perl.rewards.verifier.units import without_unit
-from perl.rewards.verifier.words import chosen, different_choices, is_choice, is_same_product, is_words, normal_words
+from perl.rewards.verifier.words import (
+    chosen,
+    different_choices,
+    is_choice,
+    is_same_product,
+    is_words,
+    normal_words,
+    without_unit,
+)
 
 Truth = bool | None
 Algebra = Callable[[str, str], Truth]

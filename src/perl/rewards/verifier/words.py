@@ -1,6 +1,6 @@
-r"""Answers that are words: "no solution", names, the letter of a multiple choice.
+r"""Words in answers: "no solution", names, the letter of a multiple choice, and the unit of a value.
 
-tidy answer -> words in one spelling
+tidy answer -> words in one spelling; tidy scalar -> value, unit (which are not converted: 60 min is not 1 h)
 
 Numbers are compared in ``arithmetic.py``.
 """
@@ -55,3 +55,57 @@ def chosen(gold: str, answer: str) -> list[str]:
 
 def _untexted(text: str) -> str:
     return text.replace(TEXT_START, "").replace(TEXT_END, "").strip()
+
+
+_WORDS = (
+    r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"
+    r"(?:(?: |/| / )[^\W\d_]+\.?)*"
+)
+_UNIT = re.compile(
+    rf"\s?(?:{TEXT_START}(?P<text>[^{TEXT_END}]*){TEXT_END}|(?<=[\d)}}%])(?P<words>{_WORDS}))"
+    r"(?:\^\{?(?P<power>[23])\}?)?\s?$"
+)
+# Letters that are no word may be variables: "5 xy". These are units.
+_SHORT_UNITS = frozenset(
+    "am cl cm db dl dm eV ev ft gb ghz hp hr hrs hz in kb kg khz kj kl km kmh kN kn kPa kph kW kWh kw lb lbs mb mg mhz "
+    "mi min ml mm mph ms nm ns oz pa pm psi pt qt rpm sec sq tb yd yds yr yrs".casefold().split()
+)
+_VOWEL = re.compile(r"[aeiouy\u0080-\uffff]")
+_IDEOGRAM = re.compile(r"[\u4e00-\u9fff]")
+_SAME_UNITS = {
+    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
+    "millimeter": "mm", "millimetre": "mm", "inche": "in", "inch": "in", "foot": "ft", "feet": "ft", "mile": "mi",
+    "hour": "h", "hr": "h", "minute": "min", "second": "s", "sec": "s", "gram": "g", "kilogram": "kg", "pound": "lb",
+    "dollar": "usd", "liter": "l", "litre": "l", "yard": "yd", "year": "yr", "ounce": "oz", "kph": "km/h",
+    "kmh": "km/h", "mph": "mi/h",
+}  # fmt: skip
+_POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3", "cu": "3"}
+
+
+@functools.lru_cache(maxsize=4096)
+def without_unit(text: str) -> tuple[str, str]:
+    """A value and its unit; the unit is empty where it is absent."""
+    found = _UNIT.search(text)
+    if found is None or not found.start():
+        return text, ""
+    words = " ".join((found["text"] or found["words"] or "").replace(".", " ").split())
+    if found["words"] and not _is_word(words.partition(" ")[0].casefold()):
+        return text, ""
+    return text[: found.start()].strip(), _one_spelling(words.casefold(), found["power"] or "")
+
+
+def _is_word(word: str) -> bool:
+    """Whether letters behind a number are a unit or a noun, not variables."""
+    return word in _SHORT_UNITS or bool(len(word) > 2 and _VOWEL.search(word)) or bool(_IDEOGRAM.search(word))
+
+
+def _one_spelling(unit: str, power: str) -> str:
+    """A unit as its parts in one spelling: "square feet" is "ft2", "miles per hour" is "mi/h"."""
+    parts = []
+    for part in unit.replace("/", " per ").split():
+        if part in _POWERS:
+            power = power or _POWERS[part]
+            continue
+        single = part.removesuffix("s") if len(part) > 2 else part
+        parts.append(_SAME_UNITS.get(part, _SAME_UNITS.get(single, single)))
+    return " ".join(parts).replace(" per ", "/") + power

@@ -24,7 +24,7 @@ import torch
 
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
-from perl.recipe.engines import VLLM, Capabilities
+from perl.recipe.rollout_section import VLLM, Capabilities
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm.answers import sampling_arguments
 from perl.rollouts.vllm.version import check_version, missing_vllm

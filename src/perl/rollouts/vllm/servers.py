@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
 from perl.errors import PerlError, RolloutError
-from perl.recipe.engines import VLLM_SERVER, Capabilities
+from perl.recipe.rollout_section import VLLM_SERVER, Capabilities
 from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
 from perl.rollouts.vllm.dispatch import Dispatcher, Rollouts

@@ -13,10 +13,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl.errors import RecipeError
 from perl.methods.hooks import hooks_of
-from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
+from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_replicas, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
-from perl.policy.replicas import check_replicas
 from perl.run.joint_work import Processes, joined
 from perl.run.warned import warn
 from perl.trainer.live import most

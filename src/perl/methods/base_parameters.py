@@ -1,14 +1,16 @@
-"""Weights that are held as codes: which they are, how many numbers, and the numbers that they stand for.
+"""The base's parameters inside a policy: their names without PEFT, and the numbers of weights that are held as codes.
 
-parameter of a quantised layer -> its numbers
+name in a policy -> name in the base; parameter of a quantised layer -> its numbers
 
 bitsandbytes' parameters hold integers; torchao's say that they are floating, and hold codes and scales inside.
 """
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
+from peft import PeftModel
 from peft.utils.integrations import dequantize_bnb_weight, get_bnb_param_type
 from torch import nn
 
@@ -68,3 +70,22 @@ def parts_of(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Te
         return
     inside, _ = parameter.__tensor_flatten__()  # type: ignore[attr-defined]
     yield from ((f"{name}.{part}", getattr(parameter, part)) for part in inside)
+
+
+# What PEFT puts into the names of the base's parameters; an expert's wrappers stand one in another.
+_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.|$)")
+# Parts of names that are the adapter's and do not carry its prefix.
+_ADDED_PARTS = ("modules_to_save", "trainable_tokens_", ".ranknum.")
+
+
+def is_of_the_base(model: nn.Module, name: str) -> bool:
+    """Whether a parameter of this name is the base's, not the adapter's."""
+    if not isinstance(model, PeftModel):
+        return True
+    added = (model.base_model.prefix, *_ADDED_PARTS)
+    return not any(part in name for part in added)
+
+
+def name_in_base(name: str) -> str:
+    """A parameter's or module's name as it is without an adapter."""
+    return _WRAPPERS.sub("", name.removeprefix("base_model.model."))

@@ -1,6 +1,6 @@
-"""What cannot be trained on a base that is quantised as it is loaded, refused by name before there is one.
+"""What cannot be trained on a base that is quantised as it is loaded, or in shards over processes (FSDP2).
 
-recipe sections, or an Adaptation -> problems
+recipe sections, or an Adaptation -> problems, before there is a base
 
 Imports neither PEFT nor torch.
 """
@@ -11,7 +11,8 @@ from typing import Any
 from perl.errors import Mistake, ModelError, missing_extra
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation
-from perl.recipe.quantisations import EXTRA, QUANTISATIONS
+from perl.recipe.quantisations import EXTRA, QUANTISATIONS, quantised_base
+from perl.recipe.recipe import launched, world_size
 
 _Located = tuple[tuple[str, ...], Mistake]
 _WITHOUT = "or leave model.quantization out"
@@ -84,3 +85,44 @@ def _instead(method: Method, quantization: str) -> str:
     ways = [name for name in QUANTISATIONS if name != quantization and not method.off_quantised(name)]
     others = f"model.quantization: {' or '.join(ways)}, " if ways else ""
     return f"lora, {others}{_WITHOUT}"
+
+
+_UNSHARDED = "engine.strategy ddp or zero2"
+# Keys of ``train`` by which transformers and DeepSpeed share the work in other ways.
+_OTHER_WAYS = ("fsdp", "fsdp_config", "deepspeed")
+
+
+def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
+    """What a recipe for several processes asks for beside ``engine.strategy: fsdp2`` and cannot have.
+
+    Args:
+        sections: The recipe's valid sections by name.
+
+    Returns:
+        Key path and mistake.
+    """
+    engine, peft, model, train = (sections.get(name) for name in ("engine", "peft", "model", "train"))
+    if engine is None or engine.strategy != "fsdp2":
+        return []
+    if (world_size() if launched() else engine.processes or 1) == 1:  # which holds the whole base
+        return []
+    found = list(_in_shards(peft)) if peft is not None else []
+    if model is not None and model.quantization is not None:
+        what = f"{quantised_base(model.quantization)} cannot be in shards, which fsdp2 makes of it"
+        found.append((("model", "quantization"), Mistake(what, hint=f"leave it out, or {_UNSHARDED}")))
+    for key in _OTHER_WAYS:
+        if (train or {}).get(key):
+            found.append((("train", key), Mistake("is another way than engine.strategy fsdp2", hint="leave it out")))
+    return found
+
+
+def _in_shards(peft: Any) -> Iterator[_Located]:  # noqa: ANN401 (the section)
+    method = METHODS.get("ln_tuning" if str(peft.type).upper() == "LN_TUNING" else peft.method)
+    if method is not None and method.trains_the_bases and (peft.type is None or method.name == "ln_tuning"):
+        key = "method" if peft.type is None else "type"
+        what = f"{method.name} trains the base's own tensors, which are in shards under fsdp2"
+        yield ("peft", key), Mistake(what, hint=_UNSHARDED)
+    for key in ("modules_to_save", "trainable_token_indices"):
+        if (peft.kwargs or {}).get(key):
+            what = "trains parts of the base, which is in shards under fsdp2"
+            yield ("peft", "kwargs", key), Mistake(what, hint=f"leave it out, or {_UNSHARDED}")
