@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from perl.algorithms.advantages import STD_EPSILON, group_advantages, penalised_returns, whitened
-from perl.algorithms.estimators import ADVANTAGES, advantages_table
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import LOSSES, function_at
-from tests.conftest import CHECKOUT
 from tests.oracles import advantages as oracle
 
 NAN = math.nan
@@ -171,12 +170,6 @@ def test_a_batch_in_two_parts_is_whitened_as_one():
         of_all = iter(sums)
         found.append(whitened(*part, lambda _, of_all=of_all: next(of_all)))
     torch.testing.assert_close(torch.cat(found), whitened(values, mask))
-
-
-def test_the_document_has_the_table_of_the_estimators():
-    assert advantages_table() in (CHECKOUT / "docs" / "training-step.md").read_text(encoding="utf-8")
-    for row in ADVANTAGES.values():
-        assert f"| `{row.name}` | {row.title} |" in advantages_table()
 
 
 def test_a_paper_has_one_key():

@@ -12,10 +12,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.losses import LossInputs, LossSettings, Step, objective, token_weights
 from perl.algorithms.metrics import LossMetrics
-from perl.algorithms.registry import LOSSES, Loss, Paper, loss_mistakes, losses_table
+from perl.algorithms.registry import LOSSES, Loss, Paper, loss_mistakes
 from perl.errors import RecipeError
 from perl.recipe import load_recipe
-from tests.conftest import CHECKOUT
 
 # Neither inside nor outside of every bound: what a setting changes, some token shows.
 RATIOS = torch.tensor([[0.5, 0.85, 1.0, 1.1], [1.25, 1.6, 2.5, 0.7], [1.4, 0.7, 1.15, 3.0]], dtype=torch.float64)
@@ -91,10 +90,6 @@ def test_settings_are_those_of_trls_arguments():
 def test_the_rows_that_trl_has_are_marked():
     source = Path(inspect.getfile(GRPOTrainer)).read_text(encoding="utf-8")
     assert {name for name in LOSSES if f'"{name}"' in source} == {name for name, row in LOSSES.items() if row.in_trl}
-
-
-def test_the_document_has_the_table_of_the_rows():
-    assert losses_table() in (CHECKOUT / "docs" / "training-step.md").read_text(encoding="utf-8")
 
 
 def test_an_unknown_loss_is_refused_with_its_line_and_the_nearest_name(tmp_path):

@@ -1,5 +1,6 @@
 """One row makes an algorithm: in recipes, scripts, the plan, on cards, in the documents."""
 
+import importlib.util
 import itertools
 import subprocess
 import sys
@@ -10,7 +11,6 @@ import pytest
 from perl.algorithms.algorithm import NEUTRAL, Algorithm
 from perl.algorithms.named import (
     ALGORITHMS,
-    algorithms_table,
     find_algorithm,
     named_facts,
     shown_settings,
@@ -124,10 +124,9 @@ def test_rows_are_told_apart_and_neutral_is_what_the_trainer_does_by_default():
 
 def test_a_name_is_looked_up_without_importing_torch():
     program = (
-        "import sys; from perl.algorithms.named import algorithms_table, find_algorithm; algorithms_table();"
+        "import sys; from perl.algorithms.named import find_algorithm;"
         "find_algorithm('gspo'); from perl.recipe import load_recipe; load_recipe({'algorithm': 'gspo'});"
-        "from perl.algorithms.registry import losses_table; losses_table();"
-        "from perl.algorithms.estimators import advantages_table; advantages_table();"
+        "import perl.algorithms.registry, perl.algorithms.estimators;"
         "assert not {'torch', 'trl', 'peft'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -142,9 +141,16 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
     assert hint in caught.value.mistakes[0].hint
 
 
-def test_the_document_has_the_table_of_the_rows():
-    text = (CHECKOUT / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    assert algorithms_table() in text
+def test_the_documents_have_the_tables_of_the_rows():
+    spec = importlib.util.spec_from_file_location("algorithm_tables", CHECKOUT / "docs" / "algorithm_tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    text, step = (
+        (CHECKOUT / "docs" / page).read_text(encoding="utf-8") for page in ("algorithms.md", "training-step.md")
+    )
+    assert tables.algorithms_table() in text
+    assert tables.losses_table() in step
+    assert tables.advantages_table() in step
     assert shown_settings(NEUTRAL) in " ".join(text.split())
 
 

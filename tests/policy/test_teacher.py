@@ -15,11 +15,11 @@ from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.model import base_fingerprint, load_base, load_tokenizer
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
-from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, teacher_log_probs
+from perl.policy.teacher import find_teacher, make_teacher, teacher_identity
 from perl.recipe.sections import ModelSection, PeftSection, TeacherSection
 from perl.sandbox import BASE_FOLDER, BASE_NAME
 from tests.a_few_methods import A_FEW
-from tests.policy.test_reference import IDS, MASK, base, move_adapter, policy_log_probs, policy_of
+from tests.policy.test_reference import base, move_adapter, policy_log_probs, policy_of
 from tests.saved_adapters import save_adapter
 
 
@@ -48,7 +48,7 @@ def test_whatever_adapter_is_trained_its_teacher_is_the_separately_loaded_one(me
     assert torch.equal(torch.get_rng_state(), random)
     for teacher, folder in ((of_base, None), (of_adapter, tmp_path / "teacher")):
         expected = policy_log_probs(separately_loaded(folder))
-        assert torch.equal(teacher_log_probs(teacher, IDS, MASK), expected)
+        assert torch.equal(policy_log_probs(teacher), expected)
         assert not any(p.requires_grad for p in teacher.parameters())
         assert not teacher.training
         assert (expected - before).abs().max() > 1e-3
@@ -61,7 +61,7 @@ def test_whatever_adapter_is_trained_its_teacher_is_the_separately_loaded_one(me
 def test_a_teacher_of_any_method_is_the_separately_loaded_one(method, tmp_path):
     saved_policy(method, tmp_path)
     saved = find_teacher(str(tmp_path), BASE_NAME, load_tokenizer(ModelSection()))
-    found = teacher_log_probs(make_teacher(policy_of("lora"), saved), IDS, MASK)
+    found = policy_log_probs(make_teacher(policy_of("lora"), saved))
     plain = policy_log_probs(separately_loaded(tmp_path))
     assert torch.equal(found, policy_log_probs(continue_adapter(base(), saved).eval()))
     # An anchored start adds up its two halves in another order than plain PEFT, which has them as one.
@@ -74,10 +74,10 @@ def test_a_teacher_shares_the_base_and_what_the_policy_learns_does_not_reach_it(
     own = {p.data_ptr() for p in policy.parameters()}
     new = sum(p.numel() for p in teacher.parameters() if p.data_ptr() not in own)
     assert new == sum(p.numel() for name, p in teacher.named_parameters() if "lora_" in name)  # no second base
-    before = teacher_log_probs(teacher, IDS, MASK)
+    before = policy_log_probs(teacher)
     assert torch.equal(before, policy_log_probs(policy))
     move_adapter(policy, seed=5)
-    assert torch.equal(teacher_log_probs(teacher, IDS, MASK), before)
+    assert torch.equal(policy_log_probs(teacher), before)
     assert not torch.equal(policy_log_probs(policy), before)
 
 
@@ -160,7 +160,7 @@ def test_a_base_in_four_bits_has_its_teachers_too(tmp_path, monkeypatch):
     before, saved = policy_log_probs(policy), find_teacher(str(tmp_path / "lora"), BASE_NAME, None)
     expected = [(None, packed()), (saved, continue_adapter(packed(), saved).eval())]
     for one, model in expected:
-        assert torch.equal(teacher_log_probs(make_teacher(policy, one), IDS, MASK), policy_log_probs(model))
+        assert torch.equal(policy_log_probs(make_teacher(policy, one)), policy_log_probs(model))
     assert torch.equal(policy_log_probs(policy), before)
     saved_policy("loha", tmp_path / "loha")
     with pytest.raises(ModelError, match=r"^teacher\.adapter: [^\n]*loha[^\n]*$"):
@@ -175,4 +175,4 @@ def test_modules_that_a_teacher_saves_whole_are_its_own(tmp_path):
     move_adapter(student, 4)
     teacher = make_teacher(student, find_teacher(str(tmp_path), BASE_NAME, None))
     expected = policy_log_probs(separately_loaded(tmp_path))
-    assert torch.equal(teacher_log_probs(teacher, IDS, MASK), expected)
+    assert torch.equal(policy_log_probs(teacher), expected)

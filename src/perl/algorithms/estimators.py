@@ -239,14 +239,3 @@ def evaluation_mistake(estimator: str, generations: int | None, when: str) -> Mi
         return None
     what = f"must be 2 or more, not 1: advantage_estimator {estimator} compares completions in evaluations too"
     return Mistake(what, "num_generations_eval", "leave it out, which is as in training, or eval_strategy: no")
-
-
-def advantages_table() -> str:
-    """The table of ``docs/training-step.md``, in Markdown."""
-    columns = ("estimator", "called", "advantage of a completion", "where a group agrees", "source")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in ADVANTAGES.values():
-        source = f"{row.paper.title} ({row.paper.reference})"
-        source = f"{source}; {row.differs}" if row.differs else source
-        lines.append(f"| `{row.name}` | {row.title} | `{row.equation}` | {row.flat} | {source} |")
-    return "\n".join(lines) + "\n"

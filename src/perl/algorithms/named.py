@@ -425,20 +425,3 @@ def named_facts(args: object) -> dict[str, Any]:
 def shown_settings(settings: Mapping[str, Any]) -> str:
     """Settings in one line: ``loss_type grpo, epsilon 0.0003``."""
     return ", ".join(f"{name} {shown_value(value)}" for name, value in settings.items())
-
-
-def algorithms_table() -> str:
-    """The table of ``docs/algorithms.md``, in Markdown."""
-    columns = ("name", "sets", "advantage", "source", "differs")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in ALGORITHMS.values():
-        title = f"{row.paper.title} ({row.paper.reference})" if row.paper else "TRL"
-        cells = (
-            f"`{row.name}`",
-            ", ".join(f"`{name}: {shown_value(value)}`" for name, value in row.settings.items()),
-            row.advantage,
-            f"{title}; {row.constants}" if row.constants else title,
-            row.differs or "-",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"

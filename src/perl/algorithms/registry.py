@@ -87,7 +87,6 @@ class Loss:
         differs: Where it is not the paper's.
         corrects_sampling: Whether its own weight holds the correction for the engine that sampled; otherwise the
             objective is multiplied by it.
-        bounds_sampling: Whether its bounds are about the engine's log-probs, where rollouts have them.
         in_trl: Whether TRL's trainer has it too, and so can run it where a step is TRL's.
         selection: Which tokens it treats apart; None: all tokens alike.
     """
@@ -105,7 +104,6 @@ class Loss:
     logs: Mapping[str, tuple[Reduction, ...]] = field(default_factory=dict)
     differs: str = ""
     corrects_sampling: bool = False
-    bounds_sampling: bool = False
     in_trl: bool = True
     selection: Selection | None = None
 
@@ -305,7 +303,6 @@ _ROWS = (
         settings=("dppo_divergence", "dppo_threshold"),
         logs={"dppo_masked": ()},
         differs="q is the engine's probability where it has one, else the old policy's; no top-K divergence",
-        bounds_sampling=True,
         in_trl=False,
     ),
     Loss(
@@ -398,22 +395,3 @@ def function_at(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
-
-
-def losses_table() -> str:
-    """The table of ``docs/training-step.md``, in Markdown."""
-    columns = ("loss", "objective of a token", "divided by", "ratio", "bounds of r", "logs", "source")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in LOSSES.values():
-        title = f"{row.paper.title} ({row.paper.reference})" if row.paper else "TRL"
-        cells = (
-            f"`{row.name}`",
-            f"`{row.equation}`",
-            row.weighting,
-            row.level,
-            row.clip,
-            ", ".join(f"`{name}`" for name in row.metrics) or "none",
-            f"{title}; {row.differs}" if row.differs else title,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"

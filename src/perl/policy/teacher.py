@@ -23,7 +23,6 @@ from perl.methods.settings import Adaptation, starts_as_base
 from perl.policy.attach import continue_adapter, own_method
 from perl.policy.model import base_of, base_parameters, clean_base
 from perl.policy.quantised import quantisation_of
-from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter, public_adapter
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of
@@ -103,14 +102,6 @@ def check_base_is_kept(policy: nn.Module) -> None:
     if is_sharded(policy):
         raise ModelError("a base in shards has no teacher", "teacher", "engine.strategy: ddp or zero2")
     check_head(policy, "the adapter", "peft")
-
-
-def teacher_log_probs(
-    teacher: nn.Module, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, *, temperature: float = 1.0
-) -> torch.Tensor:
-    """The teacher's log-probabilities, (B, T-1) float32, without gradient; see :func:`token_log_probs`."""
-    with torch.no_grad():
-        return token_log_probs(teacher, input_ids_BT, attention_mask_BT, temperature=temperature)
 
 
 def teacher_identity(section: TeacherSection, saved: SavedAdapter | None) -> str:
