@@ -17,6 +17,8 @@ from perl.algorithms.registry import LEVEL, LOSSES
 from perl.errors import Mistake
 
 _DECIDES_WHAT_IS_READ = ("loss_type", "advantage_estimator", "multi_objective_aggregation")
+FIELDS_OF_ADVANTAGES = ("advantage_estimator", "multi_objective_aggregation")
+"""Fields that say how advantages are made, whichever rewards there are."""
 
 
 def contradictions(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Mistake]:
@@ -56,10 +58,6 @@ def _idle(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str, Any]) ->
     return [
         Mistake(f"{shown_value(given[name])} changes nothing: {idle[name]}", name, "leave it out") for name in written
     ]
-
-
-FIELDS_OF_ADVANTAGES = ("advantage_estimator", "multi_objective_aggregation")
-"""Fields that say how advantages are made, whichever rewards there are."""
 
 
 def counts(weights: Iterable[float]) -> bool:

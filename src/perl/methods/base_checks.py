@@ -18,6 +18,9 @@ _Located = tuple[tuple[str, ...], Mistake]
 _WITHOUT = "or leave model.quantization out"
 IN_PROCESS = "vLLM in this process holds the ordinary base, and rollouts would be another policy's than the trained one"
 """Why it cannot sample for a quantised one."""
+_UNSHARDED = "engine.strategy ddp or zero2"
+# Keys of ``train`` by which transformers and DeepSpeed share the work in other ways.
+_OTHER_WAYS = ("fsdp", "fsdp_config", "deepspeed")
 
 
 def quantization_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
@@ -85,11 +88,6 @@ def _instead(method: Method, quantization: str) -> str:
     ways = [name for name in QUANTISATIONS if name != quantization and not method.off_quantised(name)]
     others = f"model.quantization: {' or '.join(ways)}, " if ways else ""
     return f"lora, {others}{_WITHOUT}"
-
-
-_UNSHARDED = "engine.strategy ddp or zero2"
-# Keys of ``train`` by which transformers and DeepSpeed share the work in other ways.
-_OTHER_WAYS = ("fsdp", "fsdp_config", "deepspeed")
 
 
 def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:

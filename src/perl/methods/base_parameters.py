@@ -16,6 +16,11 @@ from torch import nn
 
 from perl.run.shards import whole
 
+# What PEFT puts into the names of the base's parameters; an expert's wrappers stand one in another.
+_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.|$)")
+# Parts of names that are the adapter's and do not carry its prefix.
+_ADDED_PARTS = ("modules_to_save", "trainable_tokens_", ".ranknum.")
+
 
 def is_packed(parameter: torch.Tensor | None) -> bool:
     """Whether a parameter holds codes, which a package computes with, and no numbers."""
@@ -70,12 +75,6 @@ def parts_of(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Te
         return
     inside, _ = parameter.__tensor_flatten__()  # type: ignore[attr-defined]
     yield from ((f"{name}.{part}", getattr(parameter, part)) for part in inside)
-
-
-# What PEFT puts into the names of the base's parameters; an expert's wrappers stand one in another.
-_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.|$)")
-# Parts of names that are the adapter's and do not carry its prefix.
-_ADDED_PARTS = ("modules_to_save", "trainable_tokens_", ".ranknum.")
 
 
 def is_of_the_base(model: nn.Module, name: str) -> bool:

@@ -39,6 +39,10 @@ WHERE = "train.critic_adapter"
 BASE, REVISION, FINGERPRINT, RANK = "base", "revision", "base_fingerprint", "rank"
 """Keys in the header of the weights and in the description, beside two that an adapter's header has."""
 _FOLDER_OF_A_RUN = "critic"
+SCALE = 2.0
+"""s of s B A: LoRA's alpha over its rank, as this package's LoRA has it."""
+_HEAD, _BIAS = "value_head.weight", "value_head.bias"
+_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
 @dataclass(frozen=True)
@@ -161,12 +165,6 @@ def facts_of_base(policy: nn.Module, fingerprint: str | None) -> dict[str, str]:
 
 def _shown(shape: tuple[int, ...] | None) -> str:
     return "not" if shape is None else " x ".join(str(size) for size in shape)
-
-
-SCALE = 2.0
-"""s of s B A: LoRA's alpha over its rank, as this package's LoRA has it."""
-_HEAD, _BIAS = "value_head.weight", "value_head.bias"
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
 class Critic:

@@ -31,6 +31,9 @@ _PROBE = (2, 32)
 _SMALLEST_STEP = 0.01
 # Updates within which every trained tensor must have had a gradient.
 PATIENCE = 5
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# A sum in int64 is taken of a copy: of so many numbers at a time, 32 MB, whatever the tensor's size.
+_AT_ONCE = 2**22
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -283,11 +286,6 @@ def _saved_tensors(folder: Path, names: Set[str]) -> Iterator[tuple[str, torch.T
                 return
             for name in saved.keys():  # noqa: SIM118 (no mapping)
                 yield name, saved.get_tensor(name)
-
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# A sum in int64 is taken of a copy: of so many numbers at a time, 32 MB, whatever the tensor's size.
-_AT_ONCE = 2**22
 
 
 def check_replicas(tensors: Mapping[str, torch.Tensor], when: str) -> None:

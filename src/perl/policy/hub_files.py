@@ -42,6 +42,8 @@ HUB_ERRORS = (
     RuntimeError,
 )
 """What the Hub's library raises: refusals, its client's errors, and what malformed answers or a proxy's page cause."""
+LARGEST_PLAIN_WEIGHTS = 50_000_000
+"""Bytes of weights that are downloaded for their SHA-256: the Hub has none of files that it keeps as text."""
 
 
 def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) -> str | Mistake | None:
@@ -81,10 +83,6 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
             f"no {what} {name!r} here, and {host} cannot be reached: {error}",
             hint="with HF_HUB_OFFLINE=1 what is cached is used",
         )
-
-
-LARGEST_PLAIN_WEIGHTS = 50_000_000
-"""Bytes of weights that are downloaded for their SHA-256: the Hub has none of files that it keeps as text."""
 
 
 def commit_of(repo: str, revision: str | None, where: str, kind: Literal["model", "dataset"] = "model") -> str | None:

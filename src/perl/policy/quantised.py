@@ -43,6 +43,8 @@ _OF_COMPILER = "set_inductor_config"
 _ANY = torch.float32  # a config of torchao's names no type
 # What transformers and PEFT ask a model for to know that it is quantised.
 _MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
+# DeepSpeed's own mark of a weight that each process has for itself.
+_OF_DEEPSPEED = "ds_optim_param"
 
 
 def quantisation_config(name: Quantization, dtype: torch.dtype) -> QuantizationConfigMixin:
@@ -285,10 +287,6 @@ def _file(name: str, revision: str | None, file: str) -> Path | None:
         return folder / file if (folder / file).is_file() else None
     cached = try_to_load_from_cache(name, file, revision=revision)
     return Path(cached) if isinstance(cached, str) else None
-
-
-# DeepSpeed's own mark of a weight that each process has for itself.
-_OF_DEEPSPEED = "ds_optim_param"
 
 
 class WeightOnlyLinear(nn.Linear):

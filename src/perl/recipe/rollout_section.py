@@ -19,6 +19,10 @@ from perl.recipe.server_address import ServerAddress, server_address
 
 Backend = Literal["auto", "transformers", "vllm", "vllm-server"]
 """What a recipe may name; ``auto`` is decided by :func:`best_backend`."""
+MOST_AHEAD = 64
+"""Steps that rollouts may be sampled ahead; servers hold an adapter in memory for each, as their --max-loras says."""
+STARTED = "started"
+"""Servers that a run starts, as pydantic's locations of mistakes name them."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,6 @@ def best_backend(*, on_gpu: bool, servers: bool = False) -> Backend:
     if servers:
         return VLLM_SERVER.name
     return VLLM.name if on_gpu and VLLM.installed else TRANSFORMERS.name
-
-
-MOST_AHEAD = 64
-"""Steps that rollouts may be sampled ahead; servers hold an adapter in memory for each, as their --max-loras says."""
-
-STARTED = "started"
-"""Servers that a run starts, as pydantic's locations of mistakes name them."""
 
 
 class StartedServers(Section):

@@ -19,6 +19,7 @@ LogExtra = Callable[[str, list[Any]], None]
 
 # Verdicts whose share of the completions is logged; the mean of the reward is that of "right".
 _LOGGED: tuple[VerdictStatus, ...] = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
+_ALIGN = ("left", "right")
 
 
 def accuracy_reward(
@@ -112,9 +113,6 @@ def judged(
         for status in _LOGGED:
             log_metric(f"reward/{name}/{status}_frac", counts[status] / len(verdicts))
     return [None if v.status in ("unparsable_gold", "error") else float(v.right) for v in verdicts]
-
-
-_ALIGN = ("left", "right")
 
 
 def partial_answer_reward(

@@ -38,6 +38,23 @@ _USUAL_RANK = 4096
 _NAMES_OF_MODULES = ("target_modules", "exclude_modules", "modules_to_save", "feedforward_modules", "layers_pattern")
 _ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _LONGEST_NAME = 250
+SECONDS = 10.0
+"""Within which all of them must match all names; usual ones need milliseconds."""
+_PLAIN = re.compile(r"[\w.-]*", re.ASCII)
+# Counts up on stdout, so that the one that did not end is known.
+_TRY = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for number, pattern in enumerate(patterns):
+    print(number, flush=True)
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        print(f"no pattern: {error}")
+        break
+    for name in names:
+        compiled.match(name)
+"""
 
 
 def read_config(folder: Path) -> PeftConfig:
@@ -169,25 +186,6 @@ def _say_unknown(facts: Mapping[str, Any], known: type) -> None:
     if unknown:
         shown = ", ".join(name[:40] for name in unknown[:5])
         warn("PRL330", "%s: this version of PEFT does not know %s and ignores it", CONFIG, shown)
-
-
-SECONDS = 10.0
-"""Within which all of them must match all names; usual ones need milliseconds."""
-_PLAIN = re.compile(r"[\w.-]*", re.ASCII)
-# Counts up on stdout, so that the one that did not end is known.
-_TRY = """
-import json, re, sys
-patterns, names = json.load(sys.stdin)
-for number, pattern in enumerate(patterns):
-    print(number, flush=True)
-    try:
-        compiled = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        print(f"no pattern: {error}")
-        break
-    for name in names:
-        compiled.match(name)
-"""
 
 
 def check_patterns(config: PeftConfig, modules: Sequence[str], where: str) -> None:

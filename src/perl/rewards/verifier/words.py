@@ -15,6 +15,29 @@ _NO_WORDS = re.compile(r"\\[a-zA-Z]+|[\d^_=+*/<>{}|\\-]")
 _TEXT = re.compile(rf"{TEXT_START}[^{TEXT_END}]*{TEXT_END}")
 _FEW_LETTERS = re.compile(r"[a-zA-Z]{2,3}")
 _CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?!\d)|$)", re.IGNORECASE)
+_WORDS = (
+    r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"
+    r"(?:(?: |/| / )[^\W\d_]+\.?)*"
+)
+_UNIT = re.compile(
+    rf"\s?(?:{TEXT_START}(?P<text>[^{TEXT_END}]*){TEXT_END}|(?<=[\d)}}%])(?P<words>{_WORDS}))"
+    r"(?:\^\{?(?P<power>[23])\}?)?\s?$"
+)
+# Letters that are no word may be variables: "5 xy". These are units.
+_SHORT_UNITS = frozenset(
+    "am cl cm db dl dm eV ev ft gb ghz hp hr hrs hz in kb kg khz kj kl km kmh kN kn kPa kph kW kWh kw lb lbs mb mg mhz "
+    "mi min ml mm mph ms nm ns oz pa pm psi pt qt rpm sec sq tb yd yds yr yrs".casefold().split()
+)
+_VOWEL = re.compile(r"[aeiouy\u0080-\uffff]")
+_IDEOGRAM = re.compile(r"[\u4e00-\u9fff]")
+_SAME_UNITS = {
+    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
+    "millimeter": "mm", "millimetre": "mm", "inche": "in", "inch": "in", "foot": "ft", "feet": "ft", "mile": "mi",
+    "hour": "h", "hr": "h", "minute": "min", "second": "s", "sec": "s", "gram": "g", "kilogram": "kg", "pound": "lb",
+    "dollar": "usd", "liter": "l", "litre": "l", "yard": "yd", "year": "yr", "ounce": "oz", "kph": "km/h",
+    "kmh": "km/h", "mph": "mi/h",
+}  # fmt: skip
+_POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3", "cu": "3"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,31 +78,6 @@ def chosen(gold: str, answer: str) -> list[str]:
 
 def _untexted(text: str) -> str:
     return text.replace(TEXT_START, "").replace(TEXT_END, "").strip()
-
-
-_WORDS = (
-    r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"
-    r"(?:(?: |/| / )[^\W\d_]+\.?)*"
-)
-_UNIT = re.compile(
-    rf"\s?(?:{TEXT_START}(?P<text>[^{TEXT_END}]*){TEXT_END}|(?<=[\d)}}%])(?P<words>{_WORDS}))"
-    r"(?:\^\{?(?P<power>[23])\}?)?\s?$"
-)
-# Letters that are no word may be variables: "5 xy". These are units.
-_SHORT_UNITS = frozenset(
-    "am cl cm db dl dm eV ev ft gb ghz hp hr hrs hz in kb kg khz kj kl km kmh kN kn kPa kph kW kWh kw lb lbs mb mg mhz "
-    "mi min ml mm mph ms nm ns oz pa pm psi pt qt rpm sec sq tb yd yds yr yrs".casefold().split()
-)
-_VOWEL = re.compile(r"[aeiouy\u0080-\uffff]")
-_IDEOGRAM = re.compile(r"[\u4e00-\u9fff]")
-_SAME_UNITS = {
-    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
-    "millimeter": "mm", "millimetre": "mm", "inche": "in", "inch": "in", "foot": "ft", "feet": "ft", "mile": "mi",
-    "hour": "h", "hr": "h", "minute": "min", "second": "s", "sec": "s", "gram": "g", "kilogram": "kg", "pound": "lb",
-    "dollar": "usd", "liter": "l", "litre": "l", "yard": "yd", "year": "yr", "ounce": "oz", "kph": "km/h",
-    "kmh": "km/h", "mph": "mi/h",
-}  # fmt: skip
-_POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3", "cu": "3"}
 
 
 @functools.lru_cache(maxsize=4096)
