@@ -4,8 +4,16 @@ from collections.abc import Iterable
 
 import pytest
 
+from perl.methods.registry import METHODS
+
 # Two factors; with magnitudes; that start on the base's weights; rotations; products of no low rank; shared factors.
 A_FEW = ("lora", "dora", "pissa", "oft", "lokr", "vera")
+
+
+def few_layers(method: str) -> dict[str, list[str]]:
+    """Settings with which a method adapts few layers, where it lets one choose."""
+    free = METHODS[method].settings["target_modules"] == "all-linear"
+    return {"target_modules": ["q_proj", "down_proj"]} if free else {}
 
 
 def each(methods: Iterable[str]) -> list:

@@ -1,7 +1,6 @@
 """What is exported is the adapter: a plain LoRA for plain PEFT, or a model for transformers; or it is refused."""
 
 import copy
-import functools
 import json
 import re
 from pathlib import Path
@@ -15,17 +14,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2C
 from perl.cli.commands import run
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.methods.registry import METHODS
-from perl.methods.settings import adaptation
-from perl.policy.attach import attach_adapter
 from perl.policy.export import export, merge
 from perl.policy.model import base_fingerprint, load_base
 from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
-from perl.recipe.sections import ModelSection, PeftSection
+from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
-from tests.a_few_methods import each
+from tests.a_few_methods import each, few_layers
+from tests.rollouts.policies import PROBE, base, fresh, perturbed
 
 pytestmark = [
     # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
@@ -34,20 +32,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
 ]
 
-PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
 LOW = [name for name in ADAPTERS if METHODS[name].delta in ("lora", "low_rank")]
 # Largest rank of a LoRA with the same function, where the method's is 4 and the LoRA's is not.
 RANKS = {"pissa": 8, "milora": 8, "olora": 8, "adalora": 6, "loha": 16, "gralora": 8}
 
 
-@functools.cache
-def published():
-    return load_base(ModelSection(), torch.device("cpu"))
-
-
-def base(name=None):
-    return load_base(ModelSection(name=name), torch.device("cpu")) if name else copy.deepcopy(published())
+def named(name):
+    return load_base(ModelSection(name=name), torch.device("cpu"))
 
 
 def tiny(tied: bool) -> str:
@@ -66,17 +58,8 @@ def tiny(tied: bool) -> str:
 
 
 def policy_of(method, model=None, **settings) -> PeftModel:
-    """A policy that is no longer the base; few layers where the method lets one choose."""
-    row = METHODS[method]
-    chosen = {"rank": 4} if "rank" in row.settings else {}
-    chosen |= {"target_modules": ["q_proj", "down_proj"]} if row.settings["target_modules"] == "all-linear" else {}
-    section = PeftSection(method=method, **{**chosen, **settings})
-    policy = attach_adapter(base() if model is None else model, adaptation(section))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape)
-    return policy.eval()
+    """A policy that is no longer the base."""
+    return perturbed(fresh(method, model, **{**few_layers(method), **settings}))
 
 
 def saved(policy, base_name="sandbox:base") -> str:
@@ -242,7 +225,7 @@ def test_merging_leaves_the_policy_and_its_base_alone():
 def test_a_merged_model_whose_embeddings_were_trained_is_right_tied_or_not(trained, tied):
     """One whose embeddings were not trained stays tied."""
     name = tiny(tied)
-    policy = policy_of("lora", base(name), **trained)
+    policy = policy_of("lora", named(name), **trained)
     export(saved(policy, name), "merged", base=name)
     model = loaded("adapter-merged")
     same(model, policy)
@@ -250,20 +233,20 @@ def test_a_merged_model_whose_embeddings_were_trained_is_right_tied_or_not(train
     assert model.config.tie_word_embeddings == (tied and not of_embeddings)
     assert ("lm_head.weight" in load_file("adapter-merged/model.safetensors")) == (of_embeddings or not tied)
     for part, merged, published in (
-        ("embed_tokens", model.get_input_embeddings(), base(name).get_input_embeddings()),
-        ("lm_head", model.get_output_embeddings(), base(name).get_output_embeddings()),
+        ("embed_tokens", model.get_input_embeddings(), named(name).get_input_embeddings()),
+        ("lm_head", model.get_output_embeddings(), named(name).get_output_embeddings()),
     ):
         assert torch.equal(merged.weight, published.weight) is (part not in str(trained))
 
 
 def test_a_change_of_biases_is_no_lora_even_where_that_of_the_weight_is():
     name = tiny(tied=False)
-    model = base(name)
+    model = named(name)
     with torch.no_grad():  # so that scaling the outputs of this layer is a change of its bias alone
         for layer in model.model.layers:
             layer.self_attn.k_proj.weight.zero_()
     model.save_pretrained("tiny")
-    policy = policy_of("ia3", base(name), target_modules=["k_proj"])
+    policy = policy_of("ia3", named(name), target_modules=["k_proj"])
     with pytest.raises(ModelError, match=r"ia3 changes the bias of model\.layers\.0\.self_attn\.k_proj") as caught:
         export(saved(policy, name), "lora", base=name)
     assert len(str(caught.value).splitlines()) == 1

@@ -115,23 +115,6 @@ def test_a_rolling_reference_is_the_policy_at_the_last_multiple_and_no_other_is_
         assert torch.equal(reference_log_probs(policy, IDS, MASK, reference), seen[step_of(step)])
 
 
-@pytest.mark.parametrize("method", ["lora", "pissa"])
-def test_the_trainers_reference_is_where_a_continued_adapter_starts_or_what_is_requested(method):
-    policy = policy_of(method)
-    move_adapter(policy)
-    start = policy_log_probs(policy)
-    trainer = trainer_of(policy, beta=0.04)
-    assert torch.equal(trainer.reference_log_probs(IDS, MASK), start)
-    move_adapter(policy, seed=2)
-    assert torch.equal(trainer.reference_log_probs(IDS, MASK), start)
-    assert difference(trainer.policy_log_probs(IDS, MASK), start) > 0.1
-    assert (policy.active_adapter, list(policy.peft_config)) == ("default", ["default"])
-    if method == "lora":
-        trainer = trainer_of(policy, beta=0.04, reference="base")
-        assert difference(trainer.reference_log_probs(IDS, MASK), pristine()) <= 1e-6
-        assert trainer_of(base(), reference="rolling:5").reference.every == 5
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 def test_a_model_without_an_adapter_has_a_reference_only_where_the_loss_needs_it(beta):
     trainer = trainer_of(base(), beta=beta, peft_method="full")

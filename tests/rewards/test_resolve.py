@@ -17,11 +17,7 @@ from perl.rewards.verifier import Judging
 from tests.oracles.reward_formulas import cosine_reward, dapo_overlong, kimi_length_penalties, repeated_share
 
 MODULE = """\
-import json
-import time
-
 constant = 3
-PAIR = (1, 2)
 
 
 def length(completions, limit=10, *, scale=1.0, **_):
@@ -39,17 +35,6 @@ def seen(completions, answer, solution, **_):
 
 def strict(completions):
     return [0.0]
-
-
-def picky(completions, **_):
-    if "bad" in completions:
-        raise ValueError("no good")
-    return [1.0] * len(completions)
-
-
-def sleepy(completions, naps, scale=1.0, **_):
-    time.sleep(naps[0])
-    return [scale]
 
 
 class Judge:
@@ -230,27 +215,6 @@ def test_whatever_can_be_called_is_found_and_what_is_async_stays_so(name, asynch
     scored = reward.function(completions=["a", "bc"], prompts=["", ""])
     assert (asyncio.run(scored) if asynchronous else scored) == values
     assert reward.function.__name__ == name.rpartition(":")[2]
-
-
-def test_a_function_that_raises_is_none_for_the_sample_and_counted():
-    (reward,) = resolve_rewards(settings(**{"own_rewards:picky": {"max_failures": 1}}))
-    assert reward.function(completions=["a", "bad", "c"], prompts=["1", "2", "3"]) == [1.0, None, 1.0]
-    assert (reward.failures.count, reward.failures.too_many) == (1, False)
-    reward.function(completions=["bad"], prompts=["2"])
-    assert reward.failures.too_many
-    assert "picky" in reward.failures.newest
-    assert "no good" in reward.failures.newest
-
-
-def test_a_function_in_workers_scores_each_sample_within_its_time():
-    asked = {
-        "own_rewards:sleepy": {"workers": 2, "timeout_seconds": 5, "args": {"scale": 3.0}, "columns": {"naps": "rest"}}
-    }
-    (reward,) = resolve_rewards(settings(**asked))
-    scores = reward.function(completions=["a", "b", "c"], prompts=["", "", ""], rest=[0, 3600, 0])
-    assert scores == [3.0, None, 3.0]
-    assert reward.failures.count == 1
-    assert reward.function.__name__ == "sleepy"
 
 
 def test_rewards_have_the_recipes_order_and_weights_and_names_of_their_own_in_the_log():
