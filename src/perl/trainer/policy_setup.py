@@ -33,7 +33,6 @@ from perl.methods.settings import (
 )
 from perl.policy.attach import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
 from perl.policy.critic import find_critic
-from perl.policy.reference import token_log_probs
 from perl.policy.model import (
     base_identity,
     check_quantisation,
@@ -43,8 +42,8 @@ from perl.policy.model import (
     trainable_parameters,
 )
 from perl.policy.precision import in_float32
-from perl.policy.quantised import prepare_layers, quantisation_of
-from perl.policy.reference import Reference, reference_log_probs
+from perl.policy.quantised import leave_in_processes, prepare_layers, quantisation_of
+from perl.policy.reference import Reference, reference_log_probs, token_log_probs
 from perl.policy.save_adapter import write_adapter, write_adapter_files, write_model
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard, strategy_of

@@ -15,7 +15,6 @@ from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.overrides import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.algorithms.reading import sometimes_read
 from perl.algorithms.registry import LOSSES
-from perl.algorithms.overrides import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.policy.sharding import FSDP2
 
