@@ -12,6 +12,16 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from perl.algorithms.critic_settings import (
+    CRITIC,
+    CRITIC_ADAPTER,
+    IN_REWARD,
+    PENALTY,
+    SETTINGS,
+    critic_rate,
+    shown_critic,
+)
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import named_facts
 from perl.errors import PerlError
 from perl.hub.card.facts import RUN_FACTS, made_facts, plain_word, showable_settings
@@ -23,16 +33,16 @@ from perl.hub.push.package import Package
 from perl.hub.push.publish import full_repo_id, pack_folder, push_script, write_log
 from perl.hub.push.round_trip import check_files
 from perl.hub.run_card import write_folder_card
+from perl.methods.registry import Method
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
 from perl.policy.quantised import quantisation_of
-from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
-from perl.trainer.config import prompts_section
+from perl.trainer.config import own_setting, prompts_section
 from perl.trainer.given_rewards import no_reward
 from perl.trainer.overrides import is_replaced
-from perl.trainer.shown_settings import shown_algorithm
 
 _PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
 _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config
@@ -104,6 +114,25 @@ def write_card(
         "versions": installed_versions(quantization=quantisation),
     }
     write_folder_card(folder, made_facts(facts, CARD))
+
+
+def shown_algorithm(args: Any, method: Method) -> dict[str, str]:  # noqa: ANN401 (TRL's arguments or ours)
+    """What a run and its card say of a critic and of a KL penalty: words under the names that cards know.
+
+    Args:
+        args: Of the trainer.
+        method: Of the policy.
+    """
+    found = {}
+    if own_setting(args, "kl_in_reward") and args.beta:
+        found[PENALTY] = IN_REWARD
+    if ADVANTAGES[own_setting(args, "advantage_estimator")].critic:
+        fields = {name: own_setting(args, name) for name in SETTINGS}
+        rate = critic_rate(fields["critic_learning_rate"], args.learning_rate, method.rate)
+        found[CRITIC] = shown_critic(fields, rate)
+        if fields["critic_adapter"] is not None:
+            found[CRITIC_ADAPTER] = public_adapter(fields["critic_adapter"])
+    return found
 
 
 def push(trainer: GRPOTrainer, how: Push, token: str | None) -> Any:  # noqa: ANN401 (transformers' result)

@@ -46,7 +46,7 @@ from perl.run.logs import log_rows
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.step_logs import LearningCurves, SamplesLog
-from perl.trainer.shown_settings import shown_algorithm
+from perl.trainer.publishing import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.graceful_stop import GracefulStop
 from perl.training.callbacks.hub_checkpoints import HubCheckpoints

@@ -11,12 +11,18 @@ from typing import Any
 from perl.trainer.alarms.history import JUDGES, VERDICTS, History, Logged, fraction, judge_of, number
 from perl.trainer.alarms.rule import Setup, Sign
 
-MASKED = "rows/masked_fraction"
+MASKED, TRUNCATED = "rows/masked_fraction", "completions/clipped_ratio"
 MOST = 0.5
-"""Of the completions: more are lost than are used."""
+"""Of the completions: more are lost than are used, and the fault that is named."""
 LEARNED, PATIENCE = 0.95, 4
 """From this share of right answers on, groups agree by chance, and it takes so many times more steps."""
 MASKED_WINDOW, TRUNCATED_WINDOW = 3, 5
+_MANY_TIMEOUTS = 0.2
+_ALL_RIGHT, _NEARLY_NONE_RIGHT = 0.95, 0.05
+_SHOWN_CHARACTERS = 80
+# The standard deviation of equal rewards: TRL forms it in float32, where that of eight times 0.7 is not 0.
+_ROUNDING = 1e-6
+_DIGITS = 6  # TRL averages what rewards log in float32
 
 
 def masked(history: History, setup: Setup) -> Sign | None:
@@ -54,17 +60,6 @@ def flat(history: History, setup: Setup) -> Sign | None:
         return Sign(0.0, "", float(setup.flat_steps))
     learned = found.right is not None and found.right >= LEARNED
     return Sign(float(found.steps), diagnose(found), float(setup.flat_steps * (PATIENCE if learned else 1)))
-
-
-TRUNCATED = "completions/clipped_ratio"
-
-_MOST = 0.5  # of the completions: the fault that is named
-_MANY_TIMEOUTS = 0.2
-_ALL_RIGHT, _NEARLY_NONE_RIGHT = 0.95, 0.05
-_SHOWN_CHARACTERS = 80
-# The standard deviation of equal rewards: TRL forms it in float32, where that of eight times 0.7 is not 0.
-_ROUNDING = 1e-6
-_DIGITS = 6  # TRL averages what rewards log in float32
 
 
 @dataclass(frozen=True)
@@ -196,16 +191,16 @@ def _advice(flat: FlatSteps) -> str:
     What cannot be judged comes before what is truncated: longer completions get no reward for it either. Truncated but
     right completions are not too short: their model does not stop after its answer.
     """
-    if _share(flat.unjudged) >= _MOST:
+    if _share(flat.unjudged) >= MOST:
         return "the gold answers cannot be read: `perl reward check RECIPE` lists them"
     if _share(flat.right) >= _ALL_RIGHT:
         return "too easy, other rewards are saturated: harder problems (data.train)"
-    if _share(flat.truncated) >= _MOST:
+    if _share(flat.truncated) >= MOST:
         now = _now(flat, "max_completion_length")
         return f"raise rollout.max_completion_length{now} or ask for shorter completions"
     if _share(flat.timeout) >= _MANY_TIMEOUTS:
         return f"look at the answers in samples.jsonl, or raise rewards.{flat.judge}.args.timeout_seconds"
-    if _share(flat.no_answer) >= _MOST:
+    if _share(flat.no_answer) >= MOST:
         form = r'e.g. "put your final answer within \boxed{}"'
         return f"ask for the form of the answer in data.prompt_template or data.system_prompt, {form}"
     generations = f"train.num_generations{_now(flat, 'num_generations')}"
