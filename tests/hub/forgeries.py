@@ -197,7 +197,7 @@ OF_FEWER_BITS = [
     Forgery(
         "quantization left out of all but the weights",
         lambda files: without_quantization(files, SCORES, RUN, RECIPE),
-        f"{RUN}: quantization: says that it was trained on the ordinary base",
+        f"{RUN}: quantization: says None, {WEIGHTS} says nf4",
         quantised=True,
     ),
 ]

@@ -62,7 +62,7 @@ def test_a_row_added_at_run_time_is_on_cards(monkeypatch):
 def test_a_name_or_an_override_that_the_published_recipe_does_not_have_is_found(said, override, key):
     recipe = load_recipe("quickstart", ["algorithm=gspo", *override])
     run = RunFacts(**FACTS, **said)
-    wrong = [mistake.where for mistake in contradictions(run, {PUBLIC_RECIPE: public_recipe(recipe).encode()})]
+    wrong = [mistake.where for mistake in contradictions(run, {PUBLIC_RECIPE: public_recipe(recipe).encode()})[0]]
     found = [where for where in wrong if where.endswith((": algorithm", ": overridden"))]
     assert f"{RUN_FACTS}: {key}" in found if key else found == []
 

@@ -15,13 +15,13 @@ from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import Results
 from perl.hub.card.card_facts import CardFacts, facts_from_files
-from perl.hub.card.contradictions import contradictions, only_reported
+from perl.hub.card.contradictions import contradictions
 from perl.hub.card.eval_results import LEADERBOARDS, leaderboard_mistakes
 from perl.hub.card.facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
 from perl.hub.card.form import AGAIN, AUTHOR, card_mistakes, shown, split_author, with_author
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, Files, content_of
 from perl.hub.card.render import render_card
-from perl.hub.card.scores_check import base_mistakes, header_mistakes, policy_mistakes, words_mistakes
+from perl.hub.card.scores_check import policy_mistakes, words_mistakes
 from perl.hub.gate.gate import is_ours
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 
@@ -78,8 +78,8 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
         message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards differ"
         hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
         raise PerlError(message, CARD, hint)
-    mistakes = [*_first_difference(card, with_author(expected, card)), *contradictions(run, files)]
-    mistakes += header_mistakes(files, run)
+    against, reported = contradictions(run, files)
+    mistakes = [*_first_difference(card, with_author(expected, card)), *against]
     for name in (CONFIG, WEIGHTS):
         if name not in files and not (run.method == "full" and WEIGHTS not in files):
             mistakes.append(Mistake("is absent, without which nobody can load the adapter that the card is of", name))
@@ -88,7 +88,7 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
     return Checked(
         tuple(dict.fromkeys([*mistakes, *scores.mistakes])),
         (*scores.compared, f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"),
-        (*scores.reported, *only_reported(run, files)),
+        (*scores.reported, *reported),
         (*scores.unchecked, *_not_looked_at(files, card)),
     )
 
@@ -157,7 +157,7 @@ def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted:
     unchecked += [f"{name}: scores of others" for name in others]
     if results is None:
         return Checked(tuple(mistakes), unchecked=tuple(unchecked))
-    mistakes += [*words_mistakes(results), *base_mistakes(results, facts)]
+    mistakes += words_mistakes(results)
     mistakes += policy_mistakes(results, content_of(files, CONFIG), weights_sha256)
     compared = ["the policy's name with config and weights"] if weights_sha256 and CONFIG in files else []
     if counted is None:

@@ -1,8 +1,8 @@
 """Does the record of a run say what the other published files say?
 
-perl_run.json, adapter_config.json, perl_recipe.yaml, metrics.jsonl -> contradictions, a line each
+perl_run.json, config, recipe, results, header of the weights, log -> contradictions, a line each
 
-What the config and the recipe know of a record is built from them anew and compared with it; a log must fit its steps.
+What these know of a record is built from them anew and compared with it; a log must fit its steps.
 """
 
 import math
@@ -17,13 +17,24 @@ from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.reading import penalised
 from perl.errors import Mistake
+from perl.evaluation.results import Results
 from perl.hub.card.facts import RUN_FACTS, RunFacts, showable_settings
 from perl.hub.card.form import shown as cut
 from perl.hub.card.names import shown
-from perl.hub.card.published import METRICS, PUBLIC_RECIPE, Files, config_in, log_in, public_recipe_in
+from perl.hub.card.published import (
+    METRICS,
+    PUBLIC_RECIPE,
+    SCORES,
+    Files,
+    config_in,
+    header_in,
+    log_in,
+    public_recipe_in,
+    results_in,
+)
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import resolved_settings
-from perl.policy.saved.adapter import CONFIG
+from perl.policy.saved.adapter import BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, WEIGHTS
 from perl.policy.teacher import ADAPTER_NAME
 from perl.recipe import Recipe
 from perl.recipe.train_fields import train_fields
@@ -34,8 +45,8 @@ _SETTING = "settings."
 _BOTH_WAYS = {"teacher", ADAPTER_NAME, "prompts", "continues", CRITIC, CRITIC_ADAPTER, PENALTY}
 
 
-def contradictions(run: RunFacts, files: Files) -> list[Mistake]:
-    """Where ``perl_run.json`` says something else than another file.
+def contradictions(run: RunFacts, files: Files) -> tuple[list[Mistake], list[str]]:
+    """Where ``perl_run.json`` says something else than another file, and what it says and no other file does.
 
     Args:
         run: From ``perl_run.json``.
@@ -44,23 +55,20 @@ def contradictions(run: RunFacts, files: Files) -> list[Mistake]:
     Raises:
         PerlError: One of them cannot be read.
     """
-    recipe = public_recipe_in(files)
-    found = [
-        Mistake(f"says {cut(str(said))}, {file} says {cut(str(right))}", f"{RUN_FACTS}: {fact}", _AGAIN)
-        for file, known in _known(run, files).items()
-        for fact, right in known.items()
-        if (said := _said(run, fact)) != right
+    recipe, rows, found = public_recipe_in(files), log_in(files), list[Mistake]()
+    held = {"version", "perl", "settings"} | ({"step"} if rows else set())
+    for file, known in _known(run, recipe, files).items():
+        held |= known.keys()
+        for fact, right in known.items():
+            if (said := _said(run, fact)) != right:
+                message = f"says {cut(str(said))}, {file} says {cut(str(right))}"
+                found.append(Mistake(message, f"{RUN_FACTS}: {fact}", _AGAIN))
+    reported = [
+        name.replace("_", " ") for name, value in vars(run).items() if name not in held and value not in (None, (), {})
     ]
-    return [*found, *_of_log(run, recipe, log_in(files))]
-
-
-def only_reported(run: RunFacts, files: Files) -> list[str]:
-    """What ``perl_run.json`` says and no other file does, for people; arguments as above."""
-    known = {"version", "perl", "settings", *(fact for of_file in _known(run, files).values() for fact in of_file)}
-    known |= {"step"} if log_in(files) else set()
-    facts = [name for name, value in vars(run).items() if name not in known and value not in (None, (), {})]
-    settings = [name for name in run.settings if f"{_SETTING}{name}" not in known]
-    return [name.replace("_", " ") for name in facts] + ([f"settings ({', '.join(settings)})"] if settings else [])
+    settings = [name for name in run.settings if f"{_SETTING}{name}" not in held]
+    reported += [f"settings ({', '.join(settings)})"] if settings else []
+    return [*found, *_of_log(run, recipe, rows)], reported
 
 
 def _said(run: RunFacts, fact: str) -> object:
@@ -68,13 +76,25 @@ def _said(run: RunFacts, fact: str) -> object:
     return run.settings.get(name) if name != fact else getattr(run, fact)
 
 
-def _known(run: RunFacts, files: Files) -> dict[str, dict[str, Any]]:
+def _known(run: RunFacts, recipe: Recipe | None, files: Files) -> dict[str, dict[str, Any]]:
     """File -> what it says of the facts of a run: name of a fact, or ``settings.NAME`` -> value."""
-    config, recipe = config_in(files), public_recipe_in(files)
+    config, results, header = config_in(files), results_in(files), header_in(files)
+    # Weights that another program saved name no base.
+    quantization = {"quantization": header.get(BASE_QUANTIZATION)} if BASE_FINGERPRINT in header else {}
     return {
         CONFIG: _of_config(run, config) if config is not None else {},
         PUBLIC_RECIPE: _of_recipe(run, recipe) if recipe is not None else {},
+        SCORES: _of_results(run, results) if results is not None else {},
+        WEIGHTS: quantization,
     }
+
+
+def _of_results(run: RunFacts, results: Results) -> dict[str, Any]:
+    """The base that was scored: the one that the adapter was trained on, at its commit, quantised alike."""
+    subject = results.subject
+    known = {"base": shown(str(subject.get("base"))), "quantization": subject.get("base_quantization")}
+    commit = subject.get("base_revision")
+    return known | ({"revision": commit} if None not in (commit, run.revision) else {})
 
 
 def _of_config(run: RunFacts, config: PeftConfig) -> dict[str, Any]:

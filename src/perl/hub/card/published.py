@@ -1,10 +1,12 @@
 """The files of a published adapter that its card is made of, each read as what it is and no more.
 
-name in the repository -> bytes -> config, recipe, results, log
+name in the repository -> bytes -> config, recipe, results, log, remarks of the weights
 
 The files are untrusted.
 """
 
+import io
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +18,7 @@ from peft import PeftConfig
 from perl.algorithms.registry import loss_mistakes
 from perl.errors import PerlError, RecipeError, first_line
 from perl.evaluation.results import RESULTS, Results, parse_results
-from perl.policy.saved.adapter import CONFIG
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.config import read_config
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
@@ -24,6 +26,7 @@ from perl.run.logs import log_rows
 
 CARD, PUBLIC_RECIPE, METRICS, SCORES = "README.md", "perl_recipe.yaml", "metrics.jsonl", f"eval/{RESULTS}"
 """What files of a published adapter are called."""
+_LARGEST_HEADER = 32_000_000  # bytes, of weights
 
 Row = TypeVar("Row")
 Files = Mapping[str, bytes | Path | None]
@@ -95,6 +98,26 @@ def log_in(files: Files, step: int | None = None) -> list[dict[str, Any]]:
     """What was logged, up to a step; what is no row of a log is left out."""
     rows = log_rows((content_of(files, METRICS) or b"").decode("utf-8", errors="replace"))
     return [row for row in rows if step is None or (row.get("step") or 0) <= step]
+
+
+def header_in(files: Files) -> dict[str, Any]:
+    """The remarks in the header of the weights; empty where they were not read.
+
+    Raises:
+        PerlError: They are not safetensors.
+    """
+    held = files.get(WEIGHTS)
+    if held is None:
+        return {}
+    try:
+        with io.BytesIO(held) if isinstance(held, bytes) else held.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > _LARGEST_HEADER:
+                raise ValueError(f"its header has {size:,} bytes")
+            header = json.loads(file.read(size))
+        return dict(header.get("__metadata__") or {})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise PerlError(f"is not safetensors: {type(error).__name__}", WEIGHTS) from None
 
 
 def evenly(rows: list[Row], most: int) -> list[Row]:
