@@ -109,7 +109,7 @@ def write_card(
                 **({} if (teaching := trainer.optimizer_step.teaching) is None else teaching.teacher.settings),
             }
         ),
-        "rewards": {name: weight for name, weight in weights if name != no_reward.__name__},
+        "rewards": {plain_word(name): weight for name, weight in weights if name != no_reward.__name__},
         "tags": [plain_word(tag) for tag in tags],
         "versions": installed_versions(quantization=quantisation),
     }

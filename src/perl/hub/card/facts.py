@@ -118,7 +118,7 @@ Word = Annotated[
 Text = Annotated[str, StringConstraints(min_length=1, max_length=_LONGEST_WORD), AfterValidator(_text)]
 """Plain text of one line without marks or links."""
 Version = Annotated[str, StringConstraints(pattern=r"^([\w.+!-]+|not installed)$", max_length=_LONGEST_WORD)]
-Link = Annotated[str, StringConstraints(pattern=r"^https?://[\w./~?#=&-]+$", max_length=_LONGEST_TEXT)]
+Link = Annotated[str, StringConstraints(pattern=r"^[\w./~?#=&%+:,@-]+$", max_length=_LONGEST_TEXT)]
 HubId = Annotated[str, AfterValidator(_hub_id)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -74,22 +74,23 @@ def run_facts(
     return made_facts(facts, str(run.path / "run.json"))
 
 
-def base_licence(name: str, revision: str | None) -> Licence | None:
+def base_licence(base: str, revision: str | None) -> Licence | None:
     """The licence of a base, as its own card on the Hub has it; None where that is not known within a moment."""
-    if is_sandbox(name):
+    if is_sandbox(base):
         return Licence(_SANDBOX_LICENCE)
-    if constants.HF_HUB_OFFLINE or not is_hub_name(name):
+    if constants.HF_HUB_OFFLINE or not is_hub_name(base):
         return None
     try:
-        card = HfApi().model_info(name, revision=revision, timeout=LICENCE_SECONDS).card_data
+        card = HfApi().model_info(base, revision=revision, timeout=LICENCE_SECONDS).card_data
     except HUB_ERRORS:
         return None
     found = card.get("license") if card else None
     if card is None or not isinstance(found, str):
         return None
     try:
-        licence = {"identifier": found, "name": card.get("license_name"), "link": card.get("license_link")}
-        return made_facts({"base": name, "licence": licence}, name).licence
+        name = card.get("license_name")
+        licence = {"identifier": found, "name": plain_word(name) if name else None, "link": card.get("license_link")}
+        return made_facts({"base": base, "licence": licence}, base).licence
     except (PerlError, TypeError):  # an untrusted card may hold anything
         return None
 
