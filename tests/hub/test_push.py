@@ -77,16 +77,11 @@ def test_checkpoints_are_revisions_that_never_change_and_one_of_another_adapter_
 
 def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(hub):
     hub.create(REPO, {})
-    for status, said in (
-        (401, "the Hub refuses your token (hf auth login)"),
-        (403, "your token may not write there (choose another name, or a token with write: hf auth login)"),
-        (404, "the Hub has no such repository, or it is not yours (hf auth login)"),
-    ):
+    for status, said in ((401, "refuses your token"), (403, "may not write there"), (404, "no such repository")):
         hub.faults.fail(1, status, times=100, path="/commit/")
         before = hub.requests
-        with pytest.raises(PerlError) as caught:
+        with pytest.raises(PerlError, match=f"^{REPO}: .*{said}.*hf auth login"):
             push_package(Package(OTHER), REPO, sleep=pytest.fail)
-        assert str(caught.value) == f"{REPO}: {said}"
         assert len([r for r in hub.log[before:] if "/commit/" in r.path]) == 1
         hub.faults.clear()
     with pytest.raises(PerlError, match=r"somebody/adapter: .*hf auth login"):
@@ -148,11 +143,9 @@ def another(run, folder):
 def test_another_adapter_is_refused_in_one_line_and_stays_unless_one_push_replaces_it(hub):
     hub.create(REPO, OTHER)
     run = publishable()
-    with pytest.raises(PerlError) as caught:
-        push(run, REPO)
     digest = hub.repo(REPO).head.tree[WEIGHTS].sha256[:12]
-    hint = "(--replace overwrites it, or another --repo)"
-    assert str(caught.value) == f"{REPO}: holds another adapter ({digest}), which this run has not pushed {hint}"
+    with pytest.raises(PerlError, match=rf"^{REPO}: holds another adapter \({digest}\).*--replace"):
+        push(run, REPO)
     assert files_of(hub)[WEIGHTS] == OTHER[WEIGHTS]
     done = push(run, REPO, replace=True)
     assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
