@@ -199,18 +199,6 @@ def test_numbers_that_are_impossible_or_contradict_each_other_are_refused_by_nam
         PeftRLConfig("out", use_cpu=True, **numbers)
 
 
-def test_what_one_evaluated_completion_and_a_bound_of_trls_may_be():
-    """As in TRL, where nothing is evaluated, where one completion is enough, and where no algorithm has a name."""
-    for options in (
-        {"advantage_estimator": "rloo"},
-        {"advantage_estimator": "maxrl", "eval_strategy": "steps"},
-        {"algorithm": "grpo", "eval_strategy": "steps"},
-    ):
-        assert PeftRLConfig("out", use_cpu=True, num_generations_eval=1, **options).num_generations_eval == 1
-    assert PeftRLConfig("out", use_cpu=True, delta=1.1).delta == 1.1
-    assert PeftRLConfig("out", use_cpu=True, algorithm="dapo", delta=1.28).delta == 1.28
-
-
 def in_a_recipe(name, wrong, right):
     return rf"^command line: train\.{name}: .*'{wrong}' \(did you mean {right}\?\)$"
 

@@ -103,15 +103,6 @@ def test_the_policy_waits_while_the_critic_warms_up():
     assert entries[1]["critic/value_mean"] != 0
 
 
-def test_the_critic_comes_to_explain_the_returns_of_rollouts_that_it_sees_again():
-    kind, one_step = ours(offset=0.0), (("live", "half", "live", "half"),)
-    options = {**SETTINGS, **CRITIC, "gae_lambda": 1.0, "learning_rate": 1e-9, "value_clip": None}
-    found = train(kind, kinds=one_step, **{**options, "max_steps": 30, "adam_epsilon": 1e-8})
-    explained = [entry["critic/explained_variance"] for entry in found.history if "critic/loss" in entry]
-    assert explained[0] == pytest.approx(0, abs=1e-6)
-    assert explained[-1] > 0.5
-
-
 def test_an_evaluation_has_values_too_and_trains_nothing():
     kind = ours()
     train(kind, **SETTINGS, **CRITIC, per_device_eval_batch_size=6)

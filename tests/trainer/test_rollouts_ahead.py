@@ -153,12 +153,6 @@ def test_rollouts_are_as_old_as_prefetch_gives_and_never_older_than_the_bound(ba
         assert asked == [[row["prompt"] for row in Training.inputs(*place)] for place in epochs]
 
 
-def test_without_prefetch_rollouts_are_as_old_as_the_updates_of_a_batch_make_them(bare):
-    training = Training(bare, 3, 1, 2, 0, None).run()
-    assert [completions[0][0] for _, completions in training.sampled] == [0, 3, 6, 9, 12, 15]
-    assert [steps[-1] - steps[0] for steps in training.trained] == [2] * 6
-
-
 def test_where_prompts_of_the_next_epoch_are_not_known_its_first_rollouts_are_new(bare):
     training = Training(bare, 1, 1, 4, 2, None, known=False).run()
     policies = [completions[0][0] for _, completions in training.sampled]
