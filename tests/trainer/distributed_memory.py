@@ -1,6 +1,6 @@
-"""Run in each process: a training with a base in shards in which memory runs out, in a pass of one process.
+"""Run in each process: a training by a strategy in which memory runs out, in a pass of one process.
 
-``python -m tests.trainer.distributed_memory FOLDER`` writes a JSON file a process.
+``python -m tests.trainer.distributed_memory FOLDER STRATEGY`` writes a JSON file a process.
 """
 
 import json
@@ -47,7 +47,7 @@ class Cramped:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, strategy = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     results = {}
     cases = {"none": ("forward", -1), "forward": ("forward", 5), "backward": ("backward", 4), "scoring": ("scoring", 9)}
@@ -55,7 +55,7 @@ def main() -> None:
     for name, (where, after) in cases.items():
         with_critic = name.startswith("critic ")
         further = PPO if with_critic else {}
-        trainer = trainer_of(str(folder / "base"), folder / name, "lora", strategy="fsdp2", max_steps=3, **further)
+        trainer = trainer_of(str(folder / "base"), folder / name, "lora", strategy=strategy, max_steps=3, **further)
         cramped = Cramped(trainer, where, after)
         trainer.train()
         log = [entry["critic/loss"] for entry in trainer.state.log_history if with_critic and "critic/loss" in entry]
