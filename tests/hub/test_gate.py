@@ -11,9 +11,8 @@ from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.eval_results import eval_result_files
 from perl.hub.gate import gate
-from perl.hub.gate.gate import gate_mistakes, is_ours, largest
+from perl.hub.gate.gate import gate_mistakes, is_ours, is_simple_name, largest, take
 from perl.hub.gate.leaks import Machine
-from perl.hub.gate.snapshot import is_simple_name, take
 from perl.hub.push.commit import push_package
 from perl.hub.push.package import Package, package_candidate, read_package
 from perl.hub.push.publish import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push

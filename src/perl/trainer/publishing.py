@@ -28,7 +28,7 @@ from perl.hub.card.facts import RUN_FACTS, made_facts, plain_word, showable_sett
 from perl.hub.card.form import LARGEST_CARD
 from perl.hub.card.names import has_hub_form, label
 from perl.hub.card.published import CARD
-from perl.hub.gate.snapshot import take
+from perl.hub.gate.gate import take
 from perl.hub.push.package import Package
 from perl.hub.push.publish import full_repo_id, pack_folder, push_script, write_log
 from perl.hub.push.round_trip import check_files

@@ -15,7 +15,7 @@ from perl.evaluation.results import RESULTS, Results, TaskResult
 from perl.evaluation.task import MATH, Task, all_tasks
 from perl.hub.card.form import shown
 from perl.hub.card.published import SCORES, Files, content_of
-from perl.hub.gate.snapshot import is_simple_name
+from perl.hub.gate.gate import is_simple_name
 from perl.recipe.plain_yaml import PlainDumper
 
 TASK_TYPE, TASK_NAME = "text-generation", "Text Generation"

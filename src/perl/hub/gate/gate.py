@@ -1,22 +1,23 @@
 """The gate that every file passes before it leaves this machine.
 
-name in the repository -> bytes, to mistakes, one a line
+folder, name in it -> bytes; name in the repository -> bytes, to mistakes, one a line
 
 A file must have a name that we write, be no larger than such a file may be, be what its ending says, and hold nothing
-that must not leave this machine. Files get here as bytes (:mod:`perl.hub.gate.snapshot` reads them, once and without
-following a link), and these bytes are sent.
+that must not leave this machine. It is read once, and what was looked at is what is sent. Below its folder no link is
+followed, and nothing but a regular file is read; the folder itself may be a link: the user named it.
 """
 
 import json
+import os
 import re
-from collections.abc import Mapping
-from pathlib import PurePosixPath
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
 import yaml
 
-from perl.errors import Mistake, first_line
+from perl.errors import Mistake, PerlError, first_line
 from perl.hub.gate.leaks import Machine, find_leaks, this_machine
-from perl.hub.gate.snapshot import is_simple_name
 from perl.recipe.assets import evaluation_tasks
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
@@ -45,6 +46,8 @@ ZOO: Expected = {
     r"zoo\.(?:csv|html)": 50_000_000,
 }
 """In a zoo."""
+_NAME = re.compile(r"(?!\.{1,2}(?:/|$))[\w.-]+(?:/(?!\.{1,2}(?:/|$))[\w.-]+)*", re.ASCII)
+_LARGEST_READ = 50_000_000_000  # bytes, where nothing else is said
 _LARGEST_HEADER = 100_000_000  # of weights, as safetensors itself says
 # What moves a terminal's cursor, or turns text around, so that it reads otherwise than it is.
 _DECEITFUL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -133,3 +136,53 @@ def _check_data(kind: str, text: str) -> None:
     if kind == ".md" and (hidden := _DECEITFUL.search(text)):
         number = text.count("\n", 0, hidden.start()) + 1
         raise MalformedFileError(f"holds the control character U+{ord(hidden[0]):04X} in line {number}")
+
+
+def is_simple_name(name: str) -> bool:
+    """Whether a name in a folder stays in it: letters, digits, ``_``, ``.``, ``-``, and ``/`` between them."""
+    return _NAME.fullmatch(name) is not None
+
+
+def take(folder: Path, name: str, most: int = _LARGEST_READ) -> bytes:
+    """Reads a file.
+
+    Args:
+        folder: Where it must lie.
+        name: In the folder, with ``/``.
+        most: Bytes that it may have.
+
+    Raises:
+        PerlError: There is none, it is a link or lies behind one, is not a regular file, or is too large.
+    """
+    path = folder
+    for part in name.split("/"):
+        if part in ("", ".", "..") or "\\" in part or "\0" in part:
+            raise PerlError(f"{name[:80]!r} is not the name of a file in it", str(folder))
+        path = path / part
+        if path.is_symlink():
+            raise PerlError("is a link, and links are not published", str(path), "copy what it names there")
+    try:
+        # Without waiting: a pipe would wait for somebody to write.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise PerlError("is not a regular file", str(path))
+            if facts.st_size > most:
+                raise PerlError(f"has {facts.st_size:,} bytes, at most {most:,} are published", str(path))
+            return file.read(facts.st_size)  # of a log that grows, what was there
+    except OSError as error:
+        raise PerlError(f"cannot be read: {error.strerror or error}", str(path)) from None
+
+
+def names_in(folder: Path, *, deep: bool = False) -> Iterator[str]:
+    """Names of what lies in a folder, in order; no link is followed.
+
+    Args:
+        folder: If there is none, nothing lies in it.
+        deep: With what lies in its folders, as ``folder/name``.
+    """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if deep and path.is_dir() and not path.is_symlink():
+            yield from (f"{path.name}/{name}" for name in names_in(path, deep=True))
+        else:
+            yield path.name

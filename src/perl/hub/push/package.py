@@ -26,9 +26,8 @@ from perl.hub.card.public_recipe import public_recipe, without_paths
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, evenly
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import run_facts
-from perl.hub.gate.gate import gate_mistakes, largest
+from perl.hub.gate.gate import gate_mistakes, is_simple_name, largest, names_in, take
 from perl.hub.gate.leaks import this_machine
-from perl.hub.gate.snapshot import is_simple_name, names_in, take
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.teacher import ADAPTER_NAME

@@ -19,7 +19,7 @@ from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
 from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, config_in, log_in, public_recipe_in, results_in
-from perl.hub.repository import fetched, open_repository, weights_of
+from perl.hub.found_card import fetched, open_repository, weights_of
 from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of_log, of_policy
 from perl.methods.registry import METHODS
 from perl.policy.hub_files import HUB_ERRORS, TIMEOUT_SECONDS
