@@ -60,21 +60,6 @@ def test_of_means_the_ends_are_quantiles_of_the_bootstrap_with_one_problem_more(
     assert high == pytest.approx(bootstrap_limit(scores, 0.975, 1.0), abs=2e-3)
 
 
-def test_the_quantiles_are_scipys():
-    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
-    for count, share, spread, level in itertools.product(
-        (2, 30, 500, 5000), (0.001, 0.3, 0.97), (0.0, 0.001, 0.03), (0.6, 0.95, 0.999)
-    ):
-        mean = count * share / (count + 1)
-        around = (count * (spread**2 + share**2) / (count + 1) - mean**2) / (count + 2)
-        size = mean * (1 - mean) / around - 1
-        expected = stats.beta.ppf((1 - level) / 2, mean * size, (1 - mean) * size)
-        low, high = interval(share, spread / math.sqrt(count - 1), count, level)
-        assert low == pytest.approx(expected, rel=1e-8)
-        mirrored = interval(1 - share, spread / math.sqrt(count - 1), count, level)
-        assert (low, high) == pytest.approx((1 - mirrored[1], 1 - mirrored[0]), abs=1e-11)
-
-
 def test_no_interval_is_a_point_nor_leaves_what_scores_can_be():
     means, errors = (0.0, 1e-9, 0.5, 1 - 1e-9, 1.0), (0.0, 1e-12, 0.1, 5.0)
     for mean, stderr, count in itertools.product(means, errors, (2, 30, 9000)):

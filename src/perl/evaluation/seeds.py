@@ -10,15 +10,13 @@ Pure functions.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy
+from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from perl.evaluation.metrics import SHOWN_IN, SMALL_P, Difference, error_of_mean
 
-_HALVINGS = 80
-_SQRT2 = math.sqrt(2)
 _LEVEL = 0.95
 
 
@@ -71,8 +69,8 @@ def paired_by_seed(reference: Mapping[int, float], other: Mapping[int, float]) -
     if stderr <= 1e-12 * max(1.0, abs(mean)):  # but for rounding they are the same
         return Difference(mean, 0.0, math.nan, math.nan, math.nan)
     freedom = len(seeds) - 1
-    away = student_quantile(_LEVEL, freedom) * stderr
-    return Difference(mean, stderr, mean - away, mean + away, 1 - student_within(mean / stderr, freedom))
+    away = float(stdtrit(freedom, (1 + _LEVEL) / 2)) * stderr
+    return Difference(mean, stderr, mean - away, mean + away, float(2 * stdtr(freedom, -abs(mean / stderr))))
 
 
 def smallest_difference(stderr: float, seeds: int, tests: int = 1) -> float:
@@ -86,67 +84,8 @@ def smallest_difference(stderr: float, seeds: int, tests: int = 1) -> float:
         tests: Differences that are looked at together: the level is that of Holm's first step, 0.05 / tests.
 
     Source: Johnson and Welch 1940, Biometrika 31: the t of a study whose true difference is d standard errors is
-        noncentral, (Z + d) / S, with S the root of a chi-squared over its degrees of freedom.
+        noncentral, (Z + d) / S, with S the root of a chi-squared over its degrees of freedom. A difference that is
+        shown with the wrong sign, which is rare, is not counted.
     """
     freedom = seeds - 1
-    shown_from = student_quantile(1 - SMALL_P / tests, freedom)
-    return stderr * _least(lambda away: _power(away, shown_from, freedom), SHOWN_IN)
-
-
-def _power(away: float, shown_from: float, freedom: int) -> float:
-    """Chance that |t| is beyond a value where the true difference is so many standard errors away."""
-    root = numpy.linspace(0, 1 + 8 / math.sqrt(freedom), 801)[1:]
-    constant = math.log(2) + freedom / 2 * math.log(freedom / 2) - math.lgamma(freedom / 2)
-    density = numpy.exp(constant + (freedom - 1) * numpy.log(root) - freedom * root**2 / 2)
-    beyond = [
-        (math.erfc((shown_from * s - away) / _SQRT2) + math.erfc((shown_from * s + away) / _SQRT2)) / 2
-        for s in map(float, root)
-    ]
-    # The places begin above 0, where the density of one and of two degrees of freedom does not vanish.
-    return float(numpy.trapezoid(density * numpy.array(beyond), root)) + _below(root[0], freedom)
-
-
-def _below(root: float, freedom: int) -> float:
-    """Chance that S is below the first place that is looked at, where any difference is shown."""
-    return math.erf(root / _SQRT2) if freedom == 1 else 1 - math.exp(-(root**2)) if freedom == 2 else 0.0
-
-
-def student_within(t: float, freedom: int) -> float:
-    """Chance that Student's t lies between -|t| and |t|.
-
-    Args:
-        t: Any number.
-        freedom: Degrees of freedom, at least 1.
-
-    Source: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4.
-    """
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for i in range(2 + odd, freedom + 1, 2):  # a term for every two degrees
-        total += term
-        term *= cosine**2 * (i - 1) / i
-    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
-    return min(1.0, inside)
-
-
-def student_quantile(level: float, freedom: int) -> float:
-    """The t that so large a share of Student's distribution lies within, on both sides.
-
-    Args:
-        level: Between 0 and 1.
-        freedom: Degrees of freedom, at least 1.
-    """
-    return _least(lambda t: student_within(t, freedom), level)
-
-
-def _least(grows: Callable[[float], float], level: float) -> float:
-    """The least number above 0 at which a function that grows has reached a level."""
-    low, high = 0.0, 1.0
-    while grows(high) < level:
-        high *= 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if grows(middle) >= level else (middle, high)
-    return high
+    return float(stderr * nctdtrinc(freedom, 1 - SHOWN_IN, stdtrit(freedom, 1 - SMALL_P / tests / 2)))

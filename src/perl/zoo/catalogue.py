@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perl.errors import PerlError, did_you_mean
+from perl.errors import PerlError, did_you_mean, warn
 from perl.recipe.assets import zoo_folder
-from perl.run.warned import warn
 from perl.zoo.entry import Entry, parse_entry, read_entry
 
 PREFIX = "zoo:"

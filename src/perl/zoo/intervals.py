@@ -8,19 +8,16 @@ from collections.abc import Sequence
 
 import numpy
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 
 from perl.run.tables import percent as percent
 
-# Dimensions: E evaluations, N nodes of a quadrature.
+# Dimension: E evaluations.
 Floats = NDArray[numpy.float64]
 Values = Sequence[float] | Floats
 
-_NODES_N, _WEIGHTS_N = numpy.polynomial.legendre.leggauss(64)
 ALIKE = "95 % interval, where problems came out alike and the standard error is 0.0"
 """What :func:`estimate_text` writes in brackets."""
-# What is left of a density so many nats below where it is cut off is below the rounding of a float.
-_NATS = 40.0
-_STEPS = 60
 
 
 def interval(
@@ -129,49 +126,5 @@ def _gap(share_E: Floats, variance_E: Floats, problems_E: Floats, tail: float) -
     mean_E = problems_E / total_E * share_E
     spread_E = problems_E / total_E * (variance_E + share_E**2 / total_E) / (total_E + 1)
     size_E = mean_E * (1 - mean_E) / spread_E - 1
-    low_E[some] = _beta_quantile(tail, mean_E * size_E, (1 - mean_E) * size_E)
+    low_E[some] = betaincinv(mean_E * size_E, (1 - mean_E) * size_E, tail)
     return low_E
-
-
-def _beta_quantile(tail: float, a_E: Floats, b_E: Floats) -> Floats:
-    """Where the share ``tail``, less than half, of a beta distribution lies below.
-
-    Newton's method on the logarithm of that share over z = log(x / (1 - x)), where the density is log-concave, and the
-    share with it: from the left each step stays on the left, from the right the first one leads there.
-    """
-    mode_E, reach_E = numpy.log(a_E / b_E), 2 * numpy.sqrt(1 / a_E + 1 / b_E)
-    top_E = _log_density(mode_E, a_E, b_E)
-    middle_EN = _log_density(mode_E[:, None] + reach_E[:, None] * _NODES_N, a_E[:, None], b_E[:, None])
-    all_E = numpy.exp(middle_EN - top_E[:, None]) @ _WEIGHTS_N * reach_E
-    for end_E, of_E in (_mass_below(mode_E - reach_E, a_E, b_E), _mass_below(-mode_E - reach_E, b_E, a_E)):
-        all_E = all_E + numpy.exp(end_E - top_E) * of_E
-    wanted_E = top_E + numpy.log(all_E) + math.log(tail)
-    z_E = mode_E - reach_E
-    for _ in range(_STEPS):
-        density_E, mass_E = _mass_below(z_E, a_E, b_E)
-        step_E = (density_E + numpy.log(mass_E) - wanted_E) * mass_E
-        z_E = z_E - step_E
-        # A step more would be the square of this one.
-        if not step_E.size or numpy.max(abs(step_E) / reach_E) < 1e-8:
-            break
-    return _share(z_E)
-
-
-def _mass_below(z_E: Floats, a_E: Floats, b_E: Floats) -> tuple[Floats, Floats]:
-    """Logarithm of the density at z, left of its top, and what lies below z as a multiple of the density."""
-    density_E = _log_density(z_E, a_E, b_E)
-    # A log-concave function falls at least as fast as its tangent says.
-    far_E = _NATS / (a_E - (a_E + b_E) * _share(z_E))
-    away_EN = far_E[:, None] * (_NODES_N + 1) / 2
-    below_EN = _log_density(z_E[:, None] - away_EN, a_E[:, None], b_E[:, None]) - density_E[:, None]
-    return density_E, numpy.exp(below_EN) @ _WEIGHTS_N * far_E / 2
-
-
-def _log_density(z: Floats, a: Floats, b: Floats) -> Floats:
-    """Of z, up to a constant."""
-    return -a * numpy.logaddexp(0.0, -z) - b * numpy.logaddexp(0.0, z)
-
-
-def _share(z: Floats) -> Floats:
-    """The x of which z is log(x / (1 - x))."""
-    return numpy.exp(-numpy.logaddexp(0.0, -z))
