@@ -39,8 +39,7 @@ def report(runs: tuple[str, ...], *, output: Path | None, as_json: bool) -> None
 @click.option(
     "--score",
     metavar="KEY",
-    help="TASK, TASK/avg@K, TASK/pass@K, best (eval.best), or a name in metrics.jsonl "
-    "[default: the score at the end, else reward].",
+    help="TASK, TASK/avg@K, TASK/pass@K, or a name in metrics.jsonl [default: the score at the end, else reward].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a CSV file too.")

@@ -87,6 +87,8 @@ def import_job(job: str | Path, output: str | Path | None = None, step: int | No
     """
     found = find_job(job)
     target = Path(output).expanduser() if output is not None else found.path / "run"
+    if not target.name:
+        raise RunFolderError("is the folder that you are in", str(target), "name one to be made with --output")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunFolderError("is not empty", str(target), "choose another with --output")
     with new_folder(target) as staged:

@@ -76,15 +76,22 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
         how |= {"address": address}
         how |= {} if _OF_A_JOB in os.environ else {"runtime_env": {"env_vars": _handed_on()}}
     try:
-        ray.init(**how)
+        _join(how)
         yield _seen("this machine's Ray cluster" if how["address"] == _LOCAL else how["address"])
+    finally:
+        ray.shutdown()
+
+
+def _join(how: dict[str, Any]) -> None:
+    address = how["address"]
+    try:
+        ray.init(**how)
     except AuthenticationError as error:
         hint = "export RAY_AUTH_MODE=token, with the token of its head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         raise RecipeError(f"{address}: the cluster there wants a token: {first_line(error)}", ADDRESS, hint) from None
-    except (ConnectionError, RaySystemError) as error:
-        raise _no_cluster(how["address"], error) from None
-    finally:
-        ray.shutdown()
+    # RuntimeError: it runs another version of Ray or of Python.
+    except (ConnectionError, RaySystemError, RuntimeError, ValueError) as error:
+        raise _no_cluster(address, error) from None
 
 
 def _seen(name: str) -> Cluster:
@@ -123,7 +130,7 @@ def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise _no_cluster(address, error) from None
 
 

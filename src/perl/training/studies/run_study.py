@@ -50,10 +50,7 @@ def study(source: str | Path | Mapping[str, Any], output_dir: str | Path | None 
         InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
     """
     planned = load_study(source)
-    if planned.file.at_once > 1 and any(recipe.rollout.addresses for recipe in planned.recipes):
-        from perl.training.studies.run_study import check_servers  # which imports what trains
-
-        check_servers(planned)
+    check_servers(planned)
     folder = Path(output_dir) if output_dir is not None else Path("runs") / "studies" / planned.name
     with opened(planned, folder):
         return _carried_out(CellProcesses(planned, folder))
