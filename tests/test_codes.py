@@ -11,8 +11,7 @@ from pathlib import Path
 import perl.errors
 from perl.cli import commands
 from perl.doctor.codes import codes, codes_table, explained
-from perl.errors import PerlError
-from perl.run.warned import warn
+from perl.errors import PerlError, warn
 from tests.conftest import CHECKOUT
 
 PACKAGE = Path(perl.errors.__file__).parent
@@ -41,7 +40,7 @@ def calls() -> list[tuple[str, str, ast.Call]]:
 
 def test_one_function_warns_and_each_of_its_callers_names_a_code_of_the_table():
     logging_ = re.compile(r"(.*\.)?(log(ger|ging)?|_log(ger)?)\.warn(ing)?")
-    assert {file for file, name, _ in calls() if logging_.fullmatch(name)} - ALARMING == {"run/warned.py"}
+    assert {file for file, name, _ in calls() if logging_.fullmatch(name)} - ALARMING == {"errors.py"}
     used = {call.args[0].value for _, name, call in calls() if name == "warn"}
     assert used == {row.name for row in WARNINGS}
 

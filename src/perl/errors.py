@@ -18,10 +18,12 @@ The error model, each kind handled in one place:
 
 Anything else is a defect of this package: a plain exception with its traceback, exit 1.
 
-Each class has a code of its own, which the command line prints after the line and `perl explain` explains.
+Each class has a code of its own, which the command line prints after the line and `perl explain` explains. A warning is
+:func:`warn`, with a code too.
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +35,8 @@ EXIT_INTERRUPTED = 130
 
 LONGEST_LISTED_CHOICE = 40
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_logger = logging.getLogger("perl")
 
 
 @dataclass(frozen=True)
@@ -197,3 +201,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def missing_extra(package: str, extra: str, needed_for: str) -> Mistake:
     """The problem of an optional package that is not installed, with the command that installs it."""
     return Mistake(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")
+
+
+def warn(code: str, message: str, *args: object) -> None:
+    """Logs a warning; its record has the code as ``record.code``, so that programs can filter.
+
+    Args:
+        code: The row of :func:`perl.doctor.codes.codes` that explains it, as ``PRL303``.
+        message: With the places of ``%``; of several lines the first is the one that gets the code.
+        args: What stands in these places.
+    """
+    first, *others = (message % args if args else message).split("\n")
+    text = "\n".join([f"{first} [{code}]", *others])
+    _logger.warning("%s", text, extra={"code": code}, stacklevel=2)

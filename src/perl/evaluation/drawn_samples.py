@@ -23,7 +23,7 @@ from pathlib import Path
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from perl.errors import PerlError
+from perl.errors import PerlError, warn
 from perl.evaluation import table
 from perl.evaluation.by_processes import check_same
 from perl.evaluation.draw import Sharing, TaskRequest, draw, share
@@ -44,7 +44,6 @@ from perl.run.folder import installed_versions
 from perl.run.joint_work import Processes
 from perl.run.progress import duration, progress
 from perl.run.tables import percent
-from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 

@@ -15,7 +15,7 @@ from typing import overload
 import torch
 from filelock import FileLock
 
-from perl.errors import PerlError
+from perl.errors import PerlError, warn
 from perl.evaluation.compare import compare_adapters
 from perl.evaluation.comparison_text import as_markdown
 from perl.evaluation.drawn_samples import draw_samples
@@ -30,7 +30,6 @@ from perl.evaluation.task import DEFAULT_TASKS
 from perl.run.devices import threads_kept, use_threads
 from perl.run.files import write_text
 from perl.run.joint_work import Processes
-from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 

@@ -22,12 +22,11 @@ from typing import Any
 import yaml
 from filelock import Timeout
 
-from perl.errors import Mistake, PerlError, RunFolderError, raise_all
+from perl.errors import Mistake, PerlError, RunFolderError, raise_all, warn
 from perl.evaluation.protocol import ASKED
 from perl.evaluation.results import FIGURE, RESULTS, TABLE, Results, read_results, results_file
 from perl.run.facts import RECIPE, is_run, run_above
 from perl.run.tables import DASH, differing, flat
-from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 

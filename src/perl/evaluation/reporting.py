@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perl.errors import MissingExtraError, PerlError
+from perl.errors import MissingExtraError, PerlError, warn
 from perl.evaluation import table
 from perl.evaluation.drawn_samples import DrawnSamples, Groups
 from perl.evaluation.few_shot import shown_hash, titled
@@ -35,7 +35,6 @@ from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
 from perl.run.files import write_text
 from perl.run.folder import installed_versions
-from perl.run.warned import warn
 
 # Packages that a score depends on, beside those of a run.
 _PACKAGES = ("math-verify", "vllm", "lighteval")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from perl.errors import ModelError, PerlError, RunFolderError
+from perl.errors import ModelError, PerlError, RunFolderError, warn
 from perl.policy.checkpoint import latest_checkpoint
 from perl.policy.name import adapter_config_digest, model_config_digest, policy_name, weights_digest
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
@@ -17,7 +17,6 @@ from perl.recipe.sections import ModelSection
 from perl.run.facts import RECIPE, run_above
 from perl.run.files import sha256_of
 from perl.run.folder import Run
-from perl.run.warned import warn
 from perl.sandbox import is_sandbox
 
 _WHOLE_MODEL = "config.json"

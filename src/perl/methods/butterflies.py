@@ -10,7 +10,7 @@ import torch
 from peft import BOFTConfig, PeftConfig
 from peft.tuners.boft import layer as boft_layer
 
-from perl.run.warned import warn
+from perl.errors import warn
 
 
 class BlockDiagonal:

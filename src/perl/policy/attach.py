@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from perl.errors import BrokenPromiseError, ModelError, first_line
+from perl.errors import BrokenPromiseError, ModelError, first_line, warn
 from perl.methods import starts
 from perl.methods.anchor import lift_anchor, without_anchor
 from perl.methods.base_parameters import is_of_the_base, name_in_base
@@ -37,7 +37,6 @@ from perl.policy.saved.adapter import POSITIONS, SavedAdapter
 from perl.policy.saved.config import check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, full_names, leave_out_unreached, linear_names
-from perl.run.warned import warn
 
 # Adapters that see a row as a whole; others act on each token by itself.
 _BY_ROW = (PeftType.XLORA, PeftType.POLY)

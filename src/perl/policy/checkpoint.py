@@ -18,11 +18,10 @@ from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from perl.errors import ModelError, first_line
+from perl.errors import ModelError, first_line, warn
 from perl.methods.hooks import hooks_of
 from perl.policy.attach import adapter_tensors, load_adapter_tensors
 from perl.run.files import parse_mapping, write_text
-from perl.run.warned import warn
 
 _MANIFEST = "complete.json"
 _ROLLOUTS = "rollouts-rank{rank}.safetensors"

@@ -16,7 +16,7 @@ from peft import PeftModel
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from perl.errors import BrokenPromiseError, ModelError, RunFolderError
+from perl.errors import BrokenPromiseError, ModelError, RunFolderError, warn
 from perl.methods.base_parameters import name_in_base
 from perl.methods.delta import EXACT, adapted_layers, low_rank_update, merged_parameters
 from perl.methods.settings import method_of
@@ -38,7 +38,6 @@ from perl.recipe.sections import ModelSection
 from perl.run.files import new_folder
 from perl.run.folder import Run
 from perl.run.progress import live_line
-from perl.run.warned import warn
 
 Form = Literal["lora", "merged"]
 # The same in nats for a merged model in half precision. How far rounding moves log-probabilities depends on the model,

@@ -13,12 +13,11 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
-from perl.errors import BrokenPromiseError, DataError
+from perl.errors import BrokenPromiseError, DataError, warn
 from perl.policy.model import base_fingerprint, evaluating
 from perl.policy.precision import in_float32
 from perl.policy.reference import Reference, reference_log_probs, token_log_probs
 from perl.policy.save_adapter import reload_difference
-from perl.run.warned import warn
 
 # Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters are
 # saved in the type they are trained in and both compute in float32, so they differ by the order of additions at most.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from perl.errors import ModelError, PerlError, RecipeError
+from perl.errors import ModelError, PerlError, RecipeError, warn
 from perl.evaluation.figure import new_figure, save_figure
 from perl.evaluation.subject import Subject, find_subject
 from perl.policy.attach import continue_adapter, own_method
@@ -34,7 +34,6 @@ from perl.run.devices import accelerator
 from perl.run.files import write_text
 from perl.run.progress import progress
 from perl.run.tables import percent, plain, plain_table
-from perl.run.warned import warn
 
 By = Literal["kind", "layer", "module"]
 

@@ -14,11 +14,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from perl.errors import DataError, PerlError, RewardError
+from perl.errors import DataError, PerlError, RewardError, warn
 from perl.rewards.workers.pool import WorkerPool, as_json
 from perl.rewards.workers.worker import imported, placed_line
 from perl.run.launched import own_share
-from perl.run.warned import warn
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]

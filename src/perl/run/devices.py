@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, warn
 from perl.run.launched import own_share
-from perl.run.warned import warn
 
 # Numbers in a matrix for each thread that works on it (`benchmarks/eval_threads.py`): of two threads on two free cores
 # a matrix of 2**18 gains 30 to 45 %, a smaller one less; beside busy processes all of these lose, 3 to 6 times as much.

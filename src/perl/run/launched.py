@@ -11,10 +11,9 @@ import re
 from functools import cache
 from typing import cast
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, warn
 from perl.recipe.recipe import is_first_process, launched, world_size
 from perl.recipe.sections import Strategy
-from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 

@@ -21,9 +21,8 @@ from perl.algorithms.advantages import (
 )
 from perl.algorithms.estimators import ADVANTAGES, Penalty
 from perl.algorithms.registry import function_at
-from perl.errors import RewardError
+from perl.errors import RewardError, warn
 from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
-from perl.run.warned import warn
 from perl.trainer import shown_to_trl
 from perl.trainer.config import own_setting
 from perl.trainer.greedy_baseline import greedy_rewards

@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from trl.models.utils import disable_gradient_checkpointing
 
+from perl.errors import warn
 from perl.packing.compiled import check_compiler, compile_layers
 from perl.packing.forward import Passes, Read, choose_passes, score, score_all, whole_passes
 from perl.packing.fused_lora import fuse_lora
@@ -34,7 +35,6 @@ from perl.policy.critic import Critic
 from perl.policy.model import base_of, trainable_parameters
 from perl.policy.reference import Reference
 from perl.run.devices import threads_for
-from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.live import LiveTrainer, most
 

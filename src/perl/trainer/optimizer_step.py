@@ -18,13 +18,13 @@ import torch
 from perl.algorithms.importance import SamplingCorrection, on_policy_rows, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
+from perl.errors import warn
 from perl.methods.hooks import hooks_of
 from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
 from perl.packing.in_step import Kind
 from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
 from perl.run.devices import fitting_threads, threads_for
-from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most

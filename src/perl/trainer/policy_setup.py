@@ -19,7 +19,7 @@ from transformers import AutoProcessor, PreTrainedModel
 from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
 
-from perl.errors import ModelError, RecipeError
+from perl.errors import ModelError, RecipeError, warn
 from perl.methods.base_checks import IN_PROCESS, check_on_quantised
 from perl.methods.registry import METHODS
 from perl.methods.settings import (
@@ -50,7 +50,6 @@ from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_sh
 from perl.policy.teacher import find_teacher
 from perl.recipe.quantisations import Quantization, quantised_base
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.run.warned import warn
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 from perl.trainer.live import LiveTrainer
 

@@ -19,7 +19,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from perl.errors import ModelError
+from perl.errors import ModelError, warn
 from perl.methods.hooks import hooks_of
 from perl.policy.checkpoint import (
     drop_other_ranks,
@@ -34,7 +34,6 @@ from perl.policy.checkpoint import (
 from perl.policy.reference import Reference
 from perl.run.host import host
 from perl.run.joint_work import gather_files, joined
-from perl.run.warned import warn
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.live import LiveTrainer, Position, generation_interval
 from perl.trainer.optimizer_state import (

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from perl.errors import RolloutError
+from perl.errors import RolloutError, warn
 from perl.packing.micro_batches import SHOWN, STEPS_BEHIND
-from perl.run.warned import warn
 from perl.trainer.live import Metrics, Position
 from perl.trainer.rollout_source import RolloutSource
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 
-from perl.errors import BrokenPromiseError, PerlError, ProcessError, RecipeError, RolloutError
+from perl.errors import BrokenPromiseError, PerlError, ProcessError, RecipeError, RolloutError, warn
 from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
 from perl.rollouts.hf_engine import TransformersEngine
@@ -30,7 +30,6 @@ from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.devices import threads_for
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
-from perl.run.warned import warn
 from perl.trainer.generation import Prompts, tokens_left
 from perl.trainer.given_rewards import EarlyVerdicts
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most

@@ -14,8 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.covariance import CovarianceSettings, covariances, drawn, highest
 from perl.algorithms.registry import LOSSES, Selection, function_at
+from perl.errors import warn
 from perl.packing.micro_batches import SELECTED
-from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.live import LiveTrainer, generation_interval
 

@@ -14,11 +14,10 @@ from transformers import TrainerCallback, TrainerState
 from transformers.integrations import integration_utils as theirs
 from trl import GRPOConfig, GRPOTrainer
 
-from perl.errors import PerlError, first_line
+from perl.errors import PerlError, first_line, warn
 from perl.evaluation.results import read_results
 from perl.recipe.server_address import without_credentials
 from perl.run.files import write_text
-from perl.run.warned import warn
 
 FILE = "trackers.json"
 _UNNAMED = "huggingface"

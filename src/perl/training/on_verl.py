@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perl.errors import MissingExtraError, PerlError, RecipeError, RunFolderError, raise_all
+from perl.errors import MissingExtraError, PerlError, RecipeError, RunFolderError, raise_all, warn
 from perl.launch.start import ProcessFailedError
 from perl.methods.settings import adaptation, continued_adaptation
 from perl.policy.attach import own_method
@@ -26,7 +26,6 @@ from perl.recipe.sections import EngineSection
 from perl.recipe.validation import checked
 from perl.run.facts import RECIPE
 from perl.run.folder import VERL_JOB, Run, check_folder, differences, open_run
-from perl.run.warned import warn
 from perl.training.checked_recipe import checked_recipe
 from perl.training.plan import Plan, make_plan
 from perl.verl.import_job import add_to_run

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.data import ProblemSet, render_prompts
-from perl.errors import DataError, Mistake, ModelError, RecipeError, raise_all
+from perl.errors import DataError, Mistake, ModelError, RecipeError, raise_all, warn
 from perl.recipe import Recipe
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import PromptsSection, TeacherSection
@@ -19,7 +19,6 @@ from perl.rewards.custom import unsendable
 from perl.rewards.resolve import GOLD, by_own_names
 from perl.rewards.verifier import Judging, unreadable
 from perl.run.progress import live_line
-from perl.run.warned import warn
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.live import generation_interval
 from perl.trainer.prompts.curriculum import difficulties

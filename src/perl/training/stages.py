@@ -15,6 +15,7 @@ from typing import Any
 from perl.errors import (
     MissingExtraError,
     RecipeError,
+    warn,
 )
 from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
@@ -35,7 +36,6 @@ from perl.run.devices import threads_kept, use_threads
 from perl.run.folder import Run, follow_run, open_run
 from perl.run.host import host
 from perl.run.joint_work import joined
-from perl.run.warned import warn
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.trackers import log_scores
 from perl.training.checked_recipe import checked_recipe, located

@@ -17,8 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, MissingExtraError, PerlError, RecipeError
-from perl.run.warned import warn
+from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, MissingExtraError, PerlError, RecipeError, warn
 from perl.verl.job_folder import EVAL, OVERRIDES, TRAIN, VERL_VERSION, Job, find_job
 
 # With fewer CPUs than this verl's trainer hangs without a message.

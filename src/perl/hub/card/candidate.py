@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.errors import Mistake, PerlError, RecipeError, RunFolderError
+from perl.errors import Mistake, PerlError, RecipeError, RunFolderError, warn
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, Results, read_results
@@ -22,7 +22,6 @@ from perl.run.facts import best_disagreement, read_best
 from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.run.logs import read_log
-from perl.run.warned import warn
 
 Which = Literal["final", "best"] | int
 """Which adapter of a run: the final one, the one that scored best, or that of a checkpoint's step."""

@@ -12,10 +12,9 @@ import httpx2
 from huggingface_hub import constants, get_session, get_token
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but not marked so
 
-from perl.errors import Mistake, PerlError
+from perl.errors import Mistake, PerlError, warn
 from perl.hub.push.retries import LOGIN
 from perl.recipe.sections import HubSection
-from perl.run.warned import warn
 
 TIMEOUT_SECONDS = 15.0
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import CommitInfo, HfApi
 
-from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all
+from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all, warn
 from perl.hub.card.candidate import (
     Candidate,
     candidate_mistakes,
@@ -47,7 +47,6 @@ from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
 from perl.recipe.sections import HubSection
 from perl.run.folder import Run
-from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 # Digests of what this process has sent: a trainer pushes again and again, each time with a newer card.

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perl.errors import PerlError, raise_all
+from perl.errors import PerlError, raise_all, warn
 from perl.hub.card.public_recipe import public_recipe
 from perl.hub.gate.gate import ZOO, gate_mistakes
 from perl.hub.push.package import Package
@@ -24,7 +24,6 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter
 from perl.recipe.plain_yaml import plain_value
 from perl.run.files import write_text
-from perl.run.warned import warn
 from perl.zoo.entry import NAME, Entry, Location, Provenance, SeedScores
 
 logger = logging.getLogger("perl")

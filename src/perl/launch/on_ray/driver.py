@@ -33,7 +33,7 @@ from ray.train import (
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from perl.errors import InterruptedRunError, first_line
+from perl.errors import InterruptedRunError, first_line, warn
 from perl.launch.on_ray.cluster import Cluster, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
 from perl.launch.on_ray.worker import MAILBOX, Mailbox, Outcome, Task, Updates, cause, work
@@ -41,7 +41,6 @@ from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
 from perl.recipe.sections import EngineSection
 from perl.run.host import handled
-from perl.run.warned import warn
 
 RESTARTS = 3
 """Failures after which the processes are started again, unless a recipe says how many."""

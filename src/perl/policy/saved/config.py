@@ -21,9 +21,8 @@ from typing import Any
 from peft import PeftConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
-from perl.errors import ModelError
+from perl.errors import ModelError, warn
 from perl.policy.saved.download import CONFIG, LARGEST_CONFIG
-from perl.run.warned import warn
 from perl.sandbox import is_sandbox
 
 MOST_ENTRIES = 4_000

@@ -14,10 +14,9 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.errors import Mistake, ModelError, PerlError, first_line
+from perl.errors import Mistake, ModelError, PerlError, first_line, warn
 from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files, look_up
 from perl.run.files import sha256_of, write_text
-from perl.run.warned import warn
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
 from perl.zoo.entry import Entry
 

@@ -12,13 +12,12 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, raise_all
+from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, raise_all, warn
 from perl.rollouts.vllm.answers import AccessError, ServerDownError
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.members import Member, ServerState
 from perl.rollouts.vllm.versions import Versions
 from perl.run.host import Fleet
-from perl.run.warned import warn
 
 HEALTH_SECONDS = 5.0
 LEAST_SECONDS, TIMES_AS_LONG = 30.0, 4.0

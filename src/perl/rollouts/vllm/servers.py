@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
-from perl.errors import PerlError, RolloutError
+from perl.errors import PerlError, RolloutError, warn
 from perl.recipe.rollout_section import VLLM_SERVER, Capabilities
 from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
@@ -27,7 +27,6 @@ from perl.rollouts.vllm.members import Version
 from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of, update_files, write_update
 from perl.rollouts.vllm.transport import Connections
 from perl.run.host import Fleet
-from perl.run.warned import warn
 
 STALL_SECONDS = 60.0
 """Without a sign of life for so long a server is dropped."""

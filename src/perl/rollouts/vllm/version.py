@@ -10,9 +10,8 @@ from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
-from perl.errors import MissingExtraError, Mistake, PerlError, raise_all
+from perl.errors import MissingExtraError, Mistake, PerlError, raise_all, warn
 from perl.recipe.rollout_section import RolloutSection
-from perl.run.warned import warn
 
 OLDEST, NEWER = Version("0.32"), Version("0.33.dev0")
 """The oldest that was tested, and where those begin that were not: the LoRA manager, weight loading and

@@ -11,13 +11,12 @@ from peft import PeftModel
 from transformers import TrainerCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, warn
 from perl.methods.hooks import hooks_of
 from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_replicas, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
 from perl.run.joint_work import Processes, joined
-from perl.run.warned import warn
 from perl.trainer.live import most
 
 NOTHING_TRAINED = "nothing was trained: there was no gradient in any"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from transformers import TrainerState, TrainingArguments
 
-from perl.errors import MissingExtraError
+from perl.errors import MissingExtraError, warn
 from perl.run.logs import append_row
-from perl.run.warned import warn
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, check_every, folder_of, reopened
 from perl.trainer.given_rewards import is_rewarded

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
-from perl.errors import PerlError, RecipeError
+from perl.errors import PerlError, RecipeError, warn
 from perl.evaluation.draw import Sharing, draw, share
 from perl.evaluation.own_tasks import chosen_tasks, in_keys
 from perl.evaluation.protocol import Protocol
@@ -37,7 +37,6 @@ from perl.run.facts import BEST, averages, read_best
 from perl.run.files import replace_folder, sha256_of, write_text
 from perl.run.joint_work import Processes, joined
 from perl.run.progress import progress
-from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback, folder_of
 from perl.training.tasks import check_best
 

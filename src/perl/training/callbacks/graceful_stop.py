@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
+from perl.errors import warn
 from perl.recipe.recipe import is_first_process
 from perl.rewards.custom import Failures
 from perl.run.host import handled, host
-from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -15,14 +15,13 @@ from peft import PeftModel
 from transformers import TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
-from perl.errors import PerlError, RecipeError
+from perl.errors import PerlError, RecipeError, warn
 from perl.hub.push.login import check_login
 from perl.hub.push.outbox import HUB_NAME, Push, alone, queue_checkpoint, read_push
 from perl.hub.push.publish import full_repo_id, pack_checkpoint, send_checkpoints, wanted_push
 from perl.recipe.sections import HubSection
 from perl.run.folder import Run
 from perl.run.joint_work import joined
-from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback
 from perl.trainer.publishing import pack_script_checkpoint
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perl.errors import MissingExtraError
+from perl.errors import MissingExtraError, warn
 from perl.evaluation.figure import new_figure, save_figure
 from perl.evaluation.table import difference_cell, p_cell
 from perl.run.files import write_text
 from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table
-from perl.run.warned import warn
 from perl.training.studies.cells import CHOOSES, SCORES, as_overrides, canonical, counted, titled
 from perl.training.studies.findings import Arm, Findings, Scored, findings, level
 from perl.training.studies.plan import Study
