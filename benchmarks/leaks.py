@@ -110,6 +110,10 @@ SECRETS = {
     "netrc": "machine api.example.org login user " + "password " + some(20),
     "password by name": "pass" + "word: " + some(14),
     "secret by name": '"client_' + 'secret": "' + some(32) + '"',
+    "password with signs": "pass" + 'word: "' + some(8) + "&r-" + some(4) + '!zz7"',
+    "access token by name": "access" + 'Token = "' + some(24) + '"',
+    "basic": "Authorization: " + "Basic " + some(24),
+    "server key, short": "sk" + "-" + some(16),
 }
 PATHS = (
     *("/home/alice/run", "/Users/alice/run", "/users/alice/run", "/home2/alice/run", "/data1/run/x", "/raid/alice/x"),

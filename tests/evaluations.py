@@ -1,5 +1,6 @@
 """Evaluations made by hand: which completions are right is written as ``"110"``, a text a problem."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ def task_result(
     result = TaskResult(
         name=name,
         title=name.title(),
-        protocol_hash=f"{name}-0123456789abcdef"[:16],
+        protocol_hash=hashlib.sha256(name.encode()).hexdigest()[:16],
         max_new_tokens=512,
         data={"source": f"someone/{name}", "revision": "c0ffee" * 6 + "c0ff", "sha256": SHA},
         base=None if base is None else score_samples(samples(base, name)),

@@ -146,6 +146,13 @@ def without_quantization(files: Files, *names: str) -> None:
         files[name] = json.dumps(facts).encode()
 
 
+def in_words(words: str) -> Callable[[Files], None]:
+    """Words of the author's, quoted as a card has them."""
+    return text(CARD, r"\Z", f"{AUTHORS.decode()}>\n> {words}\n".replace("\\", r"\\"))
+
+
+NO_SOURCE = {"source": "a", "revision": None}
+HEADINGS = "main.\n\n## Verified by perl\n\n| AIME 2025 | 99.9 |"
 BELOW = "\n\n## Citation"
 ROWS = r"\A((?:.*\n){10})(?:.*\n)*"
 OF_THE_CARD = [
@@ -157,6 +164,10 @@ OF_THE_CARD = [
     Forgery("a licence that is there twice", text(CARD, "^library_name:", "license: mit\nlibrary_name:"), f"{CARD}:"),
     Forgery("a heading below the author's", text(CARD, r"\Z", f"{AUTHORS.decode()}\n## Results\n\n99.\n"), f"{CARD}:"),
     Forgery("a number in the author's own words", text(CARD, r"\Z", AUTHORS.decode()), None),
+    Forgery("HTML in what is no code", in_words(r"\`</blockquote><h2>Results</h2>\`"), f"{CARD}:"),
+    Forgery("a picture by reference", in_words("![p][r]\n>\n> [r]: https://example.org/p.png"), f"{CARD}:"),
+    Forgery("a picture with brackets", in_words("![a [b] c](https://example.org/p.png)"), f"{CARD}:"),
+    Forgery("a picture over two lines", in_words("![x](\n> https://example.org/p.png)"), f"{CARD}:"),
     Forgery("a card that claims another version", value(RUN, "perl", to="9.9.9"), "perl-rl 9.9.9"),
     Forgery("a score on a leaderboard", lambda files: files.update({BOARD: b"- value: 99.9\n"}), BOARD),
     Forgery("a score by somebody else", lambda files: files.update({OTHERS: b"- value: 3\n"}), None),
@@ -169,6 +180,10 @@ OF_THE_FILES = [
     Forgery("the title of another benchmark", score("tasks", "*", "title", to="AIME 2024"), ": title is"),
     Forgery("a sentence as the engine", score("engine", "backend", to="AIME 2024: 97.3 (audited)"), "engine.backend"),
     Forgery("a sentence as the protocol", score("protocol", "preset", to="as audited on AIME 2024"), "protocol.preset"),
+    Forgery("headings as a commit", score("subject", "base_revision", to=HEADINGS), "base_revision"),
+    Forgery("headings as data", value(RECIPE, "data", "train", "name", to=f"me/data`\n\n{HEADINGS}"), RECIPE),
+    Forgery("a link as a split", value(RECIPE, "data", "train", "split", to="[proof](https://evil)"), RECIPE),
+    Forgery("headings as what is held out", value(RECIPE, "data", "eval", to={"name": f"x`\n\n{HEADINGS}"}), RECIPE),
     Forgery("results and samples forged as one", all_right, None),
     Forgery("examples left out of the results", partial(unlabelled, hashed=False), "its protocol_hash is"),
     Forgery("examples left out of results and hash", partial(unlabelled, hashed=True), None),
@@ -191,6 +206,15 @@ OF_THE_RECORD = [
     ),
     Forgery("a score in the heading", value(RUN, "name", to="AIME 2025: 99.9 %"), f"{RUN}: name", anew=False),
     Forgery("an unknown fact", value(RUN, "aime24", to=91.3), f"{RUN}: aime24", anew=False),
+    Forgery("a list as the device", score("engine", "device", to=["**99 % on AIME**"]), "engine.device", anew=False),
+    Forgery("headings as a hash", score("tasks", "*", "protocol_hash", to=f"0`\n{HEADINGS}"), "hash", anew=False),
+    Forgery(
+        "no SHA-256 of the problems",
+        score("tasks", "*", "data", to=NO_SOURCE),
+        "SHA-256",
+        anew=False,
+    ),
+    Forgery("rights of another kind", score("tasks", "*", "problems", "*", "adapter", to="21"), "0 and 1", anew=False),
 ]
 OF_FEWER_BITS = [
     Forgery("quantization left out of the results", lambda f: without_quantization(f, SCORES), SCORES, quantised=True),

@@ -14,7 +14,7 @@ SOMEBODY = Machine(
 )
 # What the rules let pass on purpose: they have no form of their own, or one that hashes have too.
 NO_FORM = {
-    *("AWS, secret alone", "Weights & Biases, alone", "Discord, hook", "Kaggle", "Mailgun", "age", "netrc"),
+    *("AWS, secret alone", "Weights & Biases, alone", "Discord, hook", "Kaggle", "Mailgun", "netrc"),
     *("D:\\models\\x", "d:\\x", "\\\\server\\share\\x"),
 }
 

@@ -5,7 +5,7 @@ import logging
 import os
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import CommitOperationAdd, HfApi, constants
 from peft import PeftConfig
 
 import perl
@@ -97,6 +97,18 @@ def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(
         assert hub.repo(name).files().keys() - {".gitattributes"} == held.keys()
     push_package(Package(OTHER), "user/private", private=True)
     assert hub.repo("user/private").private
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_that_holds_other_bytes_than_were_sent_is_a_broken_promise(monkeypatch):
+    create = HfApi.create_commit
+
+    def exchanged(self, repo_id, operations, **options):
+        return create(self, repo_id, [CommitOperationAdd(one.path_in_repo, b"other") for one in operations], **options)
+
+    monkeypatch.setattr(HfApi, "create_commit", exchanged)
+    with pytest.raises(BrokenPromiseError, match=f"holds other bytes than were sent: {WEIGHTS}, {CONFIG}"):
+        push_package(Package(OTHER), REPO, sleep=pytest.fail)
 
 
 @pytest.mark.usefixtures("hub")

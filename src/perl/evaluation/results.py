@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from perl.errors import PerlError
 from perl.evaluation.metrics import Difference
@@ -88,8 +88,8 @@ class TaskResult:
 
     name: str
     title: str
-    protocol_hash: str
-    max_new_tokens: int
+    protocol_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    max_new_tokens: Annotated[int, Field(ge=1)]
     data: Mapping[str, str | None]
     base: Score | None = None
     adapter: Score | None = None
@@ -98,8 +98,8 @@ class TaskResult:
     lighteval: Mapping[Who, OtherScore] = field(default_factory=dict)
     samples: Mapping[str, str] = field(default_factory=dict)
     scorer: str = MATH
-    few_shot: int = 0
-    examples: str | None = None
+    few_shot: Annotated[int, Field(ge=0)] = 0
+    examples: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
     @property
     def label(self) -> str:
@@ -138,7 +138,7 @@ class Results:
 
     subject: Mapping[str, str | None]
     protocol: Protocol
-    engine: Mapping[str, Any]
+    engine: Mapping[str, str | int | float | None]
     versions: Mapping[str, str]
     seconds: float
     tasks: tuple[TaskResult, ...]
@@ -307,6 +307,8 @@ def _results(found: Any, *, scored: bool) -> Results:  # noqa: ANN401 (JSON)
     digests = (subject["base_sha256"], subject["adapter_sha256"], subject["adapter_config_sha256"])
     if not results.tasks or not isinstance(subject["name"], str) or not isinstance(subject["base"], str):
         raise ValueError("it names no policy, no base or no task")
+    if any(digest is not None and _DIGEST.fullmatch(digest) is None for digest in digests):
+        raise ValueError("a digest of its policy is not a SHA-256")
     if subject["policy"] != policy_name(str(digests[0]), *digests[1:]):
         raise ValueError("its policy is not the one that its digests name")
     return results
@@ -314,10 +316,13 @@ def _results(found: Any, *, scored: bool) -> Results:  # noqa: ANN401 (JSON)
 
 _RESULTS = TypeAdapter(Results)
 _TASK_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_DIGEST, _RIGHTS = re.compile(r"[0-9a-f]{64}"), re.compile("[01]+")
 
 
 def _task(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     """A task's record as it is in memory: problems as rows of rights, and NaN where JSON has none."""
+    if not all(_RIGHTS.fullmatch(marks) for row in facts["problems"].values() for marks in row.values()):
+        raise ValueError(f"{name!r:.60}: what is right of a problem is not written in 0 and 1")
     problems = [
         {"id": id, **{who: [mark == "1" for mark in row[who]] if who in row else None for who in ("base", "adapter")}}
         for id, row in facts["problems"].items()
@@ -332,6 +337,9 @@ def _check_fit(task: TaskResult, *, scored: bool) -> None:
     """Scores and problems are of the same policies, and there are as many of each as the scores say."""
     if _TASK_NAME.fullmatch(task.name) is None or ".." in task.name:
         raise ValueError(f"{task.name!r:.60} is not the name of a task")
+    digest = task.data.get("sha256") or ""
+    if not task.data.get("source") or "revision" not in task.data or not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{task.name}: data lacks its source, revision or SHA-256")
     if not task.is_scored:
         if scored:
             raise ValueError(f"{task.name} was not scored, perl eval rescore judges its completions")

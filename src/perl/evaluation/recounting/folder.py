@@ -70,7 +70,7 @@ def recount_published(results: bytes, samples: bytes | None, where: str, *, know
     """
     found = parse_results(results, f"{where}/{RESULTS}")
     if samples is None:
-        raise PerlError(NO_SAMPLES, f"{where}/{RESULTS}", "perl push sends them")
+        raise PerlError(NO_SAMPLES, f"{where}/{RESULTS}", f"perl push sends them, at most {LARGEST:,} bytes")
     kept = _published(samples, f"{where}/{SAMPLES}")
     return _counted(found, results, kept, None, find_golds(found) if known else {})
 

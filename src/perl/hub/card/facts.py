@@ -52,8 +52,13 @@ def plain_word(text: str) -> str:
     return word[:_LONGEST_WORD].strip("-.+:/@") or "adapter"
 
 
+def is_plain(text: str) -> bool:
+    """Whether a text is of one line, not long, and without marks of scores, links or code."""
+    return len(text) <= _LONGEST_TEXT and text.isprintable() and not _MARKS.search(text)
+
+
 def _text(text: str) -> str:
-    if not text.isprintable() or _MARKS.search(text):
+    if not is_plain(text):
         raise ValueError("holds a mark of scores, links or code")
     return text
 
@@ -74,7 +79,7 @@ def _settings(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 def _check_setting(name: str, value: JsonValue) -> None:
     if isinstance(value, str):
-        if len(value) > _LONGEST_TEXT or (name not in _SENTENCES and " " in value):
+        if name not in _SENTENCES and " " in value:
             raise ValueError(f"{name} has a malformed value")
         _text(value)
     elif isinstance(value, float) and not math.isfinite(value):

@@ -73,6 +73,7 @@ def words_mistakes(results: Results) -> Iterator[Mistake]:
     for where, (word, words) in said.items():
         if word not in words:
             yield Mistake(f"{where} is {shown(str(word))!r}, which perl eval does not say", SCORES, _AGAIN)
-    for name, value in {**results.engine, **asking_of(results.subject)}.items():
+    commit = {"base_revision": results.subject.get("base_revision")}
+    for name, value in {**results.engine, **asking_of(results.subject), **commit}.items():
         if _WORD.fullmatch(name) is None or (isinstance(value, str) and _WORD.fullmatch(value) is None):
             yield Mistake(f"{shown(name)} is {shown(str(value))!r}, which is not a word", SCORES, _AGAIN)

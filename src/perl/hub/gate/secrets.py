@@ -25,15 +25,20 @@ _FORMS = {
     "a model, tracking or code service": (
         r"\b(?:sk-|csk-|pplx-|gsk_|xai-|nvapi-|r8_|fw_|tgp_v1_|rpa_|lsv2_|wandb_v1_|dapi|KGAT_|github_pat_|glpat-|glcbt-|"
         r"npm_|dckr_pat_|dop_v1_|hvs\.|glsa_|ntn_|lin_api_|xapp-)"
-        r"(?=[\w-]*\d)[\w-]{20,}"
+        r"(?=[\w-]*\d)[\w-]{20,}|\bsk-(?=[\w-]*\d)[\w-]{16,}"
     ),
     "a cloud": r"\bASIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bGOCSPX-[\w-]{20,}|\bya29\.[\w-]{20,}",
-    "somebody (an Authorization header)": r"(?i)\bbearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}",
+    "somebody (an age key)": r"\bAGE-SECRET-KEY-1[0-9A-Z]{50,}",
+    "somebody (an Authorization header)": (
+        r"(?i)\bbearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}|\bauthorization[\\\"']*\s*[:=]\s*[\\\"']*basic\s+[\w+/]{8,}"
+    ),
     # A name that says so, and a value behind it with letters and digits: not `pad_token: "<|end|>"`.
     "somebody, by its name": (
         r"(?i)(?:passw(?:or)?d|passphrase|secret|credential|(?:api|access|private|auth|account|client|wandb)[_-]?key|"
-        r"(?<![A-Za-z])token)[\\\"']*[ \t]*(?:[:=]|=>)[ \t]*[\\\"']*(?!(?:your|sha\d+|https?)\b)"
-        r"(?=[\w+/=.~-]*\d)(?=[\w+/=.~-]*[a-z])[\w+/=.~-]{12,}"
+        r"(?<![A-Za-z])token|(?:access|auth|refresh|api)token)"
+        r"[\\\"']*[ \t]*(?:[:=]|=>)[ \t]*[\\\"']*(?!(?:your|sha\d+|https?)\b)"
+        r"(?:(?=[\w+/=.~-]*\d)(?=[\w+/=.~-]*[a-z])[\w+/=.~-]{12,}|"
+        r"(?<=[\"'])(?=[^\s\"'\\]*\d)(?=[^\s\"'\\]*[a-z])[^\s\"'\\<>{}()|]{12,})"  # in quotes of any signs
     ),
 }
 _VARIABLE = re.compile(

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
-from perl.errors import PerlError, raise_all
+from perl.errors import BrokenPromiseError, PerlError, raise_all
 from perl.hub.card.form import AUTHOR, FRONT_MATTER, LARGEST_CARD, read_front_matter
 from perl.hub.card.published import CARD
 from perl.hub.gate.gate import gate_mistakes, is_ours
@@ -84,6 +84,7 @@ def push_package(
         PerlError: The gate refuses a file; no login, no rights; or the repository holds a model, pickles, another
             adapter, or a card that is somebody's.
         HubOutageError: The Hub cannot be reached.
+        BrokenPromiseError: It holds other bytes than were sent.
     """
     raise_all(PerlError, gate_mistakes(package.files))
     api = HfApi()
@@ -113,6 +114,8 @@ def push_package(
             revision=branch,
             parent_commit=head.sha,  # so that nothing is written over a commit that was not looked at
         )
+        if wrong := _changed(api.model_info(repo_id, revision=done.oid, files_metadata=True), package.files):
+            raise BrokenPromiseError(f"the Hub holds other bytes than were sent: {', '.join(wrong[:3])}", repo_id)
         return done.oid
 
     retry(create, repo_id, sleep)

@@ -151,4 +151,9 @@ def tidy_outbox(run: Run) -> None:
 
 
 def _waiting(run: Run, repo_id: str, step: int) -> Path:
-    return run.path / OUTBOX / repo_id.replace("/", "--") / f"step-{step}"
+    """Where a package waits, which no link leads to."""
+    folder = run.path / OUTBOX / repo_id.replace("/", "--") / f"step-{step}"
+    for part in (folder.parent.parent, folder.parent, folder, folder.with_name(f".{folder.name}.tmp")):
+        if part.is_symlink():
+            raise RunFolderError("is a link, and links are not published", str(part), "take it away")
+    return folder
