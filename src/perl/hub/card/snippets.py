@@ -82,7 +82,8 @@ def _dtype(facts: CardFacts) -> str | None:
     method = METHODS.get(facts.method or "")
     if facts.quantization == "nf4" and method is not None and method.widens_nf4:
         return "float32"
-    return facts.results.engine.get("dtype") if facts.results else None
+    dtype = facts.results.engine.get("dtype") if facts.results else None
+    return None if dtype is None else str(dtype)
 
 
 @dataclass(frozen=True)
