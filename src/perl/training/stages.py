@@ -71,6 +71,8 @@ def train(
     if not launched():
         checked = read_recipe(recipe, overrides, output_dir, on_verl=True)
         if checked.engine.on_verl:
+            with located(checked):
+                check_login(checked.hub)
             return _published(checked, train_on_verl(checked, _finish))
         if checked.engine.on_ray:
             plan = prepare(checked)

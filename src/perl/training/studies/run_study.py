@@ -128,7 +128,7 @@ def _train_choosing(processes: CellProcesses) -> None:
     planned = processes.study
     seeds, halving = planned.file.seeds.choose, planned.file.halving
     left = list(planned.candidates)
-    for share in halving.at if halving is not None else ():
+    for share in sorted(halving.at) if halving is not None else ():
         cells = cells_of(left, seeds, CHOOSES)
         steps = {cell.name: max(1, round(share * steps_of(planned.recipe_of(cell.candidate)))) for cell in cells}
         processes.train(cells, steps)
