@@ -150,6 +150,7 @@ def test_a_dry_run_loads_no_weights_and_writes_nothing(perl_command, saved, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["weightless"]
 
 
+@pytest.mark.nightly
 def test_results_are_compared(perl_command, uninterrupted, tmp_path):
     other = shutil.copytree(uninterrupted, tmp_path / "other")
     compared = perl_command("eval", "compare", str(uninterrupted), str(other))

@@ -30,11 +30,11 @@ def test_it_says_where_the_adapter_is_how_it_was_checked_and_what_was_kept(hub, 
     assert perl("run") == EXIT_DONE
     assert ", which was there already: " in capsys.readouterr().out
     add_checkpoint(run, 10)
-    hub.create("user/other", {"LICENSE": b"mine", "eval/old.png": b"old"})
+    hub.create("user/other", {"LICENSE": b"mine", ".eval_results/aime24.yaml": b"old"})
     assert perl("run", "--repo", "user/other", "--checkpoints") == EXIT_DONE
     printed = capsys.readouterr().out
     assert "kept     LICENSE: not ours" in printed
-    assert "deleted  eval/old.png" in printed
+    assert "deleted  .eval_results/aime24.yaml" in printed
     assert "steps    step-10, each a revision" in printed
     assert "step-10" in hub.repo("user/other").tags
 

@@ -47,6 +47,7 @@ def test_a_fence_without_a_language_holds_no_commands():
     assert [line for line in ("$ perl plan", "perl train x", "#!/bin/sh", "srun perl") if not COMMAND.match(line)] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", QUICK, ids=str)
 def test_commands_that_train_nothing_print_what_the_page_shows(block: Block, perl_command, tmp_path):
     set_up(tmp_path, block.commands, "", tmp_path, shell_environment(os.environ))

@@ -40,6 +40,7 @@ def same(folder: Path, alone: Path) -> bool:
     return texts and without_times(folder) == without_times(alone)
 
 
+@pytest.mark.nightly
 def test_samples_and_results_of_two_processes_are_those_of_one(adapter, alone, tmp_path):
     done = warm.run_distributed(["-m", "perl", *command(adapter)], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -83,6 +83,7 @@ def _run_python(card: str, adapter: Path, policy: PeftModel, monkeypatch) -> Non
     assert names["AutoTokenizer"].from_pretrained("merged").chat_template
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["hra", "oft"])
 def test_the_commands_that_export_and_that_train_again_are_real(method, tmp_path, perl_command):
     run = make_run(tmp_path / "a-run", method)

@@ -27,9 +27,8 @@ def greedy_run(folder: Path, method: str) -> Run:
     return run
 
 
-@pytest.mark.parametrize(
-    "method", ["lora", *(pytest.param(method, marks=pytest.mark.nightly) for method in ("hra", "dora"))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["lora", "hra", "dora"])
 def test_a_server_started_as_the_card_says_answers_as_the_snippet_does(method, tmp_path, monkeypatch):
     run = greedy_run(tmp_path / "a-run", method)
     card = run.card.read_text().replace("path/to/this/folder", str(run.adapter))

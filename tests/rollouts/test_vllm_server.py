@@ -172,6 +172,7 @@ def both(two):
     return [server.wait() for server in two]
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_loses_nothing_and_serves_again_with_the_current_adapter(both, open_pool):
     alive, killed = both
     engine = open_pool([server.url for server in both])

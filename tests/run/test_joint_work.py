@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests import warm
 
 
+@pytest.mark.nightly
 def test_a_failure_is_told_once_and_a_file_is_waited_for(tmp_path):
     done = warm.run_distributed(["-m", "tests.run.distributed_failures", str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """What users do with a trainer holds in every type and way in which they do it.
 
-``make test`` takes one cell with one process and one with two, the nightly tests every pair of values. The full cross
+``make test`` takes one cell with one process, the nightly tests every pair of values. The full cross
 is ``python benchmarks/matrix.py``; its outcome is kept beside the other results.
 """
 
@@ -44,7 +44,7 @@ def test_one_process(cell, tmp_path):
 @pytest.mark.parametrize(
     "cells",
     [
-        pytest.param([Cell("bfloat16", "model", "lora", "beta", 2)], id="daily"),
+        pytest.param([Cell("bfloat16", "model", "lora", "beta", 2)], id="one", marks=pytest.mark.nightly),
         pytest.param(TOGETHER, id="every pair", marks=pytest.mark.nightly),
     ],
 )

@@ -60,6 +60,7 @@ def test_an_alarm_in_the_last_step_is_not_forgotten_by_the_same_command(tmp_path
         assert not (tmp_path / "run" / "adapter").exists()
 
 
+@pytest.mark.nightly
 def test_two_processes_end_together(tmp_path, perl_command):
     command = ["train", "quickstart", *STOPS, "engine.processes=2", "train.per_device_train_batch_size=4"]
     done = perl_command(*command, "--output", "run", cwd=tmp_path)

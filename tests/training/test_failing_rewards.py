@@ -91,6 +91,7 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
     assert steps[-1] == 4
 
 
+@pytest.mark.nightly
 def test_a_reward_that_hangs_costs_its_samples_only():
     patient = "rewards.flaky:patient"
     done = train(

@@ -109,8 +109,12 @@ def assert_finished_like(run: Path, uninterrupted: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tripwire", "code", "kept", "status"),
-    [("3 2", 130, 3, "interrupted"), pytest.param("3 15", 130, 3, "interrupted", marks=pytest.mark.nightly),
-     pytest.param("4 2 2", 130, 2, "interrupted", marks=pytest.mark.nightly), ("4 9", -9, 2, "running")],
+    [
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in (
+            ("3 2", 130, 3, "interrupted"), ("3 15", 130, 3, "interrupted"), ("4 2 2", 130, 2, "interrupted"),
+        )),
+        ("4 9", -9, 2, "running"),
+    ],
     ids=["SIGINT", "SIGTERM", "twice SIGINT", "SIGKILL"],
 )  # fmt: skip
 def test_a_signal_ends_the_step_or_the_second_at_once_and_the_same_command_goes_on(
@@ -174,6 +178,7 @@ def test_a_run_that_is_done_is_left_as_it_is_also_by_another_recipe(uninterrupte
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
+@pytest.mark.nightly
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
     write_recipe(tmp_path)
     first = start(tmp_path)

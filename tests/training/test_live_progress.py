@@ -107,6 +107,7 @@ def drawn(seen, label):
     return [line for line in re.split(r"[\r\n]+", seen) if f"| {label} " in line]
 
 
+@pytest.mark.nightly
 def test_a_terminal_shows_a_live_line_with_step_reward_length_rate_and_time_left(seen_at_a_terminal):
     lines = drawn(seen_at_a_terminal, "training")
     assert lines[0].startswith("0/2 |")
@@ -118,6 +119,7 @@ def test_a_terminal_shows_a_live_line_with_step_reward_length_rate_and_time_left
     assert [line for line in lines if re.search(r"[|\s],", line)] == []  # no stray punctuation
 
 
+@pytest.mark.nightly
 def test_scoring_has_a_live_line_for_base_and_adapter(seen_at_a_terminal):
     for who in ("base", "adapter"):
         lines = drawn(seen_at_a_terminal, f"scoring the {who}")
@@ -125,6 +127,7 @@ def test_scoring_has_a_live_line_for_base_and_adapter(seen_at_a_terminal):
         assert lines[-1].startswith("4/4 |")
 
 
+@pytest.mark.nightly
 def test_live_lines_are_taken_away_and_no_log_lines_come_between(seen_at_a_terminal):
     """What stays on the screen is what each row holds after its last carriage return."""
     rows = [row.rstrip("\r").split("\r")[-1] for row in seen_at_a_terminal.split("\n")]
@@ -167,6 +170,7 @@ def test_a_log_gets_whole_lines_and_only_ours(seen):
     assert sorted(shown) == pytest.approx(sorted(100 * right[policy] / count for policy, count in among.items()))
 
 
+@pytest.mark.nightly
 def test_the_results_are_on_stdout(perl_command):
     result = perl_command(*SMALL, "eval.enabled=false", "hub.repo_id=me/tiny")
     assert result.returncode == 0, result.stderr

@@ -70,6 +70,7 @@ def test_a_run_exports_its_critic_beside_the_adapter_and_never_in_it(tmp_path, t
     assert any(line.startswith("algorithm ppo: ") and "gae_lambda 0.95" in line for line in lines)
 
 
+@pytest.mark.nightly
 def test_a_run_starts_from_another_runs_critic_or_says_before_a_model_is_loaded_why_not(tmp_path, monkeypatch):
     first = perl.train(SHORT, ["algorithm=ppo", "train.critic_rank=4", "train.max_steps=1"], tmp_path / "first")
     given = ["algorithm=ppo", "train.critic_rank=4", "train.max_steps=1", f"train.critic_adapter={first.path}"]

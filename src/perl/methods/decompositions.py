@@ -46,20 +46,17 @@ def first_columns(weight_OI: torch.Tensor, rank: int) -> Factors:
 Decomposition = Callable[[torch.Tensor, int], Factors]
 
 
-def decompose(
-    weights: Mapping[str, tuple[torch.Tensor, int]], decomposition: Decomposition, folder: Path | None = None
-) -> dict[str, Factors]:
-    """Decomposes every weight.
+def decompose(weights: Mapping[str, tuple[torch.Tensor, int]], decomposition: Decomposition) -> dict[str, Factors]:
+    """Decomposes every weight; what it finds is kept in ``perl-rl/decompositions`` of the user's cache folder.
 
     Args:
         weights: Name -> (out, in) matrix of any floating type and device, and the rank wanted of it.
         decomposition: One of the functions above.
-        folder: Where results are kept; None: ``perl-rl/decompositions`` in the user's cache folder.
 
     Returns:
         Name -> factors, float32, on the weight's device.
     """
-    folder = folder or _cache_folder()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perl-rl" / "decompositions"
     threads = torch.get_num_threads()
     results: dict[str, Factors] = {}
     torch.set_num_threads(1)  # as many matrices at once as there are threads, instead of threads on one matrix
@@ -90,7 +87,3 @@ def _one(weight: torch.Tensor, rank: int, decomposition: Decomposition, folder: 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, lambda staged: save_file(factors, staged))
     return factors
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perl-rl" / "decompositions"

@@ -68,7 +68,8 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
         RecipeError: The config's method cannot be trained.
         ModelError: The adapter would touch no module, or has nothing to train.
     """
-    adaptation = _as_adaptation(adaptation)
+    if not isinstance(adaptation, Adaptation):
+        adaptation = Adaptation(method_of(adaptation), adaptation)
     config = _without_weight_init(adaptation.config)
     check_config(model, config)
     check_targets(model, config)
@@ -278,10 +279,6 @@ def _quiet_sparse_tensors(config: PeftConfig) -> None:
     """SHiRA's sparse tensors go unchecked, which is torch's default; said, so that torch does not warn of it."""
     if "Shira" in type(config).__name__:
         torch.sparse.check_sparse_tensor_invariants.disable()
-
-
-def _as_adaptation(what: Adaptation | PeftConfig) -> Adaptation:
-    return what if isinstance(what, Adaptation) else Adaptation(method_of(what), what)
 
 
 def _without_weight_init(config: PeftConfig | None) -> PeftConfig:

@@ -79,7 +79,9 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         model: Without the wrappers of distributed training.
     """
     matmul = torch.get_float32_matmul_precision()
-    if _has_own_numbers(base_of(model)):
+    base = base_of(model)
+    # Whose layers compute in half precision whatever they are given; those of model.quantization do not.
+    if was_quantised(base) and not computes_in_any_type(base):
         with torch.no_grad():
             yield
         return
@@ -162,11 +164,6 @@ class _Unit:
         for layer, weight in self._packed:
             layer._parameters["weight"] = weight
         self._packed.clear()
-
-
-def _has_own_numbers(base: nn.Module) -> bool:
-    """Whether layers compute in half precision whatever they are given; those of ``model.quantization`` do not."""
-    return was_quantised(base) and not computes_in_any_type(base)
 
 
 @contextlib.contextmanager

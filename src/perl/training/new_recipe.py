@@ -264,7 +264,9 @@ def choose_sizes(plan: Plan, device: Hardware) -> Sizes:
         PerlError: Nothing fits.
     """
     most = len(plan.problems.train)
-    memory, bits = None, _quantisation()
+    memory = None
+    # Of the fewest bits, where its package is installed.
+    bits = next((name for name in ("nf4", "int8") if QUANTISATIONS[name].package.installed), None)
     for candidate in _candidates(device, bits):
         sizes = replace(candidate, prompts=min(candidate.prompts, most))
         try:
@@ -279,11 +281,6 @@ def choose_sizes(plan: Plan, device: Hardware) -> Sizes:
         hint = f"in 4 bits it takes less: pip install 'perl-rl[{EXTRA}]'; else {hint}"
     needs = f"{memory.least / GIB:.1f} GiB at least, and has {memory.available / GIB:.1f}"
     raise PerlError(f"{plan.recipe.model.name} does not fit {device.name}: it needs {needs}", "gpu", hint)
-
-
-def _quantisation() -> str | None:
-    """The one of the fewest bits whose package is installed; None: there is none."""
-    return next((name for name in ("nf4", "int8") if QUANTISATIONS[name].package.installed), None)
 
 
 def _candidates(device: Hardware, bits: str | None) -> list[Sizes]:
