@@ -85,19 +85,18 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
         )
 
 
-def commit_of(repo: str, revision: str | None, where: str, kind: Literal["model", "dataset"] = "model") -> str | None:
+def commit_of(repo: str, revision: str | None, where: str) -> str | None:
     """The commit that a revision is now; None where ``HF_HUB_OFFLINE`` forbids asking.
 
     Args:
         repo: ``user/name``.
         revision: Branch, tag or commit; None: the main branch.
         where: What the user named, for errors.
-        kind: Of repository.
 
     Raises:
         PerlError: There is no such repository or revision, or the Hub is unreachable.
     """
-    found = look_up(kind, repo, revision)
+    found = look_up("model", repo, revision)
     if isinstance(found, Mistake):
         raise PerlError(found.message, where, found.hint)
     return found

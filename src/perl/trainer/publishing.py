@@ -100,7 +100,7 @@ def write_card(
         **named_facts(args),
         "settings": showable_settings(
             {
-                **{key: _readable(value) for key, value in shown.items() if value is not None},
+                **{key: sorted(v) if isinstance(v, set | list) else v for key, v in shown.items() if v is not None},
                 "learning rate": f"{args.learning_rate:g}",
                 "KL coefficient (beta)": args.beta,
                 **shown_algorithm(args, trainer.adaptation.method),
@@ -222,8 +222,3 @@ def _complete(
 def tags_of(tags: str | list[str] | None) -> tuple[str, ...]:
     """A card's further tags."""
     return (tags,) if isinstance(tags, str) else tuple(tags or ())
-
-
-def _readable(value: Any) -> Any:  # noqa: ANN401 (a setting of any config)
-    """A setting as people write it: names in order."""
-    return sorted(value) if isinstance(value, set | list) else value

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from perl.errors import RunFolderError
-from perl.hub.push.package import Package, read_package
+from perl.hub.push.package import Package
 from perl.run.files import read_regular, replace_folder, write_text
 from perl.run.folder import Run
 
@@ -115,7 +115,7 @@ def alone(run: Run) -> Iterator[None]:
 
 def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> None:
     """Keeps the package of a checkpoint, which the run may delete before it is sent."""
-    folder = _waiting(run, repo_id, step)
+    folder = waiting_folder(run, repo_id, step)
     staged = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
     package.write(staged)
@@ -124,22 +124,8 @@ def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Non
 
 def queued_steps(run: Run, repo_id: str) -> list[int]:
     """Steps of the checkpoints that are still to be sent there, in order."""
-    names = [path.name.removeprefix("step-") for path in _waiting(run, repo_id, 0).parent.glob("step-*")]
+    names = [path.name.removeprefix("step-") for path in waiting_folder(run, repo_id, 0).parent.glob("step-*")]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
-
-
-def queued_checkpoint(run: Run, repo_id: str, step: int) -> Package:
-    """The package of a checkpoint that is still to be sent.
-
-    Raises:
-        PerlError: As in :func:`perl.hub.push.package.read_package`: what lies there is no longer what was put there.
-    """
-    return read_package(_waiting(run, repo_id, step))
-
-
-def forget_checkpoint(run: Run, repo_id: str, step: int) -> None:
-    """It has been sent."""
-    shutil.rmtree(_waiting(run, repo_id, step))
 
 
 def tidy_outbox(run: Run) -> None:
@@ -150,7 +136,7 @@ def tidy_outbox(run: Run) -> None:
             folder.rmdir()
 
 
-def _waiting(run: Run, repo_id: str, step: int) -> Path:
+def waiting_folder(run: Run, repo_id: str, step: int) -> Path:
     """Where a package waits, which no link leads to."""
     folder = run.path / OUTBOX / repo_id.replace("/", "--") / f"step-{step}"
     for part in (folder.parent.parent, folder.parent, folder, folder.with_name(f".{folder.name}.tmp")):

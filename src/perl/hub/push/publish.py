@@ -8,6 +8,7 @@ A check that fails sends nothing. What an outage or a kill cut short, the same c
 import dataclasses
 import logging
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -32,13 +33,12 @@ from perl.hub.push.outbox import (
     HUB_NAME,
     Push,
     alone,
-    forget_checkpoint,
     queue_checkpoint,
-    queued_checkpoint,
     queued_steps,
     read_push,
     read_pushes,
     tidy_outbox,
+    waiting_folder,
     write_push,
 )
 from perl.hub.push.package import Package, package_candidate, package_mistakes, read_package, thinned
@@ -179,11 +179,12 @@ def send_checkpoints(run: Run, push: Push, sleep: Sleep = time.sleep) -> Push:
         HubOutageError: The Hub cannot be reached; what was not sent stays.
     """
     for step in queued_steps(run, push.repo_id):
-        package = queued_checkpoint(run, push.repo_id, step)
+        folder = waiting_folder(run, push.repo_id, step)
+        package = read_package(folder)
         raise_all(PerlError, package_mistakes(package, run.path))  # it lay on the disk since it was looked at
         push_revision(package, push.repo_id, f"step-{step}", private=push.private, sleep=sleep)
         push = write_push(run, dataclasses.replace(push, steps=tuple(sorted({*push.steps, step}))))
-        forget_checkpoint(run, push.repo_id, step)
+        shutil.rmtree(folder)
     return push
 
 
