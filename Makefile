@@ -1,5 +1,5 @@
 # make quickstart   set up .venv from nothing, train the quickstart, score base and adapter, say where everything is
-# make check        style, types, layers and the quick tests: two minutes
+# make check        style, types, layers and the quick tests: 90 seconds
 # make test         set up .venv with the development tools, check style, types and layers, run the tests that CI runs
 # make test-all     the nightly tests too: the whole cross of settings against TRL, installed wheels, every method's server
 # make readme       run the README's commands in the order they stand there, and compare what they print with what it shows
