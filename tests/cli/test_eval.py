@@ -108,6 +108,7 @@ def test_after_a_kill_or_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninte
     assert_it_goes_on(saved, tmp_path / "out", uninterrupted)
 
 
+@pytest.mark.nightly
 def test_the_table_or_json_goes_to_stdout_and_what_happens_to_stderr(saved, uninterrupted):
     done = evaluated(saved, uninterrupted)
     assert "Sandbox addition" in done.stdout

@@ -20,6 +20,7 @@ def cards(page):
     return page.locator("article.answer")
 
 
+@pytest.mark.nightly
 def test_runs_are_drawn_switched_searched_and_taken_out(browser, tmp_path):
     alarms = (alarm(3), alarm(7, "PRL402", stopped=True))
     runs = [write_run(tmp_path / "lora", alarms=alarms), write_run(tmp_path / "dora", method="dora", rate=0.002)]

@@ -68,6 +68,7 @@ def _recipe(tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 
 
+@pytest.mark.nightly
 def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_goes_on_when_it_is_mended():
     Path("broken").touch()
     failed = train()

@@ -162,6 +162,7 @@ def killed_as(appearing: Path, folder: Path) -> bool:
     return process.returncode == -9
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_done_is_left_as_it_is_also_by_another_recipe(uninterrupted):
     before = {p: p.stat().st_mtime_ns for p in sorted(uninterrupted.rglob("*")) if p.is_file() and p.name != ".lock"}
     assert train(uninterrupted.parent.parent)[0] == 0

@@ -137,6 +137,7 @@ def test_live_lines_are_taken_away_and_no_log_lines_come_between(seen_at_a_termi
     assert any(row.startswith("2 steps, ") for row in rows)
 
 
+@pytest.mark.nightly
 def test_quiet_prints_nothing_but_what_is_wrong(seen, perl_command):
     folder, _, quiet, _ = seen
     assert quiet == ""
@@ -146,6 +147,7 @@ def test_quiet_prints_nothing_but_what_is_wrong(seen, perl_command):
     assert result.stderr.startswith("error: ")
 
 
+@pytest.mark.nightly
 def test_a_log_gets_whole_lines_and_only_ours(seen):
     folder, *_, stderr = seen
     assert "\r" not in stderr
