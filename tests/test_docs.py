@@ -45,6 +45,7 @@ def test_the_readme_recipe_is_valid_and_its_steps_are_as_large_as_it_says(tmp_pa
     assert loaded.batch.completions_per_step == train["prompts_per_step"] * train["num_generations"] == 64
 
 
+@pytest.mark.nightly
 def test_the_script_with_callbacks_runs_and_leaves_what_the_page_says(tmp_path, monkeypatch):
     page = (CHECKOUT / "docs" / "callbacks.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
@@ -57,6 +58,7 @@ def test_the_script_with_callbacks_runs_and_leaves_what_the_page_says(tmp_path, 
     assert named == set(perl.callbacks.__all__)
 
 
+@pytest.mark.nightly
 def test_the_script_of_the_api_page_runs(tmp_path, monkeypatch, capsys):
     page = (CHECKOUT / "docs" / "api.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

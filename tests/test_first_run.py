@@ -69,6 +69,7 @@ def ran_here(sources):
     return printed.getvalue()
 
 
+@pytest.mark.nightly
 def test_the_cells_run_in_order_without_a_gpu(cells, tmp_path):
     (parameters,) = filter(is_parameters, cells)
     names = re.compile(r"^(\w+) =", re.MULTILINE)

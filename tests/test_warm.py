@@ -45,6 +45,7 @@ def both(*arguments, **options):
     return warm.run(command, **options), subprocess.run(command, **options)
 
 
+@pytest.mark.nightly
 def test_it_prints_and_ends_as_a_process_that_imports(tmp_path):
     for arguments in (
         ("recipes",),
@@ -65,6 +66,7 @@ def test_it_prints_and_ends_as_a_process_that_imports(tmp_path):
     assert "7" in forked.stdout
 
 
+@pytest.mark.nightly
 def test_only_an_environment_that_libraries_were_not_imported_in_starts_an_ordinary_process():
     import perl.training.stages  # noqa: F401 (libraries set variables when they are imported)
 
@@ -74,6 +76,7 @@ def test_only_an_environment_that_libraries_were_not_imported_in_starts_an_ordin
             assert (type(process) is subprocess.Popen) == ordinary
 
 
+@pytest.mark.nightly
 def test_it_is_a_child_in_its_folder_that_signals_reach(tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "waiting.py").write_text(REWARD)
@@ -108,6 +111,7 @@ time.sleep(600 if int(sys.argv[1]) else 0)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", [0, 3])
 def test_processes_of_one_run_find_each_other_and_end_together(tmp_path, code):
     (tmp_path / "two.py").write_text(TWO)

@@ -107,6 +107,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts
     assert licence == (checkout / "LICENSE").read_bytes()
 
 
+@pytest.mark.nightly
 def test_the_unpacked_wheel_trains_far_from_the_checkout(wheel, tmp_path, checkout):
     """With the packages of this environment."""
     unpacked, away = tmp_path / "unpacked", tmp_path / "away"

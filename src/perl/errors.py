@@ -36,6 +36,8 @@ EXIT_INTERRUPTED = 130
 LONGEST_LISTED_CHOICE = 40
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_logger = logging.getLogger("perl")
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -211,4 +213,4 @@ def warn(code: str, message: str, *args: object) -> None:
     """
     first, *others = (message % args if args else message).split("\n")
     text = "\n".join([f"{first} [{code}]", *others])
-    logging.getLogger("perl").warning("%s", text, extra={"code": code}, stacklevel=2)
+    _logger.warning("%s", text, extra={"code": code}, stacklevel=2)

@@ -140,6 +140,7 @@ def test_the_tasks_are_listed(perl_command):
     assert {"name", "title", "data", "file"} == set(listed[0])
 
 
+@pytest.mark.nightly
 def test_a_dry_run_loads_no_weights_and_writes_nothing(perl_command, saved, tmp_path):
     shutil.copytree(BASE_FOLDER, tmp_path / "weightless")
     (tmp_path / "weightless" / "model.safetensors").unlink()

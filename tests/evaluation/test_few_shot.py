@@ -177,6 +177,7 @@ def test_a_mistake_in_a_recipes_tasks_has_file_line_and_key(tasks, line, message
     assert len(caught.value.mistakes) == 1
 
 
+@pytest.mark.nightly
 def test_a_recipe_names_files_limits_and_examples_and_its_heldout_problems_are_a_task():
     write("sums.jsonl", [{"q": row["problem"], "a": row["answer"]} for row in SUMS])
     recipe = {

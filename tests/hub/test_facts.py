@@ -165,7 +165,7 @@ def test_only_whole_benchmarks_that_the_hub_knows_become_its_files_which_its_own
         {
             "dataset": {"id": "openai/gsm8k", "task_id": "gsm8k", "revision": all_tasks()["gsm8k"].revision},
             "value": pytest.approx(value),
-            "notes": f"avg@3; {protocol}; perl eval, protocol gsm8k-0123456789",
+            "notes": f"avg@3; {protocol}; perl eval, protocol {whole.protocol_hash}",
         }
     ]
     names = {"Idavidrein/gpqa": "gpqa_diamond", "openai/gsm8k": "gsm8k"}

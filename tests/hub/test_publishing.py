@@ -50,6 +50,7 @@ def test_every_checkpoint_and_the_adapter_are_on_the_hub_when_training_ends(hub)
     assert perl.train("quickstart", [*SMALL, "hub.push=every_save"]).status == "done"
 
 
+@pytest.mark.nightly
 def test_an_outage_neither_stops_nor_changes_a_training(hub, caplog):
     hub.faults.fail(2, 503, times=10**6)  # after the login was looked at
     with caplog.at_level(logging.WARNING, "perl"):

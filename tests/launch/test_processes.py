@@ -118,6 +118,7 @@ def test_processes_whose_launcher_is_killed_stop_in_order(tmp_path, straight):
     assert_goes_on(BY_US, tmp_path, straight)
 
 
+@pytest.mark.nightly
 def test_a_script_trains_twice_and_no_process_goes_on_before_the_main_one_is_done(tmp_path):
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
     command = ["-m", "tests.launch.trained_twice"]

@@ -216,6 +216,7 @@ def test_which_runs_are_meant(study, tmp_path):
         find_runs([tmp_path / "empty"])
 
 
+@pytest.mark.nightly
 def test_the_command_compares_trained_runs(trained, capsys):
     """A run and its copy are two runs of one seed, which do not differ."""
     assert run_command(["compare", f"{trained}/*", "--json", "--csv", str(trained / "table.csv")], "perl") == 0

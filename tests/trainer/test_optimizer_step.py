@@ -110,6 +110,7 @@ class FailsOnce:
             raise torch.OutOfMemoryError("once")
 
 
+@pytest.mark.nightly
 def test_a_step_gives_the_same_adapter_whichever_of_its_passes_did_not_fit():
     options = {"gradient_accumulation_steps": 4, "train_tokens_per_microbatch": 30, "kinds": MIXED[:1], "beta": 0.04}
     adapters, number, passes = [], 0, None

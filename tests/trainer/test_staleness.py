@@ -85,6 +85,7 @@ def test_what_is_logged_of_staleness_is_that_of_the_tokens_that_are_trained_on(o
     assert not logged(trained, "rollout/made_again")
 
 
+@pytest.mark.nightly
 def test_a_run_that_goes_on_keeps_the_bound_and_the_prompts(on_policy_servers):
     """From the middle of a batch, across the end of an epoch, with rollouts that it finds in the checkpoint."""
     how = {"num_iterations": 2, "rollout_prefetch": 2, "rollout_max_staleness": 3, "max_steps": 12}

@@ -22,6 +22,7 @@ SMALL = [
 STOPS = [*SMALL, "alarms.stop=[learning_rate]"]
 
 
+@pytest.mark.nightly
 def test_a_run_ends_with_a_checkpoint_is_refused_and_goes_on_without_the_alarm(tmp_path):
     with pytest.raises(AlarmError) as caught:
         perl.train("quickstart", STOPS, tmp_path / "run")

@@ -93,6 +93,7 @@ def started(folder, *words, processes=1):
     return process.returncode, out, err
 
 
+@pytest.mark.nightly
 def test_a_signal_ends_the_script_after_its_step_and_it_goes_on_as_if_nothing_had_been(uninterrupted, tmp_path):
     code, out, err = started(tmp_path / "out", "signal")
     assert (code, out.split()) == (0, ["done", "3", "True"]), err
@@ -103,6 +104,7 @@ def test_a_signal_ends_the_script_after_its_step_and_it_goes_on_as_if_nothing_ha
     assert adapter_of(tmp_path / "out") == adapter_of(uninterrupted)
 
 
+@pytest.mark.nightly
 def test_after_a_kill_no_line_is_there_twice(uninterrupted, tmp_path):
     code, _, _ = started(tmp_path / "out", "kill")
     assert code == -signal.SIGKILL

@@ -80,6 +80,7 @@ def test_perl_train_with_a_teacher_and_no_reward(tmp_path, monkeypatch, capsys):
     command("train", "quickstart", *given, "--output", "run")
 
 
+@pytest.mark.nightly
 def test_a_run_without_a_gradient_in_any_step_fails(tmp_path):
     greedy = {**SHORT, "algorithm": None, "rewards": {"accuracy": 1.0}}  # so that the completions of a prompt agree
     for _ in range(2):  # the same command again, which goes on from the last step, fails too
@@ -131,6 +132,7 @@ def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, li
     assert line in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_accuracy_may_be_watched_without_being_rewarded(tmp_path):
     run = perl.train(SHORT, ["rewards.accuracy=0.0", "teacher.hint=The answer is {answer}."], tmp_path / "run")
     rows = metrics_of(run)

@@ -41,6 +41,7 @@ def trainers(monkeypatch):
     return made
 
 
+@pytest.mark.nightly
 def test_a_run_exports_its_critic_beside_the_adapter_and_never_in_it(tmp_path, trainers):
     overrides = ["algorithm=ppo", "train.critic_rank=4", "train.critic_warmup_steps=1", "train.beta=0.02"]
     overrides += ["train.kl_in_reward=true", "train.kl_estimator=k1"]

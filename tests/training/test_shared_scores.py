@@ -50,6 +50,7 @@ def run(request, tmp_path_factory):
     return done, perl.Run.read(folder / "run")
 
 
+@pytest.mark.nightly
 def test_base_and_adapter_score_as_in_one_process(run, tmp_path):
     done, found = run
     counted = {(who, task): [int(one), int(other)] for who, task, one, other in COUNTS.findall(done.stderr)}
@@ -73,6 +74,7 @@ def rows_of(folder):
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_scores_between_steps_are_those_of_the_adapter_at_that_step(run, tmp_path):
     _, found = run
     rows = [json.loads(line) for line in found.metrics.read_text().splitlines()]
@@ -93,6 +95,7 @@ def test_scores_between_steps_are_those_of_the_adapter_at_that_step(run, tmp_pat
     assert best["value"] == pytest.approx(max(score for score, _ in between.values()))
 
 
+@pytest.mark.nightly
 def test_only_the_main_process_writes_and_each_process_proves_the_saved_adapter(run):
     done, found = run
     assert found.facts["status"] == "done"

@@ -18,6 +18,7 @@ seeds: {score: [5]}
 """
 
 
+@pytest.mark.nightly
 def test_a_study_trains_its_cells_scores_them_and_trains_nothing_twice(tmp_path):
     (tmp_path / "mine.yaml").write_text(STUDY)
     (row,) = perl.study(tmp_path / "mine.yaml", tmp_path / "out").rows
