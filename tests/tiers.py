@@ -28,7 +28,6 @@ QUICK = (
         "launch/test_same_run.py",
         "run/test_devices.py",
         "training/test_costs.py",
-        "training/test_recipes.py",
         "training/test_benchmark_scores.py",
         "run/test_progress.py",
     ),
