@@ -192,7 +192,8 @@ def raise_all(kind: type[PerlError], problems: Sequence[Mistake]) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint for a name that does not exist: the nearest one, else the choice if it is short enough to read."""
     choice = sorted(known)
-    close = difflib.get_close_matches(name, choice, n=1) or [one for one in choice if one.lower() == name.lower()]
+    close = difflib.get_close_matches(name, choice) or [one for one in choice if one.lower() == name.lower()]
+    close.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places come first
     if close:
         return f"did you mean {close[0]}?"
     return f"there are: {', '.join(choice)}" if 0 < len(choice) <= LONGEST_LISTED_CHOICE else ""

@@ -90,6 +90,7 @@ def test_mistakes_in_what_a_recipe_says_are_named_with_key_line_and_fix(refuses)
         *((f"peft: {{method: dora}}\nrollout: {rollout}", "", word) for rollout, word in ROLLOUTS),
         # What a command line says of a packaged recipe is not that recipe's mistake.
         (("quickstart", "rollout.backend=vllm-server"), "command line: rollout.backend: vllm-server needs servers"),
+        (("quickstart", "peft.method=lroa"), "command line: peft.method: no method 'lroa' (did you mean lora?)"),
         (("quickstart", "train.optim=adamw_trch"), "command line: train.optim: there is no 'adamw_trch' (did you mean"),
         (("sound.yaml", "--output", "a_file/run"), "a_file/run: cannot be written: ", "--output"),
         (("sound.yaml", "--output", "thesis"), "thesis: is not empty and holds no run: chapter1.tex"),
