@@ -40,16 +40,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRL_EXPERI
 import torch
 from step_cases import CASES, Case, Scale, cpu_scale, draw_rollouts, make_base
 from step_flops import ideal_flops, model_size
-from step_turns import (
-    RANK,
-    TRAINERS,
-    adapter_of,
-    count_turn,
-    difference,
-    make_trainer,
-    take_turn,
-    tokens_of,
-)
+from step_turns import RANK, TRAINERS, adapter_of, count_turn, difference, make_trainer, take_turn, tokens_of
 
 from perl.run.folder import installed_versions
 

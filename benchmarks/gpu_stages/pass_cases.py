@@ -16,13 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from torch._dynamo.utils import counters
 
-from gpu_stages.random_models import (
-    compiling_quickly,
-    make_ready,
-    random_qwen3,
-    random_rows,
-    recompute_activations,
-)
+from gpu_stages.random_models import compiling_quickly, make_ready, random_qwen3, random_rows, recompute_activations
 from gpu_stages.setting import Row as Result
 from gpu_stages.setting import Setting
 from perl.packing.forward import score

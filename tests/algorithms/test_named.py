@@ -9,12 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from perl.algorithms.algorithm import NEUTRAL, Algorithm
-from perl.algorithms.named import (
-    ALGORITHMS,
-    find_algorithm,
-    named_facts,
-    shown_settings,
-)
+from perl.algorithms.named import ALGORITHMS, find_algorithm, named_facts, shown_settings
 from perl.algorithms.overrides import contradictions
 from perl.algorithms.registry import LOSSES, Paper
 from perl.errors import RecipeError

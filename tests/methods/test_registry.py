@@ -9,10 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from perl.methods.registry import METHODS
-from perl.methods.settings import (
-    adaptation,
-    resolved_settings,
-)
+from perl.methods.settings import adaptation, resolved_settings
 from perl.policy.attach import attach_adapter
 from perl.policy.model import trainable_parameters
 from perl.recipe.sections import PeftSection

@@ -17,14 +17,7 @@ from perl.packing.fused_lora import FusedLinear, fuse_lora
 from perl.policy.attach import attach_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
-from tests.oracles.lora_twins import (
-    INPUTS,
-    adapted,
-    fill,
-    is_fused,
-    layer_of,
-    twins,
-)
+from tests.oracles.lora_twins import INPUTS, adapted, fill, is_fused, layer_of, twins
 
 
 def assert_left_to_peft(theirs, ours, x, **arguments) -> None:

@@ -14,14 +14,7 @@ from perl.packing import head
 from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.head import LogitSettings, add_scored_forward, head_bytes
-from perl.packing.memory import (
-    MemoryPlan,
-    TokenBytes,
-    free_bytes,
-    kept_bytes,
-    measure,
-    plan_memory,
-)
+from perl.packing.memory import MemoryPlan, TokenBytes, free_bytes, kept_bytes, measure, plan_memory
 from perl.packing.rows import Row
 from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
 

@@ -11,13 +11,7 @@ from transformers import AutoModelForCausalLM
 from perl.policy.attach import continue_adapter, without_harmless_warnings
 from perl.policy.model import load_base
 from perl.policy.saved.adapter import find_adapter
-from perl.policy.spectrum import (
-    BINS,
-    compare_updates,
-    measure,
-    pool,
-    updates_of_adapter,
-)
+from perl.policy.spectrum import BINS, compare_updates, measure, pool, updates_of_adapter
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
 

@@ -9,12 +9,7 @@ import pytest
 
 from perl.errors import RunFolderError
 from perl.reports.completions import read_completions
-from perl.reports.curves import (
-    MOST_POINTS,
-    Curve,
-    points_each,
-    thinned,
-)
+from perl.reports.curves import MOST_POINTS, Curve, points_each, thinned
 from perl.reports.page_data import page_data
 from perl.reports.run_log import read_run, read_runs
 from tests.reports.written import samples_of, write_rows, write_run

@@ -25,15 +25,7 @@ from perl.sandbox import (
     model_folder,
     model_name,
 )
-from perl.sandbox.tasks import (
-    TASKS,
-    Problem,
-    careful_completion,
-    problems,
-    sloppy_completion,
-    split_of,
-    stream,
-)
+from perl.sandbox.tasks import TASKS, Problem, careful_completion, problems, sloppy_completion, split_of, stream
 from tests.oracles.sandbox_tasks import CODE, derivation_of, value_of
 
 SPLITS = ("train", "heldout")

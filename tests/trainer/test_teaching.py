@@ -20,17 +20,7 @@ from perl.run.files import sha256_of
 from perl.trainer.publishing import write_card
 from tests.oracles.distillation import divergences
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, Group, rollout_function, rollout_table
-from tests.oracles.two_trainers import (
-    ADAPTERS,
-    QUIET,
-    RATES,
-    STEPS,
-    base,
-    norm,
-    relative_difference,
-    tokenizer,
-    train,
-)
+from tests.oracles.two_trainers import ADAPTERS, QUIET, RATES, STEPS, base, norm, relative_difference, tokenizer, train
 from tests.trainer import distributed_checkpoints as checkpoints
 from tests.trainer.test_resumed_processes import HAS_DEEPSPEED, run
 

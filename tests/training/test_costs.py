@@ -22,13 +22,7 @@ from perl.policy.critic import Critic
 from perl.recipe.sections import STRATEGIES, PeftSection
 from perl.training.cost_flops import Execution, Group, executed_flops, generation_flops, largest_pass, size_of
 from perl.training.decoder import ALONE, Sharing, Types, base_bytes, decoder_of, trained_bytes, weight_bytes
-from perl.training.hardware import (
-    GIB,
-    HARDWARE,
-    hardware_named,
-    sold_as,
-    this_machine,
-)
+from perl.training.hardware import GIB, HARDWARE, hardware_named, sold_as, this_machine
 from perl.training.memory_estimate import Work, estimate_memory
 
 RANK = 4

@@ -24,14 +24,7 @@ from types import FrameType
 from filelock import FileLock, Timeout
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, in its documentation
 
-from perl.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USER_MISTAKE,
-    InterruptedRunError,
-    PerlError,
-)
+from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE, InterruptedRunError, PerlError
 from perl.launch.meeting import FIRST_MEETING, Meeting, check_machine, check_size
 from perl.launch.together import goes_on
 from perl.launch.watch import END, GRACE_SECONDS, IN_ORDER, End

@@ -31,15 +31,7 @@ from perl.training.measured_rates import measure_rates
 from perl.training.memory_estimate import MemoryEstimate
 from perl.training.plan import Plan, make_plan
 from perl.training.plan_checks import most_completions
-from perl.training.run_shape import (
-    Setup,
-    Shape,
-    execution_of,
-    groups_of_process,
-    lengths_of,
-    memory_on,
-    shape_of,
-)
+from perl.training.run_shape import Setup, Shape, execution_of, groups_of_process, lengths_of, memory_on, shape_of
 
 GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
 """As GPUs are sold."""

@@ -14,23 +14,12 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from perl.algorithms.named import named_facts
 from perl.data import render_prompts
-from perl.errors import (
-    BrokenPromiseError,
-    InterruptedRunError,
-    PerlError,
-    RewardError,
-    RunFolderError,
-)
+from perl.errors import BrokenPromiseError, InterruptedRunError, PerlError, RewardError, RunFolderError
 from perl.hub.card.candidate import source_of_run
 from perl.launch.together import see_files
 from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
 from perl.policy.guards import check_saved_adapter, check_saved_model
-from perl.policy.model import (
-    answering_fingerprint,
-    base_dtype,
-    base_identity,
-    source_fingerprint,
-)
+from perl.policy.model import answering_fingerprint, base_dtype, base_identity, source_fingerprint
 from perl.policy.name import weights_digest
 from perl.policy.probe import write_probe
 from perl.policy.quantised import quantisation_of

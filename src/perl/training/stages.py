@@ -12,20 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perl.errors import (
-    MissingExtraError,
-    RecipeError,
-    warn,
-)
+from perl.errors import MissingExtraError, RecipeError, warn
 from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
 from perl.launch.meeting import check_joined
 from perl.launch.together import ProcessGroup, log_on_main, together, wait_until
 from perl.methods.registry import METHODS
-from perl.policy.model import (
-    load_base,
-)
+from perl.policy.model import load_base
 from perl.policy.sharding import check_strategy
 from perl.recipe import Recipe
 from perl.recipe.recipe import is_first_process, launched

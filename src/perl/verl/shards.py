@@ -17,12 +17,7 @@ from typing import Any
 
 import torch
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
-from torch.serialization import (
-    add_safe_globals,
-    clear_safe_globals,
-    get_safe_globals,
-    get_unsafe_globals_in_checkpoint,
-)
+from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals, get_unsafe_globals_in_checkpoint
 
 from perl.errors import RunFolderError, first_line
 

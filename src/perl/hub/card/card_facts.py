@@ -16,7 +16,7 @@ from peft import PeftConfig
 from perl.errors import PerlError
 from perl.evaluation.results import Results
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
-from perl.hub.card.names import has_hub_form, shown
+from perl.hub.card.names import has_hub_form, published_label
 from perl.hub.card.published import Files, config_in, content_of, evenly, log_in, public_recipe_in, results_in
 from perl.methods.registry import Method, served_rank
 from perl.methods.settings import method_of
@@ -137,12 +137,12 @@ def facts_from_files(files: Files) -> CardFacts:
     rewards, taught = (_finite(rows, name) for name in ("reward", "teacher/kl"))
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens")]
     data = recipe.data.train if recipe else None
-    base = shown(str((config.base_model_name_or_path if config else None) or run.base))
+    base = published_label(str((config.base_model_name_or_path if config else None) or run.base))
     reported: dict[str, Any] = {**vars(run)}
     if config is not None:
         reported["revision"] = config.revision
     return CardFacts(
-        **reported | {"base": base, "dataset": shown(data.name) if data else run.dataset},
+        **reported | {"base": base, "dataset": published_label(data.name) if data else run.dataset},
         dataset_version=_version(data, run.data_version) if data else None,
         reward_first=rewards[0] if rewards and run.rewarded else None,  # without a reward all are 0
         reward_last=rewards[-1] if rewards and run.rewarded else None,
@@ -165,7 +165,9 @@ def public_results(results: Results, name: str) -> Results:
         results: The adapter's.
         name: What it is called.
     """
-    return replace(results, subject={**results.subject, "name": name, "base": shown(str(results.subject["base"]))})
+    return replace(
+        results, subject={**results.subject, "name": name, "base": published_label(str(results.subject["base"]))}
+    )
 
 
 def serving_of(config: PeftConfig, method: Method | None = None) -> Serving:
@@ -215,7 +217,7 @@ def _local_parts(recipe: Recipe) -> list[str]:
     named = [recipe.model.name, recipe.data.train.name, recipe.peft.adapter, recipe.teacher.adapter]
     named += [recipe.train.get("critic_adapter"), recipe.data.eval.name if recipe.data.eval is not None else None]
     kept = [name for name in named if name is not None and not is_sandbox(name) and not name.startswith(PREFIX)]
-    return list(dict.fromkeys(shown(name) for name in kept if not has_hub_form(name.partition("@")[0])))
+    return list(dict.fromkeys(published_label(name) for name in kept if not has_hub_form(name.partition("@")[0])))
 
 
 def _teacher_sees(recipe: Recipe) -> dict[str, str]:

@@ -19,8 +19,8 @@ from perl.algorithms.reading import penalised
 from perl.errors import Mistake
 from perl.evaluation.results import Results
 from perl.hub.card.facts import RUN_FACTS, RunFacts, showable_settings
-from perl.hub.card.form import shown as cut
-from perl.hub.card.names import shown
+from perl.hub.card.form import shown
+from perl.hub.card.names import published_label
 from perl.hub.card.published import (
     METRICS,
     PUBLIC_RECIPE,
@@ -61,7 +61,7 @@ def contradictions(run: RunFacts, files: Files) -> tuple[list[Mistake], list[str
         held |= known.keys()
         for fact, right in known.items():
             if (said := _said(run, fact)) != right:
-                message = f"says {cut(str(said))}, {file} says {cut(str(right))}"
+                message = f"says {shown(str(said))}, {file} says {shown(str(right))}"
                 found.append(Mistake(message, f"{RUN_FACTS}: {fact}", _AGAIN))
     reported = [
         name.replace("_", " ") for name, value in vars(run).items() if name not in held and value not in (None, (), {})
@@ -92,13 +92,13 @@ def _known(run: RunFacts, recipe: Recipe | None, files: Files) -> dict[str, dict
 def _of_results(run: RunFacts, results: Results) -> dict[str, Any]:
     """The base that was scored: the one that the adapter was trained on, at its commit, quantised alike."""
     subject = results.subject
-    known = {"base": shown(str(subject.get("base"))), "quantization": subject.get("base_quantization")}
+    known = {"base": published_label(str(subject.get("base"))), "quantization": subject.get("base_quantization")}
     commit = subject.get("base_revision")
     return known | ({"revision": commit} if None not in (commit, run.revision) else {})
 
 
 def _of_config(run: RunFacts, config: PeftConfig) -> dict[str, Any]:
-    known = {"base": shown(str(config.base_model_name_or_path or run.base)), "revision": config.revision}
+    known = {"base": published_label(str(config.base_model_name_or_path or run.base)), "revision": config.revision}
     method = METHODS.get(run.method or "")
     if method is None:
         return known
@@ -120,7 +120,7 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> dict[str, Any]:
         **{fact: train.get(name, _default(name)) for fact, name in asked.items() if getattr(run, fact) is not None},
         "algorithm": recipe.algorithm,
         "overridden": row.overridden(train) if row else {},
-        "base": shown(recipe.model.name),
+        "base": published_label(recipe.model.name),
         "quantization": recipe.model.quantization,
         # A reward of one's own is called by its function, here or there with its file.
         "rewards": run.rewards if rewarded == weights else weights,

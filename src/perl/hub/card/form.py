@@ -59,11 +59,7 @@ def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Mistake]]:
         metadata = plain_value(match[1])
     except PerlError as error:
         return None, [Mistake(mistake.message, mistake.where) for mistake in error.mistakes]
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ValueError,
-    ) as error:  # ValueError: a number of more digits than Python reads
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number too long for Python
         reason = getattr(error, "problem", None) or type(error).__name__
         return None, [Mistake(f"its front matter is not valid YAML: {reason}", CARD)]
     if not isinstance(metadata, dict):

@@ -27,6 +27,6 @@ def label(name: str) -> str:
     return name if is_hub_name(name) or is_sandbox(name) else PurePath(name).name
 
 
-def shown(name: str) -> str:
+def published_label(name: str) -> str:
     """The same of a name in a published file, whatever lies where it is read."""
     return name if has_hub_form(name) or is_sandbox(name) else PurePath(name).name

@@ -20,13 +20,7 @@ import torch
 from huggingface_hub import CommitInfo, HfApi
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all, warn
-from perl.hub.card.candidate import (
-    Candidate,
-    candidate_mistakes,
-    checkpoint_steps,
-    find_candidate,
-    identity_mistakes,
-)
+from perl.hub.card.candidate import Candidate, candidate_mistakes, checkpoint_steps, find_candidate, identity_mistakes
 from perl.hub.card.published import METRICS
 from perl.hub.push.commit import MAIN, Pushed, digests, push_package, push_revision
 from perl.hub.push.outbox import (

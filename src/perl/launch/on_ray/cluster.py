@@ -83,6 +83,7 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
 
 
 def _join(how: dict[str, Any]) -> None:
+    """Becomes a part of the cluster, or says in a line why that cannot be."""
     address = how["address"]
     try:
         ray.init(**how)
