@@ -62,7 +62,7 @@ def test_a_kill_while_a_better_one_is_kept_pairs_no_weights_with_anothers_step(a
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"tasks": ["aime42"]}, "BenchmarkScores(tasks[0]): there is no task 'aime42' (did you mean aime25?)"),
+        ({"tasks": ["aime42"]}, "BenchmarkScores(tasks[0]): there is no task 'aime42' (did you mean aime24?)"),
         (
             {"tasks": [{"name": "aime24", "few_shot": 9}], "limit": 8},
             "BenchmarkScores(limit): a limit of 8 is below the 9 examples",
