@@ -8,6 +8,15 @@ from fractions import Fraction
 
 Pair = tuple[str, str]
 
+UNITS = (
+    r"\text{ %s}",
+    r"\mathrm{~%s}",
+    r"\,\mathrm{%s}",
+    r"\text{ %s}^{-1}",
+    r"\mathrm{~%s^{-1}}",
+    r"\mathrm{kg} \cdot \mathrm{%s}",
+)
+
 # kind -> pairs that are the same answer, pairs that nearly are
 CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
     "integers": (
@@ -115,6 +124,14 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"\frac{3}{4} \text{ cup}", "0.75"),
             ("1500000", "1.5 million"),
             ("24", "24 apples"),
+            *[("41.8", rf"41.8 {form % unit}") for unit in "msJKgLNWVTACFhU" for form in UNITS],
+            (r"5 \text{ m/s}", r"5 \mathrm{~m} \mathrm{~s}^{-1}"),
+            (r"5 \text{ N}", "5 newtons"),
+            ("25", r"25^\circ\text{C}"),
+            ("5", r"5\text{ k}\Omega"),
+            ("9.8", r"\text{9.8 J}"),
+            ("4m", "4 m"),
+            ("AB", r"\mathrm{A}\mathrm{B}"),
         ],
         [
             ("5 cm", "5 m"),
@@ -126,6 +143,14 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("5", "5 million"),
             (r"12\text{ m}^2", r"12\text{ m}^3"),
             ("5", "5 xy"),
+            *[
+                ("4m", "4"),
+                ("4", "4m"),
+                ("5", r"5\mathrm{e}"),
+                ("5", r"5\text{ or more}"),
+                (r"5\text{ m}", r"5\text{ s}"),
+            ],
+            *[(r"5\text{ m}", r"5\text{ m}^{-1}"), (r"25^\circ C", r"25^\circ F"), (r"5\text{ k}\Omega", r"5\,\Omega")],
         ],
     ),
     "degrees": (
@@ -152,6 +177,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("12345", r"12\,345"),
             ("10080", r"10,\!080"),
             ("1000.5", "1,000.5"),
+            *[(r"12000\pi", r"12{,}000\pi"), ("12000", r"12,000 \text{ km}"), ("12000", "x = 12,000")],
         ],
         [
             ("1234", "1,23"),
@@ -191,6 +217,16 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"\mathbb{R}", r"(-\infty,\infty)"),
             (r"\{x \mid x > 2\}", "x>2"),
             (r"[1,2]\cup[5,6]", r"[5,6]\cup[1,2]"),
+            *[
+                (r"(-\infty,0)\cup(0,\infty)", same)
+                for same in (r"x \neq 0", r"\mathbb{R} \setminus \{0\}", r"x \notin \{0\}")
+            ],
+            *[
+                (r"\{x \in \mathbb{R} : x \ne \pm 1\}", same)
+                for same in (r"\mathbb{R} - \{1,-1\}", r"x \ne 1, x \ne -1")
+            ],
+            *[("[1,5]", same) for same in (r"[1,3]\cup[2,5]", r"x \geq 1, x \leq 5", r"[1;5]")],
+            *[("(-3,3)", "|x| < 3"), ("(-3,3]", "]-3,3]"), (r"x \neq \sqrt{2}", r"\mathbb{R}\setminus\{\sqrt2\}")],
         ],
         [
             ("(1,2]", "[1,2]"),
@@ -203,6 +239,8 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("[1,2]", "[2,1]"),
             (r"[1,2]\cup[5,6]", "[1,2]"),
             ("(1,2)", "(1,3)"),
+            *[("1<x<3", "1,3"), (r"x \in (1,3)", "1,3"), (r"x \neq 0", r"\mathbb{R}"), (r"x \neq 0", "y \\neq 0")],
+            *[("x>1, x<3", r"\mathbb{R}"), (r"\mathbb{R}\setminus\{0\}", "0"), (r"[1,3]\cup(3,5]", r"[1,3)\cup(3,5]")],
         ],
     ),
     "sets and lists": (
@@ -225,6 +263,8 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("1,1,2", "1,2,2"),
             ("12", "1, 2"),
             (r"\emptyset", "0"),
+            *[("1,3", r) for r in ("[1,3]", "1<x<3", r"x \in [1,3]", r"x \in (1,3)", r"1 \leq x \leq 3", "x>1, x<3")],
+            *[("58,500", "58<x<500"), (r"\pm 3", "[-3,3]"), ("x=1, x=3", "[1,3]"), (r"\sqrt2, 3", r"\sqrt2 < x < 3")],
         ],
     ),
     "tuples": (
@@ -256,6 +296,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"\begin{pmatrix}\sqrt{4}\\3\end{pmatrix}", r"\begin{pmatrix}2\\3\end{pmatrix}"),
             (r"A = \begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
             (r"\begin{pmatrix}1/2\\x/2\end{pmatrix}", r"\frac{1}{2}\begin{pmatrix}1\\x\end{pmatrix}"),
+            (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\[4pt]2\end{pmatrix}"),
         ],
         [
             (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
@@ -290,6 +331,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
         [
             (r"\text{Evelyn}", "evelyn"),
             (r"\text{no solution}", "No Solution"),
+            *[("18", "Answer: 18"), ("18", r"\text{The answer is } 18"), ("1/2", "1/2 or 0.5")],
             ("even", r"\text{Even}"),
             (r"\text{all real numbers}", r"\mathbb{R}"),
             ("Monday", r"\textbf{MONDAY}."),
@@ -512,7 +554,7 @@ def _surd_pair(draw: random.Random) -> tuple[str, str, bool]:
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last ``\\boxed{}`` that closes, by trying each pair of a box and a later brace."""
+    r"""The content of the last ``\\boxed{}`` that closes and is not empty, by trying each pair of a box and a brace."""
     found = None
     for start in range(len(text)):
         if text.startswith("\\boxed{", start):
@@ -520,7 +562,7 @@ def last_box(text: str) -> str | None:
             for end in range(inside, len(text)):
                 content = text[inside:end]
                 depths = [content[:i].count("{") - content[:i].count("}") for i in range(len(content) + 1)]
-                if text[end] == "}" and depths[-1] == 0 and min(depths) >= 0:
+                if text[end] == "}" and depths[-1] == 0 and min(depths) >= 0 and content.strip("{}"):
                     found = content
                     break
     return found
@@ -591,7 +633,8 @@ WITHOUT_ANSWER = [
     "42",
     "I do not know",
     r"\boxed{5",
-    r"\boxed 5",
+    r"\boxed{}",
+    r"write it in \boxed or \boxed{...} or \boxed{\text{your answer}}",
     "boxed{5}",
     r"<think>\boxed{5}</think> well",
     "<think>#### 5</think>",

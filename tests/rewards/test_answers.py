@@ -10,7 +10,20 @@ from tests.oracles.answer_cases import WITHOUT_ANSWER, last_box
 FINAL_ANSWERS = {
     r"\boxed{5}": "5",
     r"first \boxed{4}, no: \boxed{5}. Done": "5",
-    r"\boxed{}": "",
+    r"put it in \boxed{}: The answer is 5": "5",
+    r"\boxed{5}, as \boxed{} asks": "5",
+    r"\boxed 5": "5",
+    r"so $\boxed5$.": "5",
+    r"$\boxed\frac{1}{2}$": r"\frac{1}{2}",
+    r"$\boxed -1.5 \text{ m}$": "-1.5",
+    r"$\boxed{3}$, $\boxed{5}$ and $\boxed{7}$": "3, 5, 7",
+    r"Hence $x=\boxed{1}$ or $x = \boxed{-2}$.": "x= 1, x = -2",
+    r"\boxed{5}\n\boxed{5}": "5",
+    r"\boxed{35 cm} is the side. Therefore, \boxed{4}": "4",
+    "The matrix is $5$.": "5",
+    "Let $a$ be 3. Then $b$ is known. Therefore, the sum is 5.": "5",
+    "We get\n\nthe sum: **5**.": "5",
+    "Let $a$ be 3. Then we look at it.": None,
     r"\boxed{\frac{1}{2}}": r"\frac{1}{2}",
     r"\boxed{\text{a {nested {set}} }}": r"\text{a {nested {set}} }",
     r"\boxed{a \boxed{5} b}": "5",
@@ -48,7 +61,7 @@ def test_the_final_answer_of_a_completion_is_found_or_there_is_none():
 def test_the_last_box_is_the_one_that_brackets_match():
     found = 0
     for _ in range(1000):
-        text = "".join(random.choices(["\\boxed{", "{", "}", "5", "\\boxed"], k=random.randint(1, 12)))
+        text = "".join(random.choices(["\\boxed{", "{", "}", "5", "\\boxed,"], k=random.randint(1, 12)))
         assert last_boxed(text) == last_box(text), text
         found += last_box(text) is not None
     assert found > 100

@@ -12,7 +12,7 @@ from perl.errors import DataError
 from perl.evaluation.results import is_held_out
 from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import MATH, Example, Question, Task
-from perl.rewards.answers import extract_answer
+from perl.rewards.answers import announced_answer
 
 _BOX = "\\boxed{"
 _FINAL = re.compile(r"\n*####[^\n]*\s*\Z")
@@ -82,7 +82,7 @@ def example(task: Task, question: Question) -> Example:
     boxed, worked = SCORERS[MATH].shown(question.gold), _worked(task, question)
     if worked is None:
         return Example(question, boxed)
-    if _BOX in worked or (_BOX not in task.prompt and extract_answer(worked) is not None):
+    if _BOX in worked or (_BOX not in task.prompt and announced_answer(worked) is not None):
         return Example(question, worked)
     return Example(question, f"{_FINAL.sub('', worked)}\n{boxed}")
 

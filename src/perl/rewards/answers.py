@@ -6,15 +6,34 @@ What an answer means is the verifier's part. Every search is linear in the lengt
 whatever a model writes.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Completions = Sequence[str] | Sequence[Sequence[dict[str, Any]]]
 
 REASONING_START, REASONING_END = "<think>", "</think>"
 # Escaped braces and line breaks are matched so that they are not taken for what they end in.
-_BRACES = re.compile(r"\\\\|\\[{}]|\\(?:boxed|fbox)[ \t]{0,8}\{|[{}]")
+_BRACES = re.compile(
+    r"\\\\|\\[{}]|\\(?:boxed|fbox|framebox)[ \t]{0,8}\{|[{}]"
+    # \boxed 5 and \boxed\frac{1}{2}: without spaces, and no word, as in "use \boxed for the answer".
+    r"|\\(?:boxed|fbox|framebox)(?![a-zA-Z])[ \t]{0,8}"
+    r"(?=[-+.]{0,2}(?:\d|\\(?:[dt]?frac|sqrt|pi|text)(?![a-zA-Z]))|[a-zA-Z][ \t]{0,8}\$)"
+    r"(?P<bare>(?:[^\s{}\\$,;.!?]|[.,](?=\d)|\\[a-zA-Z]+|\{[^{}\n]{0,100}\})+)"
+)
+# What stands in a box that is only spoken of: "put your answer in \boxed{}".
+_NO_CONTENT = re.compile(
+    r"(?:[\s._{}]|\\[ ,;:!]|\\[lc]?dots|(?:\\text\s*\{)?\s*(?:the |your |final )*answer(?: here)?\s*\}?)*",
+    re.IGNORECASE,
+)
+# Between boxes that hold the values of one answer, and a name that stands before a box.
+_BETWEEN = re.compile(
+    r"(?:[\s$,;&~*]|\\[\[\]()\\,;:! ]|\\q?quad|\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|and|or"
+    r"|[a-zA-Z]\w{0,2}(?:_\{?\w{1,3}\}?)?\s*=)*"
+)
+_NAME = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?:_\{?\w{1,3}\}?)?\s*=\s*$")
+_FARTHEST, _MOST_BOXES = 40, 20
 # What stands before a final answer; of several the last one counts.
 _MARKER = re.compile(
     r"answer[ \t*_]{0,8}(?:is\b|[:=\uff1a])|solution is\b"  # The answer is 42; **Answer:** 42
@@ -30,6 +49,9 @@ _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$((?:[^\\$]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.
 # Where an answer in running text ends; a point between digits does not end it.
 _END = re.compile(r"[.!?](?=\s|$)|\u3002|\n|<\||</answer>")
 _IS = re.compile(r"\s(?:is|are|equals|be)\s|\u662f")
+# The last sentence of a text: one that concludes, or what is bold at its end.
+_THEREFORE = re.compile(r"(?<![^\s])(?:Therefore|Thus|Hence|So|In conclusion),? ((?:[^.!?\n]|[.!?](?=\S))+)[.!?]?$")
+_BOLD_END = re.compile(r"\*\*([^*\n]+)\*\*[.!\u3002]?$")
 # How much of the text behind a marker is looked at, and how many markers, the last ones, are.
 _LONGEST_ANSWER = 2000
 _MOST_MARKERS = 50
@@ -53,13 +75,22 @@ def conclusion(text: str) -> str:
 def extract_answer(completion: str) -> str | None:
     r"""The final answer of a completion, or None.
 
-    In its conclusion the content of the last ``\boxed{}`` whose braces balance; else what follows the last "answer is",
-    "Answer:", "####" or ``<answer>``: the formula there, or the words up to the end of the sentence.
+    In its conclusion what is boxed or announced; else what its last sentence concludes ("Therefore, the sum is 5."),
+    what is bold at its end, or the formula of the only sentence.
     """
     text = conclusion(completion)
-    boxed = last_boxed(text)
+    return announced_answer(text) or _closing(text)
+
+
+def announced_answer(text: str) -> str | None:
+    r"""The content of the last ``\boxed{}`` whose braces balance, with boxes beside it, or what is announced.
+
+    That is what follows the last "answer is", "Answer:", "####" or ``<answer>``: the formula there, or the words up to
+    the end of the sentence.
+    """
+    boxed = boxed_answer(text)
     if boxed is not None:
-        return boxed.strip()
+        return boxed
     for marker in list(_MARKER.finditer(text))[: -_MOST_MARKERS - 1 : -1]:
         answer = _announced(text[marker.end() : marker.end() + _LONGEST_ANSWER])
         if answer:
@@ -75,27 +106,62 @@ def gold_answer(gold: str) -> str:
     """
     if "####" in gold:
         return gold.rpartition("####")[2].strip()
-    boxed = last_boxed(gold)
+    boxed = boxed_answer(gold)
     if boxed is not None:
-        return boxed.strip()
+        return boxed
     if len(gold) > len("answer:") and _MARKER.search(gold):
         return extract_answer(gold) or gold.strip()
     return gold.strip()
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` whose braces balance, or None."""
+    r"""The content of the last ``\boxed{...}`` whose braces balance and that holds something, or None."""
+    boxes = _boxes(text)
+    return boxes[-1].content if boxes else None
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""The content of the last box, with those before it that hold other values of the same answer.
+
+    ``x = \boxed{1}$ or $x = \boxed{2}`` is ``x = 1, x = 2``; two boxes with anything else between them are two answers.
+    """
+    last: list[_Box] = []
+    for box in reversed(_boxes(text)[-_MOST_BOXES:]):
+        gap = text[box.end : last[0].start] if last else ""
+        if last and (box.end > last[0].start or len(gap) > _FARTHEST or not _BETWEEN.fullmatch(gap)):
+            break
+        last.insert(0, box)
+    contents = [box.content.strip() for box in last]
+    if len(set(contents)) < 2:
+        return contents[0] if contents else None
+    names = [_NAME.search(text[max(0, box.start - _FARTHEST) : box.start].rstrip(" $")) for box in last]
+    rows = zip(names, contents, strict=True)
+    return ", ".join(f"{name[0].strip()} {c}" if name and "=" not in c else c for name, c in rows)
+
+
+class _Box(NamedTuple):
+    """A box in a text: where its command begins, where it ends, and what is in it."""
+
+    start: int
+    end: int
+    content: str
+
+
+def _boxes(text: str) -> list[_Box]:
+    """The boxes that hold something, in the order in which they begin."""
     open_braces: list[re.Match[str]] = []
-    found: tuple[int, int] | None = None
+    found: list[_Box] = []
     for brace in _BRACES.finditer(text):
         mark = brace.group()
-        if mark[-1] == "{" and mark != "\\{":
+        if bare := brace["bare"]:
+            found.append(_Box(brace.start(), brace.end(), bare))
+        elif mark[-1] == "{" and mark != "\\{":
             open_braces.append(brace)
         elif mark == "}" and open_braces:
             opening = open_braces.pop()
-            if opening.group() != "{" and (found is None or opening.end() > found[0]):
-                found = opening.end(), brace.start()
-    return text[slice(*found)] if found else None
+            if opening.group() != "{":
+                found.append(_Box(opening.start(), brace.end(), text[opening.end() : brace.start()]))
+    return sorted(box for box in found if not _NO_CONTENT.fullmatch(box.content))
 
 
 def _announced(rest: str) -> str | None:
@@ -109,6 +175,19 @@ def _announced(rest: str) -> str | None:
     before, _, stated = _parted(sentence)
     formulas = [_inside(found) for found in _FORMULA.finditer(stated if before else sentence)]
     return formulas[-1] if formulas else stated.strip(" \t\r*_") or None
+
+
+def _closing(text: str) -> str | None:
+    """The answer of a last sentence: "Therefore, the sum is 5.", what is bold at its end, or an only one's formula."""
+    text = text.partition("<|")[0].strip()
+    if bold := _BOLD_END.search(text[-_LONGEST_ANSWER:]):
+        return bold[1].strip() or None
+    formulas = list(itertools.islice(_FORMULA.finditer(text), 2))
+    if len(formulas) == 1 and not _END.search(text[: formulas[0].start()] + text[formulas[0].end() : -1]):
+        return _inside(formulas[0])
+    *_, last = [None, *_THEREFORE.finditer(text[-_LONGEST_ANSWER:])]
+    sentence = last[1] if last else ""
+    return _announced(sentence) if _parted(sentence)[0] else None
 
 
 def _parted(sentence: str) -> tuple[str, str, str]:

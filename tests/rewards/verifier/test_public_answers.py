@@ -14,10 +14,7 @@ PUBLIC_DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
 # Cases of tier core in which this verifier says something else, and why.
 DISAGREEMENTS = dict.fromkeys(
-    [
-        *("vc-0084", "vc-0087", "vc-0113", "vc-0114", "vc-0115", "vc-0135", "vc-0136", "vc-0137", "vc-0286", "vc-0291"),
-        *("vc-0293", "vc-0294", "vc-0296", "vc-0298", "vc-0301", "vc-0305", "vc-0604"),
-    ],
+    ["vc-0136", "vc-0286", "vc-0291", "vc-0296", "vc-0298", "vc-0301", "vc-0305", "vc-0604"],
     "the answer is neither boxed nor announced, or it is in another language than English",
 )
 # data set -> problems, gold answers that cannot be read, whether all are plain: numbers and words
@@ -57,7 +54,7 @@ def test_the_verifier_agrees_with_other_verifiers_test_suites_and_calls_no_wrong
     disagreeing = {row["id"] for row, verdict in core if verdict.right != row["expected"]}
     assert disagreeing == set(DISAGREEMENTS)
     assert len(core) == 869
-    assert len(disagreeing) <= 0.02 * len(core)
+    assert len(disagreeing) <= 0.01 * len(core)
     assert [row["id"] for row, verdict in judged if verdict.right and not row["expected"]] == []
     statuses = [(row["expected"], verdict.status) for row, verdict in judged]
     assert statuses.count((True, "right")) > 330

@@ -13,6 +13,7 @@ from perl.rewards.verifier.structure import (
     Ordered,
     Scalar,
     Unordered,
+    Without,
     leaves,
     readings,
     split_top,
@@ -43,13 +44,15 @@ def unordered(*texts):
 
 THREE = [unordered("1", "2", "3")]
 READINGS = {
-    "1,234": [Scalar("1,234"), unordered("1", "234")],
+    "1,234": [Scalar("1234"), unordered("1", "234")],
+    "12,000x": [Scalar("12000x"), unordered("12", "000x")],
     "1,23": [unordered("1", "23")],
     **dict.fromkeys(["1,2,3", "1; 2; 3", r"1, 2 \text{ and } 3", "1 or 2 or 3", r"1, 2\text{, and } 3"], THREE),
     "(1,2]": [Ordered("(", "]", (Scalar("1"), Scalar("2")))],
     r"\{1,2\}": [Unordered((Scalar("1"), Scalar("2")), braces=True)],
     r"1 \pm \sqrt{5}": [unordered(r"1 + \sqrt{5}", r"1 - \sqrt{5}")],
     r"\pm 3": [unordered("3", "- 3")],
+    r"\mathbb{R} \setminus 1": [Without(Ordered("(", ")", (Scalar(r"-\infty"), Scalar(r"\infty"))), Scalar("1"))],
     r"\begin{pmatrix} 1 & 2 \\ 3 & x+1 \end{pmatrix}": [
         Grid(((Scalar("1"), Scalar("2")), (Scalar("3"), Scalar("x+1"))))
     ],
@@ -87,7 +90,8 @@ INTERVALS = {  # inequality -> its name and interval, None where it has none
     r"x \leq 3": ("x", "(]", [r"-\infty", "3"]),
     r"1 < t \leq 2": ("t", "(]", ["1", "2"]),
     r"f(x) \geq 0": ("f(x)", "[)", ["0", r"\infty"]),
-    **dict.fromkeys(["x+y>2", r"x \neq 1", "1<x>2", "1<x<2<3", "2x<6", "x<", "<", "1<x=2", "a<b<c<d"]),
+    r"|x| \leq 3": ("x", "[]", ["-3", "3"]),
+    **dict.fromkeys(["x+y>2", "1<x>2", "1<x<2<3", "2x<6", "x<", "<", "1<x=2", "a<b<c<d"]),
 }
 
 

@@ -1,5 +1,6 @@
 r"""The verifier tells right from wrong answers, and gives up only where it says so, whatever it is given."""
 
+import json
 import random
 from collections import Counter
 from fractions import Fraction
@@ -109,6 +110,16 @@ def test_right_and_nearly_right_answers(kind):
     assert min(len(same), len(other)) >= 5
     assert dict(zip(same, statuses(same), strict=True)) == dict.fromkeys(same, "right")
     assert dict(zip(other, statuses(other), strict=True)) == dict.fromkeys(other, "wrong")
+
+
+def test_near_misses_of_an_answer_are_wrong_and_other_ways_to_write_it_are_right():
+    rows = [json.loads(line) for line in Path(__file__).with_name("near_misses.jsonl").read_text("utf-8").splitlines()]
+    asked = [(row["gold"], answer, kind) for row in rows for kind in ("right", "wrong") for answer in row[kind]]
+    completions = [answer if "boxed" in answer or "nswer" in answer else boxed(answer) for _, answer, _ in asked]
+    verdicts = check_all([gold for gold, _, _ in asked], completions, timeout_seconds=30.0)
+    found = zip(asked, verdicts, strict=True)
+    assert [row for row, verdict in found if verdict.right is not (row[2] == "right")] == []
+    assert sum(len(row["wrong"]) for row in rows) >= 200
 
 
 def test_random_expressions_against_their_coefficients():

@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from perl.rewards.verifier.arithmetic import Value, decimal_of, exact_value
 from perl.rewards.verifier.latex import TEXT_END, TEXT_START, compact, tidy
+from perl.rewards.verifier.real_sets import is_range, names, same_set
 from perl.rewards.verifier.structure import (
     Equation,
     Grid,
@@ -22,6 +23,7 @@ from perl.rewards.verifier.structure import (
     Ordered,
     Scalar,
     Unordered,
+    Without,
     leaves,
     parts_of,
     readings,
@@ -103,7 +105,9 @@ def scalars_of(gold: str) -> Iterator[str]:
 def _expressions(node: Node) -> Iterator[str]:
     if isinstance(node, Scalar) and not _is_plain_text(node.text):
         yield without_unit(node.text)[0]
-    elif isinstance(node, Inequality) or (isinstance(node, Equation) and node.label is None):
+    elif (isinstance(node, Inequality) and node.interval is None) or (
+        isinstance(node, Equation) and node.label is None
+    ):
         yield node.text
     for part in parts_of(node):
         yield from _expressions(part)
@@ -117,9 +121,13 @@ def _is_plain_text(text: str) -> bool:
 
 
 def _same_node(gold: Node, answer: Node, ask: Algebra) -> Truth:
-    """The same structure with the same values."""
+    """The same structure with the same values, or the same set of numbers."""
+    if same_set(gold, answer):
+        return True
     if isinstance(gold, Equation | Inequality) or isinstance(answer, Equation | Inequality):
         return _same_relation(gold, answer, ask)
+    if isinstance(gold, Without) or isinstance(answer, Without):
+        return type(gold) is type(answer) and _in_order(parts_of(gold), parts_of(answer), ask)
     if isinstance(gold, Scalar) and isinstance(answer, Scalar):
         return _same_scalar(gold.text, answer.text, ask)
     if isinstance(gold, Grid) and isinstance(answer, Grid):
@@ -128,7 +136,10 @@ def _same_node(gold: Node, answer: Node, ask: Algebra) -> Truth:
     if isinstance(gold, Scalar | Grid) and isinstance(answer, Scalar | Grid):
         # A matrix may be written as a product or a sum; nothing else can equal one.
         return "\\begin" in gold.text and "\\begin" in answer.text and ask(gold.text, answer.text)
-    if isinstance(gold, Scalar | Grid) or isinstance(answer, Scalar | Grid):
+    if isinstance(gold, Scalar | Grid):  # "0.5, 1/2" is 1/2, written twice
+        twice = isinstance(answer, Unordered) and not answer.braces
+        return twice and _all(_same_node(gold, item, ask) for item in parts_of(answer))
+    if isinstance(answer, Scalar | Grid):
         return False
     return _same_items(gold, answer, ask)
 
@@ -145,7 +156,7 @@ def _same_items(gold: Ordered | Unordered, answer: Ordered | Unordered, ask: Alg
         bare_tuple = isinstance(answer, Unordered) and not answer.braces and gold.opening + gold.closing == "()"
         return bare_tuple and _in_order(gold.items, answer.items, ask)
     if isinstance(answer, Ordered):
-        if gold.braces:
+        if gold.braces or answer.opening + answer.closing != "()":  # [1,3] is an interval, not the values 1 and 3
             return False
         if _labels(gold):  # x = 3, y = 4 is (3,4), not (4,3)
             return _in_order(gold.items, answer.items, ask)
@@ -180,6 +191,8 @@ def _in_any_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) ->
 
 def _same_relation(gold: Node, answer: Node, ask: Algebra) -> Truth:
     """At least one side is an equation or an inequality."""
+    if (is_range(gold) and isinstance(answer, Unordered)) or (is_range(answer) and isinstance(gold, Unordered)):
+        return False  # 1 < x < 3 is not the values 1 and 3
     if isinstance(gold, Inequality) or isinstance(answer, Inequality):
         return _same_inequality(gold, answer, ask)
     if isinstance(gold, Equation) and isinstance(answer, Equation):
@@ -202,10 +215,10 @@ def _is_calculation(equation: Equation) -> bool:
 
 def _same_inequality(gold: Node, answer: Node, ask: Algebra) -> Truth:
     """Inequalities are compared as intervals where they are some, else by algebra."""
-    if len({node.name for node in (gold, answer) if isinstance(node, Inequality) and node.name}) > 1:
+    if len(names(gold) | names(answer)) > 1:
         return False  # x > 5 and y > 5
     intervals = _interval(gold), _interval(answer)
-    if isinstance(intervals[0], Ordered | Unordered) and isinstance(intervals[1], Ordered | Unordered):
+    if isinstance(intervals[0], Ordered | Without) and isinstance(intervals[1], Ordered | Without):
         return _same_node(intervals[0], intervals[1], ask)
     if isinstance(gold, Inequality) and isinstance(answer, Inequality):
         return ask(gold.text, answer.text)

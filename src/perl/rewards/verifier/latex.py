@@ -18,6 +18,8 @@ _MEANT = {  # sign of typography, or several -> LaTeX
     "\u00f7\u2215": "/",
     "\u00a0\u2009\u202f": " ",
     f"\u20ac\u00a3{TEXT_START}{TEXT_END}": "",
+    "\u03bc\u00b5": r"\mu ",
+    "\u03a9\u2126": r"\Omega ",
     **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u221a": r"\sqrt ", "\u00b0": r"\circ ", "\u00b1": r"\pm "},
     **{"\u2264": r"\leq ", "\u2265": r"\geq ", "\u2260": r"\neq ", "\u2248": r"\approx "},
     **{"\u2208": r"\in ", "\u222a": r"\cup ", "\u00b2": "^{2}", "\u00b3": "^{3}"},
@@ -49,7 +51,11 @@ _SPELLING: list[tuple[re.Pattern[str], _Replacement]] = [
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\le(?:q|qslant)?(?![a-zA-Z])|<=|=<"), r"\\leq "),
     (re.compile(r"\\ge(?:q|qslant)?(?![a-zA-Z])|>="), r"\\geq "),
-    (re.compile(r"\\neq?(?![a-zA-Z])|!=|\\not\s*="), r"\\neq "),
+    (re.compile(r"\\neq?(?![a-zA-Z])|!=|\\not\s*=|\\not(?:\s*\\)?in(?![a-zA-Z])"), r"\\neq "),
+    (re.compile(r"\\(?:backslash|smallsetminus)(?![a-zA-Z])"), r"\\setminus "),
+    (re.compile(r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})"), r"\\ln "),
+    (re.compile(r"\](\s*[^\[\](),;\s][^\[\](),;]*[,;][^\[\](),;]+)(?=[\[\]])"), r"(\1"),  # ]1,2] is (1,2]
+    (re.compile(r"(?<=[\[(])([^\[\](),;]+[,;][^\[\](),;]+)\["), r"\1)"),
     (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
     (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
     (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])|(?<!\*)\*(?!\*)"), r"\\cdot "),
@@ -65,6 +71,7 @@ _SPELLING: list[tuple[re.Pattern[str], _Replacement]] = [
     ),
     (re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}"), r"\\emptyset "),
     (re.compile(r"\\mathbb\s*\{?\s*R(?![a-zA-Z])\s*\}?|\\R(?![a-zA-Z])"), r"(-\\infty,\\infty)"),
+    (re.compile(r"(?<=\\infty\))\s*[-\\]\s*(?=\\\{)"), r"\\setminus "),
     (
         re.compile(r"(?<![\\a-zA-Z])(arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt)(?=\s*[({^\\])"),
         r"\\\1",
@@ -73,10 +80,28 @@ _SPELLING: list[tuple[re.Pattern[str], _Replacement]] = [
 _PLAIN_FONT = re.compile(
     r"\\(?:mathbf|mathit|mathcal|underline|boldsymbol|bm|vec|overrightarrow|operatorname\*?|mathbb(?!\s*\{R\}))\s*\{([^{}]*)\}"
 )
-_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mbox|mathrm|textnormal|hbox|mathsf)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mbox|mathrm|textnormal|hbox|mathsf|rm|unit|si)\s*"
+    r"\{((?:[^{}]|(?<=[a-zA-Z]\^)\{-?\d\})*)\}"
+)
+_FONT_SWITCH = re.compile(r"\{\s*\\(?:rm|bf|it)(?![a-zA-Z])([^{}\\]*)\}")
+# A letter in a text font is a unit behind a value that ends, within this many characters, as one does.
+_VALUE = re.compile(r"(?=.*(?:\d|\\pi|\\sqrt|\\frac)).*?(?:[\d)}%]|\\cdot|\\mu|/|[ ~]|\\[,;:! ])\s*")
+_NEAR = 40
+# A whole answer in a text font, or its end: "12 m", "3 m and" (4 m).
+_VALUE_AND_UNIT = re.compile(r"([-+]?[\d.,]*\d) ([a-zA-Z]+(?:[/^\d][a-zA-Z/^\d]*)?)")
+_WORDS_AND = re.compile(r"(\w.*?),? (and|or)")
+_TEMPERATURE = re.compile(
+    rf"(?<=\d)\s*(?:\\(?:text|mathrm)\s*\{{[\s~]*)?{_DEGREES}(?:\\(?:text|mathrm)\s*\{{[\s~]*)?([CF])(?![a-zA-Z])\s*\}}?"
+)
 _NUMBER = re.compile(r"[-+]?[\d.,/]+%?")
 # A whole answer in a text font: numbers, signs and what separates numbers, in brackets. No letter: (C) is a choice.
 _WHOLE_IN_BRACKETS = re.compile(rf"{TEXT_START}\s*([(\[](?=[^\d]*\d)[-+\d.,:;/% ()\[\]]*[)\]])[ .]*{TEXT_END}[ .]*")
+_LABEL = re.compile(
+    r"\s*(\\(?:text(?:bf)?|mathrm)\s*\{\s*)?(?:the )?(?:final |correct )?(?:answer|result|solution|value|total)"
+    r"(?:\s*:|(?: is)(?![a-zA-Z]):?)\s*(\})?",
+    re.IGNORECASE,
+)
 _DEGREES_AS_WORD = re.compile(r"\s?(?<![a-zA-Z])(?:degrees?|deg)(?![a-zA-Z])", re.IGNORECASE)
 _PERCENT_AS_WORD = re.compile(
     r"\s?\u27e6?\s?(?<![a-zA-Z])(?:percent(?:age)?|pct)(?![a-zA-Z])\.?\s?\u27e7?", re.IGNORECASE
@@ -99,10 +124,14 @@ def tidy(answer: str) -> str:
     text = _SPACES.sub(" ", answer.translate(_UNICODE))
     if len(text) > _MOST_GROWTH * len(answer) + _LONGEST_SIGN:
         return answer.strip()
+    if label := _LABEL.match(text):
+        text = (label[1] if label[1] and not label[2] else "") + text[label.end() :]
     if "\\" in text:
         if "\\begin" not in text:
             text = _DOUBLED.sub(r"\\", text)
-        text = _TEXT.sub(_as_text, _PLAIN_FONT.sub(r"\1", text))
+        text = _FONT_SWITCH.sub(r"\\text{\1}", _PLAIN_FONT.sub(r"\1", text))
+        text = _TEMPERATURE.sub(r"\\text{degree \1}", text)
+        text = _TEXT.sub(_as_text, text)
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
     if whole := _WHOLE_IN_BRACKETS.fullmatch(text.strip()):
@@ -125,9 +154,20 @@ def compact(tidy_text: str) -> str:
 
 
 def _as_text(match: re.Match[str]) -> str:
-    content = " ".join(match[1].split())
-    is_value = _NUMBER.fullmatch(content) or (len(content) < 2 and content.isalnum())
-    return content if is_value else f"{TEXT_START}{content}{TEXT_END}"
+    content = " ".join(match[1].replace("~", " ").split())
+    if _NUMBER.fullmatch(content) or (len(content) < 2 and content.isalnum() and not _is_unit(match, content)):
+        return content
+    if parts := _VALUE_AND_UNIT.fullmatch(content):
+        return f"{parts[1]}{TEXT_START}{parts[2]}{TEXT_END}"
+    if parts := _WORDS_AND.fullmatch(content):
+        return f"{TEXT_START}{parts[1]}{TEXT_END}{TEXT_START}{parts[2]}{TEXT_END}"
+    return f"{TEXT_START}{content}{TEXT_END}"
+
+
+def _is_unit(match: re.Match[str], letter: str) -> bool:
+    """Whether a single letter in a text font stands behind a value; some are numbers or variables there too."""
+    before = match.string[max(0, match.start() - _NEAR) : match.start()] + match[1][0].strip(letter)
+    return (letter not in "einxyz" or match[1][0] == "~") and _VALUE.fullmatch(before) is not None
 
 
 def _with_braces(text: str) -> str:

@@ -23,17 +23,21 @@ _OPEN = frozenset(("(", "[", "{", "\\{", TEXT_START))
 _CLOSE = frozenset((")", "]", "}", "\\}", TEXT_END))
 _BRACKET = re.compile(rf"\\[{{}}]|[()\[\]{{}}{TEXT_START}{TEXT_END}]")
 # What may separate the parts of an answer, or bracket them.
-_SIGN = re.compile(rf"{_BRACKET.pattern}|[;,=<>]|\\(?:cup|approx|leq|geq|neq|in|pm|mp)(?![a-zA-Z])")
+_SIGN = re.compile(rf"{_BRACKET.pattern}|[;,=<>]|\\(?:cup|setminus|approx|leq|geq|neq|in|pm|mp)(?![a-zA-Z])")
 _CONNECTIVES = re.compile(
-    rf"\s*(?:,\s*)?(?:{TEXT_START}\s*,?\s*(?:and|or)\s*,?\s*{TEXT_END}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\lor|\\vee)\s*",
+    rf"\s*(?:,\s*)?(?:{TEXT_START}\s*,?\s*(?:and|or)\s*,?\s*{TEXT_END}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{TEXT_START}{TEXT_END}]*{TEXT_END})|\\lor|\\vee)\s*",
     re.IGNORECASE,
 )
 _ENVIRONMENT = re.compile(r"\\begin\{([a-zA-Z]*matrix|array|cases|aligned)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_ROW_END = re.compile(r"\\\\\*?(?:\s*\[\s*[-\d.]+\s*[a-z]{2}\s*\])?|\\cr(?![a-zA-Z])")  # \\[4pt]
+_RULE = re.compile(r"\\hline(?![a-zA-Z])")
 _RELATION = re.compile(r"\\(?:approx|leq|geq|neq|in)(?![a-zA-Z])|[=<>]")
 _ORDER = ("<", ">", "\\leq", "\\geq")
 _MIRRORED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
 _NAME = re.compile(r"[a-zA-Z](?:_\{?\w\}?)?(?:\([a-zA-Z]\))?")
-_BUILDER = re.compile(r"\s*[a-zA-Z]\s*(?:\\in[^|:,]{0,40})?(?:\\mid(?![a-zA-Z])|[|:])")  # {x | x > 2} is x > 2
+_ABSOLUTE = re.compile(r"\| ?([a-zA-Z]) ?\|")
+# A set-builder: {x | x > 2} is x > 2.
+_BUILDER = re.compile(r"\s*[a-zA-Z]\s*(?:\\in(?: ?\(-\\infty,\\infty\)|[^|:,]{0,40}))? ?(?:\\mid(?![a-zA-Z])|[|:])")
 _SUBSCRIPT = re.compile(r"_\{[^{}]*\}|_\w")
 _ARGUMENTS = re.compile(r"(?<=[a-zA-Z'])\([^()]*\)")
 _LETTER = re.compile(r"[a-zA-Z]")
@@ -43,7 +47,7 @@ _NAMES = re.compile(
     r"\\(?:frac|angle|triangle|measuredangle|overline|alpha|beta|gamma|delta|theta|lambda|mu|phi|Phi|rho|sigma|omega|Delta)"
     r"(?![a-zA-Z])"
 )
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Inequality:
     """A relation of order, with the interval that it describes if it bounds a single name, and the name."""
 
     text: str
-    interval: "Ordered | None" = None
+    interval: "Ordered | Without | None" = None
     name: str | None = None
 
 
@@ -95,6 +99,14 @@ class Unordered:
 
 
 @dataclass(frozen=True)
+class Without:
+    """A set without another one."""
+
+    whole: "Node"
+    points: "Node"
+
+
+@dataclass(frozen=True)
 class Grid:
     """A matrix, row by row."""
 
@@ -102,15 +114,17 @@ class Grid:
     text: str = field(default="", compare=False)
 
 
-Node = Scalar | Equation | Inequality | Ordered | Unordered | Grid
+Node = Scalar | Equation | Inequality | Ordered | Unordered | Without | Grid
+_REALS = Ordered("(", ")", (Scalar("-\\infty"), Scalar("\\infty")))
 
 
 @functools.lru_cache(maxsize=1024)
 def readings(text: str) -> tuple[Node, ...]:
     """All that a tidy answer can be, likeliest first."""
     structured = _structure(text, 0)
-    if isinstance(structured, Unordered) and _THOUSANDS.fullmatch(text.rpartition("=")[2].strip()):
-        return _single(text, 0), structured
+    grouped = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    if grouped != text and isinstance(structured, Unordered) and not structured.braces:
+        return _structure(grouped, 0), structured
     return (structured,)
 
 
@@ -118,9 +132,12 @@ def parts_of(node: Node) -> tuple[Node, ...]:
     """The nodes that a node is made of."""
     if isinstance(node, Ordered | Unordered):
         return node.items
+    if isinstance(node, Without):
+        return node.whole, node.points
     if isinstance(node, Grid):
         return tuple(cell for row in node.rows for cell in row)
-    return (node.value,) if isinstance(node, Equation) else ()
+    inside = node.value if isinstance(node, Equation) else node.interval if isinstance(node, Inequality) else None
+    return () if inside is None else (inside,)
 
 
 def leaves(node: Node) -> int:
@@ -152,6 +169,9 @@ def _single(text: str, depth: int) -> Node:
         related = _related(text, depth)
         if related is not None:
             return related
+    difference = split_top(text, "\\setminus")
+    if len(difference) == 2:
+        return Without(*(_structure(part, depth + 1) for part in difference))
     union = split_top(text, "\\cup")
     if len(union) > 1:
         return _unordered(union, depth, braces=True)
@@ -175,7 +195,7 @@ def _bracketed(opening: str, inside: str, closing: str, text: str, depth: int) -
         return _unordered(parts, depth, braces=True)
     if len(parts) == 1:
         inner = _structure(inside, depth + 1)
-        return Scalar(text) if isinstance(inner, Scalar) else inner
+        return Scalar(text) if isinstance(inner, Scalar) and opening != "{" else inner
     items = [_structure(part.strip(), depth + 1) for part in parts]
     return Ordered(opening, closing, tuple(items))
 
@@ -212,7 +232,7 @@ def _top_signs(text: str) -> tuple[tuple[int, str], ...]:
 def _related(text: str, depth: int) -> Node | None:
     """The relation that a text is at its outermost level, if any."""
     if any(sign in (*_ORDER, "\\neq") for _, sign in _top_signs(text)):
-        return _inequality(text)
+        return _inequality(text, depth)
     approximated = split_top(text, "\\approx")
     elements = split_top(approximated[0], "\\in")
     sides = elements if len(elements) > 1 else split_top(approximated[0], "=")
@@ -233,19 +253,25 @@ def _is_label(text: str) -> bool:
     return bool(_LETTER.search(bare)) and not _NO_LABEL.search(_NAMES.sub("", bare))
 
 
-def _inequality(text: str) -> Inequality:
+def _inequality(text: str, depth: int) -> Inequality:
     """An inequality; of one name with the interval that it is: x > 5, 5 < x, 1 < x < 2, 2 > x > 1."""
     signs = [(begin, sign) for begin, sign in _top_signs(text) if sign in (*_ORDER, "=", "\\neq")]
     starts = [0, *(begin + len(sign) for begin, sign in signs)]
     sides = [text[start:end].strip() for start, end in zip(starts, [*(b for b, _ in signs), len(text)], strict=True)]
     order = [sign for _, sign in signs]
+    if order == ["\\neq"] and _NAME.fullmatch(sides[0]) and sides[1]:
+        return Inequality(text, Without(_REALS, _structure(sides[1], depth + 1)), sides[0])
     if order[0] in (">", "\\geq"):  # from the right to the left it is ascending
         sides, order = sides[::-1], [_MIRRORED.get(sign, sign) for sign in reversed(order)]
     if len(order) > 2 or not all(sides) or any(sign not in ("<", "\\leq") for sign in order):
         return Inequality(text)
     opening, closing = "(" if order[0] == "<" else "[", ")" if order[-1] == "<" else "]"
+    absolute = _ABSOLUTE.fullmatch(sides[0])
     if len(sides) == 3:
         lower, name, upper = sides
+    elif absolute and not sides[1].startswith("-"):
+        lower, name, upper = f"-{sides[1]}", absolute[1], sides[1]
+        opening = "(" if closing == ")" else "["
     elif _NAME.fullmatch(sides[0]):
         opening, lower, name, upper = "(", "-\\infty", *sides
     else:
@@ -268,7 +294,7 @@ def _unordered(parts: list[str], depth: int, *, braces: bool) -> Node:
 
 
 def _grid(environment: re.Match[str], depth: int) -> Node:
-    rows = [row for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", environment[2]) if row.strip()]
+    rows = [row for row in _ROW_END.split(_RULE.sub("", environment[2])) if row.strip()]
     if environment[1] in ("cases", "aligned"):
         return _unordered([row.replace("&", " ") for row in rows], depth, braces=False)
     if len(rows) > _MOST_ITEMS or any(row.count("&") >= _MOST_ITEMS for row in rows):

@@ -7,6 +7,7 @@ Numbers are compared in ``arithmetic.py``.
 
 import functools
 import re
+from collections import Counter
 
 from perl.rewards.verifier.latex import TEXT_END, TEXT_START
 
@@ -16,17 +17,23 @@ _TEXT = re.compile(rf"{TEXT_START}[^{TEXT_END}]*{TEXT_END}")
 _FEW_LETTERS = re.compile(r"[a-zA-Z]{2,3}")
 _CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?!\d)|$)", re.IGNORECASE)
 _WORDS = (
-    r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"
+    r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+| m/s|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"
     r"(?:(?: |/| / )[^\W\d_]+\.?)*"
 )
-_UNIT = re.compile(
-    rf"\s?(?:{TEXT_START}(?P<text>[^{TEXT_END}]*){TEXT_END}|(?<=[\d)}}%])(?P<words>{_WORDS}))"
-    r"(?:\^\{?(?P<power>[23])\}?)?\s?$"
+_POWER = r"(?:\s?\^\{?-?\d\}?)?"
+# Texts behind a value, multiplied and divided: m s^{-1}, \mu m, k\Omega. Letters in mathematics are variables.
+_TEXTS = (
+    rf"(?:\s?(?:(?:\\cdot|/)\s?)?(?:(?:\\mu\s?)?{TEXT_START}[^{TEXT_END}]*{TEXT_END}"
+    rf"|(?:(?<=[\d{TEXT_END}])|(?<=[\d{TEXT_END}] ))\\Omega){_POWER})+"
 )
+_UNIT = re.compile(rf"(?:(?P<texts>{_TEXTS})|\s?(?<=[\d)}}%])(?P<words>{_WORDS}{_POWER}))\s?$")
+# In a text that is no unit, but says something of the value: "5 or more", "not 5".
+_SAYS_MORE = re.compile(r"\b(?:or|not|than|plus|minus|times)\b", re.IGNORECASE)
+_FACTOR = re.compile(rf"(/|\bper\b)|(\\[a-zA-Z]+|[^\W\d_]+)({_POWER})")
 # Letters that are no word may be variables: "5 xy". These are units.
 _SHORT_UNITS = frozenset(
-    "am cl cm db dl dm eV ev ft gb ghz hp hr hrs hz in kb kg khz kj kl km kmh kN kn kPa kph kW kWh kw lb lbs mb mg mhz "
-    "mi min ml mm mph ms nm ns oz pa pm psi pt qt rpm sec sq tb yd yds yr yrs".casefold().split()
+    "am cl cm db dl dm eV ev ft gb ghz hp hr hrs hz in kb kg khz kj kl km kmh kN kn kPa kph kW kWh kw lb lbs m/s mb mg "
+    "mhz mi min ml mm mph ms nm ns oz pa pm psi pt qt rpm sec sq tb yd yds yr yrs".casefold().split()
 )
 _VOWEL = re.compile(r"[aeiouy\u0080-\uffff]")
 _IDEOGRAM = re.compile(r"[\u4e00-\u9fff]")
@@ -35,9 +42,11 @@ _SAME_UNITS = {
     "millimeter": "mm", "millimetre": "mm", "inche": "in", "inch": "in", "foot": "ft", "feet": "ft", "mile": "mi",
     "hour": "h", "hr": "h", "minute": "min", "second": "s", "sec": "s", "gram": "g", "kilogram": "kg", "pound": "lb",
     "dollar": "usd", "liter": "l", "litre": "l", "yard": "yd", "year": "yr", "ounce": "oz", "kph": "km/h",
-    "kmh": "km/h", "mph": "mi/h",
+    "kmh": "km/h", "mph": "mi/h", "newton": "N", "joule": "J", "watt": "W", "volt": "V", "kelvin": "K", "ampere": "A",
+    "coulomb": "C", "hertz": "hz", "pascal": "pa", "ohm": "\\Omega", "L": "l",
 }  # fmt: skip
-_POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3", "cu": "3"}
+_NO_MARKS = str.maketrans({TEXT_START: " ", TEXT_END: "", ".": " "})
+_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,10 +95,9 @@ def without_unit(text: str) -> tuple[str, str]:
     found = _UNIT.search(text)
     if found is None or not found.start():
         return text, ""
-    words = " ".join((found["text"] or found["words"] or "").replace(".", " ").split())
-    if found["words"] and not _is_word(words.partition(" ")[0].casefold()):
-        return text, ""
-    return text[: found.start()].strip(), _one_spelling(words.casefold(), found["power"] or "")
+    unit = (found["texts"] or found["words"]).translate(_NO_MARKS)
+    says_more = _SAYS_MORE.search(unit) if found["texts"] else not _is_word(unit.split()[0].split("^")[0].casefold())
+    return (text, "") if says_more else (text[: found.start()].strip(), _one_spelling(unit))
 
 
 def _is_word(word: str) -> bool:
@@ -97,13 +105,22 @@ def _is_word(word: str) -> bool:
     return word in _SHORT_UNITS or bool(len(word) > 2 and _VOWEL.search(word)) or bool(_IDEOGRAM.search(word))
 
 
-def _one_spelling(unit: str, power: str) -> str:
-    """A unit as its parts in one spelling: "square feet" is "ft2", "miles per hour" is "mi/h"."""
-    parts = []
-    for part in unit.replace("/", " per ").split():
-        if part in _POWERS:
-            power = power or _POWERS[part]
-            continue
-        single = part.removesuffix("s") if len(part) > 2 else part
-        parts.append(_SAME_UNITS.get(part, _SAME_UNITS.get(single, single)))
-    return " ".join(parts).replace(" per ", "/") + power
+def _one_spelling(unit: str) -> str:
+    """A unit as its factors in one spelling: "square feet" is "ft2", "miles per hour" and "mph" are "h-1 mi1"."""
+    powers: Counter[str] = Counter()
+    sign, stated, last = 1, 0, ""
+    for divided, name, power in _FACTOR.findall(unit.replace("\\cdot", " ")):
+        word = name if len(name) == 1 else name.casefold()
+        if divided:
+            sign = -1
+        elif word in _POWERS:
+            stated = _POWERS[word]
+        else:
+            single = word.removesuffix("s") if len(word) > 2 else word
+            last, _, below = _SAME_UNITS.get(word, _SAME_UNITS.get(single, single)).partition("/")
+            powers[last] += sign * (int(power.strip(" ^{}") or 1) * (stated or 1))
+            powers[below] -= sign if below else 0
+            stated = 0
+    if last:  # "feet squared"
+        powers[last] *= stated or 1
+    return " ".join(f"{name}{power}" for name, power in sorted(powers.items()) if power)

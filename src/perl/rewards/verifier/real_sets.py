@@ -1,0 +1,98 @@
+r"""Sets of real numbers whose ends are plain numbers, whatever they are written as.
+
+node -> where its pieces begin and end
+
+``x \neq 0``, ``\mathbb{R} \setminus \{0\}`` and ``(-\infty,0) \cup (0,\infty)`` are one set.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from perl.rewards.verifier.arithmetic import Value, exact_value
+from perl.rewards.verifier.latex import compact
+from perl.rewards.verifier.structure import Equation, Inequality, Node, Ordered, Scalar, Unordered, Without
+
+Cuts = tuple[tuple[Value, bool], ...]
+"""Ascending: where a piece begins, where it ends, ...; each a number, and whether the cut is behind it."""
+_INFINITE = {"\\infty": math.inf, "+\\infty": math.inf, "-\\infty": -math.inf}
+
+
+def is_range(node: Node) -> bool:
+    """Whether a node describes all numbers between some, not a few values."""
+    if isinstance(node, Equation):
+        return "\\in" in node.text and is_range(node.value)
+    if isinstance(node, Unordered):
+        return any(map(is_range, node.items)) and (
+            node.braces or all(isinstance(item, Inequality | Equation) for item in node.items)
+        )
+    return isinstance(node, Inequality | Ordered | Without)
+
+
+def same_set(one: Node, other: Node) -> bool:
+    """Whether two nodes are known to describe the same set of real numbers; of different names they do not."""
+    if not (is_range(one) and is_range(other)) or len(names(one) | names(other)) > 1:
+        return False
+    cuts = _cuts(one)
+    return cuts is not None and cuts == _cuts(other)
+
+
+def names(node: Node) -> set[str]:
+    """What is said to be in a range."""
+    if isinstance(node, Unordered):
+        return set().union(*map(names, node.items))
+    name = node.name if isinstance(node, Inequality) else node.label if isinstance(node, Equation) else None
+    return set() if name is None else {name}
+
+
+def _cuts(node: Node) -> Cuts | None:
+    """The cuts of a node, or None where an end is not a plain number."""
+    if isinstance(node, Scalar):
+        value = exact_value(node.text)
+        return None if value is None else ((value, False), (value, True))
+    if isinstance(node, Ordered):
+        ends = [_end(item) for item in node.items]
+        if len(ends) != 2 or ends[0] is None or ends[1] is None or ends[0] > ends[1]:
+            return None
+        return (ends[0], node.opening == "(" or ends[0] == -math.inf), (
+            ends[1],
+            node.closing == "]" and ends[1] != math.inf,
+        )
+    if isinstance(node, Without):
+        whole, points = _cuts(node.whole), _cuts(node.points)
+        return None if whole is None or points is None else _others(_united([_others(whole), points]))
+    if isinstance(node, Unordered):
+        parts = [cuts for cuts in map(_cuts, node.items) if cuts is not None]
+        if len(parts) < len(node.items):
+            return None
+        united = _united(parts)
+        # "x < 1, x > 3" are two pieces; "x > 1, x < 3" overlap, so that both are meant at once.
+        together = not node.braces and len(united) < sum(map(len, parts))
+        return _others(_united([_others(part) for part in parts])) if together else united
+    inside = node.value if isinstance(node, Equation) else node.interval if isinstance(node, Inequality) else None
+    return None if inside is None else _cuts(inside)
+
+
+def _end(node: Node) -> Value | None:
+    text = node.text if isinstance(node, Scalar) else ""
+    return _INFINITE.get(compact(text), exact_value(text))
+
+
+def _pieces(cuts: Cuts) -> Iterator[tuple[tuple[Value, bool], tuple[Value, bool]]]:
+    return zip(cuts[::2], cuts[1::2], strict=True)
+
+
+def _united(sets: Sequence[Cuts]) -> Cuts:
+    """What is in any of the sets."""
+    merged: list[tuple[Value, bool]] = []
+    for begin, end in sorted(piece for cuts in sets for piece in _pieces(cuts)):
+        if merged and begin <= merged[-1]:
+            merged[-1] = max(merged[-1], end)
+        else:
+            merged += [begin, end]
+    return tuple(merged)
+
+
+def _others(cuts: Cuts) -> Cuts:
+    """The real numbers that are not in a set."""
+    pieces = _pieces(((-math.inf, True), *cuts, (math.inf, False)))
+    return tuple(cut for begin, end in pieces if begin != end for cut in (begin, end))
