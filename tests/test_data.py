@@ -2,15 +2,22 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from perl.data import load_problem_set, prompt_text
+from perl.data import load_problem_set, prompt_text, render_prompts
+from perl.data.overlap import near_copies
 from perl.errors import DataError
-from perl.recipe.sections import DataSection
+from perl.evaluation.own_tasks import file_task
+from perl.evaluation.task_data import load_task_data
+from perl.policy.model import load_tokenizer
+from perl.recipe import load_recipe
+from perl.recipe.sections import DataSection, ModelSection
+from perl.training.plan import make_plan
 
 FORMATS = ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"]
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": f"L{i}"} for i in range(6)]
@@ -66,13 +73,17 @@ def test_every_kind_of_file_holds_the_same_problems_and_is_read_anew_once_it_cha
 
 LONG = 21896118072576921600  # more digits than a float holds
 TEXTS = ("007", "1.50", " 12 ", "1e5", "12:30", "2024-01-15", "2024-01-15 00:00:00", "true", "None", "½", "#### 4")
+TEXTS += ("NA", "null", "nan", "9007199254740993")
 # Answers in a file's own types, the formats that have such types, and their text.
 ANSWERS = (
     (FORMATS, [42, -7], ["42", "-7"]),
+    (FORMATS[:3], [2**53 + 1, 0.5], ["9007199254740993", "0.5"]),
+    (("rows.parquet",), [b"007"], ["007"]),
     (("rows.jsonl", "rows.json"), [LONG], [str(LONG)]),
     (("rows.jsonl", "rows.json"), [4, "four", 2.5, True, -1], ["4", "four", "2.5", "True", "-1"]),
-    *((("rows.jsonl", "rows.json", "rows.parquet"), [text], [text]) for text in TEXTS),
+    *((FORMATS, [text], [text]) for text in TEXTS),
 )
+NUMBERS = ("1.10", "1e3", "-0", "9007199254740993", "0.1234567890123456789", "NaN", '[1.10, "x"]')
 
 
 def test_answers_become_their_text_and_text_stays_as_it_is():
@@ -83,7 +94,67 @@ def test_answers_become_their_text_and_text_stays_as_it_is():
             found = [row["solution"] for row in rows]
             if found != texts:
                 wrong.append((name, answers, found))
+    lines = [f'{{"prompt": "{i}?", "answer": {number}}}' for i, number in enumerate(NUMBERS)]
+    Path("rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    Path("rows.json").write_text(f"[{','.join(lines)}]", encoding="utf-8")
+    for name in ("rows.jsonl", "rows.json"):
+        assert [row["solution"] for row in train_rows(train=name)] == [n.replace('"', "'") for n in NUMBERS]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"prompt": ["a", "b"], "answer": pyarrow.array([0.1, 2.5], pyarrow.float32())}), "rows.parquet"
+    )
+    assert [row["solution"] for row in train_rows(train="rows.parquet")] == ["0.1", "2.5"]
     assert wrong == []
+
+
+# Values of a column beside one another, in JSON; None: the row lacks it.
+KINDS = {
+    "objects": [{"x": 1}, {"y": "t"}, {"x": [{"z": None}, {}]}],
+    "mixed": [1, "7", "007", 0.5, None, True, {"a": [1, 2.0]}, [], "null"],
+    "exact": [0.12345678901234568, LONG, "x"],
+    "plain": ["a", None, "b"],
+    "keys in another order": [{"a": 1, "b": 2}, {"b": 3, "a": 4}],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_values_of_json_stay_what_they_are_whatever_else_is_in_their_column(name, kind):
+    values = KINDS[kind]
+    rows = [{"prompt": "no value"}, *({"prompt": f"{i}?", "value": value} for i, value in enumerate(values))]
+    found = problems(train={"name": write(name, rows), "columns": {"answer": None}}).train
+    assert repr([row["value"] for row in found]) == repr([None, *values])
+    assert repr(found.select([2, 1])["value"][:]) == repr([values[1], values[0]])
+
+
+def test_a_column_of_a_csv_file_holds_numbers_only_where_their_text_says_all_of_it():
+    Path("rows.csv").write_text(
+        "prompt,answer,n,id,x,yes,mixed,none\n1,2,1,007,0.5,True,1,\n2,2,,7,1e-05,False,0.5,\n3,2,3,8,2.0,,a,\n"
+    )
+    kept = [{key: row[key] for key in ("n", "id", "x", "yes", "mixed", "none")} for row in train_rows(train="rows.csv")]
+    assert kept == [
+        {"n": 1, "id": "007", "x": 0.5, "yes": True, "mixed": "1", "none": ""},
+        {"n": None, "id": "7", "x": 1e-05, "yes": False, "mixed": "0.5", "none": ""},
+        {"n": 3, "id": "8", "x": 2.0, "yes": None, "mixed": "a", "none": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("prompt,answer\n1,é\n".encode("latin-1"), ["line 2, byte 17", "save it as UTF-8"]),
+        ("prompt,answer\n1,2\n".encode("utf-16"), ["line 1, byte 1", "save it as UTF-8"]),
+        ("prompt,answer\n1,2\n".encode("utf-16-le"), ["save it as UTF-8"]),
+        (b"prompt,answer\n1,2\n3\n", ["line 3", "2"]),
+        (b"prompt,answer\n1,2,3\n", ["line 2", "2"]),
+        (b'prompt,answer\n"1,2\n', ["unexpected end"]),
+        (b"prompt,answer,answer\n1,2,3\n", ["two columns", "answer, answer"]),
+    ],
+)
+def test_a_file_that_cannot_be_read_right_is_refused_in_one_line_that_says_where(content, said):
+    Path("rows.csv").write_bytes(content)
+    message = message_of(train="rows.csv")
+    assert message.startswith("data.train: rows.csv cannot be read: ")
+    assert [part for part in said if part not in message] == []
 
 
 @pytest.mark.parametrize("task", ["addition", "multiplication", "chain"])
@@ -240,8 +311,55 @@ def test_prompts_that_are_messages_stay_as_they_are():
     ]
 
 
+PARTS = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1="}]
+SAID = {"user": "1+1=", "assistant": "2", "system": "S"}
+
+
+def messages(*roles):
+    return [{"role": role, "content": SAID.get(role, "x")} for role in roles]
+
+
+def test_parts_of_text_become_text_and_keys_without_a_value_go():
+    write("rows.jsonl", [{"prompt": [{"role": "user", "content": PARTS, "name": None}], "answer": "2"}])
+    assert train_rows(True, train="rows.jsonl")[0]["prompt"] == messages("user")
+
+
+# A prompt that no conversation goes on from, and what stands in the message.
+UNASKABLE = (
+    (messages("user", "assistant"), "end with the assistant's"),
+    (messages("system"), "end with the system's"),
+    (messages("user", "user"), "messages 1 and 2"),
+    (messages("system", "system", "user"), "message 2"),
+    (messages("user", "system", "user"), "message 2"),
+    (messages("human"), "'human'"),
+    ([{"from": "human", "value": "1+1="}], "role"),
+    ([{"role": "user", "content": " "}], "ask nothing"),
+    ([{"role": "user", "content": None}], "message 1"),
+    ([{"role": "user", "content": [{"type": "image"}]}], "not text"),
+    ({"role": "user", "content": "1+1="}, "a list of messages"),
+)
+
+
+@pytest.mark.parametrize(("prompt", "said"), UNASKABLE)
+def test_a_conversation_that_cannot_be_answered_is_refused_by_its_row_wherever_it_is_asked(prompt, said):
+    good = {"prompt": messages("user"), "answer": "2"}
+    message = message_of(train=write("rows.jsonl", [good, {"prompt": prompt, "answer": "2"}]))
+    assert message.startswith("data.train.columns.prompt: row 2 of rows.jsonl: ")
+    assert said in message
+    if isinstance(prompt, list):
+        tokenizer = load_tokenizer(ModelSection())
+        for ask in (
+            lambda: render_prompts([{"prompt": prompt}], tokenizer),
+            lambda: load_task_data(file_task("rows.jsonl")),
+        ):
+            with pytest.raises(DataError, match=re.escape(said)):
+                ask()
+
+
 # What is set, the key that is named, and what stands in the message.
 REFUSED = (
+    ({"train": "mixed.jsonl"}, "data.train: ", "row 2 of mixed.jsonl"),
+    ({"train": "system.jsonl", "chat": True, "system_prompt": "S"}, "data.system_prompt: ", "row 1 of system.jsonl"),
     ({"train": "rows.jsonl", "system_prompt": "Be brief."}, "data.system_prompt: ", "data.chat: true"),
     *(
         ({"train": "rows.jsonl", "prompt_template": template}, "data.prompt_template: ", "prompt, answer, level")
@@ -260,6 +378,8 @@ REFUSED = (
 def test_what_would_do_nothing_or_leave_nothing_is_refused_with_its_key(section, key, said):
     write("rows.jsonl", ROWS)
     write("chat.jsonl", [{"prompt": CONVERSATION, "answer": "3"}])
+    write("mixed.jsonl", [{"prompt": CONVERSATION, "answer": "3"}, ROWS[0]])
+    write("system.jsonl", [{"prompt": messages("system", "user"), "answer": "2"}])
     message = message_of(**section)
     assert message.startswith(key)
     assert said in message
@@ -281,6 +401,57 @@ def test_overlap_is_an_error_unless_it_may_be_dropped_and_is_seen_through_chat_m
     )  # fmt: skip
     assert len(found.train) == 5
     assert not [p for p in found.train["prompt"] if "2+2=" in prompt_text(p)]
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "what IS  5! + x\u00b2 ?",
+        "What is 5! + x2.",
+        "\ufeffWhat\u00a0is 5!\u200b + x\u00b2 ?\n",
+        "\uff37hat is 5! + x\u00b2",
+    ],
+)
+def test_a_held_out_problem_is_known_however_it_is_typed(copy):
+    train = write("rows.jsonl", [{"prompt": "What is 5! + x\u00b2?", "answer": "1"}, *ROWS])
+    write("heldout.jsonl", [{"prompt": copy, "answer": "1"}, {"prompt": "What is 5 + x\u00b2?", "answer": "1"}])
+    assert "1 training prompts are also held out" in message_of(train=train, eval="heldout.jsonl")
+    found = problems(train=train, eval="heldout.jsonl", drop_overlap=True)
+    assert (len(found.train), found.rows) == (6, [1, 2, 3, 4, 5, 6])
+
+
+TOM = "Tom has 5 apples and buys 7 more at the market on Monday. He gives 3 of them to Anna. How many are left?"
+ASKED = "Answer step by step, and put the last number into a box at the very end of your text: "
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        (TOM.replace("are left", "has he left"), [0]),
+        (f"Once more: {TOM}", [0]),
+        (TOM.replace("Tom", "Ann").replace("apples", "pears").replace("Monday", "Friday"), []),
+        (ASKED + "1+1=", []),
+    ],
+)
+def test_a_near_copy_has_most_runs_of_words_that_are_not_everybodys(text, near):
+    heldout = [TOM, ASKED + "1+2=", ASKED + "2+3=", ASKED + "3+4="]
+    assert near_copies(heldout, ["something else", text]) == near
+
+
+def test_data_that_may_not_be_meant_is_warned_of(caplog):
+    rows = [{"prompt": f"{i}+1=", "answer": "2"} for i in range(8)]
+    write("train.jsonl", [*rows, {"prompt": TOM, "answer": "2"}])
+    write("more.jsonl", [*rows, {"prompt": "7+1= ", "answer": "8"}])
+    write("heldout.jsonl", [{"prompt": TOM.replace("are left", "has he left"), "answer": "9"}])
+    said = []
+    for data in ({"train": "train.jsonl", "eval": "heldout.jsonl"}, {"train": "more.jsonl"}):
+        caplog.clear()
+        make_plan(load_recipe({"model": {"name": "sandbox:base"}, "data": data, "train": {"prompts_per_step": 8}}))
+        said.append([record.getMessage() for record in caplog.records if record.code == "PRL311"])
+    (alike, near), (repeated,) = said
+    assert "all 9 gold answers are '2'" in alike
+    assert "1 of 1 held-out problems" in near
+    assert "1 of 9 problems repeat an earlier one, 1 of them with another gold answer" in repeated
 
 
 def test_the_words_of_a_prompt_are_the_same_in_either_form():

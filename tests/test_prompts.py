@@ -9,7 +9,9 @@ import yaml
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.data import load_problem_set, render_prompts
+from perl.errors import DataError
 from perl.policy.model import load_tokenizer
 from perl.recipe import load_recipe
 from perl.recipe.sections import DataSection, ModelSection
@@ -81,6 +83,19 @@ def test_messages_end_where_the_completion_begins_and_text_is_tokenized_as_it_is
         assert list(ids) == plain_tokenizer(text, add_special_tokens=False)["input_ids"]
     for text, ids in zip(TEXTS, rendered(TEXTS, tokenizer), strict=True):
         assert list(ids) == plain_tokenizer(text)["input_ids"]
+
+
+def test_a_script_asks_parts_of_text_as_text_and_no_prompt_that_ends_with_the_assistant():
+    trainer = PeftGRPOTrainer(
+        model="sandbox:base",
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=PeftRLConfig("out", use_cpu=True, report_to=[], peft_method="lora"),
+        train_dataset=datasets.Dataset.from_list([{"prompt": MESSAGES[0]}] * 8),
+    )
+    parts = [{"role": "user", "content": [{"type": "text", "text": "12+"}, {"type": "text", "text": "34="}]}]
+    assert trainer._tokenize_prompts([parts])[0] == trainer._tokenize_prompts(MESSAGES[:1])[0]
+    with pytest.raises(DataError, match="end with the assistant's"):
+        trainer._tokenize_prompts([MESSAGES[0], MESSAGES[2][:2]])
 
 
 def test_a_prompt_keeps_its_content_and_its_answer(tokenizer):

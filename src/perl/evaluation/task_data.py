@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from huggingface_hub import snapshot_download
 
-from perl.data import empty_cells, load_hub_rows, prompt_text, read_data_file
+from perl.data import checked_prompt, empty_cells, load_hub_rows, prompt_text, read_data_file
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.choices import LETTERS, listed, right_letters
 from perl.evaluation.few_shot import choose_examples, example
@@ -131,7 +131,7 @@ def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question
         row: As the data set holds it.
         identifier: The question's id.
     """
-    cell, choices = row[_column(task.problem, row)], tuple[str, ...]()
+    cell, choices = checked_prompt(row[_column(task.problem, row)], identifier, f"task {task.name}"), tuple[str, ...]()
     if isinstance(cell, list) and task.prompt == "{problem}" and task.options is None:  # chat messages
         return Question(identifier, prompt_text(cell), _gold(task, row), row, prompt=tuple(cell))
     problem = prompt_text(cell) if isinstance(cell, list) else str(cell)
@@ -156,12 +156,7 @@ def _file_in(data: Path, task: Task, where: str) -> Path:
 
 def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
     """The rows and the commit they are from, as far as it is known."""
-
-    def instead(found: Mistake | None) -> str:
-        unknown = found is not None and task.revision is not None and task.revision in found.message
-        hint = f"{'--newest-data, or ' if unknown else ''}--data DIR with {task.file}"
-        return f"{found.hint}; or {hint}" if found is not None and found.hint else hint
-
+    instead = f"{'' if task.revision is None else '--newest-data, or '}--data DIR with {task.file}"
     rows, commit = load_hub_rows(task.repository, task.subset, task.split, task.revision, where, instead)
     return [dict(row) for row in rows], commit or task.revision
 

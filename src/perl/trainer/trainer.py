@@ -17,6 +17,7 @@ from transformers.trainer_utils import HubStrategy, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.importance import SamplingCorrection
+from perl.data import checked_prompt
 from perl.hub.push.retries import retry
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
@@ -252,6 +253,11 @@ class PeftGRPOTrainer(GRPOTrainer):
         named "ref".
         """
         return scored_rollouts(self, inputs, super()._generate_and_score_completions)
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:  # noqa: ANN401 (TRL's)
+        """Extends TRL's tokens of prompts: a conversation that no answer can follow is refused."""
+        shown = prompts if self._is_vlm else [checked_prompt(one, "a prompt", "train_dataset") for one in prompts]
+        return super()._tokenize_prompts(shown)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Replaces TRL's generation by the engine's; with transformers by a loop that draws the same in less time."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from perl.data import ProblemSet, load_problem_set, prompt_text
+from perl.data import ProblemSet, load_problem_set
 from perl.errors import DataError, PerlError
 from perl.recipe import Recipe
 from perl.recipe.sections import DataSection
@@ -161,11 +161,7 @@ def _read_problems(section: DataSection, gold: str) -> tuple[ProblemSet, Sequenc
     problems = load_problem_set(section, chat=chat)
     heldout = None if problems.heldout is None else _with_solution(problems.heldout, gold)
     problems = replace(problems, train=_with_solution(problems.train, gold), heldout=heldout)
-    if not section.drop_overlap:
-        return problems, range(len(problems.train))
-    kept = {prompt_text(prompt) for prompt in problems.train["prompt"]}
-    everything = load_problem_set(section.model_copy(update={"eval": None}), chat=chat).train["prompt"]
-    return problems, [row for row, prompt in enumerate(everything) if prompt_text(prompt) in kept]
+    return problems, range(len(problems.train)) if problems.rows is None else problems.rows
 
 
 def _with_solution(rows: Dataset, gold: str) -> Dataset:
@@ -234,7 +230,7 @@ def _boxed(gold: str) -> str:
 
 def _reward_of_gold(reward: Reward, problems: Dataset, own_names: Mapping[str, str]) -> RewardOfGold:
     """The mean of what a reward gives the boxed gold answers; it is skipped where it needs more than the data holds."""
-    columns = problems.to_dict()
+    columns = problems[:]
     prompts = columns.pop("prompt")
     boxed: list[Any] = [_boxed(gold) for gold in columns["solution"]]
     if not isinstance(prompts[0], str):

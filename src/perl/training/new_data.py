@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from datasets import Dataset
 
-from perl.data import Role, read_source
+from perl.data import Role, checked_prompt, read_source
 from perl.errors import DataError, PerlError, RecipeError, visible
 from perl.recipe.plain_yaml import PlainDumper
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
@@ -103,7 +103,8 @@ def _with_columns(
     there = f"there are {', '.join(known)}"
     if question is None:
         raise DataError("which column holds the question?", f"{where}.columns.prompt", there)
-    _check_question(rows, question, where)
+    if question in known:
+        checked_prompt(rows[0][question], "row 1", f"{where}.columns.prompt")
     if gold is None and judged and "answer" not in columns:
         raise DataError("which column holds the gold answer?", f"{where}.columns.answer", there)
     return {**source, "columns": {"prompt": question, "answer": gold}}
@@ -121,15 +122,6 @@ def _only_chat(rows: Dataset) -> str | None:
 
 def _is_chat(value: Any) -> bool:  # noqa: ANN401 (a cell)
     return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) and "role" in one for one in value)
-
-
-def _check_question(rows: Dataset, column: str, where: str) -> None:
-    """Refuses chat messages that hold the answer, which the policy would be asked with."""
-    value: Any = rows[0][column] if column in rows.column_names else None
-    if _is_chat(value) and value[-1]["role"] == "assistant":
-        message = f"the messages of {column!r} end with the assistant's answer, and a prompt ends with the question"
-        hint = "a column without the last message, and a column with the gold answer"
-        raise DataError(message, f"{where}.columns.prompt", hint)
 
 
 def _test_split(train: Mapping[str, Any]) -> dict[str, Any] | None:

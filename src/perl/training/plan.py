@@ -52,10 +52,10 @@ from perl.training.plan_checks import (
     asked_problems,
     check_rewards,
     check_teacher_prompts,
-    check_template,
     judging_of,
     prompt_tokens,
     steps_of,
+    warn_of_data,
 )
 from perl.training.tasks import run_protocol, run_tasks
 
@@ -174,7 +174,6 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
-    check_template(problems, tokenizer)
     asked = asked_problems(problems, arguments)
     check_rewards(rewards, asked, problems, recipe)
     longest, mean = prompt_tokens(problems, tokenizer, empty.config, arguments)
@@ -204,6 +203,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     )
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
+    warn_of_data(problems)
     return plan
 
 

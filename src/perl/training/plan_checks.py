@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from perl.data import ProblemSet, render_prompts
+from perl.data import ProblemSet, prompt_text, render_prompts
+from perl.data.overlap import near_copies, repeated
 from perl.errors import DataError, Mistake, ModelError, RecipeError, raise_all, warn
 from perl.recipe import Recipe
 from perl.recipe.recipe import is_first_process
@@ -90,6 +91,29 @@ def _with_two_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recip
             )
 
 
+def warn_of_data(problems: ProblemSet) -> None:
+    """A line on each thing that data rarely is on purpose."""
+    for line in _suspicious(problems) if is_first_process() else ():  # the others would find the same
+        warn("PRL311", "%s", line)
+
+
+def _suspicious(problems: ProblemSet) -> Iterator[str]:
+    texts = [prompt_text(prompt) for prompt in problems.train["prompt"]]
+    golds = problems.train["solution"][:] if "solution" in problems.train.column_names else [None] * len(texts)
+    again, other = repeated(texts, golds)
+    if again:
+        differ = f", {len(other)} of them with another gold answer" if other else ""
+        what = f"{len(again)} of {len(texts)} problems repeat an earlier one{differ}"
+        yield f"data.train: {what}, e.g. {texts[(other or again)[0]]!r:.60}"
+    if golds[0] is not None and len(golds) > 1 and len(set(golds)) == 1:
+        yield f"data.train: all {len(golds)} gold answers are {golds[0]!r:.60}"
+    if problems.heldout is not None:
+        asked = [prompt_text(prompt) for prompt in problems.heldout["prompt"]]
+        if near := near_copies(asked, texts):
+            what = f"{len(near)} of {len(asked)} held-out problems are nearly training problems"
+            yield f"data.eval: {what} (by runs of words), e.g. {asked[near[0]]!r:.60}"
+
+
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
     """Gold answers that cannot be read are right only letter for letter: many of them are a mistake."""
     judging = judging_of(rewards)
@@ -127,15 +151,6 @@ def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> lis
         return [Mistake(what, f"data.{role}", hint)]
     warn("PRL315", "data.%s: %s; right only letter for letter, else without a reward", role, what)
     return []
-
-
-def check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Messages need a chat template to become tokens."""
-    for role, rows in (("train", problems.train), ("eval", problems.heldout)):
-        if rows is not None and tokenizer.chat_template is None and not isinstance(rows[0]["prompt"], str):
-            raise DataError(
-                "prompts are chat messages, but the model has no chat template", f"data.{role}", "set data.chat: false"
-            )
 
 
 def prompt_tokens(

@@ -5,6 +5,7 @@ column of numbers, share of the training -> which prompts may be drawn
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +57,19 @@ def difficulties(columns: Sequence[str], written: str, values_of: Any, where: st
     if name not in columns:
         raise DataError(f"the data has no column {name!r}", where, did_you_mean(name, sorted(columns)))
     values = list(values_of(name))
-    for row, value in enumerate(values):
-        plain = isinstance(value, int | float) and not isinstance(value, bool)
-        if not plain or not math.isfinite(value):
-            what = f"column {name!r} holds {value!r} in row {row + 1}, which is not a finite number"
-            raise DataError(what, where, "a column of numbers, the smallest for the easiest")
-    return np.array(values, np.float64) * (1 if name == written else -1)
+    numbers_N = np.array([_number(value) for value in values], np.float64)
+    if not np.isfinite(numbers_N).all():
+        row = int(np.isfinite(numbers_N).argmin())
+        what = f"column {name!r} holds {values[row]!r} in row {row + 1}, which is not a finite number"
+        raise DataError(what, where, "a column of numbers, the smallest for the easiest")
+    return numbers_N * (1 if name == written else -1)
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 (of any data)
+    """The number that a value is or writes, as a CSV file's text does; not a number: it is something else."""
+    with suppress(TypeError, ValueError):
+        return math.nan if isinstance(value, bool) else float(value)
+    return math.nan
 
 
 def ranked(numbers_N: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -1,30 +1,29 @@
 """Problems from the sandbox, local files or the Hub, as prompts with gold answers; checked before training.
 
-DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set); rows, tokenizer -> Prompts
+DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set)
 """
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import datasets
-import pyarrow  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
 from huggingface_hub import constants
 
+from perl.data.files import as_dataset, beside, texts_of
+from perl.data.files import read_data_file as read_data_file
+from perl.data.overlap import same
+from perl.data.prompts import checked_prompt as checked_prompt
+from perl.data.prompts import prompt_text as prompt_text
+from perl.data.prompts import render_prompts as render_prompts
 from perl.errors import DataError, Mistake, did_you_mean, raise_all
 from perl.policy.hub_files import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run.files import sha256_of
 from perl.sandbox import is_sandbox, load_problems
 from perl.sandbox.tasks import Problem
-from perl.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Names that a row of ours has, or that TRL hands on to no reward: a column of the data set that is called so is stored
 # under another name, and reaches custom rewards under its own.
@@ -45,7 +44,6 @@ ORIGINAL = "original_"
 
 # Characters of what the Hub's library says when it cannot load a data set: it lists the subsets or splits that exist.
 _LONGEST_CAUSE = 1000
-_LONGEST_VALUE = 40
 
 Role = Literal["train", "eval"]
 
@@ -62,6 +60,7 @@ class ProblemSet:
         heldout_version: Likewise.
         renamed: What became of columns whose names are TRL's arguments of a reward function, a line a set.
         own_names: Name in the data set -> where it is stored, of the columns that custom rewards get by it.
+        rows: Of each training problem, its row in the data set; None: as they come.
     """
 
     train: datasets.Dataset
@@ -71,6 +70,7 @@ class ProblemSet:
     heldout_version: str | None = None
     renamed: tuple[str, ...] = ()
     own_names: Mapping[str, str] = field(default_factory=dict)
+    rows: Sequence[int] | None = None
 
 
 def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
@@ -92,9 +92,10 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     if source is None:
         return ProblemSet(train, None, None, train_version, renamed=renamed, own_names=own)
     heldout, version, names = _load(source, "eval", section, chat)
-    train = _without_overlap(train, heldout, drop=section.drop_overlap)
+    kept = _without_overlap(train, heldout, drop=section.drop_overlap)
+    train = train if kept is None else train.select(kept)
     renamed, own = (*renamed, *_renamed(names, source, "data.eval")), {**_own_names(names), **own}
-    return ProblemSet(train, heldout, heldout_name(section), train_version, version, renamed, own)
+    return ProblemSet(train, heldout, heldout_name(section), train_version, version, renamed, own, kept)
 
 
 def heldout_name(section: DataSection) -> str | None:
@@ -126,9 +127,19 @@ def _load(
         raw = raw.select(range(min(source.limit, len(raw))))
     _check_columns(raw, source, section, where)
     names = _kept_names(raw.column_names, source)
-    rows = [_row(raw[i], names, source, section, chat) for i in range(len(raw))]
-    _check_rows(rows, source, where)
-    return datasets.Dataset.from_list(rows), version, names
+    prompts, mistakes = _prompts(raw, source, section, chat, where)
+    columns: dict[str, Any] = {"prompt": prompts}
+    if (answer := source.columns.answer) is not None:
+        columns["solution"] = texts_of(raw, answer)
+        empty = [not (text or "").strip() for text in columns["solution"]]
+        mistakes += empty_cells(empty, "answer", source.name, where)
+        if answer in names:  # text under its own name too, whatever the file's format makes of it
+            columns[names.pop(answer)] = columns["solution"]
+    raise_all(DataError, mistakes)
+    rows = as_dataset(columns)
+    if names:
+        rows = beside(raw.select_columns(list(names)).rename_columns(names), rows)
+    return rows, version, _kept_names(raw.column_names, source)
 
 
 def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
@@ -153,11 +164,7 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
     if path.suffix in DATA_FILE_SUFFIXES:
         return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
     wanted = source.split or ("train" if role == "train" else "test")
-
-    def instead(found: Mistake | None) -> str:
-        local = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}" if found else ""
-        return "; ".join(filter(None, [found.hint if found else "", local, "sandbox:addition needs no network"]))
-
+    instead = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
     return load_hub_rows(source.name, source.subset, wanted, source.revision, where, instead)
 
 
@@ -167,91 +174,13 @@ def _sandbox_row(problem: Problem) -> dict[str, Any]:
     return {"prompt": problem.question, "answer": problem.answer, **level}
 
 
-def read_data_file(path: Path, answers: Collection[str | None], where: str) -> datasets.Dataset:
-    """The rows of a file of JSON, JSON lines, CSV or Parquet.
-
-    Args:
-        path: Ends in one of the suffixes.
-        answers: Columns that may hold answers, which stay text.
-        where: What the user named it in.
-
-    Raises:
-        DataError: It is absent, empty or broken.
-    """
-    if not path.is_file():
-        hint = "" if path.is_absolute() else f"in {Path.cwd()}: a path begins where the command runs"
-        raise DataError(f"no such file: {path}", where, hint)
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty", where)
-    try:
-        if path.suffix in {".jsonl", ".json"}:
-            return datasets.Dataset.from_list(_json_rows(path, answers))
-        if path.suffix == ".parquet":
-            return datasets.Dataset(pyarrow.parquet.read_table(path))
-        _check_separator(path)
-        return datasets.load_dataset("csv", data_files=str(path), split="train")
-    except (datasets.exceptions.DatasetGenerationError, pyarrow.ArrowException, ValueError, OSError) as error:
-        if "corresponds to no data" in str(error):
-            raise DataError(f"{path} is empty", where) from None
-        raise DataError(f"{path} cannot be read: {error.__cause__ or error}", where) from error
-
-
-def _check_separator(path: Path) -> None:
-    """Refuses a file without a comma whose first line is several names between other marks."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        names = file.readline()
-    mark = next((mark for mark in ";\t|" if mark in names), None)
-    if mark is not None and "," not in names:
-        raise ValueError(f"the names of its columns stand between {mark!r}; write commas")
-
-
-def _json_rows(path: Path, answers: Collection[str | None]) -> list[dict[str, Any]]:
-    """The objects of a JSON or JSON-lines file, answers as text, which Arrow would take for dates or round."""
-    text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
-    rows = _whole_json(text) if path.suffix == ".json" else list(_json_lines(text))
-    return [{k: str(v) if k in answers and v is not None else v for k, v in row.items()} for row in rows]
-
-
-def _whole_json(text: str) -> list[dict[str, Any]]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        lines = "; objects on lines of their own are a .jsonl file" if error.msg == "Extra data" else ""
-        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}{lines}") from None
-    if not isinstance(rows, list):
-        raise ValueError("not a list of objects")
-    for i, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"not a list of objects: {_short(row)} is number {i + 1}")
-    return rows
-
-
-def _json_lines(text: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            whole = "; a list over several lines is a .json file" if number == 1 and line.strip() in "[{" else ""
-            raise ValueError(f"line {number}, column {error.colno}: {error.msg}{whole}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number}: not an object but {_short(row)}")
-        yield row
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
-
-
 def load_hub_rows(
     name: str,
     subset: str | None,
     split: str,
     revision: str | None,
     where: str,
-    instead: Callable[[Mistake | None], str],
+    instead: str,
 ) -> tuple[datasets.Dataset, str | None]:
     """A split of a data set on the Hub, or in its cache where ``HF_HUB_OFFLINE`` is set.
 
@@ -261,7 +190,7 @@ def load_hub_rows(
         split: As the data set calls it.
         revision: Branch, tag or commit; None: the main branch.
         where: What the user named, for errors.
-        instead: What the Hub answers, None once it has the data set -> what the user can do.
+        instead: What the user can do.
 
     Returns:
         The rows and the commit that they are from; None: the Hub was not asked.
@@ -271,13 +200,13 @@ def load_hub_rows(
     """
     commit = look_up("dataset", name, revision)
     if isinstance(commit, Mistake):
-        raise DataError(commit.message, where, instead(commit))
+        raise DataError(commit.message, where, "; ".join(filter(None, (commit.hint, instead))))
     try:
         return datasets.load_dataset(name, subset, split=split, revision=commit or revision), commit
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # unknown subsets or splits too
         offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if constants.HF_HUB_OFFLINE else ""
         cause = " ".join(str(error).split())[:_LONGEST_CAUSE]
-        raise DataError(f"{name} cannot be loaded: {cause}", where, f"{offline}{instead(None)}") from error
+        raise DataError(f"{name} cannot be loaded: {cause}", where, f"{offline}{instead}") from error
 
 
 _OR_NONE = {"prompt": "", "answer": "; null: there is none, and nothing judges answers"}
@@ -337,34 +266,33 @@ def _own_names(names: Mapping[str, str]) -> dict[str, str]:
     return {column: name for column, name in names.items() if column in OF_ROWS and column != name}
 
 
-def _row(
-    raw: Mapping[str, Any], names: Mapping[str, str], source: DataSource, section: DataSection, chat: bool
-) -> dict[str, Any]:
-    """One problem in the trainer's form; the data set's own columns stay for the user's reward functions."""
-    question = "" if source.columns.prompt is None else raw[source.columns.prompt]
-    row = {name: raw[column] for column, name in names.items()}
-    if isinstance(question, str):
-        text = (section.prompt_template or "{prompt}").format_map({**raw, "prompt": question})
-        row["prompt"] = [{"role": "user", "content": text}] if chat else text
-    elif section.prompt_template is not None:
-        raise DataError("does nothing to prompts that are chat messages", "data.prompt_template", "leave it out")
-    else:
-        row["prompt"] = question
-    if section.system_prompt and isinstance(row["prompt"], list):
-        row["prompt"] = [{"role": "system", "content": section.system_prompt}, *row["prompt"]]
-    if source.columns.answer is not None:
-        answer = raw[source.columns.answer]
-        row["solution"] = None if answer is None else str(answer)
-        if source.columns.answer in names:  # text under its own name too, whatever the file's format makes of it
-            row[names[source.columns.answer]] = row["solution"]
-    return row
-
-
-def _check_rows(rows: list[dict[str, Any]], source: DataSource, where: str) -> None:
-    mistakes = empty_cells([not prompt_text(row["prompt"]).strip() for row in rows], "question", source.name, where)
-    if source.columns.answer is not None:
-        mistakes += empty_cells([not (row["solution"] or "").strip() for row in rows], "answer", source.name, where)
-    raise_all(DataError, mistakes)
+def _prompts(
+    raw: datasets.Dataset, source: DataSource, section: DataSection, chat: bool, where: str
+) -> tuple[list[Any], list[Mistake]]:
+    """The prompts as the policy is asked them, all texts or all chat messages, and a mistake where some ask nothing."""
+    column, template = source.columns.prompt, section.prompt_template
+    rows = raw if template is not None or column is None else raw.select_columns([column])
+    named = [f"row {number} of {source.name}" for number in range(1, len(rows) + 1)]
+    prompts = []
+    empty = []
+    for row, name in zip(rows, named, strict=True):
+        question = "" if column is None else checked_prompt(row[column], name, f"{where}.columns.prompt")
+        prompt = question
+        if isinstance(question, str):
+            text = (template or "{prompt}").format_map({**row, "prompt": question})
+            prompt = [{"role": "user", "content": text}] if chat else text
+        elif template is not None and question is not None:
+            raise DataError("does nothing to prompts that are chat messages", "data.prompt_template", "leave it out")
+        empty.append(not prompt_text(prompt if column is None else question).strip())
+        if section.system_prompt and isinstance(prompt, list):
+            prompt = [{"role": "system", "content": section.system_prompt}, *prompt]
+            if isinstance(question, list):  # which may have a system message of its own
+                prompt = checked_prompt(prompt, name, "data.system_prompt")
+        prompts.append(prompt)
+    other = next((i for i, prompt in enumerate(prompts) if type(prompt) is not type(prompts[0])), None)
+    if other is not None and not any(empty):
+        raise DataError(f"{named[0]} and {named[other]} are text and chat messages", where, "set data.chat: true")
+    return prompts, empty_cells(empty, "question", source.name, where)
 
 
 def empty_cells(empty: Sequence[bool], what: str, source: str, where: str) -> list[Mistake]:
@@ -375,56 +303,19 @@ def empty_cells(empty: Sequence[bool], what: str, source: str, where: str) -> li
     return [Mistake(message, where)]
 
 
-def prompt_text(prompt: Any) -> str:  # noqa: ANN401 (text or messages, as the data set holds them)
-    """The words of a prompt, whichever form it has; what two equal prompts have in common."""
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list):
-        return "\n".join(str(message.get("content") or "") for message in prompt if isinstance(message, Mapping))
-    return ""
-
-
-def _without_overlap(train: datasets.Dataset, heldout: datasets.Dataset, *, drop: bool) -> datasets.Dataset:
-    """The training rows whose prompt is not held out; unless they may be dropped, such a row is an error."""
-    held = {" ".join(prompt_text(prompt).split()) for prompt in heldout["prompt"]}
-    same = [i for i, prompt in enumerate(train["prompt"]) if " ".join(prompt_text(prompt).split()) in held]
-    if not same:
-        return train
+def _without_overlap(train: datasets.Dataset, heldout: datasets.Dataset, *, drop: bool) -> list[int] | None:
+    """The training rows whose prompt is not held out, None: all; unless they may be dropped, such a row is an error."""
+    prompts = [prompt_text(prompt) for prompt in train["prompt"]]
+    repeated = same(prompts, [prompt_text(prompt) for prompt in heldout["prompt"]])
+    if not repeated:
+        return None
     if not drop:
-        example = prompt_text(train[same[0]]["prompt"])
         raise DataError(
-            f"{len(same)} training prompts are also held out, e.g. {example[:60]!r}",
+            f"{len(repeated)} training prompts are also held out, e.g. {prompts[repeated[0]][:60]!r}",
             "data.eval",
             "set data.drop_overlap: true to drop them from training",
         )
-    kept = sorted(set(range(len(train))) - set(same))
+    kept = sorted(set(range(len(train))) - set(repeated))
     if not kept:
         raise DataError("every training prompt is also held out", "data.eval", "use another set")
-    return train.select(kept)
-
-
-def render_prompts(
-    rows: Sequence[Mapping[str, Any]],
-    tokenizer: "PreTrainedTokenizerBase",
-    template_arguments: Mapping[str, Any] | None = None,
-) -> list[Prompt]:
-    """Prompts with their token ids.
-
-    Args:
-        rows: With ``prompt`` (text or chat messages) and perhaps ``solution``.
-        tokenizer: The base's; its chat template renders messages up to where the completion begins.
-        template_arguments: Further arguments of the chat template, as ``chat_template_kwargs`` holds them.
-    """
-    return [_render(row, tokenizer, template_arguments or {}) for row in rows]
-
-
-def _render(
-    row: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase", template_arguments: Mapping[str, Any]
-) -> Prompt:
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        return Prompt(prompt, tuple(tokenizer(text=prompt)["input_ids"]), row.get("solution"))
-    encoded = tokenizer.apply_chat_template(
-        prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **template_arguments
-    )
-    return Prompt(tuple(prompt), tuple(encoded["input_ids"]), row.get("solution"))
+    return kept

@@ -1,0 +1,188 @@
+"""The rows of a file of JSON, JSON lines, CSV or Parquet, with every value as it is written there.
+
+path, columns of answers -> Dataset; columns of any values -> Dataset
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+
+from perl.errors import DataError
+
+_LONGEST_VALUE = 40
+# Kinds of values whose text Python would change: 0.1 of 32 bits is 0.10000000149011612, and bytes are b'7'.
+_TEXT_BY_ARROW = {"float16", "float32", "binary", "large_binary"}
+
+
+class _Json(datasets.Json):
+    """Values as JSON: those of different kinds, objects with different keys. The library's own rounds numbers."""
+
+    def decode_example(self, example_data: str | None, *_: object, **__: object) -> Any:  # noqa: ANN401
+        return None if example_data is None else json.loads(example_data)
+
+
+class _Written(str):
+    """A number as it is written, which has no quotation marks within a list either."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def read_data_file(path: Path, answers: Collection[str | None], where: str) -> datasets.Dataset:
+    """The rows of a file.
+
+    Args:
+        path: Ends in .jsonl, .json, .csv or .parquet.
+        answers: Columns that may hold answers, which become text: digits as they are written. Of a CSV file any other
+            column is text too, unless it holds only numbers or truth values as Python writes them.
+        where: What the user named it in.
+
+    Raises:
+        DataError: It is absent, empty or broken.
+    """
+    if not path.is_file():
+        hint = "" if path.is_absolute() else f"in {Path.cwd()}: a path begins where the command runs"
+        raise DataError(f"no such file: {path}", where, hint)
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty", where)
+    try:
+        if path.suffix == ".parquet":
+            return datasets.Dataset(pyarrow.parquet.read_table(path))
+        text = _text(path)
+        if path.suffix != ".csv":
+            return as_dataset(_json_columns(text, path, answers))
+        columns = _columns(_csv_rows(text))
+        return as_dataset({name: cells if name in answers else _as_numbers(cells) for name, cells in columns.items()})
+    except (csv.Error, pyarrow.ArrowException, ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}", where) from error
+
+
+def as_dataset(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
+    """A data set that gives every value back as it is, whatever else is in its column.
+
+    Args:
+        columns: Values of JSON, a name each.
+    """
+    table = pyarrow.table({name: _array(values) for name, values in columns.items()})
+    features = dict(datasets.Features.from_arrow_schema(table.schema))
+    kept = {name: _Json() if isinstance(found, datasets.Json) else found for name, found in features.items()}
+    return datasets.Dataset(table, info=datasets.DatasetInfo(features=datasets.Features(kept)))
+
+
+def beside(rows: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset:
+    """The columns of two data sets of as many rows."""
+    both = datasets.concatenate_datasets([rows, others], axis=1)
+    features = datasets.Features({**rows.features, **others.features})  # which the library takes from Arrow's types
+    return datasets.Dataset(both.data, info=datasets.DatasetInfo(features=features))
+
+
+def texts_of(rows: datasets.Dataset, column: str) -> list[str | None]:
+    """A column's values as text; None where there is none."""
+    if getattr(rows.features[column], "dtype", None) in _TEXT_BY_ARROW:
+        return rows.data.column(column).cast(pyarrow.string()).to_pylist()
+    return [None if value is None else str(value) for value in rows[column]]
+
+
+def _array(values: Sequence[Any]) -> pyarrow.Array:
+    """The values, as JSON where Arrow would change one: it fills objects with each other's keys."""
+    with suppress(pyarrow.ArrowException, OverflowError):  # different kinds, or integers of more than 64 bits
+        array = pyarrow.array(values)
+        given = () if pyarrow.types.is_string(array.type) else array.to_pylist()
+        if all(repr(value) == repr(own) for value, own in zip(given, values, strict=False)):
+            return array
+    return pyarrow.array([None if value is None else json.dumps(value) for value in values], pyarrow.json_())
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")  # some editors begin a file with a mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line}, byte {error.start + 1} of the file: not UTF-8; save it as UTF-8") from None
+    if "\0" in text:
+        raise ValueError("it looks like UTF-16; save it as UTF-8")
+    return text
+
+
+def _csv_rows(text: str) -> Iterator[dict[str, str]]:
+    csv.field_size_limit(sys.maxsize)  # a worked solution may be long
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    names = reader.fieldnames or [""]
+    mark = next((mark for mark in ";\t|" if mark in names[0]), None)
+    if mark is not None and len(names) == 1:
+        raise ValueError(f"the names of its columns stand between {mark!r}; write commas")
+    if len(set(names)) < len(names):
+        raise ValueError(f"two columns have one name: {', '.join(names)}")
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(f"line {reader.line_num} has not as many cells as there are columns, {len(names)}")
+        yield row
+
+
+def _as_numbers(cells: list[str]) -> list[Any]:
+    """Cells as numbers or truth values, if that is all they say, and an empty one as None; else as they are."""
+    for kind in (int, float, {"True": True, "False": False}.__getitem__):
+        with suppress(ValueError, KeyError):
+            values = [kind(cell) if cell else None for cell in cells]
+            known = [(value, cell) for value, cell in zip(values, cells, strict=True) if value is not None]
+            if known and all(str(value) == cell and value * 0 == 0 for value, cell in known):  # not nan, not inf
+                return values
+    return cells
+
+
+def _json_columns(text: str, path: Path, answers: Collection[str | None]) -> dict[str, list[Any]]:
+    """The columns of a JSON or JSON-lines file; a row that lacks one has None there."""
+    parse = _whole_json if path.suffix == ".json" else _json_lines
+    columns = _columns(parse(text))
+    if named := [name for name in columns if name in answers]:
+        written = _columns(parse(text, parse_int=_Written, parse_float=_Written, parse_constant=_Written))
+        columns |= {name: [None if value is None else str(value) for value in written[name]] for name in named}
+    return columns
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    rows = list(rows)
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _whole_json(text: str, **numbers: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (of json.loads)
+    try:
+        rows = json.loads(text, **numbers)
+    except json.JSONDecodeError as error:
+        lines = "; objects on lines of their own are a .jsonl file" if error.msg == "Extra data" else ""
+        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}{lines}") from None
+    if not isinstance(rows, list):
+        raise ValueError("not a list of objects")
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"not a list of objects: {_short(row)} is number {i + 1}")
+    return rows
+
+
+def _json_lines(text: str, **numbers: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 (of json.loads)
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, **numbers)
+        except json.JSONDecodeError as error:
+            whole = "; a list over several lines is a .json file" if number == 1 and line.strip() in "[{" else ""
+            raise ValueError(f"line {number}, column {error.colno}: {error.msg}{whole}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number}: not an object but {_short(row)}")
+        yield row
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
