@@ -25,7 +25,7 @@ def test_the_share_is_that_counted_by_hand_from_either_end(answer, gold, left, r
 
 
 def test_the_answer_is_found_as_by_the_verifier_and_without_a_gold_answer_there_is_no_reward():
-    said = ["\\boxed{11} or \\boxed{12}", "<think>\\boxed{12}", "The answer is 12.", "twelve", "\\boxed{12}"]
+    said = ["\\boxed{11}, no: \\boxed{12}", "<think>\\boxed{12}", "The answer is 12.", "twelve", "\\boxed{12}"]
     golds = ["12", "12", "so 12 #### 12", "12", None]
     found = partial_answer_reward(said, golds)
     assert found[:4] == pytest.approx([1, 0, 1, 0])
