@@ -146,3 +146,44 @@ def test_a_step_that_is_trls_refuses_a_loss_that_is_not():
     for kind in (own, Patched):
         with pytest.raises(RecipeError, match=r"^loss_type: dppo is not known to TRL's step[^\n]*$"):
             train(kind, loss_type="dppo")
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "_compute_loss"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": "dapo", "advantage_estimator": "batch", "kl_in_reward": True, "beta": 0.2},
+        {"loss_type": "dapo", "kl_estimator": "k2", "beta": 0.3, "epsilon": 50.0},
+        {"loss_type": "dapo", "entropy_weight": 0.2},
+        {**DPPO, "gradient_accumulation_steps": 1},
+        {"loss_type": "gmpo", "adapter": "adalora"},
+        {"loss_type": "kl_cov", "cov_fraction": 0.2},
+    ],
+    ids=str,
+)
+def test_a_loss_that_calls_its_parents_has_every_setting(name, settings):
+    def calls(self, *args, **kwargs):
+        return getattr(super(kind, self), name)(*args, **kwargs)
+
+    kind = type("Calls", (PeftGRPOTrainer,), {name: calls, "__module__": __name__})
+    options = {**OFF_POLICY, "tools": True, **settings}
+    ours, theirs = train(PeftGRPOTrainer, **options), train(kind, **options)
+    assert norm(ours.update()) > 0
+    assert relative_difference(theirs.update(), ours.update()) <= RELATIVE
+    for metric in ("loss", "kl"):
+        logged, found = ([entry.get(metric, 0.0) for entry in of.history[:2]] for of in (ours, theirs))
+        assert found == pytest.approx(logged, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "methods", "why"),
+    [
+        ({"top_entropy_quantile": 0.5}, {}, "top_entropy_quantile"),
+        ({"entropy_coef": 0.1}, {}, "entropy_coef"),
+        ({}, {"get_off_policy_mask": lambda *_, **__: None}, "Calls.get_off_policy_mask"),
+    ],
+)
+def test_a_loss_that_must_be_trls_refuses_what_it_lacks_whoever_calls_it(options, methods, why):
+    methods |= {"compute_loss": lambda *_, **__: None, "__module__": __name__}
+    with pytest.raises(RecipeError, match=rf"^kl_estimator: k2 is not known to TRL's step[^\n]*{why}"):
+        train(type("Calls", (PeftGRPOTrainer,), methods), kl_estimator="k2", beta=0.1, **options)

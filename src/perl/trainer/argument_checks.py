@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.estimators import ADVANTAGES, evaluation_mistake
 from perl.algorithms.named import KEY
@@ -31,6 +31,7 @@ from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device
 from perl.trainer.derived_fields import check_applied
 from perl.trainer.live import generation_interval, updates_of_a_batch
+from perl.trainer.overrides import LOSS, OF_A_LOSS, is_replaced, reasons_for_trls_loss
 from perl.trainer.signal_checks import check_teacher, critic_mistakes, has_teacher, selection_mistakes
 
 # Of ours in a script these may be what a recipe refuses, as TRL takes them: 0 for never, a rate as text.
@@ -127,7 +128,7 @@ def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
         del words["loss_type"], words["importance_sampling_level"]
     words = {name: choices for name, choices in words.items() if hasattr(args, name)}  # TRL's own lack some of ours
     found = [*_unknown_words(args, words), *_impossible_numbers(args)]
-    raise_all(RecipeError, found if found or own_loss else of_our_step(args))
+    raise_all(RecipeError, found or of_our_step(args))
     check_device(args.device)
 
 
@@ -172,27 +173,22 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
     return found + critic_mistakes(args) + selection_mistakes(args)
 
 
-def check_step(args: GRPOConfig, *, ours: bool, own_loss: bool) -> None:
+def check_step(trainer: GRPOTrainer) -> None:
     """Refuses settings of our own loss where TRL's would be computed, which does not know them.
 
-    Args:
-        args: Of the trainer.
-        ours: Whether the optimizer step is ours.
-        own_loss: Whether a subclass computes the loss.
+    A loss of a subclass may call ours on TRL's micro-batches, but no critic and no teacher runs beside those.
 
     Raises:
-        RecipeError: Names the setting.
+        RecipeError: Names the setting, and what makes the loss TRL's.
     """
-    estimator = getattr(args, "advantage_estimator", "group")
-    if not ours and ADVANTAGES[estimator].critic:
-        what = f"{estimator} trains a critic in our optimizer step, and this model or trainer runs TRL's"
-        hint = "no images, router's loss, entropy quantile or bonus of TRL's, and no override of the loss or scores"
-        raise RecipeError(what, "advantage_estimator", hint)
-    if not ours:
-        why = "a model with images or a router's loss, or a subclass that replaces a part of the step"
-        found = _unknown_to_trl(args, f"is not known to TRL's step, which runs here because of {why}")
-        # A subclass with a loss of its own may read what it likes, but no teacher runs for it.
-        raise_all(RecipeError, [mistake for mistake in found if not own_loss or mistake.where == "teacher"])
+    if trainer.step_is_ours:
+        return
+    because = reasons_for_trls_loss(trainer)
+    replaced = [f"{type(trainer).__name__}.{name}" for name in OF_A_LOSS if is_replaced(trainer, name)]
+    named = " and ".join(dict.fromkeys([*because, *replaced]))
+    found = unknown_to_trl(trainer.args, f"is not known to TRL's step, which runs here because of {named}")
+    own_loss = is_replaced(trainer, *LOSS) and not because
+    raise_all(RecipeError, [one for one in found if not own_loss or one.where in ("teacher", "advantage_estimator")])
 
 
 def of_our_step(args: GRPOConfig) -> list[Mistake]:
@@ -204,10 +200,10 @@ def of_our_step(args: GRPOConfig) -> list[Mistake]:
     }
     named = [name for name, holds in reasons.items() if holds]
     what = f"is not known to TRL's step, which runs because of {' and '.join(named)}"
-    return _unknown_to_trl(args, what) if named else []
+    return unknown_to_trl(args, what) if named else []
 
 
-def _unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
+def unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
     """A mistake for each setting of the loss that TRL's does not have."""
     loss = LOSSES.get(args.loss_type)
     found = [] if loss is None or loss.in_trl else [Mistake(f"{args.loss_type} {what}", "loss_type")]

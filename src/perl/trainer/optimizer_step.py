@@ -27,7 +27,7 @@ from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, SHOWN, MicroBatch
 from perl.run.devices import fitting_threads, threads_for
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import CriticTraining
-from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
+from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, mode_of, most
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.partitioned_optimizer import Exchange, average_gradients
 from perl.trainer.rollout_check import RolloutCheck, TokenGaps
@@ -264,16 +264,18 @@ class OptimizerStep:
         of_teacher = 0.0 if self.teaching is None else self.teaching.term(taught, batch)
         return (result.per_token * batch.weights_NT).sum() + of_teacher + self._regulariser_if_due()
 
-    def evaluation_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of an evaluation batch, over all of its rows."""
+    def loss_of_batch(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of an evaluation batch, or of a micro-batch as TRL cuts it, over all of its rows."""
+        mode = mode_of(self._live.model)
+        (inputs,) = acting([inputs], self._live.state.global_step)
         window = self._passes.window([inputs], [self._weights(inputs)])
         chosen = rows_with_gradient(window, largest_advantage=0.0, skip=False)
         self._start_metrics(1)
         self._regulariser_due = False
         loss = torch.zeros((), device=self._live.args.device)
-        for batch in self._passes.plan(window, chosen, self._passes.tokens_without_gradient):
+        for batch in self._passes.plan(window, chosen, 0 if mode == "train" else self._passes.tokens_without_gradient):
             loss += self.loss_of(model, batch)
-        self._log_metrics("eval")
+        self._log_metrics(mode)
         return loss
 
     def add_prompts(self, inputs: Sequence[dict[str, Any]], output: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ from perl.errors import Mistake, PerlError, raise_all
 _LIBRARIES = ("perl", "trl", "transformers")
 SCORES = "_get_per_token_logps_and_entropies"
 LOSS = ("compute_loss", "_compute_loss")
-OF_A_LOSS = (*LOSS, SCORES, "_prepare_inputs", "get_off_policy_mask", "get_gamma_weights")
+PARTS_OF_A_LOSS = (SCORES, "get_off_policy_mask", "get_gamma_weights")
+OF_A_LOSS = (*LOSS, *PARTS_OF_A_LOSS, "_prepare_inputs")
 """What a subclass may replace of the loss; then every micro-batch goes through its methods, as in TRL."""
 MAY_NEED_NO_REWARD = (*LOSS, "_generate_and_score_completions", "_prepare_inputs", "training_step")
 """With one of these replaced a training may be taught by something else than rewards."""
@@ -54,6 +55,20 @@ def check_overrides(trainer: GRPOTrainer) -> None:
     found = [Mistake("TRL 1.16 does not call it", f"{kind}.{name}", hint.format(now)) for name, now in gone.items()]
     found += [Mistake("is not called", f"{kind}.{name}", f"override {now}") for name, now in uncalled.items()]
     raise_all(PerlError, found)
+
+
+def reasons_for_trls_loss(trainer: GRPOTrainer) -> list[str]:
+    """Why a loss that a subclass calls must be TRL's: only that has, or calls, what is named here."""
+    reasons = {
+        "top_entropy_quantile": trainer.top_entropy_quantile < 1.0,
+        "entropy_coef or use_adaptive_entropy": trainer._entropy_bonus_enabled,
+        "the model's router loss": trainer.aux_loss_enabled,
+        "the model's images": trainer._is_vlm,
+    }
+    owners = [owner for owner in type(trainer).__mro__ if "_compute_loss" in vars(owner)]
+    below = [owner.__name__ for owner in owners[-2:-1] if _package(owner) != "perl"]  # a parent that we inherit from
+    methods = [f"{type(trainer).__name__}.{name}" for name in PARTS_OF_A_LOSS if is_replaced(trainer, name)]
+    return [*(name for name, holds in reasons.items() if holds), *methods, *(f"{kind}._compute_loss" for kind in below)]
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.run.shards import is_sharded
 from perl.trainer import publishing, shown_to_trl
-from perl.trainer.argument_checks import check_arguments, check_step
+from perl.trainer.argument_checks import check_arguments, check_step, unknown_to_trl
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, refuse_stopped, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
@@ -37,7 +37,7 @@ from perl.trainer.given_rewards import given_rewards
 from perl.trainer.group_rewards import latest_group, scored_rollouts
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, scored_as_trl
-from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced
+from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, reasons_for_trls_loss
 from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
 from perl.trainer.prompts.making import sampler_of
 from perl.trainer.token_selection import reads_old, selects
@@ -123,7 +123,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=environment_factory,
             )
-        check_step(args, ours=self.step_is_ours, own_loss=is_replaced(self, *LOSS))
+        check_step(self)
         self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
         check_trainable(self.model)
@@ -160,13 +160,12 @@ class PeftGRPOTrainer(GRPOTrainer):
         TRL weighs tokens by the entropies of a whole micro-batch, adds a router's loss or an entropy term of one, and
         sends images along; a subclass may have a loss of its own.
         """
-        return not (
-            self.top_entropy_quantile < 1.0
-            or self._entropy_bonus_enabled
-            or self.aux_loss_enabled
-            or self._is_vlm
-            or is_replaced(self, *OF_A_LOSS)
-        )
+        return not (reasons_for_trls_loss(self) or is_replaced(self, *OF_A_LOSS))
+
+    @property
+    def loss_is_ours(self) -> bool:
+        """Whether the loss is ours: in our step, and where a loss of a subclass may call it with settings TRL lacks."""
+        return self.step_is_ours or bool(not reasons_for_trls_loss(self) and unknown_to_trl(self.args, ""))
 
     @property
     def correction(self) -> SamplingCorrection | None:
@@ -323,16 +322,15 @@ class PeftGRPOTrainer(GRPOTrainer):
         return super()._prepare_inputs(generation_batch)
 
     def compute_loss(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
-        """Extends TRL's loss: of a micro-batch of ours, or of an evaluation batch by micro-batches of ours."""
+        """Extends TRL's loss: of a micro-batch of ours."""
         if isinstance(inputs, MicroBatch):
             return self.optimizer_step.loss_of(model, inputs)
-        if self.step_is_ours and not self.model.training:
-            return self.optimizer_step.evaluation_loss(model, inputs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """Extends TRL's loss by what a method adds to it, once for each optimizer step."""
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        """Replaces TRL's loss where it lacks a setting; adds what a method adds, once for each optimizer step."""
+        theirs = super()._compute_loss
+        loss: torch.Tensor = (self.optimizer_step.loss_of_batch if self.loss_is_ours else theirs)(model, inputs)
         if not model.training:
             return loss
         return loss + self.optimizer_step.regulariser() / self.current_gradient_accumulation_steps
@@ -345,7 +343,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         With ``resume_from_checkpoint`` True from the newest of them. What TRL forgets is restored, no further step is
         taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
         """
-        check_step(self.args, ours=self.step_is_ours, own_loss=is_replaced(self, *LOSS))  # a script may have patched it
+        check_step(self)  # a script may have patched it
         bind_callbacks(self)  # those that were added since it was made
         self.optimizer_step.begin_training()
         save = partial(self._save_checkpoint, self.model, trial=None)
