@@ -1,6 +1,7 @@
 """PeftGRPOTrainer where it differs from its parent: what is sampled, saved, resumed, written and sent."""
 
 import json
+import math
 import shutil
 import socket
 import statistics
@@ -9,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
@@ -164,6 +165,47 @@ def test_a_trainer_resumes_from_the_newest_complete_checkpoint_also_of_the_last_
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 3
     assert torch.equal(weights_of(resumed.policy), straight)
+
+
+def evaluated(folder, **changes) -> PeftGRPOTrainer:
+    """Two steps, evaluated after each, of which the first is the best, by what the evaluations are told."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "mine", "eval_strategy": "steps", "eval_steps": 1}
+    kind = type("Told", (PeftGRPOTrainer,), {"evaluate": lambda self, *_, **__: {"eval_mine": -self.state.global_step}})
+    saving = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2, "max_completion_length": 4, **best}
+    data, args = problems(8), arguments(folder, **{**saving, **changes})
+    return kind("sandbox:base", lambda completions, **_: [float(i % 4) for i in range(len(completions))], args, data, data)
+
+
+def test_a_finished_training_that_is_started_again_ends_like_the_first_time_and_every_callback_hears_of_it(tmp_path):
+    made, again = evaluated(tmp_path), evaluated(tmp_path)
+    made.train()
+    heard = []
+
+    class Hears(TrainerCallback):
+        def on_event(self, *_, **__):
+            heard.append(1)
+
+        on_train_begin = on_train_end = on_event
+
+    again.add_callback(Hears())
+    result = again.train(resume_from_checkpoint=True)
+    assert made.state.best_model_checkpoint.endswith("checkpoint-1")
+    assert torch.equal(weights_of(again.policy), weights_of(made.policy))
+    assert (len(heard), result.global_step, result.training_loss) == (2, 2, 0.0)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [({"max_steps": 2}, {"max_steps": 4}), ({"max_steps": -1, "num_train_epochs": 0.5}, {"max_steps": -1, "num_train_epochs": 1})],
+)
+def test_a_training_that_is_made_longer_goes_on_at_the_rate_of_its_new_schedule(tmp_path, first, more):
+    evaluated(tmp_path, **first).train()
+    longer = evaluated(tmp_path, **more)
+    result = longer.train(resume_from_checkpoint=True)
+    rates = {row["step"]: row["learning_rate"] for row in longer.state.log_history if "learning_rate" in row}
+    assert (result.global_step, math.isnan(result.training_loss)) == (4, False)
+    assert [rates[step] for step in (3, 4)] == pytest.approx([0.5e-2, 0.25e-2])
 
 
 def test_evaluation_while_training_scores_whole_groups(tmp_path):

@@ -175,17 +175,6 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         alarms.serve(trainer)
 
 
-def refuse_stopped(trainer: GRPOTrainer) -> None:
-    """Refuses to go on from the last step where an alarm has ended the training there.
-
-    Raises:
-        AlarmError: Says which.
-    """
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, HealthAlarms):
-            callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.policy)
-
-
 def shares_optimizer(trainer: GRPOTrainer) -> bool:
     """Whether each process keeps a share of a new trainer's optimizer; DeepSpeed is then set up to divide it."""
     if not trainer.is_deepspeed_enabled:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.optim.lr_scheduler import LambdaLR
 
 from perl.errors import ModelError, PerlError
 from perl.policy.checkpoint import readable
@@ -106,7 +107,7 @@ def load_scheduler_state(
     places: list[int | None],
     groups: int,
 ) -> None:
-    """Puts back what :func:`scheduler_state` returned.
+    """Puts back what :func:`scheduler_state` returned; rates are those of the new schedule, at the step of the saved.
 
     Args:
         scheduler: New, of an optimizer whose groups may be others than those saved.
@@ -123,6 +124,11 @@ def load_scheduler_state(
         return [value[place] if place is not None else own[i] for i, place in enumerate(places)]
 
     scheduler.load_state_dict({key: placed(key, value) for key, value in saved.items()})
+    if isinstance(scheduler, LambdaLR):  # the saved rate is another one where the training is longer now
+        of_groups = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        scheduler._last_lr = [base * factor(scheduler.last_epoch) for base, factor in of_groups]
+        for group, rate in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
+            group["lr"] = rate
 
 
 def save_random_state(checkpoint: Path, rank: int, device: torch.device) -> None:

@@ -8,19 +8,15 @@ divided anew.
 """
 
 import contextlib
-import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import rotate_checkpoints
 
 from perl.errors import ModelError, warn
-from perl.methods.hooks import hooks_of
 from perl.policy.checkpoint import (
     drop_other_ranks,
     latest_step,
@@ -97,22 +93,6 @@ class ResumeState:
         folder = Path(self._live.args.output_dir)
         step = joined().by_main(lambda: latest_step(folder))
         return str(folder / f"checkpoint-{step}") if step else True
-
-    def finished(self, checkpoint: str | bool | None) -> TrainerState | None:
-        """The state of a checkpoint of the last step; None if there are steps left to take."""
-        if not isinstance(checkpoint, str):
-            return None
-        state_file = Path(checkpoint) / TRAINER_STATE_NAME
-        if not state_file.is_file():
-            return None
-        state = TrainerState.load_from_json(str(state_file))
-        steps = self._live.args.max_steps
-        return None if state.global_step < (steps if steps > 0 else state.max_steps) else state
-
-    def finish(self) -> TrainOutput:
-        """What ``train`` returns where no step is left; the method is then finished as after a last step."""
-        hooks_of(self._live.policy).after_training(self._live.policy)
-        return TrainOutput(self._live.state.global_step, math.nan, {})
 
     def restore(self, checkpoint: str | bool | None) -> None:
         """Puts TRL's counter and rollouts back, before the first step.

@@ -28,7 +28,7 @@ from perl.rewards.answers import completion_text
 from perl.run.shards import is_sharded
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.argument_checks import check_arguments, check_step, unknown_to_trl
-from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, refuse_stopped, shares_optimizer
+from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
@@ -340,8 +340,8 @@ class PeftGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401
         """Extends ``Trainer.train``: resumes bit for bit, from complete checkpoints only.
 
-        With ``resume_from_checkpoint`` True from the newest of them. What TRL forgets is restored, no further step is
-        taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
+        With ``resume_from_checkpoint`` True from the newest of them. What TRL forgets is restored, and without rollouts
+        the last whole step is kept.
         """
         check_step(self)  # a script may have patched it
         bind_callbacks(self)  # those that were added since it was made
@@ -349,14 +349,15 @@ class PeftGRPOTrainer(GRPOTrainer):
         save = partial(self._save_checkpoint, self.model, trial=None)
         with self.rollout_source.serving(partial(self.resume_state.keep_last_step, save)):
             checkpoint = self.resume_state.chosen(resume_from_checkpoint)
-            finished = self.resume_state.finished(checkpoint)
-            if finished is not None:
-                self._load_from_checkpoint(str(checkpoint))
-                self.state = finished
-                refuse_stopped(self)
-                return self.resume_state.finish()
             self.resume_state.restore(checkpoint)
             return super().train(checkpoint, *args, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 (transformers')
+        """Extends ``Trainer._run_epoch``, which takes a step though none is left after the last checkpoint."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:
+            self.control.should_training_stop = True
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Replaces TRL's step of a micro-batch: collects, and runs all of an optimizer step's rows at the last one."""
