@@ -16,7 +16,7 @@ from perl.hub.push.publish import write_log
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.recipe_arguments import training_arguments
-from tests.trainer.test_trainer import arguments, base, problems
+from tests.trainer.test_trainer import arguments, base, problems, weights_of
 
 SHORT = {"max_steps": 1, "max_completion_length": 6}
 TRLS = {
@@ -62,12 +62,31 @@ def test_fields_that_a_peft_config_overrules_are_named(tmp_path, caplog):
     assert line.startswith("peft_method, peft_rank do nothing: the adapter is that of the peft_config")
 
 
+@pytest.mark.parametrize("changes", [{}, {"max_steps": -1}])
 @pytest.mark.parametrize("prompts", [0, 1])
-def test_a_data_set_that_holds_no_step_is_refused_and_not_trained_on_in_silence(tmp_path, prompts):
-    trainer = made(arguments(tmp_path, prompts_per_step=2, **SHORT))
+def test_a_data_set_that_holds_no_step_is_refused_and_not_trained_on_in_silence(tmp_path, prompts, changes):
+    trainer = made(arguments(tmp_path, prompts_per_step=2, **{**SHORT, **changes}))
     trainer.train_dataset = problems(8).select(range(prompts))
-    with pytest.raises(DataError, match="fewer prompts than one step takes, which are 2"):
+    with pytest.raises(DataError, match=r"^train_dataset: .*fewer prompts than one step takes, which are 2"):
         trainer.train()
+
+
+def test_a_stream_is_trained_on_and_gone_on_with(tmp_path):
+    trained = []
+    for resume in (None, str(tmp_path / "checkpoint-1")):
+        args = arguments(tmp_path, **{**SHORT, "max_steps": 2}, save_strategy="steps", save_steps=1)
+        trainer = PeftGRPOTrainer("sandbox:base", by_place, args, problems(8).to_iterable_dataset())
+        trainer.train(resume_from_checkpoint=resume)
+        trained.append(weights_of(trainer.policy))
+    assert torch.equal(*trained)
+
+
+def test_a_flat_reward_beside_a_term_of_the_method_is_no_defect(tmp_path):
+    """AdaLoRA's regulariser moves A and B; its singular values wait for a reward."""
+    args = arguments(tmp_path, peft_method="adalora", **{**SHORT, "max_steps": 7, "max_completion_length": 2})
+    trainer = made(args, reward=lambda completions, **_: [1.0] * len(completions))
+    trainer.train()
+    assert trainer.state.global_step == 7
 
 
 def test_what_was_asked_for_is_not_told(tmp_path, caplog):

@@ -21,6 +21,7 @@ from trl.trainer.base_trainer import _BaseTrainer
 from perl import PeftGRPOTrainer
 from perl.errors import PerlError
 from perl.hub.push.retries import HubOutageError
+from perl.trainer.generation import generates_by_itself
 from perl.trainer.overrides import is_replaced
 from tests.conftest import CHECKOUT
 from tests.trainer.test_trainer import arguments, problems, weights_of
@@ -99,6 +100,25 @@ def test_completions_are_cut_short(name, tmp_path):
         return *result[:place], [ids[:2] for ids in result[place]], *result[place + 1 :]
 
     assert trained(tmp_path, changed(**{name: first_two}))._buffered_inputs[0]["completion_ids"].size(1) == 2
+
+
+PUT_ON = {
+    "policy": lambda policy: (policy, "generate"),
+    "base": lambda policy: (policy.get_base_model(), "generate"),
+    "class": lambda policy: (type(policy.get_base_model()), "generate"),
+    "processors": lambda policy: (policy.get_base_model(), "_get_logits_processor"),
+}
+
+
+@pytest.mark.parametrize("where", PUT_ON)
+def test_what_a_script_puts_into_the_place_of_generate_writes_and_without_it_ours_does(where, tmp_path):
+    trainer = made(tmp_path)
+    assert not generates_by_itself(trainer.policy)
+    owner, name = PUT_ON[where](trainer.policy)
+    replaced = mock.patch.object(owner, name, side_effect=AssertionError(where))
+    with replaced, pytest.raises(AssertionError, match=where):
+        trainer.train()
+    assert not generates_by_itself(trainer.policy)
 
 
 @covers("_tokenize_prompts")
@@ -340,7 +360,7 @@ CALLED = (
     *("evaluate", "evaluation_loop", "prediction_step", "_load_best_model", "_save_scaler", "_load_scaler"),
     *("_get_eval_sampler", "get_eval_dataloader", "get_test_dataloader", "_set_signature_columns_if_needed"),
     *("compute_loss_context_manager", "autocast_smart_context_manager", "_finish_current_push", "_send_telemetry"),
-    "_run_epoch",
+    *("_run_epoch", "set_initial_training_values"),
 )
 
 

@@ -173,7 +173,9 @@ def evaluated(folder, **changes) -> PeftGRPOTrainer:
     kind = type("Told", (PeftGRPOTrainer,), {"evaluate": lambda self, *_, **__: {"eval_mine": -self.state.global_step}})
     saving = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2, "max_completion_length": 4, **best}
     data, args = problems(8), arguments(folder, **{**saving, **changes})
-    return kind("sandbox:base", lambda completions, **_: [float(i % 4) for i in range(len(completions))], args, data, data)
+    return kind(
+        "sandbox:base", lambda completions, **_: [float(i % 4) for i in range(len(completions))], args, data, data
+    )
 
 
 def test_a_finished_training_that_is_started_again_ends_like_the_first_time_and_every_callback_hears_of_it(tmp_path):
@@ -197,7 +199,10 @@ def test_a_finished_training_that_is_started_again_ends_like_the_first_time_and_
 
 @pytest.mark.parametrize(
     ("first", "more"),
-    [({"max_steps": 2}, {"max_steps": 4}), ({"max_steps": -1, "num_train_epochs": 0.5}, {"max_steps": -1, "num_train_epochs": 1})],
+    [
+        ({"max_steps": 2}, {"max_steps": 4}),
+        ({"max_steps": -1, "num_train_epochs": 0.5}, {"max_steps": -1, "num_train_epochs": 1}),
+    ],
 )
 def test_a_training_that_is_made_longer_goes_on_at_the_rate_of_its_new_schedule(tmp_path, first, more):
     evaluated(tmp_path, **first).train()

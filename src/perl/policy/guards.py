@@ -3,7 +3,7 @@
 model, optimizer, files -> nothing, or an error that says what broke
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set, Sized
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +49,17 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         )
 
 
-def check_enough_prompts(args: GRPOConfig, batches: Iterable[Any] | None) -> None:
-    """A data set must hold a step, or transformers ends the training before the first without a word.
+def check_enough_prompts(args: GRPOConfig, *, enough: bool) -> None:
+    """A data set must hold a step, or transformers ends the training before the first, or blames another argument.
 
     Args:
         args: The trainer's.
-        batches: Its data loader; one without a length is not looked at.
+        enough: Whether it does.
 
     Raises:
-        DataError: It holds none.
+        DataError: It does not.
     """
-    if isinstance(batches, Sized) and not len(batches):
+    if not enough:
         prompts = args.generation_batch_size // args.num_generations
         raise DataError(
             f"holds fewer prompts than one step takes, which are {prompts}", "train_dataset", "more, or a smaller batch"
@@ -116,8 +116,8 @@ class Movement:
         self._too_coarse: set[str] = set()
         self._was_too_coarse: set[str] = set()
         self._moved = self._said = False
-        self._updates = 0
-        self._real = False
+        self._updates = self._taught = 0
+        self._real = self._teaches = False
 
     @property
     def updates(self) -> int:
@@ -129,8 +129,15 @@ class Movement:
         """Whether every tensor has moved, or was given up with a warning."""
         return not self._unproven
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keeps the tensors that have a gradient and a learning rate."""
+    def before_step(self, optimizer: torch.optim.Optimizer, *, taught: bool = True) -> None:
+        """Keeps the tensors that have a gradient and a learning rate.
+
+        Args:
+            optimizer: About to step.
+            taught: Whether the policy's own loss has a gradient. Without one, as where all rewards agree, a method's or
+                a router's term alone moves some tensors, and others wait.
+        """
+        self._teaches = taught
         held = [p for group in optimizer.param_groups if group["lr"] > 0 for p in group["params"]]
         moving = {id(p) for p in held if p.grad is not None and bool(p.grad.any())}
         self._real = bool(moving)
@@ -151,6 +158,7 @@ class Movement:
         if skipped or not self._real:
             return
         self._updates += 1
+        self._taught += self._teaches
         still = [name for name, before in self._about_to_move.items() if torch.equal(self._unproven[name], before)]
         self._moved |= len(still) < len(self._about_to_move)
         coarse = self._too_coarse.intersection(still)
@@ -165,7 +173,7 @@ class Movement:
         self._was_too_coarse |= coarse
         if coarse:
             self._say_too_coarse(sorted(coarse))
-        if self._updates >= PATIENCE and self._unproven:
+        if self._taught >= PATIENCE and self._unproven:
             self._give_up()
 
     def _say_too_coarse(self, names: list[str]) -> None:

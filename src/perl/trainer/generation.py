@@ -5,13 +5,15 @@ prompts -> their tokens -> tokens of the completions
 A completion's length is that of the whole conversation after the prompt: what the policy wrote and what tools answered.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import torch
+from peft import PeftModel, PeftModelForCausalLM
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 from trl import GRPOTrainer
 
 from perl.packing.forward import drops_out
@@ -19,6 +21,10 @@ from perl.policy.model import base_of, evaluating
 from perl.rollouts.branching import why_not_branching
 from perl.rollouts.next_token import more_than_sampling, sampling_of, write_as_generate
 from perl.trainer import shown_to_trl
+
+# What decides on tokens, as the libraries had it before any script ran.
+_GENERATE = {name: method for name, method in vars(GenerationMixin).items() if inspect.isfunction(method)}
+_OF_PEFT = PeftModel.generate, PeftModelForCausalLM.generate
 
 
 def generated(
@@ -58,10 +64,24 @@ def as_generate(
     sampling = sampling_of(config)
     if sampling is None or (policy.training and drops_out(policy)):  # it would draw what it drops for each row
         return None
+    if generates_by_itself(policy):
+        return None
     if why_not_branching(policy) or more_than_sampling(base_of(policy).generation_config):
         return None
     with evaluating(policy), torch.no_grad():
         return write_as_generate(policy, prompt_ids, int(config.pad_token_id or 0), sampling)
+
+
+def generates_by_itself(policy: nn.Module) -> bool:
+    """Whether a method of ``generate``, or one that it calls, is not the libraries': a script has put its own there.
+
+    Args:
+        policy: Without wrappers.
+    """
+    base = base_of(policy)
+    put = any(name in vars(owner) for owner in (policy, base) for name in _GENERATE)
+    changed = any(getattr(type(base), name, None) is not theirs for name, theirs in _GENERATE.items())
+    return put or changed or (isinstance(policy, PeftModel) and type(policy).generate not in _OF_PEFT)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from perl.algorithms.advantages import (
 )
 from perl.algorithms.estimators import ADVANTAGES, Penalty
 from perl.algorithms.registry import function_at
-from perl.errors import RewardError, warn
+from perl.errors import RecipeError, RewardError, warn
 from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
 from perl.trainer import shown_to_trl
 from perl.trainer.config import own_setting
+from perl.trainer.generation import generates_by_itself
 from perl.trainer.greedy_baseline import greedy_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced, received
@@ -216,6 +217,9 @@ def put_advantages(
     greedy_PGK = None
     if group_rewards.reads_greedy:
         source = trainer.rollout_source
+        if not source.is_served and generates_by_itself(trainer.policy):
+            what = "a generate that a script has put on the model writes no likeliest completion"
+            raise RecipeError(what, "advantage_estimator", "rloo, which compares with the other completions")
         greedy_PGK = greedy_rewards(trainer, source, source.inputs).view_as(rewards_PGK)
         greedy_PG = weighted_rewards(greedy_PGK, trainer.reward_weights)
         metrics["reward/greedy"].append(greedy_PG.nanmean().item())

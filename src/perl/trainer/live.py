@@ -72,6 +72,12 @@ class Position:
         return self._counted._buffered_inputs
 
     @property
+    def trained_on(self) -> list[dict[str, Any]]:
+        """The micro-batches of the current optimizer step that are behind it, as far as they are still there."""
+        rollouts = self.rollouts or []
+        return [rollouts[i % len(rollouts)] for i in range(self.step_begin[0], self.micro_batch) if rollouts]
+
+    @property
     def rollouts_due(self) -> bool:
         """Whether new rollouts come with the next micro-batch."""
         return self.rollouts is None or self.micro_batch % generation_interval(self._counted.args) == 0

@@ -92,8 +92,8 @@ class OptimizerStep:
         """
         self._live, self._passes, self._check = live, passes, check
         self._loss = LossSettings.of(live.args)
-        every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or teaching is not None
-        self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not every_row_acts
+        self._every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or teaching is not None
+        self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not self._every_row_acts
         self._position, self._metrics, self._hooks, self.teaching = position, metrics, hooks, teaching
         self._selection = selection_of(live.args)
         self.gaps = TokenGaps(main=live.accelerator.is_main_process)
@@ -102,6 +102,13 @@ class OptimizerStep:
         self._seconds = 0.0
         self._next_warning = 0
         self._regulariser_due = False
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the rows of the current step give the policy a gradient; True where that is not known."""
+        batches = self._position.trained_on
+        known = bool(batches) and all("advantages" in batch for batch in batches)
+        return self._every_row_acts or not known or any(bool(batch["advantages"].any()) for batch in batches)
 
     def begin_training(self) -> None:
         """Drops what is left of a step that an exception ended; says how many threads are used."""

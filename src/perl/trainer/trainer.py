@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import HubStrategy, TrainOutput
+from transformers.trainer_utils import HubStrategy, TrainOutput, has_length
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.importance import SamplingCorrection
@@ -23,6 +23,7 @@ from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
 from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
+from perl.policy.guards import check_enough_prompts
 from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.run.shards import is_sharded
@@ -351,6 +352,11 @@ class PeftGRPOTrainer(GRPOTrainer):
             checkpoint = self.resume_state.chosen(resume_from_checkpoint)
             self.resume_state.restore(checkpoint)
             return super().train(checkpoint, *args, **kwargs)
+
+    def set_initial_training_values(self, args: GRPOConfig, dataloader: Any) -> Any:  # noqa: ANN401 (transformers')
+        """Extends ``Trainer.set_initial_training_values``: data that hold no step are refused."""
+        check_enough_prompts(args, enough=not has_length(dataloader) or len(dataloader) > 0)
+        return super().set_initial_training_values(args, dataloader)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 (transformers')
         """Extends ``Trainer._run_epoch``, which takes a step though none is left after the last checkpoint."""

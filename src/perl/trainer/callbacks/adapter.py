@@ -9,11 +9,11 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import TrainerCallback, TrainerState
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from perl.errors import RecipeError, warn
 from perl.methods.hooks import hooks_of
-from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_replicas, check_start
+from perl.policy.guards import Movement, check_base_unchanged, check_replicas, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
 from perl.run.joint_work import Processes, joined
@@ -39,9 +39,8 @@ class AdapterCallback(TrainerCallback):
         self._started = False
         self.idle = False  # once a training has ended without a gradient in any of its steps
 
-    def on_train_begin(self, args: GRPOConfig, state: TrainerState, *_: Any, **given: Any) -> None:  # noqa: ANN401
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
         """Prepares the method for the number of steps; proves that the policy starts where it should."""
-        check_enough_prompts(args, given.get("train_dataloader"))
         self._processes = joined()
         with self._one_verdict():
             self._begin(state)
@@ -89,7 +88,7 @@ class AdapterCallback(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:  # noqa: ANN401 (transformers')
         """Remembers what is about to move."""
         if self.movement is not None and self._watches:
-            self.movement.before_step(optimizer)
+            self.movement.before_step(optimizer, taught=self.trainer.optimizer_step.teaches)
 
     def on_optimizer_step(self, _: Any, state: TrainerState, *__: Any, optimizer: Any = None, **___: Any) -> None:  # noqa: ANN401
         """Proves that it moved; runs the method's own step while the gradients are still there."""
