@@ -11,6 +11,8 @@ The error model, each kind handled in one place:
 * **No rollouts** (every vLLM server is gone, or one does not do what it is asked): :class:`RolloutError`,
   exit 1; the run can go on once they are back.
 * **An alarm that was asked to ends the training**: :class:`AlarmError`, exit 1, with a checkpoint.
+* **A disk is full, or a file cannot be reached** (an :class:`OSError` that nobody foresaw): :class:`FileAccessError`,
+  exit 1 for a full or failing disk, 2 for a place without rights or a file that is not there.
 * **Another process of a run has failed**: :class:`ProcessError`, exit 1, unless its error is one of these.
 * **The user stops the run** with Ctrl-C or SIGTERM: :class:`InterruptedRunError`, exit 130, the run can be resumed.
 * **A result that failed** (a completion without an answer) is data with a status, :class:`perl.types.Verdict`; it is
@@ -159,6 +161,12 @@ class ProcessError(PerlError, RuntimeError):
 
     code = "PRL214"
     exit_code = EXIT_FAILED
+
+
+class FileAccessError(PerlError):
+    """A file that cannot be written or read: a full disk, a folder without rights, a file that vanished."""
+
+    code = "PRL213"
 
 
 class InterruptedRunError(PerlError):

@@ -79,7 +79,7 @@ def test_the_card_may_go_into_another_file_and_a_mistake_is_one_line(perl, run):
     absent = perl("card", "a-run", "-o", "no/such/card.md")
     assert (absent.returncode, absent.stderr) == (
         2,
-        "error: no/such/card.md: cannot be written: No such file or directory [PRL206]\n",
+        "error: no/such/card.md: cannot be written: No such file or directory [PRL213]\n",
     )
     mistakes = (
         (["absent"], "absent: is not a run, and only a run's card can be written (--check looks at a card)"),

@@ -23,6 +23,7 @@ STEP = {"loss": 0.1, "reward": 0.5, "completions/mean_length": 7.5, "entropy": 0
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()
     return Run(tmp_path / "run")
 
 
@@ -102,7 +103,7 @@ def test_logs_without_a_reward_are_metrics_without_samples(run, arguments):
 )
 def test_what_is_no_step_or_another_processes_is_not_recorded(run, arguments, logs, first_process):
     log(run, arguments, 3, logs, first_process=first_process)
-    assert list(run.path.iterdir()) == []
+    assert [path.name for path in run.path.iterdir()] == ["recipe.yaml"]
 
 
 def test_a_resumed_run_keeps_its_first_reward_and_its_lines(run, arguments):

@@ -81,11 +81,8 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
             say(f"{line} (your own words stand below “{AUTHOR}”)", err=True)
         return str(run.card)
     card = run_card(run, repo)
-    try:
-        _refuse_others(Path(output), card)
-        write_text(Path(output), card)
-    except OSError as error:
-        raise PerlError(f"cannot be written: {error.strerror}", output) from None
+    _refuse_others(Path(output), card)
+    write_text(Path(output), card)
     return output
 
 

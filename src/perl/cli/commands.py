@@ -15,6 +15,7 @@ from perl.cli import COMMANDS
 from perl.cli.output import ARGUMENTS, say
 from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, PerlError, did_you_mean
 from perl.recipe.recipe import is_first_process
+from perl.run.files import file_access_error
 
 EPILOG = """\b
 Examples:
@@ -74,6 +75,11 @@ def run(arguments: list[str], program: str) -> int:
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         return EXIT_DONE
+    except Exception as error:  # the process ends here: of a full disk or a vanished file a line is enough
+        told = file_access_error(error)
+        if told is None:
+            raise
+        return _told(told)
     return result if isinstance(result, int) else EXIT_DONE
 
 

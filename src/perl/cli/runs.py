@@ -51,24 +51,16 @@ def compare(runs: tuple[str, ...], *, to: str | None, score: str | None, as_json
     """
     set_up_output(quiet=True)
     from perl.reports.comparison.table import compare as compared
+    from perl.run.files import write_text
 
     if csv_file is not None and not csv_file.parent.is_dir():
         raise RunFolderError("no such folder", str(csv_file.parent), "make it, or name another file with --csv")
     found = compared(runs, to=to, score=score)
     if csv_file is not None:
-        _write(csv_file, found.to_csv())
+        write_text(csv_file, found.to_csv())
     say(found.to_json() if as_json else found)
     if csv_file is not None:
         say(f"csv      {csv_file}", err=as_json)
-
-
-def _write(path: Path, text: str) -> None:
-    from perl.run.files import write_text
-
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise RunFolderError(f"cannot be written: {error.strerror or error}", str(path)) from None
 
 
 @click.command("watch", short_help="Watch a run in the terminal: step, time left, values, the newest completion.")

@@ -248,14 +248,12 @@ def _writable(folder: str | None) -> Path:
 def _write(texts: "Mapping[Path, str]") -> None:
     """Pages are for others to see, and entries may have been written by hand: they pass the gate, then are written."""
     from perl.hub.gate.gate import ZOO, gate_mistakes
-    from perl.run.files import write_text
+    from perl.run.files import named, write_text
 
     known = {"zoo.html" if path.suffix == ".html" else path.name: text.encode() for path, text in texts.items()}
     raise_all(PerlError, gate_mistakes(known, among=ZOO))
     for path, text in texts.items():
-        try:
+        with named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text)
-        except OSError as error:
-            raise PerlError(f"cannot be written: {error.strerror or error}", str(path)) from None
         say(path)

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from perl.errors import PerlError
-from perl.run.files import write_text
+from perl.run.files import named, write_text
 from perl.types import Verdict, VerdictStatus
 
 Place = tuple[str, str, int]
@@ -109,7 +109,7 @@ class SampleFile:
     def append(self, policy: str, samples: Iterable[Sample]) -> None:
         """Adds samples; a kill right after loses none of them."""
         cut_short = self.path.is_file() and self.path.stat().st_size > 0 and not self._ends_a_line()
-        with self.path.open("a", encoding="utf-8") as file:
+        with named(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(("\n" if cut_short else "") + "".join(line_of(policy, sample) for sample in samples))
 
     def put_first(self, policies: Sequence[str], order: Sequence[Place]) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from perl.errors import MissingExtraError, RunFolderError, missing_extra
 from perl.reports.page_data import page_data
 from perl.reports.run_log import read_runs
-from perl.run.files import write_file
+from perl.run.files import write_text
 from perl.run.tables import html_templates, plain
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Report:
             path: A file in a folder that exists; an older one is replaced.
 
         Raises:
-            RunFolderError: It cannot be written.
+            OSError: It cannot be written.
         """
         return _written(Path(path), self.html)
 
@@ -87,7 +87,8 @@ def report(
         The page.
 
     Raises:
-        RunFolderError: A folder holds no run, or no step is logged yet; or the file cannot be written.
+        RunFolderError: A folder holds no run, or no step is logged yet.
+        OSError: The file cannot be written.
         MissingExtraError: plotly is not installed.
 
     Example:
@@ -170,8 +171,5 @@ def _check_place(path: Path) -> None:
 
 def _written(path: Path, page: str) -> Path:
     _check_place(path)
-    try:
-        write_file(path, lambda staged: staged.write_text(page, encoding="utf-8"))
-    except OSError as error:
-        raise RunFolderError(f"cannot be written: {error.strerror or error}", str(path)) from None
+    write_text(path, page)
     return path

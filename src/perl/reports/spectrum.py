@@ -31,7 +31,7 @@ from perl.policy.spectrum import (
     updates_of_model,
 )
 from perl.run.devices import accelerator
-from perl.run.files import write_text
+from perl.run.files import named, write_text
 from perl.run.progress import progress
 from perl.run.tables import percent, plain, plain_table
 
@@ -112,15 +112,13 @@ class SpectrumReport:
         """Writes ``spectrum.json`` and ``spectrum.png`` into a folder, which is made if it is absent.
 
         Raises:
-            PerlError: It cannot be written.
+            OSError: It cannot be written.
             MissingExtraError: matplotlib is not installed; the numbers are written then.
         """
         place = Path(folder)
-        try:
+        with named(place):
             place.mkdir(parents=True, exist_ok=True)
-            write_text(place / "spectrum.json", json.dumps(self.to_dict(), indent=2) + "\n")
-        except OSError as error:
-            raise PerlError(f"cannot be written: {error.strerror or error}", str(folder), "another folder") from None
+        write_text(place / "spectrum.json", json.dumps(self.to_dict(), indent=2) + "\n")
         return [place / "spectrum.json", _draw(self, place / "spectrum.png")]
 
     def text(self, by: By = "kind") -> str:

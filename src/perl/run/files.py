@@ -4,31 +4,47 @@ text -> file; files -> folder in its place; file -> bytes, SHA-256; JSON -> plai
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from perl.errors import EXIT_FAILED, FileAccessError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
+_OUT_OF_REACH = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+    *(errno.ELOOP, errno.EEXIST),
+}
+# What safetensors, tokenizers and PyTorch make of an error of the system: texts without its number as a value.
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+_TORCH = re.compile(r"inline_container\.cc.*unexpected pos")
+_WRITING = "cannot be written: "
 _LARGEST = 2**63
 _DEEPEST = 64
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all."""
-    staged = path.with_name(f".{path.name}.tmp")
-    staged.write_text(text, encoding="utf-8")
-    os.replace(staged, path)
+    write_file(path, lambda staged: staged.write_text(text, encoding="utf-8"))
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file whole or not at all, whatever other processes write the same one."""
+    """Writes a file whole or not at all, whatever other processes write the same one.
+
+    Raises:
+        OSError: It cannot be written; the error names this file, not the one that would have taken its place.
+    """
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(staged)
-        os.replace(staged, path)
+        with named(path):
+            write(staged)
+            os.replace(staged, path)
     finally:
         with contextlib.suppress(OSError):
             staged.unlink()
@@ -42,13 +58,14 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     staged = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
-    try:
-        yield staged
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    replace_folder(staged, path)
+    with named(path):
+        try:
+            staged.mkdir(parents=True)
+            yield staged
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        replace_folder(staged, path)
 
 
 def replace_folder(staged: Path, path: Path) -> None:
@@ -56,6 +73,45 @@ def replace_folder(staged: Path, path: Path) -> None:
     if path.exists():
         shutil.rmtree(path)
     os.replace(staged, path)
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the system refuses names the file that was meant: safetensors names none, and others a staged one."""
+    try:
+        yield
+    except Exception as error:
+        number = _error_number(error)
+        if number is None:
+            raise
+        raise OSError(number, _WRITING + os.strerror(number), str(path)) from error
+
+
+def file_access_error(error: BaseException) -> FileAccessError | None:
+    """What an error says of a disk or a file, as one line for the user; None: it is of something else."""
+    number = _error_number(error)
+    if number is None:
+        return None if error.__cause__ is None else file_access_error(error.__cause__)
+    named = getattr(error, "filename", None)
+    where = os.fsdecode(named) if isinstance(named, str | bytes) else "a file"
+    reason = (isinstance(error, OSError) and error.strerror) or os.strerror(number)
+    if not reason.startswith(_WRITING):
+        reason = (_WRITING if number in {*_FULL, errno.EROFS} else "cannot be read or written: ") + reason
+    if number not in _FULL:
+        return FileAccessError(reason, where, str(error) if where == "a file" else "")
+    told = FileAccessError(reason, where, "make room; the same command goes on")
+    told.exit_code = EXIT_FAILED
+    return told
+
+
+def _error_number(error: BaseException) -> int | None:
+    """The system's number of what went wrong with a disk or a file; None: it is of something else."""
+    text = str(error)
+    found = _NUMBER.search(text)
+    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    if isinstance(error, RuntimeError) and _TORCH.search(text):
+        number = errno.ENOSPC
+    return number if number in _FULL | _OUT_OF_REACH else None
 
 
 def read_regular(path: Path) -> bytes:

@@ -400,10 +400,12 @@ def _kept_honest(run: Run) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, InterruptedRunError):
-        run.record(status="interrupted")
+        with suppress(OSError):  # on a full disk what ended the block is told, and the next start goes on all the same
+            run.record(status="interrupted")
         raise
     except BaseException as error:
-        run.record(status="failed", error=f"{type(error).__name__}: {error}")
+        with suppress(OSError):
+            run.record(status="failed", error=f"{type(error).__name__}: {error}")
         raise
     if not done_before:
         run.facts.pop("error", None)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perl.run.files import named
+
 _LARGEST_LOGGED = 2**63
 _STEP_FIRST = re.compile(rb'\{"step": (\d{1,18}),')
 _BLOCK = 2**20
@@ -59,7 +61,7 @@ def logged_step(line: bytes) -> float:
 def append_row(log: Path, row: Mapping[str, Any]) -> None:
     """Adds a row to a log, as one line, below a line that a kill has cut short; what JSON has no number for is null."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab+") as file:
+    with named(log), log.open("ab+") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(end - 1, 0))
         whole = file.read() in (b"", b"\n")

@@ -26,6 +26,7 @@ from perl.policy.checkpoint import load_policy
 from perl.policy.guards import check_enough_prompts
 from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
+from perl.run.files import named
 from perl.run.shards import is_sharded
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.argument_checks import check_arguments, check_step, unknown_to_trl
@@ -383,7 +384,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
         """Extends Trainer's checkpoint: adds what TRL forgets, seals it, and only then deletes older ones."""
         folder = Path(self._get_output_dir(trial=trial))
-        with self.resume_state.completing(folder), shown_to_trl.for_checkpoint(self.args):
+        with named(folder), self.resume_state.completing(folder), shown_to_trl.for_checkpoint(self.args):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:

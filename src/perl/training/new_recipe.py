@@ -5,7 +5,6 @@ model, data, device -> recipe that has been planned -> file
 Nothing is written before data and model have been read, the sizes fit and the recipe has passed what a dry run checks.
 """
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from perl.recipe.rollout_section import TRANSFORMERS, VLLM
 from perl.recipe.sections import DataSource, ModelSection
 from perl.rewards.named import JUDGES, NAMED_REWARDS
 from perl.run.devices import threads_kept
-from perl.run.files import write_file
+from perl.run.files import write_text
 from perl.sandbox import is_sandbox
 from perl.trainer.alarms.of_policy import usual_rate
 from perl.training.forecast import make_forecast
@@ -137,7 +136,7 @@ def new_recipe(
         plan = make_plan(recipe, engine_here=False)
         summary = () if sizes.memory is None else tuple(summary_lines(make_forecast(plan, _setup(plan, device))))
     if path is not None:
-        _write(path, text, force=force)
+        write_text(_checked_output(path, force=force).resolve(), text)
     return NewRecipe(text, plan.recipe, path, summary)
 
 
@@ -150,18 +149,6 @@ def _checked_output(path: Path, *, force: bool) -> Path:
     if path.exists() and not force:
         raise PerlError("is there already, and is not overwritten", str(path), "another name, or --force")
     return path
-
-
-def _write(path: Path, text: str, *, force: bool) -> None:
-    """Writes the file; without ``force`` only if it is still not there."""
-    try:
-        if force:
-            write_file(path.resolve(), lambda staged: staged.write_text(text, encoding="utf-8"))
-            return
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise PerlError(f"cannot be written: {os.strerror(error.errno or 0)}", str(path)) from None
 
 
 def _sized(

@@ -102,26 +102,24 @@ def write_job(job: Handover, told: Settings, folder: Path, fingerprint: str | No
         fingerprint: Of the base; None: it is not known.
 
     Raises:
-        RunFolderError: It exists, or cannot be written.
+        RunFolderError: It exists.
+        OSError: It cannot be written.
         DataError: A column holds what is no JSON, so that no reward function could get it.
     """
     check_free(folder)
-    try:
-        with new_folder(folder) as staged:
-            _write(job, told, staged)
-            files = sorted(path for path in staged.rglob("*") if path.is_file() and path.name != README)
-            facts = JobFacts(
-                perl_version=installed_versions()["perl-rl"],
-                base=job.recipe.model.name,
-                base_fingerprint=fingerprint,
-                strategy=job.recipe.engine.strategy,
-                rollout=job.recipe.engine.rollout or "vllm",
-                steps_per_batch=job.steps_per_batch,
-                files={path.relative_to(staged).as_posix(): sha256_of(path) for path in files},
-            )
-            (staged / JOB).write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunFolderError(f"cannot be written: {error.strerror or error}", str(folder)) from error
+    with new_folder(folder) as staged:
+        _write(job, told, staged)
+        files = sorted(path for path in staged.rglob("*") if path.is_file() and path.name != README)
+        facts = JobFacts(
+            perl_version=installed_versions()["perl-rl"],
+            base=job.recipe.model.name,
+            base_fingerprint=fingerprint,
+            strategy=job.recipe.engine.strategy,
+            rollout=job.recipe.engine.rollout or "vllm",
+            steps_per_batch=job.steps_per_batch,
+            files={path.relative_to(staged).as_posix(): sha256_of(path) for path in files},
+        )
+        (staged / JOB).write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def check_free(folder: Path) -> None:

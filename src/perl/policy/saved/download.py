@@ -16,7 +16,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import Mistake, ModelError, PerlError, first_line, warn
 from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files, look_up
-from perl.run.files import sha256_of, write_text
+from perl.run.files import named, sha256_of, write_text
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
 from perl.zoo.entry import Entry
 
@@ -129,22 +129,18 @@ def pull(zoo: Zoo, name: str, destination: Path) -> Path:
         raise PerlError("is in the way", str(destination), "name a folder that is absent or empty")
     target = destination.resolve()
     source = zoo_adapter(name, zoo)
-    try:
+    with named(destination):
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise PerlError(f"cannot be written: {error.strerror or error}", str(destination)) from None
-    try:
-        for file in _listed_files(entry):
-            shutil.copyfile(source / file, staged / file)
-            if entry.adapter.sha256:
-                _check_listed(f"{PREFIX}{entry.name}", staged / file, entry.adapter.sha256.get(file))
-        staged.chmod(0o755)
-        staged.rename(target)  # over an empty folder, or one that somebody filled meanwhile, which fails
-    except OSError as error:
-        raise PerlError(f"cannot be written: {error.strerror or error}", str(destination)) from None
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            for file in _listed_files(entry):
+                shutil.copyfile(source / file, staged / file)
+                if entry.adapter.sha256:
+                    _check_listed(f"{PREFIX}{entry.name}", staged / file, entry.adapter.sha256.get(file))
+            staged.chmod(0o755)
+            staged.rename(target)  # over an empty folder, or one that somebody filled meanwhile, which fails
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     return destination
 
 

@@ -7,6 +7,7 @@ import math
 
 from transformers import TrainerCallback, TrainerState
 
+from perl.errors import RunFolderError
 from perl.run.folder import Run
 from perl.run.host import host
 from perl.trainer.callbacks.run_callback import Logs
@@ -23,6 +24,8 @@ class RunRecord(TrainerCallback):
         """Records a step; the summary at the end of training is not one."""
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
+        if not (self.run.path / "recipe.yaml").is_file():
+            raise RunFolderError("was removed while the run wrote to it", str(self.run.path), "start it again")
         if "reward" not in logs:  # evaluation, or a step that trains on an earlier step's rollouts
             self.run.record(steps=state.global_step)
             return

@@ -170,8 +170,6 @@ def opened(study: Study, folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise RunFolderError("another process works on this study", str(folder), "choose another --output") from None
-    except OSError as error:
-        raise RunFolderError(f"cannot be written: {error.strerror or error}", str(folder)) from None
     try:
         _claim(study.plan(), folder)
         yield
