@@ -10,7 +10,7 @@ from typing import Literal
 
 Message = dict[str, str]
 
-VerdictStatus = Literal["right", "wrong", "no_answer", "unparsable_gold", "timeout", "error"]
+VerdictStatus = Literal["right", "wrong", "no_answer", "unparsable_gold", "timeout", "unjudged", "error"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Verdict:
     Attributes:
         status: ``right`` and ``wrong`` compare two answers; ``no_answer`` found none in the completion;
             ``unparsable_gold`` says that the data set, not the model, is at fault; ``timeout`` that the comparison took
-            longer than it may; ``error`` that it failed.
+            more processor time than it may; ``unjudged`` that the machine gave it too little; ``error`` that it failed.
         extracted: The answer as it stands in the completion.
         seconds: Wall time of the check.
     """

@@ -1,10 +1,13 @@
 r"""The accuracy rewards are the verifier's verdicts as numbers."""
 
+import os
 import random
+import signal
 
 import pytest
 
 from perl.rewards import accuracy_reward, reasoning_accuracy_reward
+from perl.rewards.verifier import verdicts
 from tests.oracles.answer_cases import random_pairs
 
 
@@ -51,6 +54,18 @@ def test_a_comparison_that_takes_too_long_is_worth_nothing():
         [r"\boxed{4^{4^{4^{4^4}}}}", r"\boxed{2\sqrt2}"], [r"5^{5^{5^{5^5}}}", r"\sqrt{8}"], timeout_seconds=1.0
     )
     assert rewards == [0.0, 1.0]
+
+
+def test_a_comparison_without_processor_time_is_no_verdict_and_no_reward():
+    pool, logged = verdicts._verifier(1)._pool, {}
+    pool.start()
+    for worker in pool._workers:
+        os.kill(worker.process.pid, signal.SIGSTOP)
+    arguments = {"timeout_seconds": 0.05, "workers": 1}
+    answers, golds = [r"\boxed{2\sqrt{2}}", r"\boxed{4}"], [r"\sqrt{8}", "4"]
+    assert accuracy_reward(answers, golds, logged.__setitem__, **arguments) == [None, 1.0]
+    assert logged["reward/accuracy/unjudged_frac"] == 0.5
+    assert accuracy_reward(answers, golds, workers=1) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

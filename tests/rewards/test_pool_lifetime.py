@@ -79,6 +79,10 @@ def test_a_worker_that_sleeps_past_the_limit_is_killed_and_replaced(pool_of):
     (overran,) = pool.map(["sleep"], timeout_seconds=0.5)
     assert (overran.status, pool.killed) == ("timeout", 1)
     assert overran.seconds >= 0.5
+    slow = pool_of("act", workers=1, patience=3.0, warm_up=["pid"])
+    stalled, loops = slow.map(["sleep", "loop"], timeout_seconds=0.5)
+    assert (stalled.status, loops.status) == ("stalled", "timeout")
+    assert stalled.seconds >= 1.5
     assert not is_known(first)
     assert values(pool.map(["pid"])) != [first]
 

@@ -22,7 +22,7 @@ from perl.trainer.alarms.table import RULES, rules_table
 from perl.trainer.callbacks.alarms import Alarm, FlatRewards, HealthAlarms
 from tests.conftest import CHECKOUT
 
-WRONG = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
+WRONG = ("wrong", "no_answer", "unparsable_gold", "timeout", "unjudged", "error")
 GAP = "sampling/sampling_logp_difference/mean"
 
 

@@ -15,7 +15,7 @@ from perl.evaluation.task import MATH
 from perl.rewards.verifier import check_all
 from perl.zoo.intervals import interval
 
-UNJUDGED = ("timeout", "error", "unparsable_gold")
+UNJUDGED = ("timeout", "unjudged", "error", "unparsable_gold")
 """Verdicts that leave the answer undecided; such completions count as not right."""
 _PAIRS_AT_ONCE = 50_000
 HASHED = "sha256:"

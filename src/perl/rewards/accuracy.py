@@ -18,7 +18,9 @@ LogMetric = Callable[[str, float], None]
 LogExtra = Callable[[str, list[Any]], None]
 
 # Verdicts whose share of the completions is logged; the mean of the reward is that of "right".
-_LOGGED: tuple[VerdictStatus, ...] = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
+_LOGGED: tuple[VerdictStatus, ...] = ("wrong", "no_answer", "unparsable_gold", "timeout", "unjudged", "error")
+# Nothing that the completion is to blame for: no reward, instead of 0.
+_NO_REWARD: tuple[VerdictStatus, ...] = ("unparsable_gold", "unjudged", "error")
 _ALIGN = ("left", "right")
 
 
@@ -39,12 +41,12 @@ def accuracy_reward(
         solution: Gold answers, one a completion.
         log_metric: TRL's logger; gets the fraction of each verdict, as ``reward/accuracy/timeout_frac``.
         log_extra: TRL's logger of columns; gets each completion's verdict and the answer that was found in it.
-        timeout_seconds: Wall time that the comparison of one pair may take.
+        timeout_seconds: Processor time that the comparison of one pair may take.
         workers: Processes that compare what needs algebra.
 
     Returns:
         1.0; 0.0 for another answer, for none, and for one whose comparison takes too long; None, masked out of
-        its group, where the gold answer cannot be read or the comparison failed.
+        its group, where the gold answer cannot be read, or the comparison failed or got too little processor time.
 
     Raises:
         RewardError: The worker processes cannot be started.
@@ -71,7 +73,7 @@ def reasoning_accuracy_reward(
         log_metric: As for accuracy; ``reward/reasoning_accuracy/unfinished_frac`` is the fraction without an end.
         log_extra: As for accuracy.
         reasoning_end: What ends the reasoning.
-        timeout_seconds: Wall time that the comparison of one pair may take.
+        timeout_seconds: Processor time that the comparison of one pair may take.
         workers: Processes that compare what needs algebra.
 
     Returns:
@@ -112,7 +114,7 @@ def judged(
         counts = Counter(verdict.status for verdict in verdicts)
         for status in _LOGGED:
             log_metric(f"reward/{name}/{status}_frac", counts[status] / len(verdicts))
-    return [None if v.status in ("unparsable_gold", "error") else float(v.right) for v in verdicts]
+    return [None if v.status in _NO_REWARD else float(v.right) for v in verdicts]
 
 
 def partial_answer_reward(

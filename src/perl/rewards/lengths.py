@@ -46,7 +46,7 @@ def length_penalty_reward(
         completion_ids: Token ids, one list a completion; an end token counts.
         log_metric: TRL's logger; gets the fraction of each verdict, as ``reward/length_penalty/timeout_frac``.
         log_extra: TRL's logger of columns; gets each verdict.
-        timeout_seconds: Wall time that the comparison of one pair may take.
+        timeout_seconds: Processor time that the comparison of one pair may take.
         workers: Processes that compare what needs algebra.
 
     Returns:
@@ -99,7 +99,7 @@ def cosine_length_reward(  # noqa: PLR0913 (TRL's signature, and the numbers of 
         max_value_wrong: For a wrong completion of ``max_len`` tokens.
         min_value_correct: For a right completion of ``max_len`` tokens.
         max_value_correct: For a right completion of no tokens.
-        timeout_seconds: Wall time that the comparison of one pair may take; one that takes longer counts as wrong.
+        timeout_seconds: Processor time that the comparison of one pair may take; one that takes longer counts as wrong.
         workers: Processes that compare what needs algebra.
 
     Returns:

@@ -23,8 +23,8 @@ from perl.rewards.verifier import Judging, check_all
 from perl.sandbox import is_sandbox
 from perl.types import Verdict
 
-UNDECIDED = frozenset({"timeout", "error"})
-# Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
+UNDECIDED = frozenset({"timeout", "unjudged", "error"})
+# Processor time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
 _PATIENCE_SECONDS = 30.0
 # What is decided so soon was not too long for an evaluation, which allows several times as much. What is not, would be
 # undecided again after perl eval, and could never be pushed.

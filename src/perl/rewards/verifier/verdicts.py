@@ -21,9 +21,13 @@ from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS, Outcome, WorkerPool
 from perl.run.launched import own_share
 from perl.types import Verdict, VerdictStatus
 
-# Wall time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest gold
-# answers of the public sets a fifth of a second.
+# Processor time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest
+# gold answers of the public sets a fifth of a second.
 TIMEOUT_SECONDS = 5.0
+# Wall time may be so many times as long: beside other work a worker may get a small share of a core.
+_PATIENCE = 20.0
+# What the parser and the algebra build when they are first used.
+_WARM_UP = ((r"\frac{\sqrt{x}}{2}+1", "1+x"), ("x+y=1", "y=1-x"))
 WORKERS = 2
 _MEMORY_MIB = 2048
 _REMEMBERED = 50_000
@@ -37,7 +41,7 @@ class Judging:
 
     Attributes:
         solution: The column of the gold answers.
-        timeout_seconds: Wall time that one comparison may take.
+        timeout_seconds: Processor time that one comparison may take.
         workers: Processes that compare; those of a run on one machine divide them.
     """
 
@@ -81,7 +85,7 @@ def check_all(
     Args:
         golds: Gold answers, as text or numbers; without one the verdict is ``unparsable_gold``.
         completions: All that the model wrote, one a gold answer.
-        timeout_seconds: Wall time that one comparison may take.
+        timeout_seconds: Processor time that one comparison may take.
         workers: Processes that compare, for all processes of a run on this machine; at least one each.
 
     Raises:
@@ -122,7 +126,13 @@ class _Verifier:
     """The worker processes and what they found out."""
 
     def __init__(self, workers: int) -> None:
-        self._pool = WorkerPool("perl.rewards.verifier.symbolic:judge", workers=workers, memory_mib=_MEMORY_MIB)
+        self._pool = WorkerPool(
+            "perl.rewards.verifier.symbolic:judge",
+            workers=workers,
+            patience=_PATIENCE,
+            warm_up=_WARM_UP,
+            memory_mib=_MEMORY_MIB,
+        )
         self._known: OrderedDict[_Pair, VerdictStatus] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -196,7 +206,7 @@ def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:
 def _status(outcome: Outcome) -> VerdictStatus:
     if outcome.status == "done":
         return cast(VerdictStatus, outcome.value)
-    return "timeout" if outcome.status == "timeout" else "error"
+    return "unjudged" if outcome.status == "stalled" else outcome.status
 
 
 def _no_workers(error: WorkerStartError) -> RewardError:

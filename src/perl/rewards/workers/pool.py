@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 from perl.errors import RewardError
-from perl.rewards.workers.worker import START_SECONDS, one_line
+from perl.rewards.workers.worker import LIMITS, START_SECONDS, one_line
 
 # For one item. More than any call needs, and far from what the timers of the kernel cannot hold.
 LONGEST_LIMIT_SECONDS = 86_400.0
@@ -49,11 +49,12 @@ class Outcome:
 
     Attributes:
         value: The JSON value that the function returned.
+        status: ``stalled``: the wall time ran out before the processor time, so nothing is known of the item.
         error: ``ValueError: ...``, or how the worker died.
         seconds: Wall time in the worker.
     """
 
-    status: Literal["done", "timeout", "error"]
+    status: Literal["done", "timeout", "stalled", "error"]
     value: Any = None
     error: str = ""
     seconds: float = 0.0
@@ -90,6 +91,8 @@ class WorkerPool:
         *,
         workers: int = 2,
         timeout_seconds: float = 5.0,
+        patience: float = 1.0,
+        warm_up: Sequence[Any] = (),
         memory_mib: int | None = None,
         imports: Sequence[str] = (),
     ) -> None:
@@ -98,8 +101,10 @@ class WorkerPool:
         Args:
             target: ``package.module:function``.
             workers: Processes at most.
-            timeout_seconds: Wall time that an item may take, at most a day. An item that uses 0.8 of it as CPU time
-                ends then, and its worker goes on; what the interrupted function left in its module stays there.
+            timeout_seconds: Processor time that an item may take, at most a day. An item that uses 0.8 of it ends then,
+                and its worker goes on; what the interrupted function left in its module stays there.
+            patience: How many times as much wall time it may take; 1 for a function that also waits.
+            warm_up: Items that a worker is tried on before it is ready.
             memory_mib: What a worker may allocate beyond what its imports took; enforced on Linux only.
             imports: Modules that a worker imports before it is ready, beside the target's.
 
@@ -109,8 +114,9 @@ class WorkerPool:
         if workers < 1 or (memory_mib is not None and memory_mib < 1):
             raise ValueError(f"not positive: {workers=} or {memory_mib=}")
         _check_limit(timeout_seconds)
-        self._target, self._most, self._timeout_seconds = target, workers, timeout_seconds
-        self._arguments = json.dumps({"target": target, "imports": list(imports), "memory_mib": memory_mib})
+        self._target, self._most, self._timeout_seconds, self._patience = target, workers, timeout_seconds, patience
+        task = {"target": target, "imports": list(imports), "warm_up": list(warm_up), "memory_mib": memory_mib}
+        self._arguments = json.dumps(task)
         self._workers: list[_Worker] = []
         self._killed = self._idle_deaths = 0
         self._lock = threading.Lock()
@@ -208,8 +214,9 @@ class WorkerPool:
 
     def _give(self, worker: _Worker, index: int, items: Sequence[Any], limit: float) -> bool:
         """Sends an item; False if the worker died while it was idle, so that another one takes the item."""
+        wall = limit * self._patience
         try:
-            message = struct.pack("!d", limit) + as_json(items[index])
+            message = struct.pack(LIMITS, limit, wall) + as_json(items[index])
         except TypeError as error:
             raise TypeError(f"item {index} {error}") from error.__cause__
         if worker.connection.poll():  # an idle worker sends no message: this is its end
@@ -220,7 +227,7 @@ class WorkerPool:
             return False
         self._idle_deaths = 0
         worker.item, worker.begun = index, time.monotonic()
-        worker.deadline = worker.begun + limit
+        worker.deadline = worker.begun + wall
         with contextlib.suppress(OSError):  # it dies while it reads: heard of as any other death
             worker.connection.send_bytes(message)
         return True
@@ -249,7 +256,8 @@ class WorkerPool:
         if not worker.connection.poll():
             self._killed += 1
             self._replace(worker)
-            return Outcome("timeout", error=f"killed after {seconds:.1f} seconds", seconds=seconds)
+            status: Literal["timeout", "stalled"] = "timeout" if self._patience == 1 else "stalled"
+            return Outcome(status, error=f"killed after {seconds:.1f} seconds", seconds=seconds)
         answer = _answer(worker.connection)
         if answer is not None:
             worker.item = None

@@ -1,6 +1,6 @@
 """The other side of a worker pool: a process that calls one function for one item after another.
 
-item, limit -> status, value, error, seconds as JSON
+item, limits -> status, value, error, seconds as JSON
 
 Runs in a separate process, started by :mod:`perl.rewards.workers.pool`. When the parent is gone, the end of the
 channel ends an idle worker and a thread that looks for the parent a busy one. In a long call into C, during which no
@@ -24,13 +24,15 @@ from types import FrameType
 from typing import Any
 
 # For the imports of a worker, on a machine that has other things to do.
-START_SECONDS = 180.0
-# Of the limit, as CPU time: a loop in Python ends here, and its worker need not be replaced.
+START_SECONDS = 600.0
+LIMITS = "!dd"
+"""Before an item: the seconds of processor time that it may take, and of wall time."""
+# Of the first, as the function's own time: a loop in Python ends here, and its worker need not be replaced.
 SOFT_LIMIT = 0.8
 LONGEST_MESSAGE = 200
 # Between two looks for the parent.
 WATCH_SECONDS = 1.0
-_LIMIT_BYTES = struct.calcsize("!d")
+_LIMIT_BYTES = struct.calcsize(LIMITS)
 _MIB = 1 << 20
 # Of this package, Python and what is installed: who reads of an error in a reward wants the line of the reward.
 _NOT_THE_USERS = tuple(
@@ -75,6 +77,8 @@ def main() -> None:
         function = imported(task["target"])
         for module in task["imports"]:
             importlib.import_module(module)
+        for item in task["warm_up"]:
+            function(item)
         _limit_memory(task["memory_mib"])
         answer = _as_json("done", None, "", 0.0)
     except BaseException as error:  # noqa: BLE001 (a module may raise anything while it is imported)
@@ -122,10 +126,9 @@ def is_users_file(file: str) -> bool:
 
 def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) -> bytes:
     """The answer for one message."""
-    (limit,) = struct.unpack("!d", message[:_LIMIT_BYTES])
     begun = time.monotonic()
     soft.fired = False
-    _set_timers(limit)
+    _set_timers(*struct.unpack(LIMITS, message[:_LIMIT_BYTES]))
     error = ""
     answer = b""
     try:
@@ -160,17 +163,17 @@ def _watch(parent: int) -> None:
             continue
 
 
-def _set_timers(limit: float) -> None:
+def _set_timers(processor: float, wall: float) -> None:
     """The function's limits.
 
-    The parent kills at the limit. If it does not, the kernel does a second later, also in the midst of one long call
-    into C; the second timer is for functions that use SIGALRM themselves, and so take the first one away.
+    The kernel ends it at the limit of processor time, also in the midst of one long call into C. The parent does at
+    that of wall time, and the kernel a second later, unless the function uses SIGALRM itself.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, limit + 1)
-    signal.setitimer(signal.ITIMER_PROF, limit + 1)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_LIMIT * limit)
+    signal.setitimer(signal.ITIMER_REAL, wall + 1)
+    signal.setitimer(signal.ITIMER_PROF, processor)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_LIMIT * processor)
 
 
 def _clear_timers() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 _HELD_OUT = re.compile(r"eval_(\w+_)?reward|eval/.+/avg@\d+")
 # Rewards that judge answers and log what became of them, the first one that a run has; see ``rewards/accuracy.py``.
 JUDGES = ("accuracy", "reasoning_accuracy", "cosine_length", "length_penalty")
-VERDICTS = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
+VERDICTS = ("wrong", "no_answer", "unparsable_gold", "timeout", "unjudged", "error")
 # A reward of somebody else's that says by its name that it counts right answers.
 _ACCURACY = re.compile(r"rewards/\w*(accura|correct)\w*/mean")
 

@@ -140,7 +140,7 @@ def _described(flat: Sequence[Logged], setup: Setup) -> FlatSteps:
     judge = next((name for name in (judge_of(row.values) for row in reversed(flat)) if name), JUDGES[0])
     verdicts = {verdict: _mean(flat, fraction(judge, verdict)) for verdict in VERDICTS}
     known = [share for share in verdicts.values() if share is not None]
-    unparsable, error = verdicts["unparsable_gold"], verdicts["error"]
+    unjudged = [share for name in ("unparsable_gold", "unjudged", "error") if (share := verdicts[name]) is not None]
     return FlatSteps(
         steps=sum(row.steps for row in flat),
         reward=_mean(flat, "reward"),
@@ -149,7 +149,7 @@ def _described(flat: Sequence[Logged], setup: Setup) -> FlatSteps:
         wrong=verdicts["wrong"],
         no_answer=verdicts["no_answer"],
         timeout=verdicts["timeout"],
-        unjudged=None if unparsable is None or error is None else unparsable + error,
+        unjudged=sum(unjudged) if unjudged else None,
         judge=judge,
         completion=setup.completion,
         settings=setup.values,
