@@ -99,10 +99,10 @@ def test_answers_become_their_text_and_text_stays_as_it_is():
     Path("rows.json").write_text(f"[{','.join(lines)}]", encoding="utf-8")
     for name in ("rows.jsonl", "rows.json"):
         assert [row["solution"] for row in train_rows(train=name)] == [n.replace('"', "'") for n in NUMBERS]
-    pyarrow.parquet.write_table(
-        pyarrow.table({"prompt": ["a", "b"], "answer": pyarrow.array([0.1, 2.5], pyarrow.float32())}), "rows.parquet"
-    )
+    short = pyarrow.table({"prompt": ["a", "b"], "answer": pyarrow.array([0.1, 2.5], pyarrow.float32())})
+    pyarrow.parquet.write_table(short, "rows.parquet")
     assert [row["solution"] for row in train_rows(train="rows.parquet")] == ["0.1", "2.5"]
+    assert [question.gold for question in load_task_data(file_task("rows.parquet")).questions] == ["0.1", "2.5"]
     assert wrong == []
 
 

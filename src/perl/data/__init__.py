@@ -23,21 +23,12 @@ from perl.policy.hub_files import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run.files import sha256_of
 from perl.sandbox import is_sandbox, load_problems
-from perl.sandbox.tasks import Problem
 
 # Names that a row of ours has, or that TRL hands on to no reward: a column of the data set that is called so is stored
 # under another name, and reaches custom rewards under its own.
 OF_ROWS = frozenset({"prompt", "solution", "completion"})
 # What TRL calls its own arguments of a reward function: such a column has another name there too.
-OF_TRL = {
-    "completions",
-    "completion_ids",
-    "prompts",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-}
+OF_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "environments"} | {"log_extra", "log_metric"}
 TAKEN_NAMES = OF_ROWS | OF_TRL
 ORIGINAL = "original_"
 """Begins the name of a column of the data set whose own name means something else to a reward function."""
@@ -159,7 +150,9 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
             problems = load_problems(source.name, split)
         except DataError as error:
             raise error.moved(lambda _: where) from None
-        return datasets.Dataset.from_list([_sandbox_row(problem) for problem in problems]), None
+        levels = {} if problems[0].level is None else {"level": [problem.level for problem in problems]}
+        asked, answers = [problem.question for problem in problems], [problem.answer for problem in problems]
+        return as_dataset({"prompt": asked, "answer": answers, **levels}), None
     path = Path(source.name).expanduser()
     if path.suffix in DATA_FILE_SUFFIXES:
         return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
@@ -168,19 +161,8 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
     return load_hub_rows(source.name, source.subset, wanted, source.revision, where, instead)
 
 
-def _sandbox_row(problem: Problem) -> dict[str, Any]:
-    """A problem of the sandbox as a row; of tasks that have levels, with its level."""
-    level = {} if problem.level is None else {"level": problem.level}
-    return {"prompt": problem.question, "answer": problem.answer, **level}
-
-
 def load_hub_rows(
-    name: str,
-    subset: str | None,
-    split: str,
-    revision: str | None,
-    where: str,
-    instead: str,
+    name: str, subset: str | None, split: str, revision: str | None, where: str, instead: str
 ) -> tuple[datasets.Dataset, str | None]:
     """A split of a data set on the Hub, or in its cache where ``HF_HUB_OFFLINE`` is set.
 
@@ -213,27 +195,20 @@ _OR_NONE = {"prompt": "", "answer": "; null: there is none, and nothing judges a
 
 
 def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSection, where: str) -> None:
-    problems = []
+    problems, has = [], ", ".join(raw.column_names)
     for role, column in (("prompt", source.columns.prompt), ("answer", source.columns.answer)):
         if column is not None and column not in raw.column_names:
             hint = did_you_mean(column, raw.column_names)
-            problems.append(
-                Mistake(
-                    f"{source.name} has no column {column!r}, it has {', '.join(raw.column_names)}",
-                    f"{where}.columns.{role}",
-                    hint if hint.startswith("did") else f"name the column that holds the {role}{_OR_NONE[role]}",
-                )
-            )
+            hint = hint if hint.startswith("did") else f"name the column that holds the {role}{_OR_NONE[role]}"
+            what = f"{source.name} has no column {column!r}, it has {has}"
+            problems.append(Mistake(what, f"{where}.columns.{role}", hint))
     raise_all(DataError, problems)
     if section.prompt_template is not None:
         try:
             section.prompt_template.format_map({**raw[0], "prompt": ""})
         except (KeyError, ValueError, IndexError) as error:
-            raise DataError(
-                f"the template cannot be filled: {error!r}",
-                "data.prompt_template",
-                f"names in braces: prompt, {', '.join(raw.column_names)}; write {{{{ for a brace",
-            ) from None
+            hint = f"names in braces: prompt, {has}; write {{{{ for a brace"
+            raise DataError(f"the template cannot be filled: {error!r}", "data.prompt_template", hint) from None
 
 
 def _kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
@@ -273,8 +248,7 @@ def _prompts(
     column, template = source.columns.prompt, section.prompt_template
     rows = raw if template is not None or column is None else raw.select_columns([column])
     named = [f"row {number} of {source.name}" for number in range(1, len(rows) + 1)]
-    prompts = []
-    empty = []
+    prompts, empty = [], []
     for row, name in zip(rows, named, strict=True):
         question = "" if column is None else checked_prompt(row[column], name, f"{where}.columns.prompt")
         prompt = question
@@ -310,11 +284,8 @@ def _without_overlap(train: datasets.Dataset, heldout: datasets.Dataset, *, drop
     if not repeated:
         return None
     if not drop:
-        raise DataError(
-            f"{len(repeated)} training prompts are also held out, e.g. {prompts[repeated[0]][:60]!r}",
-            "data.eval",
-            "set data.drop_overlap: true to drop them from training",
-        )
+        what = f"{len(repeated)} training prompts are also held out, e.g. {prompts[repeated[0]][:60]!r}"
+        raise DataError(what, "data.eval", "set data.drop_overlap: true to drop them from training")
     kept = sorted(set(range(len(train))) - set(repeated))
     if not kept:
         raise DataError("every training prompt is also held out", "data.eval", "use another set")

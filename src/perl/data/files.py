@@ -20,7 +20,7 @@ from perl.errors import DataError
 
 _LONGEST_VALUE = 40
 # Kinds of values whose text Python would change: 0.1 of 32 bits is 0.10000000149011612, and bytes are b'7'.
-_TEXT_BY_ARROW = {"float16", "float32", "binary", "large_binary"}
+_TEXT_BY_ARROW = {pyarrow.float16(), pyarrow.float32(), pyarrow.binary(), pyarrow.large_binary()}
 
 
 class _Json(datasets.Json):
@@ -56,7 +56,10 @@ def read_data_file(path: Path, answers: Collection[str | None], where: str) -> d
         raise DataError(f"{path} is empty", where)
     try:
         if path.suffix == ".parquet":
-            return datasets.Dataset(pyarrow.parquet.read_table(path))
+            table = pyarrow.parquet.read_table(path)
+            for i, name in enumerate(table.column_names):
+                table = table.set_column(i, name, _exact(table[name])) if name in answers else table
+            return datasets.Dataset(table)
         text = _text(path)
         if path.suffix != ".csv":
             return as_dataset(_json_columns(text, path, answers))
@@ -87,9 +90,13 @@ def beside(rows: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset
 
 def texts_of(rows: datasets.Dataset, column: str) -> list[str | None]:
     """A column's values as text; None where there is none."""
-    if getattr(rows.features[column], "dtype", None) in _TEXT_BY_ARROW:
-        return rows.data.column(column).cast(pyarrow.string()).to_pylist()
+    if rows.data.column(column).type in _TEXT_BY_ARROW:
+        return _exact(rows.data.column(column)).to_pylist()
     return [None if value is None else str(value) for value in rows[column]]
+
+
+def _exact(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    return column.cast(pyarrow.string()) if column.type in _TEXT_BY_ARROW else column
 
 
 def _array(values: Sequence[Any]) -> pyarrow.Array:

@@ -13,6 +13,7 @@ import datasets
 from huggingface_hub import snapshot_download
 
 from perl.data import checked_prompt, empty_cells, load_hub_rows, prompt_text, read_data_file
+from perl.data.overlap import same
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.choices import LETTERS, listed, right_letters
 from perl.evaluation.few_shot import choose_examples, example
@@ -55,9 +56,9 @@ def load_task_data(
     if few_shot:
         pool = every
         if task.examples is not None:
-            asked_too = {" ".join(question.text.split()) for question in every}
             found, _, _ = _read(_of_split(task, task.examples), data, where, cached=cached)
-            pool = tuple(one for one in found if " ".join(one.text.split()) not in asked_too)
+            asked_too = set(same([one.text for one in found], [question.text for question in every]))
+            pool = tuple(one for i, one in enumerate(found) if i not in asked_too)
         chosen = choose_examples(task, pool, few_shot, seed)
         examples = tuple(example(task, question) for question in chosen)
         if task.examples is None:

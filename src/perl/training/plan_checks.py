@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from perl.data import ProblemSet, prompt_text, render_prompts
+from perl.data import OF_TRL, ProblemSet, prompt_text, render_prompts
 from perl.data.overlap import near_copies, repeated
 from perl.errors import DataError, Mistake, ModelError, RecipeError, raise_all, warn
 from perl.recipe import Recipe
@@ -31,10 +31,6 @@ from perl.trainer.teaching import check_context, context_of
 # A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
 _MOST_UNREADABLE = 0.05
 _ANSWERS_AT_A_TIME = 500
-
-# Arguments that TRL hands to every reward function; all others are columns of the data set.
-_ARGUMENTS_FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "environments"}
-_ARGUMENTS_FROM_TRL |= {"log_extra", "log_metric"}
 
 # What to do about an argument that no column can fill.
 _HINTS = {"solution": "set data.train.columns.answer", "prompt": "it is called prompts, as in TRL"}
@@ -58,7 +54,7 @@ def asked_problems(problems: ProblemSet, arguments: PeftRLConfig) -> dict[str, D
 def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str, own_names: Mapping[str, str]) -> None:
     """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
     found: list[Mistake] = []
-    known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
+    known = (OF_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
     for reward in rewards:
         where = f"rewards.{reward.name}"
         stored = dict.fromkeys(rows.column_names, "")

@@ -6,7 +6,9 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from perl.rewards import check, check_all
 from perl.rewards.answers import extract_answer, gold_answer
@@ -23,6 +25,7 @@ def boxed(answer):
 
 
 def statuses(pairs):
+    pairs = list(pairs)
     verdicts = check_all([gold for gold, _ in pairs], [boxed(answer) for _, answer in pairs])
     return [verdict.status for verdict in verdicts]
 
@@ -92,6 +95,11 @@ def test_a_gold_answer_is_compared_if_it_can_be_read_and_else_right_only_letter_
         found[gold] = tuple(verdict.status for verdict in check_all([gold] * 3, completions))
     assert found == BY_GOLD_ANSWER
     assert unreadable(found) == [row for row, verdicts in enumerate(found.values()) if verdicts[1] == NONE]
+
+
+def test_a_gold_answer_that_is_a_tensor_is_its_number():
+    golds = [torch.tensor(7), torch.tensor(0.1), np.float32(0.1), 2**53 + 1]
+    assert set(statuses(zip(golds, ("7", "0.1", "0.1", "9007199254740993"), strict=True))) == {"right"}
 
 
 def test_a_long_answer_is_right_only_letter_for_letter():

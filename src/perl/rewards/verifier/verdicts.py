@@ -93,7 +93,8 @@ def check_all(
         RewardError: The worker processes cannot be started.
     """
     _check_numbers(timeout_seconds, workers)
-    texts = [gold if gold is None else str(gold) for gold in golds]
+    # A script's data set may hold numbers as tensors, whose own text is tensor(7).
+    texts = [gold if gold is None else str(gold.cpu().numpy() if hasattr(gold, "cpu") else gold) for gold in golds]
     return _verifier(workers).verdicts(list(zip(texts, completions, strict=True)), timeout_seconds)
 
 
