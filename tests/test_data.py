@@ -138,23 +138,22 @@ def test_a_column_of_a_csv_file_holds_numbers_only_where_their_text_says_all_of_
     ]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("prompt,answer\n1,é\n".encode("latin-1"), ["line 2, byte 17", "save it as UTF-8"]),
-        ("prompt,answer\n1,2\n".encode("utf-16"), ["line 1, byte 1", "save it as UTF-8"]),
-        ("prompt,answer\n1,2\n".encode("utf-16-le"), ["save it as UTF-8"]),
-        (b"prompt,answer\n1,2\n3\n", ["line 3", "2"]),
-        (b"prompt,answer\n1,2,3\n", ["line 2", "2"]),
-        (b'prompt,answer\n"1,2\n', ["unexpected end"]),
-        (b"prompt,answer,answer\n1,2,3\n", ["two columns", "answer, answer"]),
-    ],
+BROKEN = (
+    ("prompt,answer\n1,é\n".encode("latin-1"), ["line 2, byte 17", "save it as UTF-8"]),
+    ("prompt,answer\n1,2\n".encode("utf-16"), ["line 1, byte 1", "save it as UTF-8"]),
+    ("prompt,answer\n1,2\n".encode("utf-16-le"), ["save it as UTF-8"]),
+    (b"prompt,answer\n1,2\n3\n", ["line 3", "2"]),
+    (b"prompt,answer\n1,2,3\n", ["line 2", "2"]),
+    (b'prompt,answer\n"1,2\n', ["unexpected end"]),
+    (b"prompt,answer,answer\n1,2,3\n", ["two columns", "answer, answer"]),
 )
+
+
+@pytest.mark.parametrize(("content", "said"), BROKEN)
 def test_a_file_that_cannot_be_read_right_is_refused_in_one_line_that_says_where(content, said):
     Path("rows.csv").write_bytes(content)
     message = message_of(train="rows.csv")
-    assert message.startswith("data.train: rows.csv cannot be read: ")
-    assert [part for part in said if part not in message] == []
+    assert [part for part in ("data.train: rows.csv cannot be read: ", *said) if part not in message] == []
 
 
 @pytest.mark.parametrize("task", ["addition", "multiplication", "chain"])
@@ -348,12 +347,10 @@ def test_a_conversation_that_cannot_be_answered_is_refused_by_its_row_wherever_i
     assert said in message
     if isinstance(prompt, list):
         tokenizer = load_tokenizer(ModelSection())
-        for ask in (
-            lambda: render_prompts([{"prompt": prompt}], tokenizer),
-            lambda: load_task_data(file_task("rows.jsonl")),
-        ):
-            with pytest.raises(DataError, match=re.escape(said)):
-                ask()
+        with pytest.raises(DataError, match=re.escape(said)):
+            render_prompts([{"prompt": prompt}], tokenizer)
+        with pytest.raises(DataError, match=re.escape(said)):
+            load_task_data(file_task("rows.jsonl"))
 
 
 # What is set, the key that is named, and what stands in the message.
@@ -403,39 +400,31 @@ def test_overlap_is_an_error_unless_it_may_be_dropped_and_is_seen_through_chat_m
     assert not [p for p in found.train["prompt"] if "2+2=" in prompt_text(p)]
 
 
-@pytest.mark.parametrize(
-    "copy",
-    [
-        "what IS  5! + x\u00b2 ?",
-        "What is 5! + x2.",
-        "\ufeffWhat\u00a0is 5!\u200b + x\u00b2 ?\n",
-        "\uff37hat is 5! + x\u00b2",
-    ],
+COPIES = (
+    "what IS  5! + x\u00b2 ?",
+    "What is 5! + x2.",
+    "\ufeffWhat\u00a0is 5!\u200b + x\u00b2 ?\n",
+    "\uff37hat is 5! + x\u00b2",
 )
+
+
+@pytest.mark.parametrize("copy", COPIES)
 def test_a_held_out_problem_is_known_however_it_is_typed(copy):
     train = write("rows.jsonl", [{"prompt": "What is 5! + x\u00b2?", "answer": "1"}, *ROWS])
     write("heldout.jsonl", [{"prompt": copy, "answer": "1"}, {"prompt": "What is 5 + x\u00b2?", "answer": "1"}])
     assert "1 training prompts are also held out" in message_of(train=train, eval="heldout.jsonl")
-    found = problems(train=train, eval="heldout.jsonl", drop_overlap=True)
-    assert (len(found.train), found.rows) == (6, [1, 2, 3, 4, 5, 6])
+    assert problems(train=train, eval="heldout.jsonl", drop_overlap=True).rows == [1, 2, 3, 4, 5, 6]
 
 
 TOM = "Tom has 5 apples and buys 7 more at the market on Monday. He gives 3 of them to Anna. How many are left?"
 ASKED = "Answer step by step, and put the last number into a box at the very end of your text: "
 
 
-@pytest.mark.parametrize(
-    ("text", "near"),
-    [
-        (TOM.replace("are left", "has he left"), [0]),
-        (f"Once more: {TOM}", [0]),
-        (TOM.replace("Tom", "Ann").replace("apples", "pears").replace("Monday", "Friday"), []),
-        (ASKED + "1+1=", []),
-    ],
-)
-def test_a_near_copy_has_most_runs_of_words_that_are_not_everybodys(text, near):
+def test_a_near_copy_has_most_runs_of_words_that_are_not_everybodys():
     heldout = [TOM, ASKED + "1+2=", ASKED + "2+3=", ASKED + "3+4="]
-    assert near_copies(heldout, ["something else", text]) == near
+    other = TOM.replace("Tom", "Ann").replace("apples", "pears").replace("Monday", "Friday")
+    near = {TOM.replace("are left", "has he left"): [0], f"Once more: {TOM}": [0], other: [], ASKED + "1+1=": []}
+    assert {text: near_copies(heldout, ["something else", text]) for text in near} == near
 
 
 def test_data_that_may_not_be_meant_is_warned_of(caplog):

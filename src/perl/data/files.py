@@ -18,7 +18,6 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 
 from perl.errors import DataError
 
-_LONGEST_VALUE = 40
 # Kinds of values whose text Python would change: 0.1 of 32 bits is 0.10000000149011612, and bytes are b'7'.
 _TEXT_BY_ARROW = {pyarrow.float16(), pyarrow.float32(), pyarrow.binary(), pyarrow.large_binary()}
 
@@ -75,17 +74,18 @@ def as_dataset(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
     Args:
         columns: Values of JSON, a name each.
     """
-    table = pyarrow.table({name: _array(values) for name, values in columns.items()})
-    features = dict(datasets.Features.from_arrow_schema(table.schema))
-    kept = {name: _Json() if isinstance(found, datasets.Json) else found for name, found in features.items()}
-    return datasets.Dataset(table, info=datasets.DatasetInfo(features=datasets.Features(kept)))
+    return _dataset(pyarrow.table({name: _array(values) for name, values in columns.items()}))
 
 
 def beside(rows: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset:
     """The columns of two data sets of as many rows."""
-    both = datasets.concatenate_datasets([rows, others], axis=1)
-    features = datasets.Features({**rows.features, **others.features})  # which the library takes from Arrow's types
-    return datasets.Dataset(both.data, info=datasets.DatasetInfo(features=features))
+    return _dataset(datasets.concatenate_datasets([rows, others], axis=1).data)
+
+
+def _dataset(table: Any) -> datasets.Dataset:  # noqa: ANN401 (Arrow's, or the library's)
+    features = datasets.Features.from_arrow_schema(table.schema)
+    kept = {name: _Json() if isinstance(found, datasets.Json) else found for name, found in features.items()}
+    return datasets.Dataset(table, info=datasets.DatasetInfo(features=datasets.Features(kept)))
 
 
 def texts_of(rows: datasets.Dataset, column: str) -> list[str | None]:
@@ -172,7 +172,7 @@ def _whole_json(text: str, **numbers: Any) -> list[dict[str, Any]]:  # noqa: ANN
         raise ValueError("not a list of objects")
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ValueError(f"not a list of objects: {_short(row)} is number {i + 1}")
+            raise ValueError(f"not a list of objects: {row!r:.40} is number {i + 1}")
     return rows
 
 
@@ -186,10 +186,5 @@ def _json_lines(text: str, **numbers: Any) -> Iterator[dict[str, Any]]:  # noqa:
             whole = "; a list over several lines is a .json file" if number == 1 and line.strip() in "[{" else ""
             raise ValueError(f"line {number}, column {error.colno}: {error.msg}{whole}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"line {number}: not an object but {_short(row)}")
+            raise ValueError(f"line {number}: not an object but {row!r:.40}")
         yield row
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
