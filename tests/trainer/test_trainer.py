@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import BrokenPromiseError
+from perl.errors import BrokenPromiseError, RecipeError
 from perl.policy.checkpoint import is_complete, latest_checkpoint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
@@ -235,3 +235,29 @@ def test_evaluation_while_training_scores_whole_groups(tmp_path):
     assert [len(group) for group in groups] == [4] * 4
     assert logged["eval_reward"] == pytest.approx(statistics.fmean(length for _, length in evaluated))
     assert logged["eval_frac_reward_zero_std"] == sum(len(set(group)) == 1 for group in groups) / 4
+
+
+def test_each_evaluation_set_has_its_own_means_over_rows_and_one_of_them_chooses_the_best(tmp_path):
+    given = []
+
+    def reward(completions, **_):
+        given.append([None, 3.0, 5.0, 1.0][: len(completions)] if len(completions) > 1 else [4.5])
+        return given[-1] * (len(completions) // len(given[-1]))
+
+    def made(**changes):
+        sets = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "max_completion_length": 4}
+        rows = {"num_generations_eval": 1, "per_device_eval_batch_size": 3}
+        args, few = arguments(tmp_path, **{**sets, **rows, **changes}), problems(4)
+        return PeftGRPOTrainer("sandbox:base", reward, args, problems(), {"a": few, "b": few.select([0])})
+
+    trainer = made(metric_for_best_model="a_reward")
+    trainer.train()
+    logged = {name: value for row in trainer.state.log_history for name, value in row.items() if "reward" in name}
+    found = {name: value for name, value in logged.items() if name.startswith("eval_") and name.endswith("_reward")}
+    assert found == pytest.approx({"eval_a_reward": (3.0 + 5.0 + 4.5) / 3, "eval_b_reward": 4.5})
+    assert logged["eval_a_rewards/reward/mean"] == found["eval_a_reward"]
+    assert trainer.state.best_metric == found["eval_a_reward"]
+    assert trainer.predict(problems(1)).metrics["test_reward"] == 4.5
+    assert trainer.evaluate(problems(4))["eval_reward"] == found["eval_a_reward"]
+    with pytest.raises(RecipeError, match=r"^metric_for_best_model: eval_reward .*eval_a_reward or eval_b_reward"):
+        made(metric_for_best_model="eval_reward")

@@ -173,6 +173,21 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
     return found + critic_mistakes(args) + selection_mistakes(args)
 
 
+def check_best(args: GRPOConfig, eval_dataset: Any) -> None:  # noqa: ANN401 (TRL's)
+    """Refuses a best checkpoint by a metric that none of several evaluation sets has.
+
+    Raises:
+        RecipeError: Names those that they have.
+    """
+    metric = args.metric_for_best_model
+    if metric is None or args.eval_strategy == IntervalStrategy.NO or not isinstance(eval_dataset, dict):
+        return
+    name = metric.removeprefix("eval_")
+    if not any(name.startswith(f"{key}_") for key in eval_dataset):
+        found = " or ".join(f"eval_{key}_{name}" for key in eval_dataset)
+        raise RecipeError(f"{metric} is of no single evaluation set", "metric_for_best_model", found)
+
+
 def check_step(trainer: GRPOTrainer) -> None:
     """Refuses settings of our own loss where TRL's would be computed, which does not know them.
 

@@ -3,8 +3,11 @@
 examples -> TRL's rollouts and rewards -> selected groups -> advantages, log-probs, metrics
 """
 
+import contextlib
+import math
+import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -46,6 +49,7 @@ class GroupRewards:
         warns: bool,
     ) -> None:
         """Takes the reward functions' names, the estimator's, TRL's two arguments, and whether this process warns."""
+        self._scored: dict[str, int] = {}
         self._names, self._scale, self._aggregation = names, scale, aggregation
         self._estimator, self._warns = ADVANTAGES[estimator], warns
 
@@ -151,12 +155,29 @@ class GroupRewards:
         what += f"{self._estimator.name} divides by the mean of a group's rewards"
         raise RewardError(what, f"reward {named}", "rewards that are not negative, or advantage_estimator: rloo")
 
+    @contextlib.contextmanager
+    def counting_rows(self, metrics: dict[str, list[float]], rows: int) -> Iterator[None]:
+        """Has each metric of an evaluation batch as often as the batch has rows, a reward's as often as it has rewards.
+
+        Args:
+            metrics: Gets those of the batch meanwhile.
+            rows: Of the batch.
+        """
+        before, self._scored = {name: len(values) for name, values in metrics.items()}, {}
+        yield
+        for name, values in metrics.items():
+            values[before.get(name, 0) :] *= self._scored.get(name, rows)
+
     def _log_unscored(
         self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]]
     ) -> None:
         """Logs how many rows have no reward; TRL's "reward" also sums up what is known of those."""
         rewards_PG = weighted_rewards(rewards_PGK, weights_K)
         metrics["rows/unscored"].append(float(rewards_PG.isnan().sum()))
+        counts_K = (~rewards_PGK.isnan()).sum(dim=(0, 1)).tolist()
+        by_name = [("reward", int((~rewards_PG.isnan()).sum()))]
+        by_name += [(f"rewards/{name}/mean", count) for name, count in zip(self._names, counts_K, strict=True)]
+        self._scored = dict(by_name)
         if rewards_PG.isnan().any():
             metrics["reward"][-1] = rewards_PG.nanmean().item()
             metrics["reward_std"][-1] = nan_std(rewards_PG.view(1, -1)).item()
@@ -296,6 +317,23 @@ def latest_group(logs: Mapping[str, Any], generations: int, gaps: Mapping[int, d
         }
         for i in range(min(generations, len(logs["prompt"])))
     ]
+
+
+def means_of(metrics: dict[str, list[float]], prefix: str) -> dict[str, float | None]:
+    """The metrics of an evaluation under its name, None where no row has one; takes them out of what is logged next.
+
+    Args:
+        metrics: As :meth:`GroupRewards.counting_rows` leaves them.
+        prefix: ``eval``, or that with the name of one of several sets.
+    """
+    least = {"min_length": min, "min_terminated_length": min, "max_length": max, "max_terminated_length": max}
+    found = {}
+    for name, values in metrics.items():
+        valid = [value for value in values if not math.isnan(value)]
+        of = least.get(name.rpartition("/")[2], statistics.fmean)
+        found[f"{prefix}_{name}"] = of(valid) if valid else None
+    metrics.clear()
+    return found
 
 
 def scored_rollouts(trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Examples], Rollouts]) -> Rollouts:

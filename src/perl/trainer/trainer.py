@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import HubStrategy, TrainOutput, has_length
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, has_length
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.importance import SamplingCorrection
@@ -29,14 +29,14 @@ from perl.rewards.answers import completion_text
 from perl.run.files import named
 from perl.run.shards import is_sharded
 from perl.trainer import publishing, shown_to_trl
-from perl.trainer.argument_checks import check_arguments, check_step, unknown_to_trl
+from perl.trainer.argument_checks import check_arguments, check_best, check_step, unknown_to_trl
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
 from perl.trainer.generation import Opening, generated
 from perl.trainer.given_rewards import given_rewards
-from perl.trainer.group_rewards import latest_group, scored_rollouts
+from perl.trainer.group_rewards import latest_group, means_of, scored_rollouts
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, scored_as_trl
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, reasons_for_trls_loss
@@ -106,6 +106,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         args = default_arguments(model) if args is None else args
         check_overrides(self)
         check_arguments(args, own_loss=is_replaced(self, *LOSS))
+        check_best(args, eval_dataset)
         rewards = given_rewards(self, reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
@@ -439,6 +440,17 @@ class PeftGRPOTrainer(GRPOTrainer):
         if not isinstance(self.policy, PeftModel) or load_policy(best, self.policy) is None:
             super()._load_best_model()
         self.rollout_source.policy_changed()
+
+    def prediction_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Extends TRL's step of an evaluation: each of its metrics counts by rows, however many a batch has."""
+        with self._group_rewards.counting_rows(self._metrics["eval"], len(inputs)):
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:  # noqa: ANN401
+        """Extends ``Trainer.evaluation_loop``: what TRL logs has the name of the set that was evaluated."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics.update(means_of(self._metrics["eval"], metric_key_prefix))
+        return output
 
     # What is logged and published.
 
