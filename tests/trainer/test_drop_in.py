@@ -1,7 +1,9 @@
 """A TRL script with two classes renamed: what it is told, what it is refused, what it finds in the log."""
 
+import inspect
 import logging
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from trl import GRPOConfig
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import DataError, ModelError, RecipeError
+from perl.errors import DataError, ModelError, RecipeError, RewardError
 from perl.hub.push.publish import write_log
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
+from perl.trainer.given_rewards import unique_names
 from perl.trainer.recipe_arguments import training_arguments
 from tests.trainer.test_trainer import arguments, base, problems, weights_of
 
@@ -239,3 +242,43 @@ def test_rows_that_a_reward_leaves_out_are_counted_and_the_logged_reward_is_of_t
     trainer.train()
     assert trainer.state.log_history[0]["rows/unscored"] == 0.0
     assert not [line for line in lines(caplog) if "None" in line]
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (lambda **_: None, "NoneType, not a list"),
+        (lambda **_: 1.0, "float, not a list"),
+        (lambda prompts, **_: ["1.0"] * len(prompts), "'1.0', which is not a number"),
+        (lambda prompts, **_: [[1.0, 2.0]] * len(prompts), "list"),
+        (lambda prompts, **_: [math.nan] * len(prompts), "NaN for every completion"),
+        (lambda answer, **_: [1.0] * len(answer), "'answer'.*solution"),
+    ],
+)
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_no_list_of_rewards_is_one_line_with_the_rewards_name(tmp_path, reward, words, waits):
+    async def later(**given):
+        return reward(**given)
+
+    later.__signature__ = inspect.signature(reward)
+    function = later if waits else reward
+    function.__name__ = "mine"
+    with pytest.raises(RewardError, match=rf"^reward mine: [^\n]*{words}[^\n]*$"):
+        made(arguments(tmp_path, **SHORT), reward=[by_place, function]).train()
+
+
+def test_rewards_of_one_name_are_logged_apart(tmp_path):
+    def times(completions, by=1, **_):
+        return [by * float(index % 4 == 0) for index in range(len(completions))]
+
+    rewards = [partial(times, by=2), partial(times, by=-1), partial(times, by=3)]
+    trainer = made(arguments(tmp_path, **SHORT), reward=rewards)
+    trainer.train()
+    means = {name: value for name, value in trainer.state.log_history[0].items() if name.endswith("/mean")}
+    assert {name: means[f"rewards/{name}/mean"] for name in ("times", "times_2", "times_3")} == {
+        "times": 0.5,
+        "times_2": -0.25,
+        "times_3": 0.75,
+    }
+    assert trainer.latest_group()[0]["rewards"] == {"times": 2.0, "times_2": -1.0, "times_3": 3.0}
+    assert unique_names(["a", "a", "a_2"]) == ["a", "a_3", "a_2"]

@@ -328,21 +328,28 @@ def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (wha
         TypeError: It is not a list of numbers.
         ValueError: There are more or fewer than samples, or one is not finite.
     """
+    listed = numbers_in(values)
+    if len(listed) != rows:
+        raise ValueError(f"returned {len(listed)} rewards for {rows} samples")
+    for number in listed:
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"returned {number}, which is not finite")
+    return listed
+
+
+def numbers_in(values: Any) -> list[float | None]:  # noqa: ANN401 (what a user's function returns)
+    """The numbers, Python's, NumPy's or torch's, and None in a list.
+
+    Raises:
+        TypeError: It is not a list of numbers.
+    """
     if inspect.iscoroutine(values):
         values.close()  # or Python warns that it was never awaited
         raise TypeError("returned a coroutine; define the function itself with async def")
     if isinstance(values, str | bytes | Mapping | Awaitable) or not isinstance(values, Iterable):
         raise TypeError(f"returned {type(values).__name__}, not a list of numbers")
     listed = list(values)
-    if len(listed) != rows:
-        raise ValueError(f"returned {len(listed)} rewards for {rows} samples")
-    return [None if value is None else _number(value) for value in listed]
-
-
-def _number(value: Any) -> float:  # noqa: ANN401 (Python's, numpy's, torch's numbers)
-    if isinstance(value, str | bytes):  # float() would read it
-        raise TypeError(f"returned {value!r:.60}, which is not a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}, which is not finite")
-    return number
+    for value in listed:
+        if isinstance(value, str | bytes):  # float() would read it
+            raise TypeError(f"returned {value!r:.60}, which is not a number")
+    return [None if value is None else float(value) for value in listed]

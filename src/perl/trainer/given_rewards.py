@@ -4,14 +4,20 @@ reward functions, arguments -> reward functions and their weights, as TRL's cons
 groups of completions, examples -> verdicts, which the reward asks for later and finds
 """
 
+import inspect
+import itertools
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import is_async_callable
 
 from perl.errors import RewardError
+from perl.rewards.custom import numbers_in
 from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import Judging, check_all, start_workers
@@ -73,6 +79,58 @@ def is_rewarded(trainer: GRPOTrainer) -> bool:
 def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:  # noqa: ANN401 (TRL's signature)
     """0 for every completion: stands for rewards where a teacher alone teaches."""
     return [0.0] * len(completions)
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Names under which rewards are logged, the second of a name with a number: TRL would log the two as one."""
+    found: list[str] = []
+    for name in names:
+        others = (f"{name}_{number}" for number in itertools.count(2))
+        found.append(name if name not in found else next(one for one in others if one not in {*names, *found}))
+    return found
+
+
+def checked_reward(function: Any, name: str) -> Any:  # noqa: ANN401 (TRL's)
+    """A reward function that raises RewardError, with its name, for what is no list of numbers; a model as it is.
+
+    Args:
+        function: As TRL calls it.
+        name: That it is logged under.
+    """
+    if isinstance(function, torch.nn.Module):
+        return function
+    if is_async_callable(function):
+
+        async def later(**given: Any) -> list[float | None]:  # noqa: ANN401
+            return _rewards_of(await function(**_fitting(function, given, name)), name)
+
+        return later
+    return lambda **given: _rewards_of(function(**_fitting(function, given, name)), name)
+
+
+def _fitting(function: Any, given: dict[str, Any], name: str) -> dict[str, Any]:  # noqa: ANN401
+    """What a function is called with; it may ask for a column that the data does not have."""
+    try:
+        inspect.signature(function).bind(**given)
+    except ValueError:  # of a function in C, which does not say what it takes
+        return given
+    except TypeError as error:
+        columns = ", ".join(sorted(given))
+        raise RewardError(
+            f"cannot be called: {error}", f"reward {name}", f"a column of that name; {columns}"
+        ) from error
+    return given
+
+
+def _rewards_of(values: Any, name: str) -> list[float | None]:  # noqa: ANN401 (whatever is returned)
+    hint = "a list of one number for each completion, None where it has no reward"
+    try:
+        found = numbers_in(values)
+    except (TypeError, ValueError) as error:
+        raise RewardError(str(error), f"reward {name}", hint) from error
+    if found and all(value is not None and math.isnan(value) for value in found):
+        raise RewardError("returned NaN for every completion", f"reward {name}", hint)
+    return found
 
 
 class EarlyVerdicts:

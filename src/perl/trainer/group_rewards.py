@@ -29,6 +29,7 @@ from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
 from perl.trainer import shown_to_trl
 from perl.trainer.config import own_setting
 from perl.trainer.generation import generates_by_itself
+from perl.trainer.given_rewards import checked_reward
 from perl.trainer.greedy_baseline import greedy_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced, received
@@ -369,8 +370,10 @@ def _made(
     """Rollouts of this process as TRL makes them, without log-probs of ours; the rewards of all processes."""
     trainer.rollout_source.inputs = inputs
     compared = trainer.model.training and not trainer.step_is_ours and trainer.correction is not None  # by TRL
+    named = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+    checked = [checked_reward(function, name) for function, name in named]
     with (
-        shown_to_trl.for_rollouts(trainer, ours=trainer.step_is_ours),
+        shown_to_trl.for_rollouts(trainer, checked, ours=trainer.step_is_ours),
         received(trainer, "_calculate_rewards") as rewards,
     ):
         made = trainer._rollout_check.judged(lambda: theirs(inputs)) if compared else theirs(inputs)

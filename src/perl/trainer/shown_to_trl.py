@@ -74,14 +74,15 @@ def for_arguments(args: GRPOConfig, rows: int) -> contextlib.AbstractContextMana
     return _shown(args, num_generations=rows, num_generations_eval=args.num_generations_eval or 1)
 
 
-def for_rollouts(trainer: GRPOTrainer, *, ours: bool) -> contextlib.AbstractContextManager[None]:
+def for_rollouts(trainer: GRPOTrainer, rewards: list[Any], *, ours: bool) -> contextlib.AbstractContextManager[None]:
     """A trainer that makes rollouts without log-probabilities, which are added once their advantages are known.
 
     Args:
         trainer: Makes rollouts.
+        rewards: Its reward functions, whose results are checked.
         ours: Whether the optimizer step is ours; where it is TRL's, so are the old policy's log-probabilities.
     """
-    shown: dict[str, Any] = {"beta": 0.0}  # TRL would run its own reference over every row
+    shown: dict[str, Any] = {"reward_funcs": rewards, "beta": 0.0}  # TRL would run its own reference over every row
     if ours:
         shown |= {"scores_rollouts": False, "vllm_importance_sampling_correction": False}  # the step corrects
     return _shown(trainer, **shown)

@@ -35,7 +35,7 @@ from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
 from perl.trainer.generation import Opening, generated
-from perl.trainer.given_rewards import given_rewards
+from perl.trainer.given_rewards import given_rewards, unique_names
 from perl.trainer.group_rewards import latest_group, means_of, scored_rollouts
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, scored_as_trl
@@ -53,13 +53,11 @@ class PeftGRPOTrainer(GRPOTrainer):
     * ``args`` may be a :class:`perl.PeftRLConfig`; then, without a ``peft_config``, the adapter is built from its
       ``peft_*`` fields, or continued from its ``adapter``, and ``reference`` says what the KL divergence is from.
     * ``model`` may be ``"sandbox:base"``.
-    * The base's weights are never written: an initialisation that PEFT would write into them is kept beside them, the
-      reference is exact for every method, and what is saved is what was trained, on the published base.
-    * Methods with an optimizer or a schedule of their own run as published.
+    * The base's weights are never written, the reference is exact for every method, and what is saved is what was
+      trained, on the published base. Methods with an optimizer or a schedule of their own run as published.
     * Rollouts may come from vLLM, in this process or on servers, which is given the adapter and never the model.
     * An optimizer step runs no padding and no zero-advantage sample, and gives TRL's gradient.
     * Checkpoints are complete or do not count, and a resumed run ends like one that was never interrupted.
-    * Nothing is sent anywhere (TRL sends usage statistics).
 
     Attributes:
         adaptation: The method and the config of the adapter.
@@ -81,6 +79,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     """
 
     beta: float
+    reward_func_names: list[str]
     optimizer: torch.optim.Optimizer
     base_fingerprint: str | None = None
     scores_rollouts = True
@@ -127,6 +126,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 environment_factory=environment_factory,
             )
         check_step(self)
+        self.reward_func_names = unique_names(self.reward_func_names)
         self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
         check_trainable(self.model)
@@ -158,11 +158,7 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     @property
     def step_is_ours(self) -> bool:
-        """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their rows are packed.
-
-        TRL weighs tokens by the entropies of a whole micro-batch, adds a router's loss or an entropy term of one, and
-        sends images along; a subclass may have a loss of its own.
-        """
+        """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their rows are packed."""
         return not (reasons_for_trls_loss(self) or is_replaced(self, *OF_A_LOSS))
 
     @property
@@ -249,11 +245,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         return sampler_of(self, super()._get_train_sampler(dataset))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Extends TRL's rollouts: advantages are ours; log-probabilities come once it is known which rows need them.
-
-        TRL computes them before the rewards, and takes for the reference the policy with its adapter off or a copy
-        named "ref".
-        """
+        """Extends TRL's rollouts: advantages are ours; log-probabilities come once it is known which rows need them."""
         return scored_rollouts(self, inputs, super()._generate_and_score_completions)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:  # noqa: ANN401 (TRL's)
@@ -302,11 +294,8 @@ class PeftGRPOTrainer(GRPOTrainer):
         compute_aux_loss: bool = False,
         **images: Any,  # noqa: ANN401
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Replaces TRL's pass over a padded batch: packed, or padded to its own longest row.
-
-        While rollouts are made for a step of ours nothing is computed: which rows need it is not known yet.
-        """
-        if not self.scores_rollouts:
+        """Replaces TRL's pass over a padded batch: packed, or padded to its own longest row."""
+        if not self.scores_rollouts:  # while they are made it is not known yet which rows need it
             return None, None, None
         padded = (model, input_ids, attention_mask, logits_to_keep)
         if compute_aux_loss or any(value is not None for value in images.values()):
@@ -343,8 +332,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401
         """Extends ``Trainer.train``: resumes bit for bit, from complete checkpoints only.
 
-        With ``resume_from_checkpoint`` True from the newest of them. What TRL forgets is restored, and without rollouts
-        the last whole step is kept.
+        What TRL forgets is restored, and without rollouts the last whole step is kept.
         """
         check_step(self)  # a script may have patched it
         bind_callbacks(self)  # those that were added since it was made
@@ -490,10 +478,8 @@ class PeftGRPOTrainer(GRPOTrainer):
         """Replaces ``Trainer.push_to_hub``, which sends pickles and the tokenizer too, in as many commits as it likes.
 
         One commit of the adapter, its card and its metrics, once the saved adapter was found to be the trained
-        one and no path or token is in any file. The repository is ``args.hub_model_id``, else called as the output
-        folder. Arguments and result are transformers', but for ``token``, which must be None: it comes from the Hub's
-        own login. ``revision`` None: ``args.hub_revision``, else ``main``; ``private`` None: as
-        ``args.hub_private_repo`` says; ``kwargs``: as of :meth:`create_model_card`.
+        one and no path or token is in any file. Arguments and result are transformers', but for ``token``, which must
+        be None: it comes from the Hub's own login. ``kwargs`` are :meth:`create_model_card`'s.
 
         Raises:
             PerlError: The files or the repository are not fit for it, or the Hub refuses.
