@@ -10,7 +10,7 @@ from perl.recipe.sections import ModelSection
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.next_token import fill_with_neutral, more_than_sampling, sampling_of, write_as_generate
+from perl.rollouts.next_token import _KEPT, as_the_policy, sampling_of, write_as_generate
 
 END, VOCABULARY = 1, 61
 SHAPE = {
@@ -127,7 +127,6 @@ def test_training_draws_what_generate_samples_with_the_same_random_numbers(model
     ):
         asked = {"top_k": 0, **how, "do_sample": True, "max_new_tokens": 18, "eos_token_id": [END, 7]}
         config = GenerationConfig(**asked, pad_token_id=0, disable_compile=True)
-        fill_with_neutral(config)
         torch.manual_seed(3)
         rows = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
         state = torch.get_rng_state()
@@ -159,15 +158,29 @@ def test_adapters_that_see_rows_as_a_whole_are_left_to_generate():
 
 
 def test_a_generation_config_that_asks_for_more_is_left_to_generate():
-    plain = GenerationConfig(do_sample=True, max_new_tokens=4, eos_token_id=1, temperature=0.5)
-    fill_with_neutral(plain)
-    assert sampling_of(plain) == EngineSampling(0.5, 4, (1,), top_k=plain.top_k or 0)
+    plain = {"do_sample": True, "max_new_tokens": 4, "eos_token_id": 1}
+    assert sampling_of(GenerationConfig(**plain, temperature=0.5, top_k=0)) == EngineSampling(0.5, 4, (1,))
     for name, value in {"suppress_tokens": [3], "num_beams": 2, "typical_p": 0.5, "do_sample": False}.items():
-        config = GenerationConfig(do_sample=True, max_new_tokens=4, eos_token_id=1)
-        fill_with_neutral(config)
-        setattr(config, name, value)
-        assert sampling_of(config) is None, name
-    assert "suppress_tokens" in more_than_sampling(GenerationConfig(suppress_tokens=[3]))
+        assert sampling_of(GenerationConfig(**{**plain, name: value})) is None, name
+
+
+def test_no_field_of_a_models_generation_config_shapes_what_a_policy_writes(tokenizer):
+    """Whatever fields the installed transformers has, and whichever of them would change what is sampled."""
+    model, fields = model_of("llama"), vars(GenerationConfig()).keys() - set(_KEPT)
+    own = model.generation_config
+    for name in fields:
+        setattr(own, name, 7)
+    with as_the_policy(model):
+        for name in fields:
+            assert getattr(model.generation_config, name) == getattr(GenerationConfig(), name), name
+    assert model.generation_config is own
+    own = model.generation_config = GenerationConfig()
+    expected = [drawn(model, tokenizer, SAMPLINGS["warm"], by_generate=way) for way in (True, False)]
+    shaping = {"suppress_tokens": list(range(9, 60)), "min_new_tokens": 18, "bad_words_ids": [[9]], "num_beams": 3}
+    for name, value in (shaping | {"stop_strings": ["1"], "forced_eos_token_id": 9, "max_time": 0.0}).items():
+        model.generation_config = GenerationConfig(**{name: value})
+        for number, way in enumerate((True, False)):
+            assert drawn(model, tokenizer, SAMPLINGS["warm"], by_generate=way) == expected[number], name
 
 
 class Scripted:

@@ -225,22 +225,6 @@ def test_what_is_drawn_neither_depends_on_the_random_numbers_of_the_process_nor_
     assert engine.start(requests, WARM).result() == found
 
 
-def test_the_models_own_generation_defaults_change_nothing_of_what_is_drawn(base, tokenizer):
-    own, requests = copy.deepcopy(base.generation_config), sixty_four()[:8]
-
-    def written():
-        return [TransformersEngine(base, tokenizer).start(requests, how).result() for how in (GREEDY, WAYS["warm"])]
-
-    expected = written()
-    defaults = {"repetition_penalty": 3.0, "no_repeat_ngram_size": 1, "top_k": 1, "top_p": 0.01, "temperature": 0.01}
-    for name, value in (defaults | {"min_p": 1.0, "typical_p": 0.01}).items():
-        base.generation_config = copy.deepcopy(own)
-        base.generation_config.update(**{name: value})
-        assert written() == expected, name
-        assert getattr(base.generation_config, name) == value
-    base.generation_config = own
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_completions_are_written_without_dropout_and_the_model_is_left_as_it_was(base, tokenizer, small, training):
     """Also by a receiver that raises, before the rest is written."""

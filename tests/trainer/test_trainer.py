@@ -90,8 +90,8 @@ def test_the_models_generation_file_has_no_say_in_rollouts(tmp_path):
     model = base()
     model.generation_config.no_repeat_ngram_size = 1  # no token twice: a derivation would be impossible
     model.generation_config.min_p = 0.9
+    model.generation_config.stop_strings = ["="]
     made = trainer(tmp_path, model=model, max_steps=1)
-    assert (made.generation_config.no_repeat_ngram_size, made.generation_config.min_p) == (0, 0.0)
     made.train()
     texts = [row["completion"][0]["content"] for row in made.latest_group()]
     assert any(len(set(text)) < len(text) for text in texts)

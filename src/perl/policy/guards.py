@@ -3,19 +3,19 @@
 model, optimizer, files -> nothing, or an error that says what broke
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import safe_open
-from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
 from perl.errors import BrokenPromiseError, DataError, warn
 from perl.policy.model import base_fingerprint, evaluating
 from perl.policy.precision import in_float32
+from perl.policy.published import check_published, other_tensors
+from perl.policy.quantised import checkpoint_files
 from perl.policy.reference import Reference, reference_log_probs, token_log_probs
 from perl.policy.save_adapter import reload_difference
 
@@ -248,14 +248,16 @@ def check_base_unchanged(model: torch.nn.Module, fingerprint: str) -> None:
 
 
 def check_saved_adapter(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:
-    """The saved adapter must give the trained policy's log-probabilities.
+    """The saved adapter must give the trained policy's log-probabilities, on the base that is published.
 
     Returns:
         The largest difference, in nats.
 
     Raises:
         BrokenPromiseError: It is above the tolerance.
+        ModelError: The base in memory is not the published one.
     """
+    check_published(policy, loaded_here=False)
     difference = reload_difference(policy, adapter, input_ids_BT)
     if not difference <= RELOAD_TOLERANCE:
         raise BrokenPromiseError(
@@ -271,28 +273,8 @@ def check_saved_model(model: torch.nn.Module, folder: Path) -> None:
     Raises:
         BrokenPromiseError: A tensor differs.
     """
-    present = model.state_dict()
-    for name, tensor in _saved_tensors(folder, present.keys()):
-        if not _same_bits(tensor, present[name].cpu()):
-            raise BrokenPromiseError(f"the model in {folder} is not the one in memory: {name} differs")
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """As ``torch.equal``, and NaN equals NaN."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    return torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (one, other)))
-
-
-def _saved_tensors(folder: Path, names: Set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a saved model, one after another under the names that the model in memory has."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as saved:
-            if not names >= set(saved.keys()):  # transformers stores experts one by one and joins them when it loads
-                yield from AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict().items()
-                return
-            for name in saved.keys():  # noqa: SIM118 (no mapping)
-                yield name, saved.get_tensor(name)
+    for changed in other_tensors(model, checkpoint_files(str(folder), None), shapes_only=False):
+        raise BrokenPromiseError(f"the model in {folder} is not the one in memory: {changed}")
 
 
 def check_replicas(tensors: Mapping[str, torch.Tensor], when: str) -> None:

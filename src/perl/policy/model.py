@@ -277,7 +277,7 @@ def _source(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]] | None:
     base = base_of(model)
     held = dict(base_parameters(model))
     layers = {_layer(name) for name, parameter in held.items() if is_packed(parameter)}
-    shapes = {name: tuple(parameter.shape) for name, parameter in _empty(base).named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in empty_of(base).named_parameters()}
     if not held.keys() <= shapes.keys():
         return None
     taken = {name: shapes[name] for name in held if _layer(name) in layers}  # biases too, bitsandbytes rounds them
@@ -344,7 +344,7 @@ def public_name(name: str, revision: str | None) -> tuple[str, str | None]:
     return path.name, revision
 
 
-def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+def clean_base(model: PreTrainedModel | PeftModel, *, own_layers: bool = True) -> PreTrainedModel:
     """Another model over the base's own weights, without the adapter: what others load, for no further memory.
 
     Layers that are quantised, or whose forward pass was replaced or hooked (an output head in float32), are the base's
@@ -352,13 +352,16 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
     Args:
         model: The base, with or without an adapter.
+        own_layers: Whether layers that compute otherwise than the architecture's are the base's own, or only quantised
+            ones.
     """
     base = base_of(model)
-    clean = _empty(base)
+    clean = empty_of(base)
     shard_like(clean, base)
     # a wrapper comes before what it wraps
     held = {name_in_base(name): module for name, module in model.named_modules()}
-    shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
+    pairs = [(name, held[name], fresh) for name, fresh in clean.named_modules() if name in held]
+    shared = {name: own for name, own, fresh in pairs if _differs(own, fresh, only_codes=not own_layers)}
     fresh = dict(clean.named_parameters())
     # Those of the shared layers too, but for packed ones: others may be tied to them.
     parameters = {
@@ -381,18 +384,18 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     return clean
 
 
-def _empty(base: nn.Module) -> Any:  # noqa: ANN401 (a model of transformers)
+def empty_of(base: nn.Module) -> Any:  # noqa: ANN401 (a model of transformers)
     """A model of the base's kind without weights, its buffers as at the start."""
     with init_empty_weights(include_buffers=False), warnings.catch_warnings():
         return type(base)(base.config)
 
 
-def _differs(module: nn.Module, fresh: nn.Module) -> bool:
+def _differs(module: nn.Module, fresh: nn.Module, *, only_codes: bool) -> bool:
     """Whether a layer computes otherwise than the architecture's own."""
     if next(fresh.children(), None) is not None:
         return False
-    if is_packed(getattr(module, "weight", None)):
-        return True
+    if is_packed(getattr(module, "weight", None)) or only_codes:
+        return is_packed(getattr(module, "weight", None))
     hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in (module, fresh)]  # FSDP2's are on both
     return type(module) is not type(fresh) or hooks[0] != hooks[1] or "forward" in vars(module)
 

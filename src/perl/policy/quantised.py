@@ -6,7 +6,7 @@ base -> its quantised layers, the tensors of its checkpoint, layers that are nev
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -250,12 +250,10 @@ def source_tensors(
         transformers names or joins them differently when it loads.
     """
     try:
-        files = _files(name, revision, shapes.keys())
-        if files is None:
-            return None
+        files = checkpoint_files(name, revision)
         for key, shape in shapes.items():
             with safe_open(files[key], framework="pt") as file:
-                if key not in file.keys() or tuple(file.get_slice(key).get_shape()) != shape:  # noqa: SIM118
+                if tuple(file.get_slice(key).get_shape()) != shape:
                     return None
     except (OSError, ValueError, KeyError, SafetensorError, HFValidationError):
         return None
@@ -268,17 +266,20 @@ def _tensors(files: dict[str, Path], names: list[str]) -> Iterator[tuple[str, to
             yield name, file.get_tensor(name)
 
 
-def _files(name: str, revision: str | None, keys: Collection[str]) -> dict[str, Path] | None:
-    """The file of each tensor, one for all or as the index says."""
-    whole = _file(name, revision, SAFE_WEIGHTS_NAME)
-    if whole is not None:
-        return dict.fromkeys(keys, whole)
+def checkpoint_files(name: str, revision: str | None) -> dict[str, Path]:
+    """The file of each tensor of a checkpoint on this machine; empty where it has no safetensors, or not all of them.
+
+    Args:
+        name: As in :func:`source_tensors`.
+        revision: Likewise.
+    """
+    if whole := _file(name, revision, SAFE_WEIGHTS_NAME):
+        with safe_open(whole, framework="pt") as file:
+            return dict.fromkeys(file.keys(), whole)
     index = _file(name, revision, SAFE_WEIGHTS_INDEX_NAME)
-    if index is None:
-        return None
-    places: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    found = {key: _file(name, revision, places[key]) for key in keys}
-    return {key: file for key, file in found.items() if file is not None} if all(found.values()) else None
+    places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index else {}
+    files = {place: _file(name, revision, place) for place in set(places.values())}
+    return {key: file for key, place in places.items() if (file := files[place])} if all(files.values()) else {}
 
 
 def _file(name: str, revision: str | None, file: str) -> Path | None:

@@ -19,14 +19,14 @@ from peft import PeftModel
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.errors import ModelError
-from perl.policy.model import base_of, evaluating
+from perl.policy.model import evaluating
 from perl.recipe.rollout_section import TRANSFORMERS, Capabilities
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.next_token import (
     LastDraw,
     Seeded,
-    more_than_sampling,
+    as_the_policy,
     of_last_processor,
     uniforms_of,
     warp_of,
@@ -116,7 +116,7 @@ class TransformersEngine(OneCopy):
     @cached_property
     def why_by_generate(self) -> str | None:
         """Why transformers' own loop writes, which runs a group's prompt and what has ended row by row; None: ours."""
-        return why_not_branching(self._model) or more_than_sampling(base_of(self._model).generation_config)
+        return why_not_branching(self._model)
 
     @property
     def asleep_bytes(self) -> int:
@@ -176,12 +176,13 @@ class TransformersEngine(OneCopy):
         batch = self._tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(self._device)
         mask, width = batch["attention_mask"], batch["input_ids"].size(1)
         last = LastDraw(width, uniforms)
-        ids: torch.Tensor = self._model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=mask,
-            generation_config=of_last_processor(sampling, self._tokenizer.pad_token_id),
-            logits_processor=LogitsProcessorList([*warpers(sampling, width - mask.sum(dim=1)), last]),
-        )
+        with as_the_policy(self._model):
+            ids: torch.Tensor = self._model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=mask,
+                generation_config=of_last_processor(sampling, self._tokenizer.pad_token_id),
+                logits_processor=LogitsProcessorList([*warpers(sampling, width - mask.sum(dim=1)), last]),
+            )
         log_probs = torch.stack(last.log_probs, dim=1).tolist()
         pairs = zip(ids[:, width:].tolist(), log_probs, strict=True)
         return [_sampled(written, scores, sampling.end_token_ids) for written, scores in pairs]

@@ -6,7 +6,8 @@ log-probs
 Shapes: N completions, n of them that still go on, B rows of logits, V vocabulary, T tokens of a completion.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy
@@ -23,43 +24,49 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from perl.policy.model import base_of
 from perl.rollouts.branching import Numbers, Warp, write
 from perl.rollouts.engine import EngineSampling
 
-# Set even where it changes nothing: transformers fills what is left open from the model's generation_config.json, and
-# a repetition penalty or a cut-off there would sample from another policy than the one that is trained or scored.
-_NEUTRAL_GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-_NEUTRAL = {**_NEUTRAL_GREEDY, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-# What it takes for unset where one token is left; it would warn of values of the model's generation config.
-_UNSET = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "num_beams": 1, "num_return_sequences": 1}
-
-# What an engine's sampling has of them too.
-_DRAWN_BY = ("repetition_penalty", "min_p")
-# What a generation config may have and any loop does: how tokens are drawn, and what says nothing of it.
+# What a model's own generation config keeps while rollouts are sampled: what ends and fills a completion, and how keys
+# and values are held. Whatever else it has, or a later transformers adds, would sample from another distribution than
+# the one that is trained or scored.
+_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "cache_implementation", "cache_config", "use_cache")
+# What a trainer's has of how a token is drawn, and what says nothing of it.
 _KNOWN = frozenset(
     [
-        *(*_NEUTRAL, *_UNSET, "do_sample", "max_length", "max_new_tokens"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "cache_implementation", "use_cache", "disable_compile"),
-        *("transformers_version", "_from_model_config", "output_attentions", "output_hidden_states"),
+        *(*_KEPT, "do_sample", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+        *("disable_compile", "transformers_version", "_from_model_config"),
     ]
 )
 
 
-def more_than_sampling(config: GenerationConfig) -> str | None:
-    """Which fields of a generation config ask for more than what a token is drawn by; None: there is none."""
-    asked = {name for name, value in config.to_diff_dict().items() if name not in _KNOWN and value is not None}
-    return f"its generation config has {', '.join(sorted(asked))}" if asked else None
+@contextlib.contextmanager
+def as_the_policy(model: nn.Module) -> Iterator[None]:
+    """While ``generate`` samples: nothing of the model's own generation config shapes what the policy writes.
+
+    Args:
+        model: With or without an adapter; transformers fills what is left open from its config, and PEFT hands that of
+            the outer model on to the base.
+    """
+    base = base_of(model)
+    own = base.generation_config
+    plain = GenerationConfig(**{name: getattr(own, name, None) for name in _KEPT})
+    try:
+        model.generation_config = base.generation_config = plain
+        yield
+    finally:
+        model.generation_config = base.generation_config = own
 
 
 def sampling_of(config: GenerationConfig) -> EngineSampling | None:
     """How a trainer's generation config draws tokens; None: it asks for something else.
 
     Args:
-        config: Complete, as :func:`fill_with_neutral` leaves it.
+        config: All of it, beside a model's own as :func:`as_the_policy` leaves it.
     """
-    others = {**_NEUTRAL, "num_beams": 1, "num_return_sequences": 1}
-    neutral = all(getattr(config, name) in (None, value) for name, value in others.items() if name not in _DRAWN_BY)
-    if more_than_sampling(config) or not (neutral and config.do_sample and config.temperature):
+    asked = {name for name, value in config.to_diff_dict().items() if value is not None}
+    if asked - _KNOWN or not (config.do_sample and config.temperature):
         return None
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     return EngineSampling(
@@ -69,15 +76,8 @@ def sampling_of(config: GenerationConfig) -> EngineSampling | None:
         top_p=1.0 if config.top_p is None else config.top_p,
         top_k=config.top_k or 0,
         min_p=config.min_p or 0.0,
-        repetition_penalty=config.repetition_penalty,
+        repetition_penalty=config.repetition_penalty or 1.0,
     )
-
-
-def fill_with_neutral(config: GenerationConfig) -> None:
-    """Sets every sampling field that is left open to the value that changes nothing."""
-    for name, value in _NEUTRAL.items():
-        if getattr(config, name, None) is None:
-            setattr(config, name, value)
 
 
 def of_last_processor(sampling: EngineSampling, padding: int | None) -> GenerationConfig:
@@ -92,8 +92,6 @@ def of_last_processor(sampling: EngineSampling, padding: int | None) -> Generati
         eos_token_id=list(sampling.end_token_ids),
         pad_token_id=padding,
         do_sample=False,
-        **_NEUTRAL_GREEDY,
-        **_UNSET,
     )
 
 

@@ -26,7 +26,6 @@ from perl.recipe.sections import TeacherSection
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
-from perl.rollouts.next_token import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.run_callback import bind_callbacks
@@ -238,8 +237,6 @@ def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> Rollo
         source.verdicts.judging = Judging()
     if source.is_served:
         trainer.use_vllm, trainer.vllm_mode = True, "server"
-    else:
-        fill_with_neutral(trainer.generation_config)
     return source
 
 

@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from perl.packing.forward import drops_out
 from perl.policy.model import base_of, evaluating
 from perl.rollouts.branching import why_not_branching
-from perl.rollouts.next_token import more_than_sampling, sampling_of, write_as_generate
+from perl.rollouts.next_token import as_the_policy, sampling_of, write_as_generate
 from perl.trainer import shown_to_trl
 
 # What decides on tokens, as the libraries had it before any script ran.
@@ -47,7 +47,7 @@ def generated(
     written = None if batched or any(others[:2]) else as_generate(policy, prompt_ids, trainer.generation_config)
     if written is not None:
         return written, None  # transformers' log-probs are not asked for
-    with shown_to_trl.for_generation(trainer.args, base_of(policy), batched=batched):
+    with shown_to_trl.for_generation(trainer.args, base_of(policy), batched=batched), as_the_policy(policy):
         return by_trl()
 
 
@@ -59,14 +59,12 @@ def as_generate(
     Args:
         policy: Without wrappers.
         prompt_ids: Of each completion.
-        config: The trainer's, complete.
+        config: The trainer's.
     """
     sampling = sampling_of(config)
     if sampling is None or (policy.training and drops_out(policy)):  # it would draw what it drops for each row
         return None
-    if generates_by_itself(policy):
-        return None
-    if why_not_branching(policy) or more_than_sampling(base_of(policy).generation_config):
+    if generates_by_itself(policy) or why_not_branching(policy):
         return None
     with evaluating(policy), torch.no_grad():
         return write_as_generate(policy, prompt_ids, int(config.pad_token_id or 0), sampling)

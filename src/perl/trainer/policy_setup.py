@@ -42,6 +42,7 @@ from perl.policy.model import (
     trainable_parameters,
 )
 from perl.policy.precision import in_float32
+from perl.policy.published import check_published
 from perl.policy.quantised import leave_in_processes, prepare_layers, quantisation_of
 from perl.policy.reference import Reference, reference_log_probs, token_log_probs
 from perl.policy.save_adapter import write_adapter, write_adapter_files, write_model
@@ -153,6 +154,7 @@ def adapted_policy(
             raise ModelError("the model has an adapter already", "peft_config", "pass the base, or no peft_config")
         check_trainable(model)
         check_untouched_base(model)
+        _look_at_base(model, args)
         config = model.peft_config[model.active_adapter]
         _check_head(args, model)
         _divide(model, args)
@@ -172,13 +174,22 @@ def adapted_policy(
         return model, how, False
     _check_with_adapter(args)
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
-    if isinstance(model, str):
+    by_name = isinstance(model, str)
+    if by_name:
         model = _loaded(model, args, quantization_config, quantization)
+    _look_at_base(model, args, by_name=by_name)
     _divide(model, args)
     _check_head(args, model)
     if saved is not None:
         return continue_adapter(model, saved, how), how, True
     return attach_adapter(model, how), how, False
+
+
+def _look_at_base(model: PreTrainedModel | PeftModel, args: GRPOConfig, *, by_name: bool = False) -> None:
+    """The base must be a published one; a recipe's, like one that comes by name, was in nobody's hands before."""
+    unknown = check_published(model, loaded_here=by_name or getattr(args, "of_a_recipe", False))
+    if unknown and args.process_index == 0:
+        warn("PRL316", "%s", unknown)
 
 
 def script_notes(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -> Iterator[str]:  # noqa: ANN401
@@ -191,6 +202,9 @@ def script_notes(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) 
         named: Whether the script says so itself, by a ``peft_config`` or a PeftModel.
     """
     yield from setting_warnings(how, float(args.learning_rate or 0.0))
+    if args.generation_kwargs:
+        shaped = ", ".join(args.generation_kwargs)
+        yield f"generation_kwargs: {shaped} may change what is sampled, and log-probabilities are the plain policy's"
     asked = named or not isinstance(args, PeftRLConfig) or args.of_a_recipe
     if not asked and how.config is not None and args.process_index == 0:
         yield what_is_trained(model, args, how)

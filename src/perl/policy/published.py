@@ -1,0 +1,197 @@
+"""Whether the base in memory is the one that is published under its name: what else it is would be lost with it.
+
+model -> nothing, why nobody can know, or an error that names what a script has changed
+
+An adapter is saved alone, and whoever loads it loads the published base. Tensors are compared with their files one
+layer at a time, so that no second base is in memory.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.utils.integrations import get_bnb_param_type
+from safetensors import safe_open
+from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
+
+from perl.errors import ModelError
+from perl.methods.base_parameters import base_weight, is_of_the_base, is_packed, name_in_base
+from perl.policy.attach import base_only
+from perl.policy.model import (
+    base_dtype,
+    base_identity,
+    base_of,
+    base_parameters,
+    clean_base,
+    empty_of,
+    evaluating,
+    public_name,
+)
+from perl.policy.name import NOT_OF_THE_MODEL
+from perl.policy.precision import in_float32
+from perl.policy.quantised import checkpoint_files, was_quantised
+from perl.policy.reference import token_log_probs
+from perl.run.shards import is_sharded, whole
+
+# Of a config: what changes only a training or the form of an answer, and no policy.
+_NO_OTHER_POLICY = re.compile(
+    r"_.*|.*(dropout|pdrop|_token_id|dtype)|output_.*|(router_aux_loss|initializer)\w*|architectures|id2label|label2id|"
+    r"problem_type|quantization_config|gradient_checkpointing|max_position_embeddings|attn_implementation"
+)
+# Nats: the same numbers in float32, whose additions may have another order.
+_TOLERANCE = 1e-4
+_PROBE = (2, 32)
+# Share of codes that another device may have rounded otherwise; of its length, how far 8-bit weights are from theirs.
+_OTHER_CODES, _EIGHT_BITS = 1e-3, 0.05
+_SHOWN = 3
+
+
+def check_published(model: nn.Module, *, loaded_here: bool) -> str:
+    """Refuses a base that is not as it is published.
+
+    Args:
+        model: The base, with or without an adapter.
+        loaded_here: Whether no script had it: then its config and the shapes of its tensors are looked at, no numbers.
+
+    Returns:
+        Why there is nothing to compare it with; empty: it was compared.
+
+    Raises:
+        ModelError: Names what was changed.
+    """
+    base = base_of(model)
+    name, revision = str(base.config.name_or_path), base_identity(model)[1]
+    files, shown = checkpoint_files(name, revision) if name else {}, public_name(*base_identity(model))[0]
+    if not files:
+        said = f"the weights of {shown} are in no safetensors here" if name else "it has no name"
+        return f"nobody knows whether the base is a published one, {said}: only the adapter is saved"
+    published = type(base.config).from_pretrained(name, revision=revision, local_files_only=True)
+    there, here = _settings(published.to_dict()), _settings(base.config.to_dict())
+    others = sorted(key for key in there | here if there.get(key) != here.get(key))
+    changes = [f"{key} is {there.get(key)} there, {here.get(key)} here" for key in others]
+    changes += other_tensors(model, files, shapes_only=loaded_here)
+    if not (changes or loaded_here):
+        changes = [*(_of_codes(model, files) if was_quantised(base) else ()), *_of_passes(model)]
+    if changes:
+        more = f" (and {len(changes) - _SHOWN} more)" if len(changes) > _SHOWN else ""
+        raise ModelError(
+            f"not {shown} as that is published, and only an adapter is saved: {'; '.join(changes[:_SHOWN])}{more}",
+            "model",
+            "leave it as from_pretrained(dtype=...) gives it; or save it with its tokenizer, and load that folder",
+        )
+    return ""
+
+
+def _settings(facts: Mapping[str, Any], prefix: str = "config") -> dict[str, Any]:
+    """A config's settings that a policy depends on, by their paths."""
+    found: dict[str, Any] = {}
+    for key, value in facts.items():
+        if key in NOT_OF_THE_MODEL or _NO_OTHER_POLICY.fullmatch(str(key)):
+            continue
+        if isinstance(value, dict):
+            found |= _settings(value, f"{prefix}.{key}")
+        else:
+            found[f"{prefix}.{key}"] = value
+    return found
+
+
+def other_tensors(model: nn.Module, files: Mapping[str, Path], *, shapes_only: bool) -> Iterator[str]:
+    """Tensors that are others than those in the files, or absent here or there.
+
+    Args:
+        model: As in :func:`check_published`; of layers that hold codes no tensor is compared.
+        files: Where each tensor is.
+        shapes_only: Numbers are not compared.
+    """
+    base: Any = base_of(model)
+    held = {name_in_base(name): t for name, t in model.state_dict().items() if is_of_the_base(model, name)}
+    tied, usual, own = base.all_tied_weights_keys, getattr(torch, base_dtype(base)), dict(base_parameters(model))
+    yield from (f"{name} is absent" for name, _ in empty_of(base).named_parameters() if name not in held)
+    for name, source in {} if is_sharded(base) else tied.items():
+        if name not in files and held[name].data_ptr() != held[source].data_ptr():
+            yield f"{name} is not tied to {source}"
+    unsaved = {*tied, *(n for n in own if any(re.search(p, n) for p in base._keys_to_ignore_on_load_missing or ()))}
+    for key, tensor in _as_in_files(base, held):
+        if key not in files:
+            if key in own.keys() - unsaved:
+                yield f"{key} is in none of its files"
+            continue
+        with safe_open(files[key], framework="pt") as file:
+            shape = list(file.get_slice(key).get_shape())
+            if shape != list(tensor.shape):
+                yield f"{key} is {shape} there, {list(tensor.shape)} here"
+            elif not shapes_only and not _equal(file.get_tensor(key), tensor, usual):
+                yield f"{key} has other numbers"
+
+
+def _as_in_files(base: Any, held: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ANN401
+    """Tensors as transformers would save them, one layer after another; it joins some as it loads them."""
+    quantised, layers = getattr(base, "hf_quantizer", None), defaultdict[str, dict[str, torch.Tensor]](dict)
+    codes = tuple(name for name, p in held.items() if was_quantised(base) and is_packed(p))
+    for name, tensor in held.items():
+        if not name.startswith(codes):
+            layers[re.sub(r"(\.\d+)\..*", r"\1", name)][name] = tensor
+    for parts in layers.values():
+        tensors = {name: whole(part) for name, part in parts.items()}
+        yield from (tensors if quantised else revert_weight_conversion(base, tensors)).items()
+
+
+def _equal(there: torch.Tensor, here: torch.Tensor, usual: torch.dtype) -> bool:
+    """Whether numbers are those of a file, loaded in the type they have or, before that, in the usual one of others."""
+    found = (there.to(here.device).to(dtype).to(here.dtype) for dtype in {here.dtype, usual})
+    return any(torch.equal(_bits(numbers), _bits(here)) for numbers in found)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _of_codes(model: nn.Module, files: Mapping[str, Path]) -> Iterator[str]:
+    """Layers that hold codes of other numbers than a file has; a base that was quantised as it was loaded."""
+    for name, layer in model.named_modules():
+        weight, key = layer._parameters.get("weight"), f"{name_in_base(name)}.weight"
+        if weight is None or not is_packed(weight) or key not in files:
+            continue
+        with safe_open(files[key], framework="pt") as file:
+            source = file.get_tensor(key).to(weight.device, getattr(torch, base_dtype(model)))
+        if get_bnb_param_type(weight) == "4bit":
+            how = {name: getattr(weight, name) for name in ("blocksize", "compress_statistics", "quant_type")}
+            again = type(weight)(source, requires_grad=False, **how).to(weight.device)
+            changed = (again.data.flatten() != weight.data.flatten()).float().mean() > _OTHER_CODES
+        else:
+            changed = (base_weight(layer).float() - source).norm() > _EIGHT_BITS * source.float().norm()
+        if changed:
+            yield f"{key} has other numbers"
+
+
+def _of_passes(model: nn.Module) -> Iterator[str]:
+    """Buffers that no file has, and layers, that compute otherwise than the architecture's own."""
+    base = base_of(model)
+    in_files, held = base.state_dict(), {name_in_base(name): buffer for name, buffer in base.named_buffers()}
+    for name, own in empty_of(base).named_buffers():
+        if (
+            name in held
+            and name not in in_files
+            and not torch.equal(own.to(held[name].device), held[name].to(own.dtype))
+        ):
+            yield f"{name} has other numbers"
+    if is_sharded(base) or len({str(place) for place in getattr(base, "hf_device_map", {}).values()}) > 1:
+        return  # whose passes need the hooks that they have
+    ids = torch.randint(base.get_input_embeddings().weight.shape[0], _PROBE, generator=torch.Generator().manual_seed(0))
+    ids, mask = ids.to(next(base.parameters()).device), torch.ones_like(ids)
+    with evaluating(model), base_only(model) if isinstance(model, PeftModel) else nullcontext():
+        clean = clean_base(model, own_layers=False)
+        both = []
+        for one in (model, clean):
+            with in_float32(one):
+                both.append(token_log_probs(one, ids, mask))
+    if not (both[0] - both[1]).abs().max() <= _TOLERANCE:
+        fresh_layers = dict(clean.named_modules())
+        own = [n for n, m in base.named_modules() if n in fresh_layers and type(m) is not type(fresh_layers[n])]
+        yield f"its passes give other log-probabilities{f' ({own[0]} is replaced)' if own else ''}"
