@@ -30,6 +30,9 @@ def test_arguments_of_the_adapter_that_peft_or_the_method_refuses(refuses):
     kwargs = (
         "init_lora_weights: pissa_niter_4",  # a method of its own
         "init_lora_weights: loftq",  # it would write to the base
+        "task_type: SEQ_CLS",
+        "layer_replication: [[0, 2], [1, 2]]",
+        "rank_pattern: {q_prj: 2}",
         "bias: all",  # biases of the base itself
         "layers_to_transform: [0]",  # PEFT wants target_modules as a list with it
     )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from live_bytes import LiveBytes
+from peft import LoraConfig, get_peft_model
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -255,6 +256,21 @@ def test_settings_come_from_the_config_under_all_of_their_names():
     clova = PreTrainedConfig(logits_scaling=8.0)
     clova.model_type = "hyperclovax"
     assert logit_settings(clova, temperature=1.0, float32=False).scale == 8.0
+
+
+def test_single_tokens_that_train_in_a_tied_head_too_have_their_numbers_and_gradient():
+    tied = Qwen2ForCausalLM(Qwen2Config(**TINY, tie_word_embeddings=True))
+    policy = get_peft_model(tied, LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3, 7]))
+    trained = tied.get_input_embeddings().token_adapter.trainable_tokens_delta["default"]
+    trained.data += 1
+    ids = torch.tensor([[5, 7, 3, 9]])
+    expected = policy(input_ids=ids).logits.log_softmax(-1)[0, [0, 1, 2], [7, 3, 9]]
+    wanted = torch.autograd.grad(expected.sum(), trained)
+    add_scored_forward(tied, LogitSettings())
+    found, _ = policy(
+        input_ids=ids, scored=Scored(torch.arange(3), ids[0, 1:], torch.zeros(3).long(), torch.arange(3), 4)
+    )
+    assert_close((found, *torch.autograd.grad(found.sum(), trained)), (expected, *wanted), 1e-5)
 
 
 def test_virtual_tokens_in_front_are_not_scored_and_other_calls_are_as_they_were():

@@ -268,6 +268,39 @@ def test_modules_that_do_not_exist_are_refused_with_those_that_do():
     assert not any("lora" in name for name, _ in model.named_modules())
 
 
+SELECTIONS = {
+    r"rank_pattern: \^q_proj match": {"rank_pattern": {"q_proj": 2, "^q_proj": 2}},
+    "alpha_pattern: up_proj": {"alpha_pattern": {"up_proj": 2}},  # is no target
+    "peft.kwargs: '.q_proj' in its config is no pattern": {"rank_pattern": {"(q_proj": 2}},
+    "layers_to_transform: 31 match no layer .* 0 to 3": {"layers_to_transform": [0, 31]},
+    "layers_to_transform: 4": {"layers_to_transform": 4},
+    "layers_pattern: layer match .*did you mean layers": {"layers_to_transform": [0], "layers_pattern": "layer"},
+    "exclude_modules: k_prj match .*did you mean": {"exclude_modules": ["k_prj", "v_proj"]},
+    "target_parameters: experts.up": {"target_parameters": ["experts.up"]},
+    "trainable_token_indices: wte": {"trainable_token_indices": {"wte": [3]}},
+    "trainable_token_indices: 128 .* 0 to 127": {"trainable_token_indices": [3, 128]},
+    "layer_replication": {"layer_replication": [(0, 2), (1, 2)]},
+    "megatron_core": {"megatron_config": {"a": 1}},
+    "task_type: SEQ_CLS": {"task_type": "SEQ_CLS"},
+}
+
+
+@pytest.mark.parametrize("said", SELECTIONS)
+def test_what_a_config_selects_in_vain_or_nobody_could_read_again_is_named_before_it_is_attached(said):
+    given = SELECTIONS[said]
+    config = LoraConfig(target_modules=["q_proj", "v_proj"], **given)
+    assert re.search(said, refusal(attach_adapter, base(), config))
+
+
+def test_what_a_config_says_of_the_process_it_comes_from_counts_for_nothing():
+    config = LoraConfig(r=2, target_modules=["q_proj"], inference_mode=True, base_model_name_or_path="another")
+    policy = attach_adapter(base(), config)
+    assert trained(policy)
+    saved_by_us(policy)
+    assert peft.PeftConfig.from_pretrained("adapter").task_type == "CAUSAL_LM"
+    assert peft.PeftConfig.from_pretrained("adapter").base_model_name_or_path == "sandbox:base"
+
+
 @pytest.mark.parametrize("method", each(ADAPTERS))
 def test_base_only_is_the_base_and_leaves_no_trace(method):
     policy = move(policy_of(method, kwargs={"modules_to_save": ["model.norm"]} if method != "ln_tuning" else {}))

@@ -8,6 +8,7 @@ Imports PEFT only to build a config; names and settings are checked without it.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from perl.errors import Mistake, RecipeError, did_you_mean
@@ -233,14 +234,7 @@ def method_of(config: "PeftConfig") -> Method:
             "peft.kwargs.bias",
             "leave it out; lora_bias trains biases of the adapter",
         )
-    start = initialisation_of(config)
-    if start is not None and start.needs_data:
-        raise RecipeError(
-            f"the initialisation {config.init_lora_weights!r} ({start.name}) changes the base or needs data to start "
-            "from",
-            "peft_config.init_lora_weights",
-            "pissa, olora and milora start from the weights alone and leave the base untouched",
-        )
+    start = _check_initialisation(config)
     rows = [row for row in METHODS.values() if row.config == type(config).__name__ and not row.options]
     fitting = [row for row in rows if all(_same(getattr(config, k, None), v) for k, v in row.fixed.items())]
     # Of LoRA's rows, those that the config does not tell from plain LoRA are not meant by it.
@@ -251,6 +245,19 @@ def method_of(config: "PeftConfig") -> Method:
         kind.lower(), f"PEFT's {kind}, as it is", "PEFT's documentation", type(config).__name__, {}, delta="full"
     )
     return max(plain, key=lambda row: (*(name in row.fixed for name in by_weight), len(row.fixed)), default=as_it_is)
+
+
+def _check_initialisation(config: Any) -> Initialisation | None:  # noqa: ANN401 (a config, or its arguments)
+    """The initialisation that is asked for, which must not need data."""
+    start = initialisation_of(config)
+    if start is not None and start.needs_data:
+        raise RecipeError(
+            f"the initialisation {config.init_lora_weights!r} ({start.name}) changes the base or needs data to start "
+            "from",
+            "peft_config.init_lora_weights",
+            "pissa, olora and milora start from the weights alone and leave the base untouched",
+        )
+    return start
 
 
 def _refuse_dora(config: "PeftConfig", starts_on_weights: bool) -> None:
@@ -289,11 +296,25 @@ def _config(class_name: str, arguments: Mapping[str, Any], options: Mapping[str,
         if name not in known:
             raise RecipeError(f"{class_name} has no such argument", f"peft.kwargs.{name}", did_you_mean(name, known))
     try:
-        config = config_class(task_type="CAUSAL_LM", **arguments)
+        _check_initialisation(SimpleNamespace(**arguments))
+        config = config_class(**{"task_type": "CAUSAL_LM", **arguments})
     except (ValueError, TypeError, ImportError) as error:
         raise RecipeError(f"PEFT refuses: {error}", "peft.kwargs") from error
+    check_task(config)
     method_of(config)
     return config
+
+
+def check_task(config: "PeftConfig") -> None:
+    """Refuses an adapter of another kind of model, which nobody could load as the policy that it was.
+
+    Raises:
+        RecipeError: It is for another task; one that names none is this one's.
+    """
+    if config.task_type not in (None, "CAUSAL_LM"):
+        raise RecipeError(
+            f"{config.task_type} is not a policy's", "peft.kwargs.task_type", "CAUSAL_LM, or leave it out"
+        )
 
 
 def _type_mistakes(section: PeftSection) -> list[tuple[tuple[str, ...], Mistake]]:

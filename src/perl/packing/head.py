@@ -141,9 +141,9 @@ def add_scored_forward(
         hidden = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = hidden[:, hidden.size(1) - scored.width :].flatten(0, 1)  # virtual tokens stand in front
         head = self.get_output_embeddings()
-        weight_VD, bias_V = (
-            p.full_tensor() if isinstance(p, DTensor) else p for p in (head.weight, head.bias)
-        )  # FSDP2
+        # PEFT's wrapper of single tokens has no bias. FSDP2 has parts.
+        parts: Any = (head.weight, getattr(head, "bias", None))
+        weight_VD, bias_V = (p.full_tensor() if isinstance(p, DTensor) else p for p in parts)
         hidden_SD = hidden[scored.predictors.to(hidden.device)].to(weight_VD.device)
         targets_S = scored.targets.to(weight_VD.device)
         with maybe_gather_lm_head_ctx(weight_VD, bias_V):  # ZeRO-3: the head's own forward, which would, does not run

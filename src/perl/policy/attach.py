@@ -22,7 +22,7 @@ from perl.methods.anchor import lift_anchor, without_anchor
 from perl.methods.base_parameters import is_of_the_base, name_in_base
 from perl.methods.butterflies import say_who_can_load, without_extension
 from perl.methods.registry import METHODS, Method
-from perl.methods.settings import Adaptation, initialisation_of, method_of
+from perl.methods.settings import Adaptation, check_task, initialisation_of, method_of
 from perl.policy.model import (
     base_dtype,
     base_identity,
@@ -33,20 +33,20 @@ from perl.policy.model import (
     trainable_parameters,
 )
 from perl.policy.quantised import keep_type
-from perl.policy.saved.adapter import POSITIONS, SavedAdapter
-from perl.policy.saved.config import check_patterns
+from perl.policy.saved.adapter import CONFIG, POSITIONS, SavedAdapter
+from perl.policy.saved.config import check_facts, check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, full_names, leave_out_unreached, linear_names
 
 # Adapters that see a row as a whole; others act on each token by itself.
 _BY_ROW = (PeftType.XLORA, PeftType.POLY)
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT that it loads without its CUDA
-# extension, a pattern of ranks taken for LoRA's, a layer without any rank left.
+# extension, the ranks of a finished AdaLoRA taken for LoRA's, a layer without any rank left.
 _HARMLESS = (
     "Unsupported layer type",
     "Failed to load the CUDA extension",
     "Setting boft_n_butterfly_factor",
-    "The following rank_pattern keys",
+    r"The following rank_pattern keys .*\.lora_E'",
     "Adapter .* LoRA tensor",
     "Specified to not save",
 )
@@ -71,6 +71,10 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     if not isinstance(adaptation, Adaptation):
         adaptation = Adaptation(method_of(adaptation), adaptation)
     config = _without_weight_init(adaptation.config)
+    # What is a file's or another process's own, where the config was read from one.
+    config.inference_mode, config.base_model_name_or_path, config.auto_mapping = False, None, None
+    check_task(config)
+    _check_saved(model, config)
     check_config(model, config)
     check_targets(model, config)
     left_out = leave_out_unreached(model, config)
@@ -130,6 +134,16 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
     return policy
+
+
+def _check_saved(model: nn.Module, config: PeftConfig) -> None:
+    """Refuses a config that nobody could read once the adapter is saved."""
+    facts = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
+    try:
+        check_facts(facts)
+    except ValueError as error:
+        raise ModelError(str(error).removeprefix(f"{CONFIG}: "), "peft.kwargs", "leave it out") from error
+    check_patterns(config, [name for name, _ in model.named_modules()], "peft.kwargs")
 
 
 def check_start_is_known(saved: SavedAdapter) -> None:

@@ -111,7 +111,7 @@ def _write(
     facts: Mapping[str, str | None],
 ) -> None:
     config.base_model_name_or_path, config.revision = public_name(base, revision)
-    config.inference_mode = True
+    config.inference_mode, config.task_type, config.auto_mapping = True, "CAUSAL_LM", None
     metadata = {"format": "pt"} | {name: fact for name, fact in facts.items() if fact is not None}
     save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata)
     sort_metadata(folder / WEIGHTS)
@@ -141,7 +141,6 @@ def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConf
     usual = Counter(ranks.values()).most_common(1)[0][0]
     others = {name: rank for name, rank in ranks.items() if rank != usual}
     config = LoraConfig(
-        task_type=source.task_type or "CAUSAL_LM",
         r=usual,
         lora_alpha=usual,
         target_modules=sorted(factors),

@@ -7,7 +7,8 @@ import contextlib
 import copy
 import inspect
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any
 
 from peft import PeftConfig
 from peft.tuners.tuners_utils import (
@@ -18,15 +19,27 @@ from peft.tuners.tuners_utils import (
 from torch import nn
 from transformers import PreTrainedModel
 
-from perl.errors import ModelError
+from perl.errors import ModelError, did_you_mean
 
 # A layer's weight in a module's source, but where only its type or shape is asked for, and where BLOOM takes slices of
 # it for a mode that is off.
 _WEIGHT = re.compile(r"\bself\.(\w+)\.weight\b(?!\[|\.(?:dtype|device|shape|ndim|size)\b)")
 
+# A module in a numbered layer, as PEFT finds the number.
+_NUMBERED = r"(?:^|.*?\.){}\.(\d+)\."
+# What a selection matches that is no module.
+_MATCHED = {
+    "target_parameters": "parameter",
+    "layers_to_transform": "layer",
+    "layers_pattern": "numbered layers",
+    "trainable_token_indices": "module or token",
+}
+# A key of a config, its entries, what they may match, and the pattern that PEFT makes of one.
+_Selection = tuple[str, Sequence[Any], Sequence[str], Callable[[str], str]]
+
 
 def check_targets(model: nn.Module, config: PeftConfig) -> None:
-    """Refuses names of modules that the model does not have; PEFT ignores a name as long as another one matches.
+    """Refuses names, patterns, layers and tokens that the model does not have; PEFT ignores one beside another.
 
     Raises:
         ModelError: With the names that exist.
@@ -35,21 +48,72 @@ def check_targets(model: nn.Module, config: PeftConfig) -> None:
     targets = getattr(config, "target_modules", None)
     if targets is not None and targets != "all-linear":
         wanted = [targets] if isinstance(targets, str) else sorted(targets)
-        missing = [name for name in wanted if not _matches(config, name, modules)]
+        missing = [name for name in wanted if not any(_is_target(config, name, m) for m in modules)]
         if missing:
             raise ModelError(
                 f"{', '.join(missing)} match no module of {type(model).__name__}",
                 "peft.target_modules",
                 f"the linear layers are {', '.join(linear_names(model))}; or all-linear",
             )
-    whole = getattr(config, "modules_to_save", None) or ()
-    absent = [name for name in whole if not any(m == name or m.endswith(f".{name}") for m in modules)]
-    if absent:
-        raise ModelError(
-            f"{', '.join(absent)} match no module of {type(model).__name__}",
-            "peft.kwargs.modules_to_save",
-            f"its parts are {', '.join(sorted({m.rpartition('.')[2] for m in modules if not m[-1].isdigit()}))}",
-        )
+    for key, entries, names, form in _selections(model, config, _targeted(model, config, modules)):
+        missing = [str(one) for one in entries if not any(re.fullmatch(form(str(one)), name) for name in names)]
+        if missing:
+            last = {name.rpartition(".")[2] for name in names if not name[-1].isdigit()} or set(names)
+            near = did_you_mean(missing[0], last)
+            hint = near if near.startswith("did") else f"there are {', '.join(sorted(last))}"
+            what = f"{', '.join(missing)} match no {_MATCHED.get(key, 'module')} of {type(model).__name__}"
+            raise ModelError(what, f"peft.kwargs.{key}", hint)
+
+
+def _selections(model: nn.Module, config: PeftConfig, targeted: list[str]) -> Iterator[_Selection]:
+    """What a config selects beside its targets."""
+    modules, parameters = (
+        [name for name, _ in named if name] for named in (model.named_modules(), model.named_parameters())
+    )
+    for key, value in vars(config).items():
+        if key.endswith("_pattern") and isinstance(value, dict):  # a finished AdaLoRA's has lists
+            names = [name for name, number in value.items() if not isinstance(number, list)]
+            yield key, names, [*targeted, *parameters], r"(?:.*\.)?(?:{})".format
+    tokens = getattr(config, "trainable_token_indices", None)
+    of_keys = {"modules_to_save": modules, "exclude_modules": modules, "feedforward_modules": targeted}
+    for key, names in (of_keys | {"target_parameters": parameters}).items():
+        value = getattr(config, key, None) or ()
+        yield (key, [value], names, str) if isinstance(value, str) else (key, sorted(value), names, _ending)
+    by_module = tokens if isinstance(tokens, dict) else {"": tokens or getattr(config, "token_indices", None) or ()}
+    embeddings: Any = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    rows = 0 if embeddings is None else embeddings.weight.shape[0]
+    beyond = [token for ids in by_module.values() for token in ids if not 0 <= token < rows]
+    yield "trainable_token_indices", [name for name in by_module if name], modules, _ending
+    yield "trainable_token_indices", beyond, [f"0 to {rows - 1}"], str
+    layers = getattr(config, "layers_pattern", None) or ()
+    layers = [layers] if isinstance(layers, str) else layers
+    numbers = [
+        (form, match[1])
+        for form in layers or [r"[^.]*"]
+        for name in targeted
+        if (match := re.match(_NUMBERED.format(form), name))
+    ]
+    stacks = sorted({name.split(".")[-2] for name in modules if re.search(r"\.\d+$", name)})
+    yield "layers_pattern", [form for form in layers if form not in dict(numbers)], stacks, str
+    wanted = getattr(config, "layers_to_transform", None)
+    wanted = [wanted] if isinstance(wanted, int) else wanted or ()
+    present = sorted(int(number) for _, number in numbers) or [0]
+    absent = [layer for layer in wanted if layer not in present]
+    yield "layers_to_transform", absent, [f"{present[0]} to {present[-1]}"], str
+
+
+def _ending(name: str) -> str:
+    return rf"(?:.*\.)?{re.escape(name)}"
+
+
+def _targeted(model: nn.Module, config: PeftConfig, modules: list[str]) -> list[str]:
+    """The modules that the targets name, before layers are chosen or modules left out; all, where PEFT chooses."""
+    targets = getattr(config, "target_modules", None)
+    if targets == "all-linear":
+        targets = _maybe_include_all_linear_layers(copy.copy(config), model).target_modules
+    if targets is None:
+        return modules
+    return [name for name in modules if _is_target(config, targets, name)]
 
 
 def leave_out_unreached(model: nn.Module, config: PeftConfig) -> list[str]:
@@ -113,8 +177,11 @@ def _weights_read_by(kind: type[nn.Module]) -> set[str]:
     return found
 
 
-def _matches(config: PeftConfig, target: str, modules: list[str]) -> bool:
-    """Whether one target, as PEFT reads it, names a module."""
+def _is_target(config: PeftConfig, targets: str | Set[str], module: str) -> bool:
+    """Whether targets, as PEFT reads them, name a module, whatever its layer and whatever is left out."""
     alone = copy.copy(config)
-    alone.target_modules = target if isinstance(config.target_modules, str) else {target}
-    return any(check_target_module_exists(alone, name) for name in modules)
+    of_a_list = isinstance(targets, str) and not isinstance(config.target_modules, str)
+    alone.target_modules = {targets} if of_a_list else targets
+    for name in ("layers_to_transform", "exclude_modules", "modules_to_save"):
+        setattr(alone, name, None)
+    return bool(check_target_module_exists(alone, module))

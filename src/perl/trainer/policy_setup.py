@@ -25,6 +25,7 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import (
     Adaptation,
     adaptation,
+    check_task,
     continued_adaptation,
     dropout_of,
     method_of,
@@ -156,11 +157,13 @@ def adapted_policy(
         check_untouched_base(model)
         _look_at_base(model, args)
         config = model.peft_config[model.active_adapter]
+        check_task(config)
         _check_head(args, model)
         _divide(model, args)
         return model, Adaptation(method_of(config), config), True
     saved = _to_continue(args, peft_config, model)
     if peft_config is not None:
+        check_task(peft_config)
         how = Adaptation(method_of(peft_config), peft_config)
     elif not isinstance(args, PeftRLConfig):
         how = Adaptation(METHODS["full"], None)

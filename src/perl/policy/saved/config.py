@@ -78,13 +78,10 @@ def read_config(folder: Path) -> PeftConfig:
         raise ValueError(f"{CONFIG} is not a mapping")
     if not facts.get("peft_type"):
         raise ValueError(f"{CONFIG} names no peft_type")
-    _check_kinds(facts)
-    _check_code(facts)
+    check_facts(facts)
     for name in ("base_model_name_or_path", "revision"):
         if not isinstance(facts.get(name), str | None) or any(len(p) > _LONGEST_NAME for p in _parts(facts.get(name))):
             raise ValueError(f"{CONFIG}: {name} is no name")
-    if facts.get("layer_replication"):
-        raise ValueError(f"{CONFIG}: layer_replication makes another base, with layers repeated")
     known = PEFT_TYPE_TO_CONFIG_MAPPING[_type_of(facts)]
     _say_unknown(facts, known)
     with warnings.catch_warnings():
@@ -95,6 +92,18 @@ def read_config(folder: Path) -> PeftConfig:
             return PeftConfig.from_pretrained(str(folder))
         except (AttributeError, LookupError, ArithmeticError, RuntimeError) as error:  # of values it does not look at
             raise ValueError(f"PEFT refuses {CONFIG}: {type(error).__name__}: {error}") from error
+
+
+def check_facts(facts: Mapping[str, Any]) -> None:
+    """Refuses what no adapter may say, one that is read and one that is attached: it could not be read again.
+
+    Raises:
+        ValueError: It is of the wrong kind, names code, or makes another base.
+    """
+    _check_kinds(facts)
+    _check_code(facts)
+    if facts.get("layer_replication"):
+        raise ValueError(f"{CONFIG}: layer_replication makes another base, with layers repeated")
 
 
 def check_ranks(config: PeftConfig, largest_side: int) -> None:
