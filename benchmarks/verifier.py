@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from math_verify import parse, verify
 from result_lines import as_lines
 
 from perl.rewards.answers import extract_answer, gold_answer
@@ -88,24 +89,51 @@ def rows_of(data: Path, name: str) -> list[Result]:
     return [json.loads(line) for line in (data / f"{name}.jsonl").read_text(encoding="utf-8").strip().split("\n")]
 
 
+def near_misses() -> list[Result]:
+    """Answers that are nearly a gold answer, and other ways to write it, as the cases are."""
+    lines = (CHECKOUT / "tests/rewards/verifier/near_misses.jsonl").read_text(encoding="utf-8").splitlines()
+    return [
+        {
+            "gold": row["gold"],
+            "pred": pred,
+            "expected": kind == "right",
+            "tier": f"near misses, {kind}",
+            "pred_form": form,
+        }
+        for row in map(json.loads, lines)
+        for kind in ("right", "wrong")
+        for pred in row[kind]
+        for form in ["response" if "boxed" in pred or "nswer" in pred else "answer"]
+    ]
+
+
+def by_math_verify(gold: str, completion: str) -> bool:
+    """math-verify on its own, the gold answer between dollar signs as its parser wants it."""
+    gold = gold if "$" in gold or "boxed" in gold else f"${gold}$"
+    return bool(verify(parse(gold, parsing_timeout=5), parse(completion, parsing_timeout=5), timeout_seconds=5))
+
+
 def agreement(data: Path) -> Result:
-    """How often each tier of the collected cases is judged as expected, and each data set's answers by themselves."""
-    rows = rows_of(data, "verifier_cases")
+    """How often cases are judged as expected, beside math-verify, and each data set's answers by themselves."""
+    rows = [*rows_of(data, "verifier_cases"), *near_misses()]
     completions = [f"\\boxed{{{row['pred']}}}" if row["pred_form"] == "answer" else row["pred"] for row in rows]
-    verdicts = check_all([row["gold"] for row in rows], completions)
-    agreed: dict[str, Counter[bool]] = {}
-    for row, verdict in zip(rows, verdicts, strict=True):
+    ours = [verdict.right for verdict in check_all([row["gold"] for row in rows], completions)]
+    theirs = [by_math_verify(row["gold"], completion) for row, completion in zip(rows, completions, strict=True)]
+    cases: dict[str, list[int]] = {}
+    for row, *found in zip(rows, ours, theirs, strict=True):
         for group in (row["tier"], f"{row['tier']}, {row['kind']}") if row["tier"] == "core" else (row["tier"],):
-            agreed.setdefault(group, Counter())[verdict.right == row["expected"]] += 1
-    cases = {group: [counts[True], counts.total()] for group, counts in sorted(agreed.items())}
+            counted = cases.setdefault(group, [0, 0, 0])
+            for place, agreed in enumerate((*(right == row["expected"] for right in found), True)):
+                counted[place] += agreed
+    cases = dict(sorted(cases.items()))
     sets = {}
     for name in SETS:
         golds = [row["answer"] for row in rows_of(data, name)]
         right = sum(verdict.right for verdict in check_all(golds, [f"\\boxed{{{gold}}}" for gold in golds]))
         sets[name] = {"problems": len(golds), "right": right, "unreadable": len(unreadable(golds))}
     print("verdicts as expected of them:")
-    for group, (good, total) in cases.items():
-        print(f"  {group:26}{good:6} of {total:6}  {100 * good / total:5.1f} %")
+    for group, (good, math_verify, total) in cases.items():
+        print(f"  {group:26}{good:6} of {total:6}  {100 * good / total:5.1f} %  math-verify {math_verify:6}")
     print("gold answers judged by themselves:")
     for name, counts in sets.items():
         print(f"  {name:26}{counts['right']:6} of {counts['problems']:6}  unreadable {counts['unreadable']}")
@@ -291,12 +319,18 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, default=CHECKOUT.parent / "shared" / "data", help="folder of the data sets"
     )
+    parser.add_argument("--agreement", action="store_true", help="that part alone, in place of what is written")
     parser.add_argument("--part", choices=["ours", "trl"], help=argparse.SUPPRESS)
     parser.add_argument("--pairs", type=int, default=10_000, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
         measure = measured_speed if arguments.part == "ours" else trl_speed
         print(json.dumps(measure(arguments.data, arguments.pairs)))
+        return
+    path = Path(__file__).parent / "results" / "verifier.json"
+    if arguments.agreement:
+        written = json.loads(path.read_text(encoding="utf-8")) | {"agreement": agreement(arguments.data)}
+        path.write_text(as_lines(written) + "\n", encoding="utf-8")
         return
     quick = arguments.quick
     load = os.getloadavg()
@@ -312,7 +346,6 @@ def main() -> None:
     }
     print(f"load {load[0]:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores")
     if not quick:
-        path = Path(__file__).parent / "results" / "verifier.json"
         path.write_text(as_lines(result) + "\n", encoding="utf-8")
 
 
