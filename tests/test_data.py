@@ -241,6 +241,16 @@ def test_a_column_keeps_its_name_unless_a_problem_or_the_trainer_has_another_use
     assert all(name in own or found.train[0].get(name) == value for name, value in row.items() if name not in RESERVED)
 
 
+def test_a_data_file_lies_beside_the_recipe_that_names_it_or_else_where_the_command_runs():
+    Path("recipes").mkdir()
+    Path("recipes/my.yaml").write_text("data: {train: rows.jsonl, eval: {name: here.jsonl}}", encoding="utf-8")
+    for name in ("recipes/rows.jsonl", "rows.jsonl", "here.jsonl"):
+        write(name, ROWS)
+    data = load_recipe("recipes/my.yaml").data
+    assert (data.train.name, data.eval.name) == ("recipes/rows.jsonl", "here.jsonl")
+    assert load_recipe("recipes/my.yaml", ["data.train=rows.jsonl"]).data.train.name == "rows.jsonl"
+
+
 def test_each_source_has_its_own_columns():
     write("a.jsonl", [{"q": "1+1=", "a": "2"}])
     write("b.jsonl", [{"question": "2+2=", "result": "4"}])

@@ -49,7 +49,7 @@ def read_data_file(path: Path, answers: Collection[str | None], where: str) -> d
         DataError: It is absent, empty or broken.
     """
     if not path.is_file():
-        hint = "" if path.is_absolute() else f"in {Path.cwd()}: a path begins where the command runs"
+        hint = "" if path.is_absolute() else f"in {Path.cwd()}, nor beside a recipe that names it"
         raise DataError(f"no such file: {path}", where, hint)
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty", where)

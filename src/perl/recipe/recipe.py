@@ -28,6 +28,7 @@ from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import (
+    DATA_FILE_SUFFIXES,
     FIELD_OF_SETTING,
     SECTION_NAMES,
     SECTIONS,
@@ -179,10 +180,24 @@ def load_recipe(
         mistakes += _without_rewards(algorithm, sections["train"], layer)
     mistakes += _nobody_starts_servers(sections, layer)
     find_beside(layer)
+    if "data" in sections:
+        sections["data"] = _beside_recipe(sections["data"], layer)
     for path, mistake in _found_later(sections, layer, checks):
         mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
     raise_all(RecipeError, mistakes)
     return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
+
+
+def _beside_recipe(data: DataSection, layer: Layer) -> DataSection:
+    """A data file is looked for beside the recipe that names it first, then where the command runs."""
+    found: dict[str, Any] = {}
+    for role, source in (("train", data.train), ("eval", data.eval)):
+        keys = ("data", role, "name"), ("data", role)
+        written = next((layer.origins[key] for key in keys if key in layer.origins), "")
+        if source is not None and source.name.endswith(DATA_FILE_SUFFIXES):
+            file = Path(written.rpartition(":")[0]).parent / source.name
+            found |= {role: source.model_copy(update={"name": str(file)})} if file.is_file() else {}
+    return data.model_copy(update=found)
 
 
 def _nobody_starts_servers(sections: dict[str, Any], layer: Layer) -> Iterator[Mistake]:
