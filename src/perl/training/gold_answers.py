@@ -25,7 +25,6 @@ from perl.rewards.resolve import by_own_names
 from perl.rewards.verifier import Judging, check_all, unreadable
 from perl.run.progress import live_line
 from perl.training.checked_recipe import located
-from perl.training.plan_checks import judging_of
 
 _LISTED_ROWS = 20
 # Rows that are compared at a time, between two drawings of the live line.
@@ -123,7 +122,7 @@ def check_gold_answers(recipe: Recipe, limit: int | None) -> GoldCheck:
         PerlError: The data cannot be read, or has no gold answers.
     """
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
-    judging = judging_of(rewards) or Judging()
+    judging = next((reward.judging for reward in rewards if reward.judging is not None), None) or Judging()
     with located(recipe):
         problems, rows = _read_problems(recipe.data, judging.solution)
     chosen = _evenly(len(problems.train), limit)
