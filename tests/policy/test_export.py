@@ -262,6 +262,10 @@ def test_a_run_is_exported_with_the_base_of_its_recipe_and_what_holds_none_is_re
     Path(saved(policy)).rename("run/adapter")
     assert export("run", "lora").path == Path("run-lora")
     same(PeftModel.from_pretrained(base(), "run-lora"), policy)
+    Path("run/checkpoints").mkdir()
+    write_adapter(policy, Path("run/checkpoints/checkpoint-1"), "a folder's last part", None)
+    export("run/checkpoints/checkpoint-1", "lora", "of-a-checkpoint")
+    same(PeftModel.from_pretrained(base(), "of-a-checkpoint"), policy)
     for name, content in (
         *(("empty", None), ("broken", b"nonsense")),
         ("full", json.dumps({"method": "full"}).encode()),

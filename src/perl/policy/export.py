@@ -35,6 +35,7 @@ from perl.policy.save_adapter import largest_difference, log_probs_in_float32, r
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
+from perl.run.facts import RECIPE, run_above
 from perl.run.files import new_folder
 from perl.run.folder import Run
 from perl.run.progress import live_line
@@ -208,8 +209,13 @@ def _located(source: str, base: str | None) -> tuple[str, ModelSection]:
         run = Run.read(path)
         if run.facts.get("method") == "full":
             raise RunFolderError("trained the model itself, there is no adapter to export", source)
-        model = Recipe.of_run(path / "recipe.yaml").model
+        model = Recipe.of_run(path / RECIPE).model
         return str(run.adapter), ModelSection(name=base or model.name, revision=model.revision)
+    if (
+        above := run_above(path, 2) if path.is_dir() else None
+    ):  # a checkpoint's own config names a folder by its last part
+        model = Recipe.of_run(above / RECIPE).model
+        return source, ModelSection(name=base or model.name, revision=model.revision if base is None else None)
     config: Any = find_adapter(source).config
     name = base or config.base_model_name_or_path
     if not name:

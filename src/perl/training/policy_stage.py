@@ -177,6 +177,7 @@ def record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         RunFolderError: The run was started with other weights of the base.
     """
     base, revision = base_identity(model)
+    base = str(Path(base).resolve()) if Path(base).is_dir() else base  # a card is made elsewhere than the run
     fingerprint, source = answering_fingerprint(model), source_fingerprint(model)
     known, dtype = run.facts.get("fingerprint", {}).get("base", fingerprint), base_dtype(model)
     if known != fingerprint:

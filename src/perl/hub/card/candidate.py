@@ -6,7 +6,7 @@ Results belong to an adapter if they name its policy: its config, its weights an
 shown beside it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,7 +142,7 @@ def recount_candidate(candidate: Candidate) -> Recount:
 
 
 def recipe_of(run: Run) -> Recipe | None:
-    """The recipe of a run; None: it has none.
+    """The recipe of a run, its base in a folder by the whole path; None: it has none.
 
     Raises:
         RecipeError: It cannot be read.
@@ -151,7 +151,10 @@ def recipe_of(run: Run) -> Recipe | None:
     if not file.is_file():
         return None
     try:
-        return Recipe.of_run(file)
+        recipe, base = Recipe.of_run(file), str(run.facts.get("base"))
+        if not Path(base).is_absolute():
+            return recipe
+        return replace(recipe, model=recipe.model.model_copy(update={"name": base}))
     except RecipeError as error:
         raise RecipeError("the run's recipe cannot be read", str(file), str(error)) from None
 
