@@ -2,35 +2,26 @@ r"""The countdown game: an arithmetic expression that makes the target out of th
 
 completion -> answer -> expression -> its exact value and the numbers in it -> reward
 
-Nothing that a model writes is evaluated: an expression is parsed and walked, and only whole
-numbers, + - * / and parentheses are walked through. Every search is linear in the length of the text.
+Nothing that a model writes is run: the verifier's arithmetic reads whole numbers, + - * / and parentheses, exactly.
+Every search is linear in the length of the text.
 """
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from typing import Any
 
 from perl.rewards.answers import Completions, completion_text, conclusion, last_boxed
+from perl.rewards.verifier.arithmetic import exact_value
 
 _TAG = re.compile(r"<answer>|</answer>")
 _OPERATORS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-"}
 # Digits by name: \d is any digit of Unicode.
 _EXPRESSION = re.compile(r"[0-9+\-*/() ]+")
+# What is a product or a mixed number elsewhere, and a number that begins with 0.
+_NO_OPERATOR = re.compile(r"[0-9)] ?\(|\) ?[0-9]|[0-9] [0-9]|(?<![0-9])0[0-9]")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")
-# Longer than any answer of the game. Python's parser recurses: what it is given must be short and not deep.
+# Longer than any answer of the game.
 _LONGEST_ANSWER = 500
-_DEEPEST = 100
-
-_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def countdown_reward(
@@ -99,35 +90,7 @@ def _makes(answer: str, target: int, numbers: Sequence[int]) -> bool:
     expression, equals, claimed = (" ".join(part.split()) for part in answer.partition("="))
     if equals and not (_WHOLE_NUMBER.fullmatch(claimed) and int(claimed) == target):
         return False
-    read = _read(expression)
-    if read is None:
+    if not _EXPRESSION.fullmatch(expression) or _NO_OPERATOR.search(expression):
         return False
-    value, used = read
-    return value == target and sorted(used) == sorted(numbers)
-
-
-def _read(expression: str) -> tuple[Fraction, list[int]] | None:
-    """The value of an expression and the numbers in it; None if it is not an expression or divides by zero."""
-    if not _EXPRESSION.fullmatch(expression):
-        return None
-    used: list[int] = []
-    try:
-        return _value(ast.parse(expression, mode="eval").body, used, 0), used
-    except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
-        # The last two: the parser has limits too, and how much of the stack is left depends on the caller.
-        return None
-
-
-def _value(node: ast.expr, used: list[int], depth: int) -> Fraction:
-    """The value of a part of an expression; notes the numbers in it."""
-    if depth > _DEEPEST:
-        raise ValueError("too deep")
-    match node:
-        case ast.Constant(value=int(number)) if not isinstance(number, bool):
-            used.append(number)
-            return Fraction(number)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_value(left, used, depth + 1), _value(right, used, depth + 1))
-        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
-            return _UNARY[type(sign)](_value(operand, used, depth + 1))
-    raise ValueError("not arithmetic")
+    used = [int(number) for number in _WHOLE_NUMBER.findall(expression.replace("-", " "))]
+    return sorted(used) == sorted(numbers) and exact_value(expression.replace("*", "\\cdot ")) == target
