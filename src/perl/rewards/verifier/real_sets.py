@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from perl.rewards.verifier.arithmetic import Value, exact_value
 from perl.rewards.verifier.latex import compact
-from perl.rewards.verifier.structure import Equation, Inequality, Node, Ordered, Scalar, Unordered, Without
+from perl.rewards.verifier.structure import Equation, Inequality, Node, Ordered, Scalar, Unordered, Without, parts_of
 
 Cuts = tuple[tuple[Value, bool], ...]
 """Ascending: where a piece begins, where it ends, ...; each a number, and whether the cut is behind it."""
@@ -50,26 +50,22 @@ def _cuts(node: Node) -> Cuts | None:
         value = exact_value(node.text)
         return None if value is None else ((value, False), (value, True))
     if isinstance(node, Ordered):
-        ends = [_end(item) for item in node.items]
-        if len(ends) != 2 or ends[0] is None or ends[1] is None or ends[0] > ends[1]:
+        begin, end = map(_end, node.items) if len(node.items) == 2 else (None, None)
+        if begin is None or end is None or begin > end:
             return None
-        return (ends[0], node.opening == "(" or ends[0] == -math.inf), (
-            ends[1],
-            node.closing == "]" and ends[1] != math.inf,
-        )
+        return (begin, node.opening == "(" or begin == -math.inf), (end, node.closing == "]" and end != math.inf)
     if isinstance(node, Without):
         whole, points = _cuts(node.whole), _cuts(node.points)
         return None if whole is None or points is None else _others(_united([_others(whole), points]))
     if isinstance(node, Unordered):
         parts = [cuts for cuts in map(_cuts, node.items) if cuts is not None]
-        if len(parts) < len(node.items):
-            return None
         united = _united(parts)
         # "x < 1, x > 3" are two pieces; "x > 1, x < 3" overlap, so that both are meant at once.
-        together = not node.braces and len(united) < sum(map(len, parts))
-        return _others(_united([_others(part) for part in parts])) if together else united
-    inside = node.value if isinstance(node, Equation) else node.interval if isinstance(node, Inequality) else None
-    return None if inside is None else _cuts(inside)
+        if not node.braces and len(united) < sum(map(len, parts)):
+            united = _others(_united([_others(part) for part in parts]))
+        return united if len(parts) == len(node.items) else None
+    inside = parts_of(node)  # of an equation the value, of an inequality the interval
+    return _cuts(inside[0]) if inside and isinstance(node, Equation | Inequality) else None
 
 
 def _end(node: Node) -> Value | None:

@@ -130,14 +130,16 @@ def readings(text: str) -> tuple[Node, ...]:
 
 def parts_of(node: Node) -> tuple[Node, ...]:
     """The nodes that a node is made of."""
-    if isinstance(node, Ordered | Unordered):
-        return node.items
-    if isinstance(node, Without):
-        return node.whole, node.points
-    if isinstance(node, Grid):
-        return tuple(cell for row in node.rows for cell in row)
-    inside = node.value if isinstance(node, Equation) else node.interval if isinstance(node, Inequality) else None
-    return () if inside is None else (inside,)
+    match node:
+        case Ordered(items=items) | Unordered(items=items):
+            return items
+        case Without(whole=whole, points=points):
+            return whole, points
+        case Grid(rows=rows):
+            return tuple(cell for row in rows for cell in row)
+        case Equation(value=inside) | Inequality(interval=inside) if inside:
+            return (inside,)
+    return ()
 
 
 def leaves(node: Node) -> int:

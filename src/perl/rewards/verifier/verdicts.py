@@ -17,7 +17,7 @@ from typing import cast
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
-from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS, Outcome, WorkerPool, WorkerStartError
+from perl.rewards.workers.pool import Outcome, WorkerPool, WorkerStartError, check_limit
 from perl.run.launched import own_share
 from perl.types import Verdict, VerdictStatus
 
@@ -29,7 +29,7 @@ _PATIENCE = 20.0
 # What the parser and the algebra build when they are first used.
 _WARM_UP = ((r"\frac{\sqrt{x}}{2}+1", "1+x"), ("x+y=1", "y=1-x"))
 WORKERS = 2
-_MEMORY_MIB = 2048
+_JUDGE, _MEMORY_MIB = "perl.rewards.verifier.symbolic:judge", 2048
 _REMEMBERED = 50_000
 
 _Pair = tuple[str, str | None]
@@ -127,13 +127,7 @@ class _Verifier:
     """The worker processes and what they found out."""
 
     def __init__(self, workers: int) -> None:
-        self._pool = WorkerPool(
-            "perl.rewards.verifier.symbolic:judge",
-            workers=workers,
-            patience=_PATIENCE,
-            warm_up=_WARM_UP,
-            memory_mib=_MEMORY_MIB,
-        )
+        self._pool = WorkerPool(_JUDGE, workers, patience=_PATIENCE, warm_up=_WARM_UP, memory_mib=_MEMORY_MIB)
         self._known: OrderedDict[_Pair, VerdictStatus] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -176,9 +170,7 @@ class _Verifier:
 
 
 def _check_numbers(timeout_seconds: float, workers: int) -> None:
-    number = isinstance(timeout_seconds, int | float) and not isinstance(timeout_seconds, bool)
-    if not (number and 0 < timeout_seconds <= LONGEST_LIMIT_SECONDS):
-        raise ValueError(f"timeout_seconds must be a number of seconds up to a day, not {timeout_seconds!r}")
+    check_limit(timeout_seconds)
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise ValueError(f"workers must be a whole number of at least 1, not {workers!r}")
 

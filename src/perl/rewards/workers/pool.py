@@ -88,8 +88,8 @@ class WorkerPool:
     def __init__(
         self,
         target: str,
-        *,
         workers: int = 2,
+        *,
         timeout_seconds: float = 5.0,
         patience: float = 1.0,
         warm_up: Sequence[Any] = (),
@@ -113,7 +113,7 @@ class WorkerPool:
         """
         if workers < 1 or (memory_mib is not None and memory_mib < 1):
             raise ValueError(f"not positive: {workers=} or {memory_mib=}")
-        _check_limit(timeout_seconds)
+        check_limit(timeout_seconds)
         self._target, self._most, self._timeout_seconds, self._patience = target, workers, timeout_seconds, patience
         task = {"target": target, "imports": list(imports), "warm_up": list(warm_up), "memory_mib": memory_mib}
         self._arguments = json.dumps(task)
@@ -164,7 +164,7 @@ class WorkerPool:
             ValueError: The limit is not a positive number, or longer than a day.
         """
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        _check_limit(limit)
+        check_limit(limit)
         outcomes: dict[int, Outcome] = {}
         with self._lock, self._orderly():
             self._launch(min(len(items), self._most))
@@ -300,12 +300,11 @@ def as_json(value: Any) -> bytes:  # noqa: ANN401 (whatever an item is)
         raise TypeError(f"is not a JSON value: {one_line(error)}") from error
 
 
-def _check_limit(seconds: float) -> None:
+def check_limit(seconds: float) -> None:
+    """Raises ValueError for what is no number of seconds up to a day."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not (number and 0 < seconds <= LONGEST_LIMIT_SECONDS):
-        raise ValueError(
-            f"timeout_seconds must be a positive number of at most {LONGEST_LIMIT_SECONDS:.0f}, not {seconds!r}"
-        )
+        raise ValueError(f"timeout_seconds must be a positive number up to a day, 86400, not {seconds!r}")
 
 
 def _launched(arguments: str) -> _Worker:
