@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perl.rewards import check
-from perl.sandbox import HELDOUT_COUNT, TRAIN_COUNT, load_problems
+from perl.sandbox import BASE_FOLDER, HELDOUT_COUNT, TRAIN_COUNT, load_problems
 
 ROWS = ["12", "-3/4", "north", "\\frac{1}{", "first 3\n#### 1,234", "so it is \\boxed{\\frac{1}{2}}", "(1, 2)"]
 REWARDS = """
@@ -33,6 +33,22 @@ def strict(completions):
 
 def fails(completions, **_):
     raise RuntimeError("not today")
+
+
+def one(completions, **_):
+    return [1.0] * len(completions)
+
+
+def backwards(completions, solution, **_):
+    return [float(gold not in text) for gold, text in zip(solution, completions)]
+
+
+def nested(completions, **_):
+    return [[1.0]] * len(completions)
+
+
+def box(completions, **_):
+    return [float(text.split("boxed{")[1][0] == "1") for text in completions]
 
 
 def nothing(completions, **_):
@@ -93,6 +109,7 @@ def test_the_gold_answers_of_the_sandbox_are_all_right_and_no_torch_is_imported(
     assert result.stdout.splitlines() == [
         f"train  sandbox:addition: {TRAIN_COUNT:,} gold answers, {TRAIN_COUNT:,} right",
         f"eval   sandbox:addition: {HELDOUT_COUNT:,} gold answers, {HELDOUT_COUNT:,} right",
+        "reward accuracy: boxed 1, sentence 1, tagged 1, wrong 0, empty 0",
         "False",
     ]
     assert len(load_problems("sandbox:addition", "train")) == TRAIN_COUNT
@@ -106,40 +123,65 @@ def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row_in_the_file(pe
     assert lines[0].endswith(", 1 only letter for letter")
     assert lines[1:] == [
         "  row 4: unparsable gold: \\frac{1}{",
+        lines[2],
         "1 row gives right completions no reward: drop or rewrite it",
     ]
     # What stands after #### is the gold answer, but a completion with that text has another one in its box.
     said = perl("reward", "check", write_recipe(["#### 7", "the first \\boxed{8} is no #### 7"]), "--json")
     ((train,), rewards) = json.loads(said.out).values()
     assert train["failing"] == [{"row": 2, "gold": "the first \\boxed{8} is no #### 7", "status": "wrong"}]
-    assert (said.code, train["right"], train["unreadable"], rewards) == (1, 1, 0, [])
+    assert (said.code, train["right"], train["unreadable"]) == (1, 1, 0)
+    assert rewards[0]["means"]["wrong"] == 0.0
+    # No completion has the words of a sentence; a unit of several words is none.
+    sentences = ["She has 35 apples, because I counted them.", "5 square feet per second"]
+    said = perl("reward", "check", write_recipe(sentences), "--json")
+    assert [row["status"] for row in json.loads(said.out)["sets"][0]["failing"]] == ["a_sentence"]
 
 
-def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(perl, monkeypatch):
+def test_rewards_are_tried_on_right_wrong_and_empty_texts_and_a_useless_one_is_found(perl, monkeypatch):
     monkeypatch.syspath_prepend(".")
     Path("own.py").write_text(REWARDS, encoding="utf-8")
-    names = ("length", "level", "asks_for_more", "strict", "fails", "nothing", "slow")
+    names = ("length", "level", "asks_for_more", "strict", "fails", "nothing", "slow", "one", "nested", "box")
     rewards = {"accuracy": 1, "format": 1, "repetition_penalty": 1, **{f"own:{name}": 1 for name in names}}
     rewards["process_reward"] = {"weight": 1, "args": {"model": "nobody/nothing", "positive": "+", "negative": "-"}}
     said = perl("reward", "check", write_recipe(["12", "123"], rewards=rewards), "--json")
-    found = {row["name"]: (row["mean"], row["skipped"]) for row in json.loads(said.out)["rewards"]}
-    assert list(found) == [name for name in rewards if name != "accuracy"]
-    means = {name: mean for name, (mean, _) in found.items() if mean is not None}
+    found = {row["name"]: row for row in json.loads(said.out)["rewards"]}
+    assert (said.code, list(found)) == (1, list(rewards))
     lengths = [len(f"\\boxed{{{gold}}}") for gold in (12, 123)]
-    assert means == {"format": 1.0, "own:length": sum(lengths) / 2, "own:level": 0.5, "own:slow": 2.0}
-    why = {name: skipped for name, (mean, skipped) in found.items() if mean is None}
+    assert (found["own:length"]["means"]["boxed"], found["own:length"]["means"]["empty"]) == (sum(lengths) / 2, 0.0)
+    assert found["accuracy"]["means"] == {"boxed": 1, "sentence": 1, "tagged": 1, "wrong": 0, "empty": 0}
     for name, word in (
-        *(("repetition_penalty", "completion_ids"), ("own:asks_for_more", "colour"), ("own:strict", "**kwargs")),
-        *(("own:fails", "2 of 2"), ("own:fails", "not today"), ("own:nothing", "None"), ("process_reward", "model")),
+        *(("own:asks_for_more", "colour"), ("own:strict", "**kwargs"), ("own:one", "1 to all 10 texts")),
+        *(("own:fails", "not today"), ("own:nested", "list"), ("own:nothing", "None"), ("own:box", "6 of 10")),
     ):
-        assert word in why[name]
-    assert (
-        "reward format of the training set's boxed gold answers: mean 1.000"
-        in perl("reward", "check", "recipe.yaml").out
+        assert word in found[name]["problem"]
+    assert {name for name, row in found.items() if row["skipped"]} == {"repetition_penalty", "process_reward"}
+    assert not any(found[name]["problem"] for name in ("accuracy", "format", "own:length", "own:level", "own:slow"))
+    # Messages where the prompts are some; a sum of rewards that right answers do not raise.
+    data = {"train": "train.jsonl", "system_prompt": "Think."}
+    for reward, sections, word in (("own:chat", {"data": data}, "gives 1 to all"), ("own:backwards", {}, "the sum of")):
+        said = perl("reward", "check", write_recipe(["12", "13"], rewards={reward: 1}, **sections), "--json")
+        assert (said.code, word in json.loads(said.out)["rewards"][0]["problem"]) == (1, True)
+
+
+def test_a_training_tries_custom_rewards_before_a_model_is_loaded(perl, monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    Path("own.py").write_text(REWARDS, encoding="utf-8")
+    weightless = Path("weightless")
+    weightless.mkdir()
+    for file in BASE_FOLDER.iterdir():
+        if file.suffix != ".safetensors":
+            (weightless / file.name).write_bytes(file.read_bytes())
+    recipe = write_recipe(
+        ["12", "13"] * 8, model={"name": "weightless"}, rewards={"own:nested": 1}, train={"max_steps": 1}
     )
-    # Messages where the prompts are some.
-    said = perl("reward", "check", write_recipe(["12"], rewards={"own:chat": 1}), "data.system_prompt=Think.", "--json")
-    assert json.loads(said.out)["rewards"] == [{"name": "own:chat", "mean": 1.0, "skipped": ""}]
+    said = perl("train", recipe)
+    assert said.code == 2
+    assert "rewards.own:nested: failed for all" in said.err
+    recipe = write_recipe(
+        ["12", "13"] * 8, model={"name": "weightless"}, rewards={"own:one": 1}, train={"max_steps": 1}
+    )
+    assert "own:one gives 1 to all" in perl("train", recipe, "--dry-run").err
 
 
 def test_a_policy_is_asked_how_hard_the_problems_are_and_the_answers_become_a_column(perl):

@@ -57,8 +57,10 @@ def command(
             return _start(checked, context.meta[ARGUMENTS], output)
     from perl.rollouts.vllm.version import check_engine
     from perl.run.folder import check_folder
+    from perl.training.checked_recipe import located
     from perl.training.forecast import forecast_of
     from perl.training.forecast_text import plan_lines, summary_lines
+    from perl.training.reward_trial import check_rewards_work
     from perl.training.stages import prepare, read_recipe, train
 
     if dry_run:
@@ -74,6 +76,9 @@ def command(
             check_folder(resolved)
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan_lines(plan), *summary_lines(forecast_of(plan)))))
+        if is_first_process():
+            with located(resolved):
+                check_rewards_work(resolved, plan.problems)
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too
         return EXIT_DONE
     run = train(recipe, overrides, output)

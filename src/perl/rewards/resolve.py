@@ -89,6 +89,11 @@ def resolve_rewards(
     return rewards
 
 
+def judging_of(rewards: list[Reward]) -> Judging | None:
+    """How the first reward that judges answers does it."""
+    return next((reward.judging for reward in rewards if reward.judging is not None), None)
+
+
 def reward_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     """What is wrong with a recipe's ``rewards`` section, by key path."""
     mistakes: list[_Located] = []

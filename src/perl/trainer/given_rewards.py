@@ -111,7 +111,7 @@ def checked_reward(function: Any, name: str) -> Any:  # noqa: ANN401 (TRL's)
 def _fitting(function: Any, given: dict[str, Any], name: str) -> dict[str, Any]:  # noqa: ANN401
     """What a function is called with; it may ask for a column that the data does not have."""
     try:
-        inspect.signature(function).bind(**given)
+        inspect.signature(function, follow_wrapped=False).bind(**given)  # a wrapper may name columns otherwise
     except ValueError:  # of a function in C, which does not say what it takes
         return given
     except TypeError as error:

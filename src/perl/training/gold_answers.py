@@ -5,30 +5,32 @@ Recipe -> verdicts on its gold answers; what its other rewards give them
 Loads no model and imports no torch.
 """
 
-import asyncio
-import inspect
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from datasets import Dataset
 
 from perl.data import ProblemSet, load_problem_set
-from perl.errors import DataError, PerlError
+from perl.errors import DataError
 from perl.recipe import Recipe
 from perl.recipe.sections import DataSection
-from perl.rewards import Reward, resolve_rewards
+from perl.rewards import resolve_rewards
 from perl.rewards.answers import gold_answer
-from perl.rewards.named import MADE_REWARDS
-from perl.rewards.resolve import by_own_names
 from perl.rewards.verifier import Judging, check_all, unreadable
 from perl.run.progress import live_line
 from perl.training.checked_recipe import located
+from perl.training.reward_trial import RewardTrial, try_rewards
 
 _LISTED_ROWS = 20
 # Rows that are compared at a time, between two drawings of the live line.
 _AT_A_TIME = 200
+# Words that are no LaTeX, one fewer beside a comma: of 2,900 gold answers of GSM8K, MATH-500, AIME, AMC, HMMT, Minerva
+# and OlympiadBench one has so many, and a unit, as in "5 square feet per second", has fewer.
+_WORDS_OF_A_SENTENCE = 5
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_PAUSE = re.compile(r"[a-z][,;.] ")
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class FailingRow:
 
     Attributes:
         row: Counted from 1, in the data set as it was read.
-        status: Of the verdict on it; ``unparsable_gold`` also where it is right letter for letter.
+        status: Of the verdict on it; ``unparsable_gold`` and ``a_sentence`` also where it is right letter for letter.
     """
 
     row: int
@@ -59,15 +61,6 @@ class CheckedSet:
 
 
 @dataclass(frozen=True)
-class RewardOfGold:
-    """The mean that another reward gives the gold answers, or why there is none."""
-
-    name: str
-    mean: float | None = None
-    skipped: str = ""
-
-
-@dataclass(frozen=True)
 class GoldCheck:
     """What came of a recipe's gold answers.
 
@@ -77,7 +70,7 @@ class GoldCheck:
     """
 
     sets: list[CheckedSet]
-    rewards: list[RewardOfGold]
+    rewards: list[RewardTrial]
     chosen: Sequence[int]
     rows: Sequence[int]
 
@@ -85,6 +78,11 @@ class GoldCheck:
     def failing(self) -> int:
         """Rows that give right completions no reward."""
         return sum(len(checked.failing) for checked in self.sets)
+
+    @property
+    def sound(self) -> bool:
+        """Whether no row and no reward has something wrong with it."""
+        return not self.failing and not any(one.problem for one in self.rewards)
 
     def lines(self) -> Iterator[str]:
         """For a person to read."""
@@ -97,9 +95,7 @@ class GoldCheck:
                 yield f"  row {row.row}: {row.status.replace('_', ' ')}: {beginning(row.gold)}"
             if len(checked.failing) > _LISTED_ROWS:
                 yield f"  and {len(checked.failing) - _LISTED_ROWS:,} more"
-        for other in self.rewards:
-            text = f"mean {other.mean:.3f}" if other.mean is not None else f"skipped, {beginning(other.skipped, 200)}"
-            yield f"reward {other.name} of the training set's boxed gold answers: {text}"
+        yield from (beginning(one.line(), 300) for one in self.rewards)
         if self.failing:
             rows = "1 row gives" if self.failing == 1 else f"{self.failing:,} rows give"
             yield f"{rows} right completions no reward: drop or rewrite {'it' if self.failing == 1 else 'them'}"
@@ -126,16 +122,15 @@ def check_gold_answers(recipe: Recipe, limit: int | None) -> GoldCheck:
     with located(recipe):
         problems, rows = _read_problems(recipe.data, judging.solution)
     chosen = _evenly(len(problems.train), limit)
-    sets, others = [], []
+    sets: list[CheckedSet] = []
+    tried: list[RewardTrial] = []
     if "solution" in problems.train.column_names:
         sets.append(_checked("train", recipe.data.train.name, problems.train, rows, limit, judging))
-        named = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
-        taken, own = problems.train.select(chosen), problems.own_names
-        others = [_reward_of_gold(reward, taken, own) for reward in named if reward.name != "accuracy"]
+        tried = try_rewards(recipe, problems)
     if problems.heldout is not None and "solution" in problems.heldout.column_names:
         of_heldout, name = range(len(problems.heldout)), problems.heldout_name or ""
         sets.append(_checked("eval", name, problems.heldout, of_heldout, limit, judging))
-    return GoldCheck(sets, others, chosen, rows)
+    return GoldCheck(sets, tried, chosen, rows)
 
 
 def _evenly(count: int, limit: int | None) -> Sequence[int]:
@@ -197,11 +192,18 @@ def _checked(
             right += statuses.count("right")
             letters += len(bad)
             for k, status in enumerate(statuses):
-                if status != "right" or k in bad:
-                    found = "unparsable_gold" if k in bad else status
+                sentence = _is_sentence(golds[part[k]])
+                if status != "right" or k in bad or sentence:
+                    found = "unparsable_gold" if k in bad else "a_sentence" if sentence else status
                     failing.append(FailingRow(rows[part[k]] + 1, golds[part[k]], found))
             line.update(len(part))
     return CheckedSet(role, name, len(golds), len(chosen), right, letters, failing)
+
+
+def _is_sentence(gold: str) -> bool:
+    """Whether a gold answer is words that no completion will repeat, where only those are right."""
+    answer = _TEXT.sub(" ", gold_answer(gold))
+    return len(_WORD.findall(answer)) + bool(_PAUSE.search(answer)) >= _WORDS_OF_A_SENTENCE
 
 
 def _statuses(golds: Sequence[str], judging: Judging) -> list[str]:
@@ -226,41 +228,3 @@ def _statuses(golds: Sequence[str], judging: Judging) -> list[str]:
 
 def _boxed(gold: str) -> str:
     return f"\\boxed{{{gold_answer(gold)}}}"
-
-
-def _reward_of_gold(reward: Reward, problems: Dataset, own_names: Mapping[str, str]) -> RewardOfGold:
-    """The mean of what a reward gives the boxed gold answers; it is skipped where it needs more than the data holds."""
-    columns = problems[:]
-    prompts = columns.pop("prompt")
-    boxed: list[Any] = [_boxed(gold) for gold in columns["solution"]]
-    if not isinstance(prompts[0], str):
-        boxed = [[{"role": "assistant", "content": text}] for text in boxed]
-    given = {**columns, "prompts": prompts, "completions": boxed}
-    own = {} if reward.failures is None else by_own_names(given, own_names)
-    missing = [name for name in reward.needs if name not in {**given, **own}]
-    if reward.name in MADE_REWARDS:
-        return RewardOfGold(reward.name, skipped="it loads a model")
-    if missing:
-        return RewardOfGold(reward.name, skipped=f"it needs {', '.join(missing)}, which the data does not have")
-    if not reward.takes_all:
-        return RewardOfGold(reward.name, skipped="it must accept **kwargs: every column is handed to every reward")
-    try:
-        values = _called(reward, given)
-    except (PerlError, ValueError, TypeError) as error:  # a column of the data that holds something else
-        return RewardOfGold(reward.name, skipped=f"it failed: {error}")
-    if reward.failures is not None and reward.failures.count:
-        failed = f"it failed for {reward.failures.count} of {len(boxed)}: {reward.failures.newest}"
-        return RewardOfGold(reward.name, skipped=failed)
-    numbers = [value for value in values if value is not None and not math.isnan(value)]
-    if not numbers:
-        return RewardOfGold(reward.name, skipped="it gives None to all of them")
-    return RewardOfGold(reward.name, mean=math.fsum(numbers) / len(numbers))
-
-
-def _called(reward: Reward, given: dict[str, Any]) -> list[float | None]:
-    values = reward.function(**given)
-
-    async def awaited() -> Any:  # noqa: ANN401 (what a reward returns)
-        return await values
-
-    return list(asyncio.run(awaited()) if inspect.isawaitable(values) else values)

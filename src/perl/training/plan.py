@@ -40,6 +40,7 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
 from perl.rewards.process.model import read_process_config
 from perl.rewards.process.reward import ProcessReward
+from perl.rewards.resolve import judging_of
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.server_command import server_command
@@ -52,7 +53,6 @@ from perl.training.plan_checks import (
     asked_problems,
     check_rewards,
     check_teacher_prompts,
-    judging_of,
     prompt_tokens,
     steps_of,
     warn_of_data,

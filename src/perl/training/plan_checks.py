@@ -17,7 +17,7 @@ from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import PromptsSection, TeacherSection
 from perl.rewards import Reward
 from perl.rewards.custom import unsendable
-from perl.rewards.resolve import GOLD, by_own_names
+from perl.rewards.resolve import GOLD, by_own_names, judging_of
 from perl.rewards.verifier import Judging, unreadable
 from perl.run.progress import live_line
 from perl.trainer.config import PeftRLConfig
@@ -124,11 +124,6 @@ def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) 
         elif is_first_process():  # the others would find the same
             found += _unreadable_answers(rows[judging.solution], role, judging.workers)
     raise_all(DataError, found)
-
-
-def judging_of(rewards: list[Reward]) -> Judging | None:
-    """How the first reward that judges answers does it."""
-    return next((reward.judging for reward in rewards if reward.judging is not None), None)
 
 
 def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Mistake]:

@@ -37,6 +37,7 @@ from perl.training.on_ray import train_on_ray
 from perl.training.on_verl import train_on_verl
 from perl.training.plan import Plan, make_plan
 from perl.training.policy_stage import record_identity, run_title, save_adapter, train_policy
+from perl.training.reward_trial import check_rewards_work
 from perl.training.scores import score_base, score_best, score_run
 
 logger = logging.getLogger("perl")
@@ -123,9 +124,10 @@ def _goes_on(plan: Plan, run: Run) -> bool:
 
 
 def _check_services(plan: Plan, run: Run) -> None:
-    """Waits for what must answer before weights are loaded; clears what a kill left for servers."""
+    """Tries rewards and waits for what must answer before weights are loaded; clears what a kill left for servers."""
     rollout = plan.recipe.rollout
     with located(plan.recipe):
+        check_rewards_work(plan.recipe, plan.problems)
         check_login(plan.recipe.hub)
         if rollout.capabilities.needs_servers:
             check_servers(rollout, plan.longest_text, plan.form)
