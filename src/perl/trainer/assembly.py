@@ -110,7 +110,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         aggregation=trainer.multi_objective_aggregation,
         warns=trainer.accelerator.is_main_process,
     )
-    if rewards.reads_greedy:
+    if rewards.estimator.writes_greedy:
         check_greedy(trainer)
     prompts = made_selection(trainer, position, metrics, source)
     resume = ResumeState(

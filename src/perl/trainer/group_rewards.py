@@ -22,7 +22,7 @@ from perl.algorithms.advantages import (
     weighted_rewards,
     whitened,
 )
-from perl.algorithms.estimators import ADVANTAGES, Penalty
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import function_at
 from perl.errors import RecipeError, RewardError, warn
 from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
@@ -38,7 +38,11 @@ from perl.trainer.token_selection import select_tokens
 
 
 class GroupRewards:
-    """Makes advantages of rewards: exactly 0 in a group whose rewards agree, which TRL's are not."""
+    """Makes advantages of rewards: exactly 0 in a group whose rewards agree, which TRL's are not.
+
+    Attributes:
+        estimator: The row of what compares rewards.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class GroupRewards:
         """Takes the reward functions' names, the estimator's, TRL's two arguments, and whether this process warns."""
         self._scored: dict[str, int] = {}
         self._names, self._scale, self._aggregation = names, scale, aggregation
-        self._estimator, self._warns = ADVANTAGES[estimator], warns
+        self.estimator, self._warns = ADVANTAGES[estimator], warns
 
     def before_kl(
         self,
@@ -64,33 +68,13 @@ class GroupRewards:
         """(N,) what a KL penalty of tokens is taken off, of all processes; NaN without a reward, or a baseline's."""
         weights_K = weights_K.to(rewards_PGK.device)
         rewards_PG = weighted_rewards(rewards_PGK, weights_K)
-        if self._estimator.before_kl:
-            differences_PG: torch.Tensor = function_at(self._estimator.before_kl)(rewards_PG)
+        if self.estimator.before_kl:
+            differences_PG: torch.Tensor = function_at(self.estimator.before_kl)(rewards_PG)
             return differences_PG.flatten()
         missing_PG = rewards_PG.isnan()
         if greedy_PGK is not None:
             missing_PG = missing_PG | weighted_rewards(greedy_PGK, weights_K).isnan()
         return advantages_N.masked_fill(missing_PG.flatten(), torch.nan)
-
-    @property
-    def penalty(self) -> Penalty:
-        """How a KL penalty in the rewards acts."""
-        return self._estimator.penalty
-
-    @property
-    def has_critic(self) -> bool:
-        """Whether advantages are made of a critic's values."""
-        return self._estimator.critic
-
-    @property
-    def reads_lengths(self) -> bool:
-        """Whether advantages depend on how long completions are."""
-        return "lengths_PG" in self._estimator.reads
-
-    @property
-    def reads_greedy(self) -> bool:
-        """Whether advantages compare with the greedy completion of each prompt."""
-        return self._estimator.writes_greedy
 
     def advantages(
         self,
@@ -125,10 +109,10 @@ class GroupRewards:
             self._check_signs(rewards_PG, rewards_PGK * weights_K)
             greedy_PG = None if greedy_PGK is None else weighted_rewards(greedy_PGK, weights_K)
             facts = {"scale": self._scale, "lengths_PG": lengths_PG, "greedy_PG": greedy_PG}
-            read = {name: facts[name] for name in self._estimator.reads}
-            of_rewards_N = advantages_N = function_at(self._estimator.function)(rewards_PG, **read).flatten()
+            read = {name: facts[name] for name in self.estimator.reads}
+            of_rewards_N = advantages_N = function_at(self.estimator.function)(rewards_PG, **read).flatten()
             if penalties_PG is not None:
-                advantages_N = function_at(self._estimator.function)(rewards_PG - penalties_PG, **read).flatten()
+                advantages_N = function_at(self.estimator.function)(rewards_PG - penalties_PG, **read).flatten()
         self._log_unscored(rewards_PGK, weights_K, metrics)
         # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
         flat_P = (of_rewards_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
@@ -148,12 +132,12 @@ class GroupRewards:
     def _check_signs(self, rewards_PG: torch.Tensor, weighted_PGK: torch.Tensor) -> None:
         """Refuses negative rewards where the estimator divides by their mean; every process sees the same."""
         negative_PG = rewards_PG < 0
-        if not self._estimator.not_negative or not bool(negative_PG.any()):
+        if not self.estimator.not_negative or not bool(negative_PG.any()):
             return
         to_blame_K = ((weighted_PGK < 0) & negative_PG.unsqueeze(2)).flatten(end_dim=1).any(dim=0)
         named = ", ".join(name for name, blamed in zip(self._names, to_blame_K, strict=True) if blamed)
         what = f"gave a completion a reward of {rewards_PG[negative_PG].min().item():g} after weighting, and "
-        what += f"{self._estimator.name} divides by the mean of a group's rewards"
+        what += f"{self.estimator.name} divides by the mean of a group's rewards"
         raise RewardError(what, f"reward {named}", "rewards that are not negative, or advantage_estimator: rloo")
 
     @contextlib.contextmanager
@@ -233,24 +217,21 @@ def put_advantages(
         trainer._metrics[mode_of(trainer.model)],
     )
     lengths_PG = None
-    if group_rewards.reads_lengths:  # of all processes, as the rewards are
+    if "lengths_PG" in group_rewards.estimator.reads:  # of all processes, as the rewards are
         lengths_n = _mask(output).sum(dim=1)
         lengths_PG = trainer.accelerator.gather(lengths_n).view(-1, generations)
     greedy_PGK = None
-    if group_rewards.reads_greedy:
+    if group_rewards.estimator.writes_greedy:
         source = trainer.rollout_source
-        if not source.is_served and generates_by_itself(trainer.policy):
-            what = "a generate that a script has put on the model writes no likeliest completion"
-            raise RecipeError(what, "advantage_estimator", "rloo, which compares with the other completions")
         greedy_PGK = greedy_rewards(trainer, source, source.inputs).view_as(rewards_PGK)
         greedy_PG = weighted_rewards(greedy_PGK, trainer.reward_weights)
         metrics["reward/greedy"].append(greedy_PG.nanmean().item())
         metrics["rows/without_baseline"].append(greedy_PG.isnan().float().mean().item())
-    penalised, critic = own_setting(trainer.args, "kl_in_reward"), group_rewards.has_critic
+    penalised, critic = own_setting(trainer.args, "kl_in_reward"), group_rewards.estimator.critic
     divergences_NT, penalties_PG = torch.zeros(()), None
     if penalised:
         divergences_NT = _divergences(trainer, output, metrics)
-        if group_rewards.penalty == "completion":
+        if group_rewards.estimator.penalty == "completion":
             sums_n = trainer.beta * (divergences_NT * _mask(output)).sum(dim=1)
             penalties_PG = trainer.accelerator.gather(sums_n).view(-1, generations)
     advantages_N = group_rewards.advantages(
@@ -294,9 +275,9 @@ def _less_divergence(
 
     mask_NT = _mask(output)
     returns_NT = penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta)
-    return (
-        whitened(returns_NT, mask_NT, total) if group_rewards.penalty == "whitened" else left_out(returns_NT, mask_NT)
-    )
+    if group_rewards.estimator.penalty == "whitened":
+        return whitened(returns_NT, mask_NT, total)
+    return left_out(returns_NT, mask_NT)
 
 
 def _mask(output: Mapping[str, Any]) -> torch.Tensor:
@@ -345,6 +326,10 @@ def scored_rollouts(trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Ex
         inputs: The examples of this process, one for each completion.
         theirs: TRL's own rollouts of examples.
     """
+    replaced = not trainer.rollout_source.is_served and generates_by_itself(trainer.policy)
+    if replaced and trainer._group_rewards.estimator.writes_greedy:
+        what = "a generate that a script has put on the model writes no likeliest completion"
+        raise RecipeError(what, "advantage_estimator", "rloo, which compares with the other completions")
     rollouts, rewards_NK = _made(trainer, inputs, theirs)
     if trainer.model.training and trainer.prompt_selection is not None:
 

@@ -96,18 +96,13 @@ def group_places(
     return [written.index(group) if group else (empty.pop(0) if empty else None) for group in present]
 
 
-def scheduler_state(scheduler: Any) -> dict[str, Any]:  # noqa: ANN401 (torch's, or a wrapper of one)
-    """A scheduler's state."""
-    return dict(scheduler.state_dict())
-
-
 def load_scheduler_state(
     scheduler: Any,  # noqa: ANN401 (torch's, or a wrapper of one)
     saved: Mapping[str, Any],
     places: list[int | None],
     groups: int,
 ) -> None:
-    """Puts back what :func:`scheduler_state` returned; rates are those of the new schedule, at the step of the saved.
+    """Puts back a scheduler's state; rates are those of the new schedule, at the step of the saved.
 
     Args:
         scheduler: New, of an optimizer whose groups may be others than those saved.

@@ -312,7 +312,8 @@ class OptimizerStep:
         Raises:
             OutOfMemoryError: A single row does not fit either way.
         """
-        longest = self._most(max(batch.tokens for batch in plan))  # one budget, whatever rows a process has now
+        # One budget, whatever rows a process has now.
+        longest = most(self._live.accelerator, max(batch.tokens for batch in plan))
         if self._any(any(len(batch.rows) > 1 for batch in plan)):
             self._passes.halve(longest)
             warn("PRL321", "out of memory: the step runs again with %d tokens in a pass", self._passes.tokens)
@@ -355,12 +356,9 @@ class OptimizerStep:
                     return self.loss_of(model, batch)
             return self._hooks.backward(model, batch)
 
-    def _most(self, count: int) -> int:
-        return most(self._live.accelerator, count)
-
     def _any(self, flag: bool) -> bool:
         """Whether it is so on any process."""
-        return bool(self._most(int(flag)))
+        return bool(most(self._live.accelerator, int(flag)))
 
     def _weights(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """(N, T) weights of a micro-batch's tokens in the loss of its optimizer step."""

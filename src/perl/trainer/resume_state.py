@@ -44,7 +44,6 @@ from perl.trainer.optimizer_state import (
     named_state,
     read_state,
     save_random_state,
-    scheduler_state,
     seed_random_state,
     write_state,
 )
@@ -225,7 +224,7 @@ class ResumeState:
         state = named_state(optimizer, self._live.policy)
         if self._live.args.should_save:
             write_state(checkpoint / OPTIMIZER, state)
-            write_state(checkpoint / SCHEDULER, scheduler_state(scheduler))
+            write_state(checkpoint / SCHEDULER, dict(scheduler.state_dict()))
 
     def load_optimizer(self, checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:  # noqa: ANN401
         """Puts back what :meth:`save_optimizer` wrote, unless only the model was saved.

@@ -36,14 +36,18 @@ def reads_old(trainer: GRPOTrainer) -> bool:
 
     An update lies between the rollout and the loss, or they are requested.
     """
-    args, ours = trainer.args, trainer.loss_is_ours and trainer.model.training
+    args, ours = trainer.args, (trainer.step_is_ours or trainer.loss_is_ours) and trainer.model.training
     asked = trainer.correction is not None and not own_setting(args, "reuse_old_log_probs")
     return bool(own_setting(args, "kl_in_reward") or (ours and (not _one_update(args) or asked)))
 
 
 def selects(trainer: GRPOTrainer) -> bool:
     """Whether tokens of the rollouts that are made now are selected."""
-    return bool(trainer.loss_is_ours and trainer.model.training and selection_of(trainer.args) is not None)
+    return bool(
+        (trainer.step_is_ours or trainer.loss_is_ours)
+        and trainer.model.training
+        and selection_of(trainer.args) is not None
+    )
 
 
 def select_tokens(trainer: GRPOTrainer, output: dict[str, Any]) -> None:
