@@ -33,7 +33,7 @@ def advice(flat):
 
 
 def accuracy_logs(**fractions):
-    names = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
+    names = ("wrong", "no_answer", "unparsable_gold", "timeout", "unjudged", "error")
     return {f"reward/accuracy/{name}_frac": fractions.get(name, 0.0) for name in names}
 
 
