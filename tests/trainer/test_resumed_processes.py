@@ -247,6 +247,6 @@ def test_a_name_trains_one_adapter_whatever_it_runs_on(tmp_path):
         assert norm(moved["one"]) > 0.001 * norm(found["begin"]), name
         assert all(torch.equal(found["resumed"][key], tensor) for key, tensor in found["one"].items()), name
         differences[name] = [relative_difference(moved[kind], moved["one"]) for kind in ("two", "autocast")]
-    del differences["bnpo"]  # its mean is over a micro-batch, and TRL deals a process's rows to those at random
+    differences["bnpo"][0] = 0.0  # its mean is over a micro-batch, and TRL deals a process's rows to those at random
     apart = {name: pair for name, pair in differences.items() if pair[0] > CLOSE or pair[1] > 0.2}
     assert apart == {}
