@@ -35,7 +35,7 @@ CHANGES = {
     r"lm_head.weight is not tied": untied,
     r"lm_head is replaced": lambda m: setattr(m.lm_head, "__class__", Doubled),
     r"passes give other": lambda m: m.model.layers[0].register_forward_hook(lambda _, __, out: out * 1.1),
-    r"inv_freq has other": lambda m: m.to(torch.bfloat16),
+    r"inv_freq has other": lambda m: m.model.rotary_emb.inv_freq.mul_(1.01),
     r"layers.2.\S+ is absent": lambda m: setattr(m.model, "layers", m.model.layers[:2]),
     r"config.rope_parameters.rope_theta": lambda m: m.config.rope_parameters.update(rope_theta=5.0),
     r"gate_proj.bias is in none": lambda m: setattr(
@@ -60,6 +60,14 @@ def test_how_a_base_is_loaded_is_no_change(options):
     model.lm_head.float()
     assert not check_published(model, loaded_here=False)
     assert not check_published(adapted(copy.deepcopy(model)), loaded_here=False)
+
+
+def test_a_model_that_was_moved_to_another_type_has_its_frequencies_exact_again():
+    loaded = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.bfloat16)
+    moved = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32).to(torch.bfloat16)
+    assert not check_published(moved, loaded_here=False)
+    ids = torch.arange(12)[None]
+    assert torch.equal(moved(ids).logits, loaded(ids).logits)
 
 
 def test_layers_that_hold_codes_and_experts_that_lie_one_by_one_in_a_file_are_compared(tmp_path):

@@ -6,6 +6,7 @@ An adapter is saved alone, and whoever loads it loads the published base. Tensor
 layer at a time, so that no second base is in memory.
 """
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -50,6 +51,7 @@ _PROBE = (2, 32)
 # Share of codes that another device may have rounded otherwise; of its length, how far 8-bit weights are from theirs.
 _OTHER_CODES, _EIGHT_BITS = 1e-3, 0.05
 _SHOWN = 3
+_logger = logging.getLogger("perl")
 
 
 def check_published(model: nn.Module, *, loaded_here: bool) -> str:
@@ -175,12 +177,16 @@ def _of_passes(model: nn.Module) -> Iterator[str]:
     base = base_of(model)
     in_files, held = base.state_dict(), {name_in_base(name): buffer for name, buffer in base.named_buffers()}
     for name, own in empty_of(base).named_buffers():
-        if (
-            name in held
-            and name not in in_files
-            and not torch.equal(own.to(held[name].device), held[name].to(own.dtype))
-        ):
+        here = None if name in in_files else held.get(name)
+        if here is None or torch.equal(own.to(here.device), here.to(own.dtype)):
+            continue
+        if not torch.equal(own.to(here), here):
             yield f"{name} has other numbers"
+            continue
+        # model.to(dtype) rounds them, and whoever loads the base has them exact.
+        module, _, last = name.rpartition(".")
+        base.get_submodule(module)._buffers[last] = own.to(here.device)
+        _logger.info("%s is exact again, as whoever loads the base has it: the model was moved to %s", name, here.dtype)
     if is_sharded(base) or len({str(place) for place in getattr(base, "hf_device_map", {}).values()}) > 1:
         return  # whose passes need the hooks that they have
     ids = torch.randint(base.get_input_embeddings().weight.shape[0], _PROBE, generator=torch.Generator().manual_seed(0))
