@@ -22,7 +22,8 @@ def _sums():
 def test_from_nothing_to_a_finished_run(capsys):
     assert run([*ASKED, "-o", "mine.yaml"], "perl") == EXIT_DONE
     said = capsys.readouterr().out
-    assert said.startswith("written  mine.yaml\nneeds ")
+    assert said.startswith('written  mine.yaml\nprompt   "')
+    assert "\nneeds " in said
     assert "train    perl train mine.yaml" in said
     assert run(["train", "mine.yaml", "--dry-run"], "perl") == EXIT_DONE
     short = ["train.max_steps=2", "data.prompt_template=null", "rollout.max_completion_length=32", "-q"]

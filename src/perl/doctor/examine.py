@@ -38,7 +38,7 @@ def examine(recipe: str | None, overrides: Sequence[str], runs: Path) -> Iterato
 def _look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
     """A line for each mistake, as a dry run prints them; else its plan, and its servers where it has some."""
     from perl.training.forecast import forecast_of
-    from perl.training.forecast_text import summary_lines
+    from perl.training.forecast_text import first_prompt, summary_lines
     from perl.training.stages import prepare, read_recipe
 
     try:
@@ -46,7 +46,8 @@ def _look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
     except PerlError as error:
         yield from _problems("PRL120", error)
         return
-    yield Finding("PRL120", "ok", f"{recipe} can be trained: {plan.steps:,} steps of {plan.recipe.batch}")
+    message = f"{recipe} can be trained: {plan.steps:,} steps of {plan.recipe.batch}; {first_prompt(plan)}"
+    yield Finding("PRL120", "ok", message)
     forecast = forecast_of(plan)
     ((_, column),) = forecast.strategies.items()
     lines = [line.partition(" ") for line in summary_lines(forecast)]

@@ -5,6 +5,7 @@ Forecast -> lines, or numbers for JSON
 What is derived says so, and what was measured says that.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from perl.algorithms.critic_settings import critic_rate
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS, shown_settings
+from perl.data import render_prompts
 from perl.methods.registry import Method
 from perl.recipe import Recipe
 from perl.recipe.quantisations import in_few_bits
@@ -25,6 +27,8 @@ from perl.training.plan import Plan
 from perl.training.plan_checks import most_completions
 
 _DASH = "-"
+# Characters of the first prompt that are shown, half of them from its end.
+_LONGEST_PROMPT = 400
 # Name in JSON -> how a person reads it, if at all, and the bytes.
 _MEMORY: dict[str, tuple[str, Callable[[MemoryEstimate], float]]] = {
     "base": ("base", lambda m: m.weights),
@@ -215,6 +219,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"trained  {plan.trainable_parameters:,} parameters ({share:.2f} % of all)"
     yield from _critic_lines(plan.arguments, plan.method, plan.critic_parameters)
     yield f"data     {plan.recipe.data.train.name}: {len(plan.problems.train):,} problems, {heldout:,} held out"
+    yield first_prompt(plan)
     yield f"tokens   prompts up to {plan.longest_prompt}, completions up to {plan.arguments.max_completion_length}"
     yield from _prompt_lines(plan.recipe, plan.arguments)
     yield from _rollout_lines(plan.recipe, plan.served_rank)
@@ -228,6 +233,18 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     least = "at least " if plan.recipe.prompts.refill else ""
     yield f"steps    {plan.steps} ({least}{completions:,} completions in all)"
     yield f"output   {plan.recipe.output_dir}"
+
+
+def first_prompt(plan: Plan) -> str:
+    """The first training prompt as the policy reads it, special tokens and all, and its gold answer."""
+    row = plan.problems.train[0]
+    [asked] = render_prompts([row], plan.tokenizer, plan.arguments.chat_template_kwargs)
+    text = json.dumps(plan.tokenizer.decode(asked.token_ids), ensure_ascii=False)
+    if len(text) > _LONGEST_PROMPT:
+        text = f"{text[: _LONGEST_PROMPT // 2]} ... {text[-_LONGEST_PROMPT // 2 :]}"
+    template = "no chat template" if isinstance(row["prompt"], str) else "by the chat template"
+    gold = f", answer {json.dumps(row['solution'], ensure_ascii=False)[:80]}" if row.get("solution") is not None else ""
+    return f"prompt   {text} ({len(asked.token_ids)} tokens, {template}){gold}"
 
 
 def _algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:

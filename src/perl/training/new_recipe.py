@@ -29,7 +29,7 @@ from perl.run.files import write_text
 from perl.sandbox import is_sandbox
 from perl.trainer.alarms.of_policy import usual_rate
 from perl.training.forecast import make_forecast
-from perl.training.forecast_text import bytes_text, summary_lines
+from perl.training.forecast_text import bytes_text, first_prompt, summary_lines
 from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_machine
 from perl.training.memory_estimate import MemoryEstimate
 from perl.training.new_data import data_section, recipe_text
@@ -134,7 +134,8 @@ def new_recipe(
             raise RecipeError("the recipe's text would be read as something else", "data", "other names of columns")
         recipe = replace(read_recipe(values), name="recipe" if path is None else path.stem)
         plan = make_plan(recipe, engine_here=False)
-        summary = () if sizes.memory is None else tuple(summary_lines(make_forecast(plan, _setup(plan, device))))
+        costs = () if sizes.memory is None else summary_lines(make_forecast(plan, _setup(plan, device)))
+        summary = (first_prompt(plan), *costs)
     if path is not None:
         write_text(_checked_output(path, force=force).resolve(), text)
     return NewRecipe(text, plan.recipe, path, summary)
