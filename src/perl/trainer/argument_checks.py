@@ -229,7 +229,7 @@ def unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
         found.append(Mistake(f"a teacher {what}", "teacher", "leave one of the two out"))
     estimator = getattr(args, "advantage_estimator", "group")
     if ADVANTAGES[estimator].critic:
-        found.append(Mistake(f"the critic of {estimator} {what}", "advantage_estimator", "an estimator without one"))
+        found.append(Mistake(f"{estimator} trains a critic, which {what}", "advantage_estimator", "one without"))
     return found
 
 
