@@ -116,7 +116,7 @@ def test_a_checkpoint_of_any_strategy_and_size_is_gone_on_with_by_another(tmp_pa
     plain = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.3}
     found = matrix(tmp_path, {"lora": ROUND}, step=1, **options, **plain)
     differences = check(tmp_path, {"lora": ROUND}, found)
-    assert max(differences.values()) <= CLOSE, differences
+    assert {name: difference for name, difference in differences.items() if difference > CLOSE} == {}
     assert found["lora-zero2"]["log"][1]["kl"] == found["lora-ddp"]["log"][1]["kl"]
     assert max(entry["kl"] for entry in found["lora-zero2"]["log"]) > 1e-3
     for name, processes in PROCESSES.items():
@@ -151,7 +151,7 @@ def test_every_method_trains_and_is_gone_on_with_alike_by_every_strategy(tmp_pat
     found = matrix(tmp_path, methods)
     assert {name for name, result in found.items() if "refused" in result} == {"full-fsdp2", "ln_tuning-fsdp2"}
     differences = check(tmp_path, methods, found)
-    assert max(differences.values()) <= CLOSE, differences
+    assert {name: difference for name, difference in differences.items() if difference > CLOSE} == {}
 
 
 def steps_of(processes: int, skipped: int) -> list[list[int]]:
