@@ -108,7 +108,8 @@ class Tags(HTMLParser):
 def test_the_page_holds_every_entry_asks_for_nothing_and_escapes_what_others_wrote(tmp_path):
     entry = trained("b-good", score(0.9), score(0.2, "products"), tokens=90, seeds=seeds(0.8))
     page = html_page(zoo_of(tmp_path / "zoo", entry, reported("c-paper", theirs(0.5), notes=["Only one seed."])))
-    for said in ("b-good", "c-paper", "90.0 ± 7.1", "Only one seed.", *sheet(entry)[:3]):
+    cell = '<td class="number" data-value="0.9">90.0 ± 7.1</td>'
+    for said in ("b-good", "c-paper", cell, "Only one seed.", *sheet(entry)[:3]):
         assert said in page
     for tag, attributes in Tags(page).found:
         assert tag not in ("link", "iframe", "object", "embed", "img", "base")

@@ -5,7 +5,9 @@ headings and cells -> lines; recipes as plain values -> key -> text; texts of se
 What others wrote (names, notes, methods) is made harmless for the place it is shown in.
 """
 
+import base64
 import csv
+import hashlib
 import html
 import io
 import re
@@ -151,16 +153,20 @@ def _flatten(value: Any, path: str, found: dict[str, str]) -> None:  # noqa: ANN
 
 
 def html_templates(folder: Path) -> "Environment":
-    """The templates of a folder: what stands in them is escaped, and a name that nobody gave is an error."""
+    """The templates of a folder: what stands in them is escaped, and a name that nobody gave is an error.
+
+    Their filters: ``plain``, and ``hash``, by which a content security policy names a script or a style.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader(folder)
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.filters |= {"plain": plain, "hash": _policy_hash}
+    return found
+
+
+def _policy_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _sides(right: Sequence[bool] | None, columns: int) -> Sequence[bool]:

@@ -6,8 +6,6 @@ All are the rows of :mod:`perl.zoo.table`, printed; the first two are kept besid
 again and compare.
 """
 
-import base64
-import hashlib
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +14,20 @@ from perl.recipe.assets import card_templates_folder
 from perl.run.tables import html_templates, in_markdown, plain, plain_table
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry
-from perl.zoo.table import FACTS, SCORE_COLUMNS, Cell, Row, fact_cell, ordered, printed, row_of, score_row, tasks_of
+from perl.zoo.table import (
+    FACTS,
+    SCORE_COLUMNS,
+    Cell,
+    Row,
+    cells_of,
+    fact_cell,
+    ordered,
+    printed,
+    row_of,
+    score_row,
+    tasks_of,
+    to_the_right,
+)
 
 MARKDOWN, CSV = "MODEL_ZOO.md", "zoo.csv"
 _WIDEST = 100
@@ -81,23 +92,14 @@ def html_page(zoo: Zoo) -> str:
     entries = list(zoo.entries.values())
     columns = ["name", "provenance", "method", "base", *tasks_of(entries), "tokens", "parameters", "size", "notes"]
     style, script = ((folder / f"zoo.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    return (
-        html_templates(folder)
-        .get_template("zoo.html.jinja")
-        .render(
-            table=printed([row_of(entry) for entry in entries], columns, "html"),
-            sheets={entry.name: "\n".join(sheet(entry)) for entry in entries},
-            style=style,
-            style_hash=_hash(style),
-            script=script,
-            script_hash=_hash(script),
-        )
+    page = html_templates(folder).get_template("zoo.html.jinja")
+    rows, sheets = (
+        cells_of([row_of(entry) for entry in entries], columns),
+        {e.name: "\n".join(sheet(e)) for e in entries},
     )
-
-
-def _hash(text: str) -> str:
-    """As a content security policy names a script or style."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return page.render(
+        columns=columns, rows=rows, right=to_the_right(columns), sheets=sheets, style=style, script=script
+    )
 
 
 def _markdown(entries: Sequence[Entry]) -> str:

@@ -1,11 +1,10 @@
-"""A zoo as one table of rows, and the one printer of it: for a terminal, in Markdown, as CSV, JSON or HTML.
+"""A zoo as one table of rows, and the one printer of it: for a terminal, in Markdown, as CSV or JSON.
 
 entries -> rows of cells -> those that are wanted, in order -> text
 
 Adapters found elsewhere are rows too.
 """
 
-import html
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from perl.run.tables import (
     in_markdown,
     markdown_table,
     percent,
-    plain,
     plain_table,
     signed_percent,
     size_text,
@@ -202,44 +200,32 @@ def printed(rows: Sequence[Row], columns: Sequence[str], style: str | None = Non
     Args:
         rows: In order.
         columns: To show.
-        style: ``markdown``, ``csv`` (values unrounded), ``json`` (likewise) or ``html``; None: for a terminal.
+        style: ``markdown``, ``csv`` (values unrounded) or ``json`` (likewise); None: for a terminal.
     """
-    cells = [[row.get(name, _UNKNOWN) for name in columns] for row in rows]
-    right = [name not in _TEXTS for name in columns]
+    cells, right = cells_of(rows, columns), to_the_right(columns)
     texts = [list(columns), *([cell.text for cell in line] for line in cells)]
     if style == "json":
         return json.dumps(as_records(rows, columns), indent=2)
     if style == "csv":
         return csv_text(columns, [[cell.value for cell in line] for line in cells])
-    if style == "html":
-        return _html(columns, cells, right)
     if style == "markdown":
         return "\n".join(markdown_table([[in_markdown(text) for text in line] for line in texts], right))
     return "\n".join(plain_table(texts, right))
 
 
+def cells_of(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Cell]]:
+    """The cells of some columns, row by row."""
+    return [[row.get(name, _UNKNOWN) for name in columns] for row in rows]
+
+
+def to_the_right(columns: Sequence[str]) -> list[bool]:
+    """Of each column whether it holds numbers."""
+    return [name not in _TEXTS for name in columns]
+
+
 def as_records(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[dict[str, Value]]:
     """For JSON; without columns all that is known of each row."""
     return [{name: row.get(name, _UNKNOWN).value for name in columns or row} for row in rows]
-
-
-def _html(columns: Sequence[str], cells: Sequence[Sequence[Cell]], right: Sequence[bool]) -> str:
-    """A table whose cells bear their values, to sort by."""
-    sides = [' class="number"' if side else "" for side in right]
-    head = "".join(
-        f'<th scope="col"{side}><button type="button">{html.escape(plain(name))}</button></th>'
-        for name, side in zip(columns, sides, strict=True)
-    )
-    lines = (
-        "".join(
-            f'<td{side} data-value="{html.escape(plain("" if cell.value is None else cell.value))}">'
-            f"{html.escape(plain(cell.text))}</td>"
-            for cell, side in zip(line, sides, strict=True)
-        )
-        for line in cells
-    )
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _first_score(entry: Entry) -> str | None:
