@@ -1,12 +1,11 @@
 """A card that somebody wrote, with what lies beside it, and files of a repository on the Hub, at one commit.
 
-run, folder, or Hub id -> FoundCard; user/name[@revision] -> Repository; a file of it -> where it lies here
+run, folder, or Hub id -> FoundCard; user/name[@revision] -> name, commit, files
 
 Of the Hub only small files are downloaded, and of weights only those whose SHA-256 the Hub does not report. What makes
 a card right is for :mod:`perl.hub.card.check`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,12 +91,7 @@ def _of_run(run: Run) -> FoundCard:
     package = package_candidate(candidate, beside.repo_id, beside.checkpoints, beside.licence)
     files: dict[str, bytes | Path | None] = {**package.files, CARD: run.card}
     # The wall time goes on for a moment after a training has written its card.
-    known: dict[str, Any] = {
-        "perl": beside.perl,
-        "name": beside.name,
-        "licence": beside.licence,
-        "seconds": beside.seconds,
-    }
+    known: dict[str, Any] = {name: getattr(beside, name) for name in ("perl", "name", "licence", "seconds")}
     again = vars(replace(read_run_facts(package.files[RUN_FACTS]), **known))
     if differ := [key for key, value in vars(beside).items() if value != again[key]]:
         what = ", ".join(f"{key} {getattr(beside, key)!r}, not {again[key]!r}" for key in differ)
@@ -135,18 +129,18 @@ def _of_folder(folder: Path) -> FoundCard:
 
 
 def _of_hub(name: str) -> FoundCard:
-    repository = open_repository(name)
-    if CARD not in repository.files:
+    repository, commit, listed = open_repository(name)
+    if CARD not in listed:
         raise PerlError(f"has no {CARD}", name)
     files: dict[str, bytes | Path | None] = {}
-    for file, there in repository.files.items():
+    for file, there in listed.items():
         most = _most(file)
         _refuse_cut(file, there.size or 0, name)
-        files[file] = fetched(repository, file, most) if there.size is not None and most > 0 else None
+        files[file] = fetch(repository, commit, there, most) if there.size is not None and most > 0 else None
     digest = None
     if WEIGHTS in files:
-        digest, files[WEIGHTS] = weights_of(repository)
-    return FoundCard(f"{repository.name}@{repository.commit}", files, digest)
+        digest, files[WEIGHTS] = weights_of(repository, commit, listed[WEIGHTS])
+    return FoundCard(f"{repository}@{commit}", files, digest)
 
 
 def _most(name: str) -> int:
@@ -164,28 +158,14 @@ def _refuse_cut(name: str, size: int, where: str) -> None:
         raise PerlError(f"has {size:,} bytes, read are {_most(name):,} at most", f"{where}: {name}")
 
 
-@dataclass(frozen=True)
-class Repository:
-    """A repository at one commit.
-
-    Attributes:
-        where: As the user named it, for errors.
-        name: ``user/name``.
-        commit: The revision that was asked for, or the newest.
-        files: Name -> what the Hub reports of it.
-    """
-
-    where: str
-    name: str
-    commit: str
-    files: Mapping[str, RepoSibling]
-
-
-def open_repository(source: str) -> Repository:
-    """Lists a repository's files.
+def open_repository(source: str) -> tuple[str, str, dict[str, RepoSibling]]:
+    """Lists a repository's files at one commit: the revision that was asked for, or the newest.
 
     Args:
         source: ``user/name`` with an optional ``@revision``.
+
+    Returns:
+        Its name, its commit, and by name what the Hub reports of each file.
 
     Raises:
         PerlError: There is none, or the Hub is unreachable.
@@ -194,25 +174,10 @@ def open_repository(source: str) -> Repository:
     commit = commit_of(name, revision or None, source)
     if commit is None:
         raise PerlError("HF_HUB_OFFLINE is set, so the Hub is not asked", source, "unset it")
-    return Repository(source, name, commit, list_files(name, commit))
+    return name, commit, list_files(name, commit)
 
 
-def fetched(repository: Repository, name: str, most: int | None = None) -> Path:
-    """Downloads a file.
-
-    Args:
-        repository: From :func:`open_repository`.
-        name: Of one of its files.
-        most: Bytes that it may have; None: as many as a published file of that name.
-
-    Raises:
-        PerlError: It is larger, cannot be downloaded, or arrives with other bytes than the Hub declares.
-    """
-    most = largest(name) or 0 if most is None else most
-    return fetch(repository.name, repository.commit, repository.files[name], most)
-
-
-def weights_of(repository: Repository) -> tuple[str | None, Path | None]:
+def weights_of(name: str, commit: str, file: RepoSibling) -> tuple[str | None, Path | None]:
     """The SHA-256 of an adapter's weights, and their file where it had to be downloaded to know it.
 
     The Hub reports it of large files. Weights that it keeps as text are downloaded, up to 50 MB; of larger ones the
@@ -221,7 +186,6 @@ def weights_of(repository: Repository) -> tuple[str | None, Path | None]:
     Raises:
         PerlError: They cannot be downloaded.
     """
-    file = repository.files[WEIGHTS]
     if file.lfs is None and (file.size is None or file.size > LARGEST_PLAIN_WEIGHTS):
         return None, None
-    return weights_sha256(repository.name, repository.commit, file)
+    return weights_sha256(name, commit, file)

@@ -45,25 +45,19 @@ def run_facts(
     # Of an adapter that lies on this machine the last part of its path, as its recipe.
     continued = {"continues": without_paths(settings["continues"])} if "continues" in settings else {}
     licence = licence or base_licence(base, revision)
+    same = ("quantization", "method", "seed", "loss", "ratio_level", "algorithm")
     facts = {
+        **{name: known.get(name) for name in (*same, "trainable_parameters", "total_parameters")},
         "name": repo_id or plain_word(run.path.resolve().name),
         "repo_id": repo_id,
         "base": label(base),
         "revision": revision,
-        "quantization": known.get("quantization"),
-        "method": known.get("method"),
         "licence": asdict(licence) if licence is not None else None,
         "data_version": data.get("train"),
         "step": candidate.step,
-        "seed": known.get("seed"),
-        "loss": known.get("loss"),
-        "ratio_level": known.get("ratio_level"),
-        "algorithm": known.get("algorithm"),
         "overridden": known.get("overridden") or {},
         "settings": showable_settings(settings | continued),
         "rewards": without_paths(known.get("rewards") or {}),
-        "trainable_parameters": known.get("trainable_parameters"),
-        "total_parameters": known.get("total_parameters"),
         "seconds": (known.get("seconds") if run.status == "done" else run.elapsed()) if whole_run else None,
         "hardware": hardware_of(known.get("hardware") or {}),
         "reload_difference": known.get("reload_difference") if whole_run else None,

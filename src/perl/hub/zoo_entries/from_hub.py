@@ -6,23 +6,22 @@ The repository is untrusted: only the files named here are fetched, at one commi
 can be, and nothing in them is trusted.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from huggingface_hub import HfApi, constants, get_session
 
-from perl.errors import PerlError, first_line, raise_all
+from perl.errors import PerlError, first_line
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
 from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, config_in, log_in, public_recipe_in, results_in
-from perl.hub.found_card import fetched, open_repository, weights_of
+from perl.hub.found_card import open_repository, weights_of
+from perl.hub.gate.gate import largest
 from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of_log, of_policy
 from perl.methods.registry import METHODS
-from perl.policy.hub_files import HUB_ERRORS, TIMEOUT_SECONDS
+from perl.policy.hub_files import HUB_ERRORS, TIMEOUT_SECONDS, fetch
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.files import sha256_of
 from perl.run.tables import plain
@@ -36,19 +35,20 @@ def of_hub(source: str) -> Material:
     Raises:
         PerlError: There is none, it was not pushed by perl, or a file of it is not what it should be.
     """
-    repository = open_repository(source)
-    there = repository.files
+    name, commit, there = open_repository(source)
     for needed in (CONFIG, WEIGHTS, SCORES, RUN_FACTS):
         if needed not in there:
             raise PerlError(f"has no {needed}", source, "only what perl push sends is taken")
-    files = {name: fetched(repository, name) for name in _READ if name in there}
-    digest, weights = weights_of(repository)
+    files = {file: fetch(name, commit, there[file], largest(file) or 0) for file in _READ if file in there}
+    digest, weights = weights_of(name, commit, there[WEIGHTS])
     if digest is None:
         raise PerlError(f"its {WEIGHTS} is kept as text and too large to be read", source)
-    with _named(source):
+    try:
         results, recipe = results_in(files), public_recipe_in(files)
         config_in(files)  # refuses one that names code
         facts = read_run_facts(files[RUN_FACTS].read_bytes())
+    except PerlError as error:
+        raise error.moved(lambda where: f"{source}: {where}") from None
     if results is None:
         raise PerlError(f"has no {SCORES}", source)
     samples = files[PUBLISHED].read_bytes() if PUBLISHED in files else None
@@ -57,35 +57,22 @@ def of_hub(source: str) -> Material:
     return Material(
         origin="hub",
         where=source,
-        name=repository.name.partition("/")[2],
+        name=name.partition("/")[2],
         files={CONFIG: config, **({WEIGHTS: weights.read_bytes()} if weights is not None else {})},
         sha256={CONFIG: sha256_of(files[CONFIG]), WEIGHTS: digest},
         size=(there[CONFIG].size or 0) + (there[WEIGHTS].size or 0),
         results=results,
         scores=checked_scores(counted, digest, config, source),
-        repo=repository.name,
-        revision=repository.commit,
+        repo=name,
+        revision=commit,
         recipe=recipe,
-        known={
-            **of_facts(facts),
-            **of_log(log_in(files)),
-            **of_policy(results),
-        },
+        known=of_facts(facts) | of_log(log_in(files)) | of_policy(results),
     )
 
 
 def repository_url(name: str, revision: str | None) -> str:
     """Where people look at it."""
     return f"{constants.ENDPOINT}/{name}" + (f"/tree/{revision}" if revision else "")
-
-
-@contextmanager
-def _named(source: str) -> Iterator[None]:
-    """Names the repository in the mistakes of its files."""
-    try:
-        yield
-    except PerlError as error:
-        raise_all(PerlError, [replace(mistake, where=f"{source}: {mistake.where}") for mistake in error.mistakes])
 
 
 @dataclass(frozen=True)

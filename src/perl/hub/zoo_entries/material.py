@@ -26,7 +26,7 @@ from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 from perl.run.folder import Run
-from perl.run.logs import log_rows
+from perl.run.logs import read_log
 from perl.zoo.entry import TaskScore
 
 _CURVE_POINTS = 64
@@ -84,7 +84,6 @@ def of_run(folder: Path) -> Material:
     config = (candidate.folder / CONFIG).read_bytes()
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
-    log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     pushed = [push for push in read_pushes(run) if push.status == "done" and push.sha256 == candidate.sha256]
     return Material(
         origin="run",
@@ -101,7 +100,7 @@ def of_run(folder: Path) -> Material:
         known={
             "created": str(run.facts.get("created", ""))[:10] or None,
             **of_facts(read_run_facts(package.files[RUN_FACTS])),
-            **of_log(log_rows(log), candidate.step),
+            **of_log(read_log(run.metrics), candidate.step),
             **of_policy(candidate.results),
         },
     )
@@ -123,10 +122,7 @@ def of_log(rows: Sequence[Mapping[str, Any]], last_step: float = math.inf) -> di
     rows = [row for row in rows if _is_number(row.get("step")) and row["step"] <= last_step]
     tokens = [row["num_tokens"] for row in rows if _is_number(row.get("num_tokens"))]
     points = [(int(row["step"]), float(row["reward"])) for row in rows if _is_number(row.get("reward"))]
-    return {
-        "tokens": int(tokens[-1]) if tokens else None,
-        "curve": evenly(points, _CURVE_POINTS),
-    }
+    return {"tokens": int(tokens[-1]) if tokens else None, "curve": evenly(points, _CURVE_POINTS)}
 
 
 def _is_number(value: object) -> bool:
