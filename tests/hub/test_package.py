@@ -12,7 +12,6 @@ from perl.hub.card.candidate import find_candidate
 from perl.hub.push.package import (
     MOST_ROWS,
     Package,
-    _public_config,
     package_candidate,
     package_mistakes,
     read_package,
@@ -74,8 +73,13 @@ def test_places_are_published_by_their_last_part():
         assert json.loads(package.files["adapter_config.json"])["base_model_name_or_path"] == "base", base
     for key in ("base_model_name_or_path", "revision"):
         for value in (5, ["a"], {"a": "b"}):
-            with pytest.raises(PerlError, match=f"^adapter_config.json: {key} is not text$"):
-                _public_config(json.dumps({"base_model_name_or_path": "a/b", key: value}).encode())
+            config.write_text(
+                json.dumps(
+                    {**json.loads(config.read_text()), "base_model_name_or_path": "a/b", "revision": None, key: value}
+                )
+            )
+            with pytest.raises(PerlError, match=f"^adapter_config.json: .* {key} is no name$"):
+                package_candidate(find_candidate(run), "user/a")
 
 
 def test_a_sound_package_has_no_problems_and_a_leak_is_one(tmp_path, monkeypatch):

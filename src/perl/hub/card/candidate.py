@@ -82,7 +82,8 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
     else:
         folder, step, places = run.checkpoints / f"checkpoint-{which}", which, []
     if not all((folder / name).is_file() for name in (CONFIG, WEIGHTS)):
-        raise RunFolderError(f"has no {_called(which)} adapter, it is {run.status}", str(run.path), "perl train")
+        what = which if isinstance(which, str) else f"step-{which}"
+        raise RunFolderError(f"has no {what} adapter, it is {run.status}", str(run.path), "perl train")
     if isinstance(which, int) and not is_complete(folder):
         raise RunFolderError(f"has no complete checkpoint of step {which}", str(run.path))
     digest, config = sha256_of(folder / WEIGHTS), _config_digest(folder)
@@ -188,10 +189,6 @@ def _config_digest(folder: Path) -> str:
 def checkpoint_steps(run: Run) -> list[int]:
     """Steps of the run's complete checkpoints, in order."""
     return sorted(step_of(folder) for folder in complete_checkpoints(run.checkpoints))
-
-
-def _called(which: Which) -> str:
-    return {"final": "trained", "best": "best"}.get(str(which), f"step {which}")
 
 
 def _best(run: Run) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from perl.hub.gate.gate import largest
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
 LARGEST_CARD = largest(CARD) or 0
-LARGEST_FRONT_MATTER = 200_000
 AGAIN = "perl card RUN writes it anew"
 AUTHOR = "## Said by the author, not checked"
 """The last heading of a card, below which its author's own words stand as a quotation."""
@@ -52,8 +51,6 @@ def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Mistake]]:
     match = FRONT_MATTER.match(card)
     if match is None:
         return None, [Mistake("has no YAML between --- and --- at its beginning", CARD, AGAIN)]
-    if len(match[1]) > LARGEST_FRONT_MATTER:
-        return None, [Mistake(f"its front matter has {len(match[1]):,} characters, more than any needs", CARD)]
     try:
         refuse_tags(match[1], CARD)
         metadata = plain_value(match[1])

@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from perl.hub.card.card_facts import CardFacts, PromptFormat
@@ -49,25 +48,21 @@ def load_with_peft(facts: CardFacts) -> str:
     sandbox = is_sandbox(facts.base)
     imported, folder = _sandbox_folder(facts.base)
     base = folder if sandbox else _python(facts.base)
-    lines = [] if facts.whole else ["from peft import PeftModel"]
-    quantised = _Quantised.of(facts)
-    lines += quantised.imports
-    lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{quantised.config}", ""]
+    asked = _ask(facts.asking or PromptFormat())
+    imports, config, quantised, argument = _quantised(facts)
+    lines = [*([] if facts.whole else ["from peft import PeftModel"]), *imports]
+    lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{config}", ""]
     if facts.whole:
         lines += [f"base = {_python(place(facts))}", "tokenizer = AutoTokenizer.from_pretrained(base)"]
-        lines += [
-            f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype})",
-            *_ask(facts.asking or PromptFormat()),
-        ]
-        return "\n".join(lines)
+        return "\n".join([*lines, f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype})", *asked])
     if sandbox:
         lines[-1:] = ["", f"from perl.sandbox import {imported}  # {facts.base} comes with perl-rl", ""]
     lines += [
         f"tokenizer = AutoTokenizer.from_pretrained({base}{revision})",
-        *quantised.lines,
-        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{quantised.argument})",
+        *quantised,
+        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{argument})",
         f"model = PeftModel.from_pretrained(base, {_python(place(facts))})",
-        *_ask(facts.asking or PromptFormat()),
+        *asked,
     ]
     return "\n".join(lines)
 
@@ -86,41 +81,28 @@ def _dtype(facts: CardFacts) -> str | None:
     return None if dtype is None else str(dtype)
 
 
-@dataclass(frozen=True)
-class _Quantised:
+def _quantised(facts: CardFacts) -> tuple[list[str], str, list[str], str]:
     """What a reader writes for a quantised base; nothing for another one.
 
-    Attributes:
-        imports: Lines of their own.
-        config: What is imported from transformers besides.
-        lines: That say how the base is quantised.
-        argument: Of ``from_pretrained``.
+    Returns:
+        Imports on lines of their own, what is imported from transformers besides, the lines that say how the base is
+        quantised, and the argument of ``from_pretrained``.
     """
-
-    imports: list[str] = field(default_factory=list)
-    config: str = ""
-    lines: list[str] = field(default_factory=list)
-    argument: str = ""
-
-    @classmethod
-    def of(cls, facts: CardFacts) -> "_Quantised":
-        name = facts.quantization
-        if name is None or name not in QUANTISATIONS:
-            return cls()
-        argument = f", quantization_config={name}"
-        kind = QUANTISATIONS[name].weight_only
-        if kind:
-            # The last argument leaves the reader's compiler, and how exact float32 is, alone.
-            how = f"{name} = TorchAoConfig({kind}(set_inductor_config=False))  # the base that it was trained on"
-            return cls([f"from torchao.quantization import {kind}"], ", TorchAoConfig", [how], argument)
-        dtype = _dtype(facts) or "bfloat16"
-        lines = [
-            "nf4 = BitsAndBytesConfig(  # the base that it was trained on",
-            '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
-            f"    bnb_4bit_compute_dtype={_python(dtype)},",
-            ")",
-        ]
-        return cls([], ", BitsAndBytesConfig", lines, argument)
+    name = facts.quantization
+    if name is None or name not in QUANTISATIONS:
+        return [], "", [], ""
+    argument, kind = f", quantization_config={name}", QUANTISATIONS[name].weight_only
+    if kind:
+        # The last argument leaves the reader's compiler, and how exact float32 is, alone.
+        how = f"{name} = TorchAoConfig({kind}(set_inductor_config=False))  # the base that it was trained on"
+        return [f"from torchao.quantization import {kind}"], ", TorchAoConfig", [how], argument
+    lines = [
+        "nf4 = BitsAndBytesConfig(  # the base that it was trained on",
+        '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
+        f"    bnb_4bit_compute_dtype={_python(_dtype(facts) or 'bfloat16')},",
+        ")",
+    ]
+    return [], ", BitsAndBytesConfig", lines, argument
 
 
 def _served_as(quantization: str | None) -> str:

@@ -174,15 +174,10 @@ def take(folder: Path, name: str, most: int = _LARGEST_READ) -> bytes:
         raise PerlError(f"cannot be read: {error.strerror or error}", str(path)) from None
 
 
-def names_in(folder: Path, *, deep: bool = False) -> Iterator[str]:
-    """Names of what lies in a folder, in order; no link is followed.
-
-    Args:
-        folder: If there is none, nothing lies in it.
-        deep: With what lies in its folders, as ``folder/name``.
-    """
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if deep and path.is_dir() and not path.is_symlink():
-            yield from (f"{path.name}/{name}" for name in names_in(path, deep=True))
+def names_in(folder: Path) -> Iterator[str]:
+    """Names of what lies in a folder and the folders in it, as ``folder/name``, in order; no link is followed."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from (f"{path.name}/{name}" for name in names_in(path))
         else:
             yield path.name

@@ -75,7 +75,7 @@ def read_package(folder: Path) -> Package:
         PerlError: A link lies in it, or another thing that is not a regular file; or a file that we do not publish.
     """
     files = {}
-    for name in names_in(folder, deep=True):
+    for name in names_in(folder):
         most = largest(name)
         if most is None:
             raise PerlError("is not a file that perl publishes", str(folder / name), "leave it out")
@@ -140,15 +140,14 @@ def package_mistakes(package: Package, folder: Path) -> list[Mistake]:
     return [*refused, *check_card(contents, digest).mistakes]
 
 
-def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:
-    """A log of so many rows at most, the first and the last among them, a line each.
+def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None) -> bytes:
+    """A log of :data:`MOST_ROWS` rows at most, the first and the last among them, a line each.
 
     Args:
         rows: With their steps.
         last_step: Later rows are left out.
-        most: How many.
     """
-    kept = evenly([row for row in rows if last_step is None or (row.get("step") or 0) <= last_step], most)
+    kept = evenly([row for row in rows if last_step is None or (row.get("step") or 0) <= last_step], MOST_ROWS)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode()
 
 
@@ -188,16 +187,10 @@ def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
 
 def _public_config(content: bytes) -> bytes:
     """The adapter's config; a base that is named by a path is named by its last part."""
-    try:
-        config = json.loads(content)
-        name, revision = config.get("base_model_name_or_path"), config.get("revision")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise PerlError(f"is not an adapter's config: {str(error)[:80]}", CONFIG) from None
-    for key, value in (("base_model_name_or_path", name), ("revision", revision)):
-        if not isinstance(value, str | None):
-            raise PerlError(f"{key} is not text", CONFIG)
-    if name is None:
-        return content
+    config = json.loads(content)  # a mapping, of which the candidate's digest was taken
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(name, str) or not isinstance(revision, str | None):
+        return content  # which a config that is read refuses, if there is a name
     known, commit = public_name(name, revision)
     known = without_paths(known)
     if (known, commit) == (name, revision):

@@ -40,6 +40,7 @@ from perl.hub.push.retries import HubOutageError, Sleep, retry
 from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
 from perl.recipe.sections import HubSection
+from perl.run.devices import accelerator
 from perl.run.folder import Run
 
 logger = logging.getLogger("perl")
@@ -93,7 +94,7 @@ def push_run(
     Args:
         run: The run.
         wanted: What, and where to; from :func:`wanted_push`.
-        device: For the round trip; None: a CUDA device if there is one.
+        device: For the round trip; None: the accelerator if there is one.
         sleep: As in :func:`perl.hub.push.retries.retry`.
 
     Returns:
@@ -117,7 +118,7 @@ def push_run(
             package = pack(candidate, push.repo_id, sorted({*push.steps, *queued_steps(run, push.repo_id)}))
             with tempfile.TemporaryDirectory() as folder:
                 package.write(Path(folder))
-                difference = check_round_trip(candidate, Path(folder), device or _device())
+                difference = check_round_trip(candidate, Path(folder), device or accelerator() or torch.device("cpu"))
             done = _send(run, push, package, replace=wanted.replace, sleep=sleep)
             push = read_push(run, push.repo_id) or push
             push = dataclasses.replace(push, commit=done.commit, sha256=candidate.sha256, url=done.url)
@@ -251,8 +252,7 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
         known = read_push(run, hub.repo_id) if hub.repo_id else None
         if known is not None and known.status == "done":
             return
-        which: Literal["final", "best"] = "best" if hub.push == "best" else "final"
-        wanted = wanted_push(run, hub.repo_id, which, private=hub.private)
+        wanted = wanted_push(run, hub.repo_id, "best" if hub.push == "best" else "final", private=hub.private)
         # Not on the accelerator: the policy is still there.
         done, _ = push_run(run, wanted, torch.device("cpu"), sleep)
         logger.info("pushed %s", done.url)
@@ -262,10 +262,6 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
         warn("PRL308", "%s; the push is kept in %s: `perl push %s` finishes it", error, run.path, run.path)
     except PerlError as error:
         warn("PRL308", "not pushed: %s; `perl push %s` tries again", error, run.path)
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> None:
