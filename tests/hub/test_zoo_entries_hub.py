@@ -125,7 +125,8 @@ def test_adapters_are_found_by_their_tag_and_an_outage_is_one_line(pushed):
     )
     pushed.create("user/other", {"README.md": card.encode()})
     pushed.create("user/foreign", {"README.md": b"---\ntags: [lora]\n---\n"})
-    found = {adapter.id: (adapter.sha, adapter.base, adapter.method) for adapter in hub_adapters()}
+    rows = [{name: cell.value for name, cell in row.items()} for row in hub_adapters()]
+    found = {row["name"]: (row["revision"], row["base"], row["method"]) for row in rows}
     assert found == {
         REPO: (head(pushed), "sandbox:base", "lora"),
         "user/other": (pushed.repo("user/other").head.oid, "user/base", "dora"),

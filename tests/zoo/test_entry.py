@@ -32,7 +32,6 @@ WRONG_FIELDS = [
 NO_ENTRY = [
     *((text, "") for text in ("", "[]", "{", '{"a": NaN}', "\x00", '{"recipe": ' + "[" * 100_000)),
     *((GOOD.to_json().replace('"seconds": null', f'"seconds": {v}'), "seconds: ") for v in ("NaN", "Infinity")),
-    (" " * 1_000_001, "1,000,001 bytes"),
 ]
 
 

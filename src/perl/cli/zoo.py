@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,12 +13,6 @@ from perl.errors import EXIT_FAILED, Mistake, PerlError, raise_all
 from perl.recipe.assets import CHECKOUT, zoo_folder
 from perl.zoo.catalogue import VARIABLE, open_zoo
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from perl.zoo.table import Row
-
-ON_THE_HUB = "on the Hub"
 EPILOG = """\b
 Examples:
   perl zoo list --base 1.5B --sort perl-average
@@ -77,7 +71,11 @@ def list_entries(
     set_up_output(quiet=True)
     from perl.zoo import table
 
-    rows = [table.row_of(entry) for entry in open_zoo(folder).entries.values()] + (_hub_rows() if hub else [])
+    rows = [table.row_of(entry) for entry in open_zoo(folder).entries.values()]
+    if hub:
+        from perl.hub.zoo_entries.from_hub import hub_adapters
+
+        rows += hub_adapters()
     rows = table.ordered(table.select(rows, task=task, **facts), sort or task, reverse=reverse)
     a_task = task or (sort if sort not in table.FACTS else None)
     if style == "json" and columns is None:
@@ -217,26 +215,6 @@ def render(*, check: bool, folder: str | None) -> None:
         _write(texts)
 
 
-def _hub_rows() -> list["Row"]:
-    """Adapters that the Hub has by their tag."""
-    from perl.hub.zoo_entries.from_hub import hub_adapters
-    from perl.zoo.table import fact_cell
-
-    rows: list[Row] = []
-    for found in hub_adapters():
-        facts = {
-            "name": found.id,
-            "provenance": ON_THE_HUB,
-            "base": found.base,
-            "method": found.method,
-            "repo": found.id,
-            "revision": found.sha,
-            "created": found.modified.date().isoformat() if found.modified else None,
-        }
-        rows.append({name: fact_cell(value) for name, value in facts.items()})
-    return rows
-
-
 def _writable(folder: str | None) -> Path:
     """The zoo to write to: not the one inside an installed package."""
     place = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
@@ -245,7 +223,7 @@ def _writable(folder: str | None) -> Path:
     return place
 
 
-def _write(texts: "Mapping[Path, str]") -> None:
+def _write(texts: Mapping[Path, str]) -> None:
     """Pages are for others to see, and entries may have been written by hand: they pass the gate, then are written."""
     from perl.hub.gate.gate import ZOO, gate_mistakes
     from perl.run.files import named, write_text

@@ -32,13 +32,11 @@ class Shown:
     Attributes:
         groups: Of each step: its number, its prompts and their completions, as plain values.
         steps: Steps that have completions.
-        cut: Texts that were shortened.
         left_out: Lines that are malformed.
     """
 
     groups: tuple[dict[str, Any], ...] = ()
     steps: int = 0
-    cut: int = 0
     left_out: int = 0
 
 
@@ -52,7 +50,7 @@ def read_completions(path: Path, most_bytes: int) -> Shown:
     if not path.is_file():
         return Shown()
     sizes: Counter[int] = Counter()
-    left_out = cut = 0
+    left_out = 0
     for line, step in _lines(path):
         if step is None:
             left_out += line.endswith(b"\n")  # else it is being written
@@ -64,12 +62,8 @@ def read_completions(path: Path, most_bytes: int) -> Shown:
             row = _parsed(line)
             left_out += row is None
             rows[step] += [] if row is None else [row]
-    groups = []
-    for step, found in rows.items():
-        group, shortened = _group(step, found)
-        cut += shortened
-        groups += [group] if group["prompts"] else []
-    return Shown(tuple(groups), len(sizes), cut, left_out)
+    groups = tuple(_group(step, found) for step, found in rows.items() if found)
+    return Shown(groups, len(sizes), left_out)
 
 
 def newest_completion(path: Path) -> Mapping[str, Any] | None:
@@ -126,23 +120,18 @@ def _evenly(steps: list[int], size: int, most_bytes: int) -> list[int]:
     return sorted({*steps[:: max(1, math.ceil(size / most_bytes))], *steps[-1:]})
 
 
-def _group(step: int, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
-    """The completions of a step under their prompts, and how many texts were shortened."""
+def _group(step: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The completions of a step under their prompts."""
     prompts: dict[str, list[dict[str, Any]]] = {}
-    cut = 0
     for row in rows:
-        prompt, shortened = _shortened(text_of(row.get("prompt")))
-        completion, also = _completion(row)
-        cut += shortened + also
-        prompts.setdefault(prompt, []).append(completion)
-    return {"step": step, "prompts": [{"text": text, "completions": found} for text, found in prompts.items()]}, cut
+        prompts.setdefault(_shortened(text_of(row.get("prompt"))), []).append(_completion(row))
+    return {"step": step, "prompts": [{"text": text, "completions": found} for text, found in prompts.items()]}
 
 
-def _completion(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    text, cut = _shortened(text_of(row.get("completion")))
-    rewards = row.get("rewards")
+def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
+    text, rewards = text_of(row.get("completion")), row.get("rewards")
     found: dict[str, Any] = {
-        "text": text,
+        "text": _shortened(text),
         "rewards": {str(name): rounded(value) for name, value in rewards.items()} if isinstance(rewards, dict) else {},
         "advantage": rounded(row.get("advantage")),
         "verdicts": {
@@ -157,13 +146,14 @@ def _completion(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         },
     }
     tokens, gaps = row.get("tokens"), row.get("gaps")
-    if isinstance(tokens, list) and isinstance(gaps, list) and len(tokens) == len(gaps) and not cut:
+    whole = len(text) <= LONGEST_TEXT
+    if whole and isinstance(tokens, list) and isinstance(gaps, list) and len(tokens) == len(gaps):
         found |= {"tokens": [str(token) for token in tokens], "gaps": [rounded(gap) for gap in gaps]}
-    return found, cut
+    return found
 
 
-def _shortened(text: str) -> tuple[str, int]:
+def _shortened(text: str) -> str:
     if len(text) <= LONGEST_TEXT:
-        return text, 0
+        return text
     half = LONGEST_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}", 1
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from perl import __version__
 from perl.doctor.codes import codes
 from perl.hub.gate.secrets import shown_text, without_secrets
-from perl.reports.completions import ALL_BYTES, LONGEST_TEXT, read_completions
+from perl.reports.completions import ALL_BYTES, read_completions
 from perl.reports.curves import (
     Curve,
     curves_of,
@@ -66,7 +66,6 @@ def page_data(runs: Sequence[RunLog]) -> dict[str, Any]:
             for name, run, of_run in zip(names, runs, curves, strict=True)
         ],
         "differences": differences_of(runs, curves),
-        "longest_text": LONGEST_TEXT,
     }
 
 
@@ -98,7 +97,6 @@ def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -
         "plan": _plan(run),
         "completions": list(completions.groups),
         "completion_steps": completions.steps,
-        "completions_cut": completions.cut,
     }
 
 

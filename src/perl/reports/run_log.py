@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from perl.errors import PerlError, RunFolderError
+from perl.errors import PerlError, RunFolderError, first_line
 from perl.run.facts import CARD_FACTS, RUN_FACTS
-from perl.run.files import parse_mapping
+from perl.run.files import parse_mapping, read_regular
 from perl.run.folder import LOCK, Run, is_held
 from perl.run.logs import log_rows
 from perl.run.progress import duration
@@ -211,10 +211,8 @@ def _facts(folder: Path) -> Mapping[str, Any]:
 
     try:
         known = asdict(read_run_facts((folder / CARD_FACTS).read_bytes()))
-    except OSError as error:
-        raise RunFolderError(f"cannot be read: {error.strerror or error}", str(folder / CARD_FACTS)) from None
-    except PerlError as error:
-        raise RunFolderError(str(error.mistakes[0]), str(folder)) from None
+    except (OSError, PerlError) as error:
+        raise RunFolderError(first_line(error), str(folder)) from None
     facts = {name: known[name] for name in _FACTS if known.get(name) is not None}
     return facts | ({"steps": known["step"]} if known["step"] is not None else {})
 
@@ -255,11 +253,9 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], float, list[str]]:
 
 def _rows_of(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The rows of a log, and how many lines are none; a last line that is being written does not count."""
-    if not path.is_file():
-        if path.exists():
-            raise OSError("it is no regular file")
+    if not path.exists():
         return [], 0
-    text = path.read_bytes().decode("utf-8", errors="replace")
+    text = read_regular(path).decode("utf-8", errors="replace")
     whole, _, rest = text.rpartition("\n")
     lines = [line for line in whole.split("\n") if line.strip()]
     rows = [row for line in lines for row in log_rows(line)]

@@ -18,7 +18,6 @@ Provenance = Literal["trained-here", "reproduced", "reported"]
 
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
 POLICY = r"^[0-9a-f]{64}$"
-_LARGEST_FILE = 1_000_000
 
 
 class _Record(BaseModel):
@@ -173,8 +172,6 @@ def read_entry(path: Path) -> Entry:
         PerlError: The file is malformed, or its name is not the entry's.
     """
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, an entry at most {_LARGEST_FILE:,}")
         entry = parse_entry(path.read_text(encoding="utf-8"), str(path))
     except (OSError, ValueError) as error:
         raise PerlError(f"is not an entry of a zoo: {error}", str(path)) from None

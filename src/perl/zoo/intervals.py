@@ -38,12 +38,8 @@ def interval(
 
     Returns:
         Low and high; both NaN for fewer than two problems or a standard error of NaN.
-
-    Raises:
-        ValueError: The level is not between 0 and 1.
     """
     if count < 2 or math.isnan(stderr):
-        _check(level)
         return math.nan, math.nan
     low_E, high_E = intervals([mean], [stderr], count, level, difference=difference)
     return float(low_E[0]), float(high_E[0])
@@ -68,7 +64,6 @@ def intervals(
     Source: Clopper and Pearson 1934; the bootstrap with one more at the end of the range is Gaffke's bound (2005), in
         Learned-Miller and Thomas 2019, arXiv:1905.06208; the two moments in place of its quantile are our choice.
     """
-    _check(level)
     lowest, width = (-1.0, 2.0) if difference else (0.0, 1.0)
     share_E = numpy.clip((numpy.asarray(mean, float) - lowest) / width, 0.0, 1.0)
     square_E, most_E = (numpy.asarray(stderr, float) / width) ** 2, share_E * (1 - share_E)
@@ -110,11 +105,6 @@ def score_interval(share: float, error: float | None, problems: int | None) -> t
     if error is None or problems is None or problems < 2:
         return None
     return interval(share, error, problems)
-
-
-def _check(level: float) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"a level lies between 0 and 1, {level} does not")
 
 
 def _gap(share_E: Floats, variance_E: Floats, problems_E: Floats, tail: float) -> Floats:

@@ -22,16 +22,15 @@ TIMEOUT_SECONDS = 15.0
 def publishing_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
     """What cannot be published as a recipe asks, with the key path of each mistake."""
     hub, evaluation, peft = (sections.get(name) for name in ("hub", "eval", "peft"))
-    found: list[tuple[tuple[str, ...], Mistake]] = []
+    found: list[Mistake] = []
     if hub is None or hub.push is None:
-        return found
+        return []
     if hub.push == "best" and evaluation is not None and evaluation.every is None:
-        problem = Mistake("best needs eval.every, the steps between two scores", hint="or push: end")
-        found.append((("hub", "push"), problem))
+        found.append(Mistake("best needs eval.every, the steps between two scores", hint="or push: end"))
     if peft is not None and peft.method == "full":
-        problem = Mistake("full trains the model itself, there is no adapter to push", hint="hf upload, afterwards")
-        found.append((("hub", "push"), problem))
-    return found
+        what = "full trains the model itself, there is no adapter to push"
+        found.append(Mistake(what, hint="hf upload, afterwards"))
+    return [(("hub", "push"), mistake) for mistake in found]
 
 
 def check_login(hub: HubSection) -> None:

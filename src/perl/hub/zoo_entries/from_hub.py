@@ -1,15 +1,13 @@
 """Adapters on the Hub that perl pushed: one as the material of an entry, and those that bear our tag.
 
-Hub id[@revision] -> Material; tag -> Found
+Hub id[@revision] -> Material; tag -> rows of a list
 
 The repository is untrusted: only the files named here are fetched, at one commit, none that is larger than such a file
 can be, and nothing in them is trusted.
 """
 
-from dataclasses import dataclass
-from datetime import datetime
-
 from huggingface_hub import HfApi, constants, get_session
+from huggingface_hub.hf_api import ModelInfo
 
 from perl.errors import PerlError, first_line
 from perl.evaluation.recounting.folder import recount_published
@@ -25,6 +23,7 @@ from perl.policy.hub_files import HUB_ERRORS, TIMEOUT_SECONDS, fetch
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.files import sha256_of
 from perl.run.tables import plain
+from perl.zoo.table import Row, fact_cell
 
 _READ = (CONFIG, RUN_FACTS, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
 
@@ -75,27 +74,8 @@ def repository_url(name: str, revision: str | None) -> str:
     return f"{constants.ENDPOINT}/{name}" + (f"/tree/{revision}" if revision else "")
 
 
-@dataclass(frozen=True)
-class Found:
-    """An adapter on the Hub, as its tags describe it; nobody here has looked at its files.
-
-    Attributes:
-        id: user/name.
-        sha: Commit.
-        base: Hub id or sandbox name; None: its tags do not say.
-        method: Likewise.
-        modified: Of the last commit.
-    """
-
-    id: str
-    sha: str | None
-    base: str | None
-    method: str | None
-    modified: datetime | None = None
-
-
-def hub_adapters(limit: int = 100) -> list[Found]:
-    """Adapters on the Hub that bear our tag, those changed last first.
+def hub_adapters(limit: int = 100) -> list[Row]:
+    """Rows for adapters on the Hub that bear our tag, those changed last first; nobody here has looked at their files.
 
     Raises:
         PerlError: The Hub is unreachable.
@@ -106,14 +86,23 @@ def hub_adapters(limit: int = 100) -> list[Found]:
     try:
         get_session().head(api.endpoint, timeout=TIMEOUT_SECONDS)  # listing would try again and again for long
         listed = api.list_models(filter=OURS, expand=["sha", "tags", "lastModified"], sort="last_modified", limit=limit)
-        return [_found(info.id, info.sha, list(info.tags or []), info.last_modified) for info in listed]
+        return [_row(info) for info in listed]
     except HUB_ERRORS as error:
         raise PerlError(f"{api.endpoint} cannot be asked for adapters: {first_line(error)}") from None
 
 
-def _found(name: str, sha: str | None, tags: list[str], modified: datetime | None) -> Found:
-    of_base = adapter_tag("")
+def _row(info: ModelInfo) -> Row:
+    """What an adapter's tags say of it."""
+    tags, of_base = list(info.tags or []), adapter_tag("")
     bases = [sandbox for sandbox, tag in SANDBOX_TAGS.items() if tag in tags]
     bases += [plain(tag.removeprefix(of_base))[:200] for tag in tags if tag.startswith(of_base)]
-    methods = [tag for tag in tags if tag in METHODS]
-    return Found(name, sha, next(iter(bases), None), next(iter(methods), None), modified)
+    facts = {
+        "name": info.id,
+        "provenance": "on the Hub",
+        "base": next(iter(bases), None),
+        "method": next((tag for tag in tags if tag in METHODS), None),
+        "repo": info.id,
+        "revision": info.sha,
+        "created": info.last_modified.date().isoformat() if info.last_modified else None,
+    }
+    return {name: fact_cell(value) for name, value in facts.items()}

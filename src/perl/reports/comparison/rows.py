@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from perl.errors import PerlError, did_you_mean
 from perl.evaluation.found_results import numbered
@@ -275,6 +276,8 @@ def _rows_of(setting: Setting, group: int, found: Paired | None, *, reference: b
 def _over_seeds(setting: Setting, single: Sequence[Row]) -> Row:
     """A row for the mean of several."""
     first = single[0]
+    costs = ("reward", "tokens", "training_seconds", "seconds", "trainable_parameters")
+    means: dict[str, Any] = {name: _mean([getattr(row, name) for row in single]) for name in costs}
     return replace(
         first,
         name=setting.name,
@@ -285,11 +288,7 @@ def _over_seeds(setting: Setting, single: Sequence[Row]) -> Row:
         score=setting.score,
         stderr=_known(setting.stderr),
         count=len(single),
-        reward=_mean([row.reward for row in single]),
-        tokens=_mean([row.tokens for row in single]),
-        training_seconds=_mean([row.training_seconds for row in single]),
-        seconds=_mean([row.seconds for row in single]),
-        trainable_parameters=_mean([row.trainable_parameters for row in single]),
+        **means,
     )
 
 

@@ -316,8 +316,7 @@
     $("next").disabled = every || view.at === groups.length - 1;
     const capped = found > MOST_FOUND ? `, the first ${MOST_FOUND} are listed` : "";
     const kept = groups.length < run.completion_steps ? ` This page keeps ${groups.length.toLocaleString("en")} of ${run.completion_steps.toLocaleString("en")} steps, from the first to the last.` : "";
-    const cut = run.completions_cut ? ` ${run.completions_cut.toLocaleString("en")} texts longer than ${data.longest_text.toLocaleString("en")} characters are shortened.` : "";
-    $("found").replaceChildren(`${found.toLocaleString("en")} of ${of.toLocaleString("en")} completions${capped}.${kept}${cut}`,
+    $("found").replaceChildren(`${found.toLocaleString("en")} of ${of.toLocaleString("en")} completions${capped}.${kept}`,
       ...(largest > 0 ? [" Tokens are coloured by log-prob of trainer less engine: ", element("span", { class: "key" }, `-${number(largest, 2)}`, element("i"), `+${number(largest, 2)} nats`)] : []));
   }
   function move(by) {
