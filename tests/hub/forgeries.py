@@ -208,12 +208,7 @@ OF_THE_RECORD = [
     Forgery("an unknown fact", value(RUN, "aime24", to=91.3), f"{RUN}: aime24", anew=False),
     Forgery("a list as the device", score("engine", "device", to=["**99 % on AIME**"]), "engine.device", anew=False),
     Forgery("headings as a hash", score("tasks", "*", "protocol_hash", to=f"0`\n{HEADINGS}"), "hash", anew=False),
-    Forgery(
-        "no SHA-256 of the problems",
-        score("tasks", "*", "data", to=NO_SOURCE),
-        "SHA-256",
-        anew=False,
-    ),
+    Forgery("no SHA-256 of the problems", score("tasks", "*", "data", to=NO_SOURCE), "SHA-256", anew=False),
     Forgery("rights of another kind", score("tasks", "*", "problems", "*", "adapter", to="21"), "0 and 1", anew=False),
 ]
 OF_FEWER_BITS = [

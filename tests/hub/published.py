@@ -48,17 +48,8 @@ KEPT = SampleFile(Path(_FOLDER.name) / "samples.jsonl")
 SUMS = scored(task_result("sums", BASE, LORA, title="sums"), BASE, LORA)
 PRODUCTS = ["1010", "0101", "1111"], ["1111", "1010", "0101"]
 DOUBTFUL = scored(task_result("products", *PRODUCTS, title="products", max_new_tokens=99), *PRODUCTS, odd=3)
-CONFIG = json.dumps(
-    {
-        "base_model_name_or_path": FULL.base,
-        "revision": FULL.revision,
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "use_dora": True,
-        "r": 16,
-        "lora_alpha": 32.0,
-    }
-).encode()
+_CONFIG = {"base_model_name_or_path": FULL.base, "revision": FULL.revision, "peft_type": "LORA", "use_dora": True}
+CONFIG = json.dumps({**_CONFIG, "task_type": "CAUSAL_LM", "r": 16, "lora_alpha": 32.0}).encode()
 FOUND = results(
     SUMS, DOUBTFUL, protocol=PROTOCOL, base=FULL.base, base_revision=FULL.revision, name="a run",
     adapter_config_sha256=adapter_config_digest(CONFIG),

@@ -20,14 +20,8 @@ from tests.saved_adapters import save_adapter
 REPO = "user/adapter"
 # What is published of such a run, in order.
 FILES = [
-    "README.md",
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "eval/results.json",
-    "eval/samples.jsonl",
-    "metrics.jsonl",
-    "perl_recipe.yaml",
-    "perl_run.json",
+    *("README.md", "adapter_config.json", "adapter_model.safetensors", "eval/results.json", "eval/samples.jsonl"),
+    *("metrics.jsonl", "perl_recipe.yaml", "perl_run.json"),
 ]
 
 

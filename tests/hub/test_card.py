@@ -305,26 +305,21 @@ def test_the_snippets_load_the_base_at_its_revision_and_ask_as_training_asked_an
     assert "curl http://localhost:8000/v1/completions" in plain
 
 
-@pytest.mark.parametrize(
-    ("serving", "lines"),
-    [
-        (
-            Serving("adapter", 16),
-            ["vllm serve B --enable-lora --max-lora-rank 16 --lora-modules my-adapter=me/my-adapter"],
-        ),
-        (
-            Serving("lora", 256),
-            [
-                "perl export me/my-adapter --as lora -o my-adapter-lora",
-                "vllm serve B --enable-lora --max-lora-rank 256 --lora-modules my-adapter=my-adapter-lora",
-            ],
-        ),
-        (
-            Serving("merged"),
-            ["perl export me/my-adapter --as merged -o merged", "vllm serve merged --served-model-name my-adapter"],
-        ),
+LORA_SERVED = "vllm serve B --enable-lora --max-lora-rank {} --lora-modules my-adapter={}"
+SERVED = {
+    Serving("adapter", 16): [LORA_SERVED.format(16, "me/my-adapter")],
+    Serving("lora", 256): [
+        "perl export me/my-adapter --as lora -o my-adapter-lora",
+        LORA_SERVED.format(256, "my-adapter-lora"),
     ],
-)
+    Serving("merged"): [
+        "perl export me/my-adapter --as merged -o merged",
+        "vllm serve merged --served-model-name my-adapter",
+    ],
+}
+
+
+@pytest.mark.parametrize(("serving", "lines"), SERVED.items())
 def test_vllm_is_given_what_it_takes(serving, lines):
     shown = "\n".join(lines).replace("serve B", "serve owner/base-7b --revision 0123abcd")
     assert f"```bash\n{shown}\n```" in render_card(replace(FULL, serving=serving, quantization=None))

@@ -43,15 +43,8 @@ def test_words_that_leave_their_quotation_or_hold_html_or_a_picture_are_refused(
 
     for words in ("> None of it was tuned. *TODO*, 数学.", "> ## Results\n> | a |\n> |---|", "> ```\n> x\n> ```"):
         assert said(words) == [], words
-    for words in (
-        "Mine.",
-        "> a\n## Results",
-        "> a\n\nb",
-        "> so\r## Results",
-        "> a\x0cb",
-        "> <b>99</b>",
-        "> ![x](y.png)",
-    ):
+    outside = ("Mine.", "> a\n## Results", "> a\n\nb", "> so\r## Results", "> a\x0cb")
+    for words in (*outside, "> <b>99</b>", "> ![x](y.png)"):
         assert any(line.startswith("README.md:") for line in said(words)), words
     quoted = with_author(ours, f"{ours}\n{AUTHOR}\n\nso\r## Results\u2028## More\n")
     assert quoted == f"{ours}\n{AUTHOR}\n\n> so\n> ## Results\n> ## More\n"

@@ -1,6 +1,7 @@
 """A package holds exactly what is said of an adapter, and nothing of another or of this machine."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,17 +10,13 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.results import read_results
 from perl.hub.card.candidate import find_candidate
-from perl.hub.push.package import (
-    MOST_ROWS,
-    Package,
-    package_candidate,
-    package_mistakes,
-    read_package,
-    thinned,
-)
+from perl.hub.card.published import PUBLIC_RECIPE, SCORES
+from perl.hub.push.package import MOST_ROWS, Package, package_candidate, package_mistakes, read_package, thinned
+from perl.hub.run_card import write_card
 from perl.policy.name import policy_name
 from perl.run.folder import Run
 from perl.run.logs import log_rows
+from tests.documents.pages import links
 from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
 from tests.hub_fixtures import TOKEN
 
@@ -54,6 +51,21 @@ def test_a_long_log_is_thinned_evenly_and_keeps_its_ends():
         assert max(b - a for a, b in pairwise(steps)) <= spacing + 1
     assert thinned(log[:1000]).splitlines() == [json.dumps(row).encode() for row in log[:1000]]
     assert log_rows('{"step": 1}\n[]\n{"step": 2, "rew') == [{"step": 1}]  # a line that a kill cut short is left out
+
+
+def inner_links(card):
+    return {target for target in links(card) if not target.startswith("https://")}
+
+
+def test_the_links_of_a_local_card_lead_to_the_files_of_its_run_as_long_as_they_are_published():
+    run = publishable()
+    write_card(run)
+    assert inner_links(run.card) == {SCORES}
+    assert all((run.adapter / name).is_file() for name in (SCORES, PUBLIC_RECIPE))
+    shutil.rmtree(run.path / "eval")
+    write_card(run)
+    assert inner_links(run.card) == set()
+    assert not (run.adapter / SCORES).exists()
 
 
 def test_places_are_published_by_their_last_part():

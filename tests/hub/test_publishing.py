@@ -13,25 +13,14 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
 from perl.hub.card.check import check_card
 from perl.hub.push.outbox import read_push
-from tests.hub.push_runs import REPO, files_of
+from tests.hub.push_runs import FILES, REPO, files_of
 from tests.hub_fixtures import TOKEN
 
-SMALL = [
-    "train.max_steps=2",
-    "train.save_strategy=steps",
-    "train.save_steps=1",
-    "train.save_total_limit=1",
-    "train.prompts_per_step=2",
-    "train.num_generations=4",
-    "train.per_device_train_batch_size=8",
-    "rollout.max_completion_length=32",
-    "train.learning_rate=1e-3",
-    "eval.limit=4",
-    "eval.k=2",
-    f"hub.repo_id={REPO}",
-]
-
-
+SMALL = (
+    "train.max_steps=2 train.save_strategy=steps train.save_steps=1 train.save_total_limit=1 train.prompts_per_step=2 "
+    "train.num_generations=4 train.per_device_train_batch_size=8 rollout.max_completion_length=32 "
+    f"train.learning_rate=1e-3 eval.limit=4 eval.k=2 hub.repo_id={REPO}"
+).split()
 pytestmark = pytest.mark.usefixtures("nothing_waits")
 
 
@@ -94,13 +83,8 @@ def test_a_script_pushes_the_adapter_card_and_log_in_one_commit(hub, trainer):
     assert (repository.head.oid, repository.head.title) == (done.oid, "from a script")
     assert repository.private
     there = files_of(hub)
-    assert there.keys() - {".gitattributes"} == {
-        "README.md",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "metrics.jsonl",
-        "perl_run.json",
-    }
+    of_runs_only = {"eval/results.json", "eval/samples.jsonl", "perl_recipe.yaml"}
+    assert there.keys() - {".gitattributes"} == set(FILES) - of_runs_only
     checked = check_card(there, hashlib.sha256(there["adapter_model.safetensors"]).hexdigest())
     assert checked.mistakes == ()
     (row,) = [json.loads(row) for row in there["metrics.jsonl"].splitlines()]

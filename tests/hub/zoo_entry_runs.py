@@ -10,16 +10,10 @@ from typing import Any
 
 import perl
 
-SETTINGS = (
-    "train.max_steps=2",
-    "eval.limit=32",
-    "eval.k=2",
-    "train.prompts_per_step=2",
-    "train.num_generations=4",
-    "train.per_device_train_batch_size=8",
-    "train.save_strategy='no'",
-    "train.report_to=[]",
-)
+SETTINGS = [
+    *("train.max_steps=2", "eval.limit=32", "eval.k=2", "train.prompts_per_step=2", "train.num_generations=4"),
+    *("train.per_device_train_batch_size=8", "train.save_strategy='no'", "train.report_to=[]"),
+]
 
 
 @functools.cache

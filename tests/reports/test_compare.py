@@ -44,15 +44,6 @@ def study(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A run that was trained and scored, and its copy."""
-    folder = tmp_path_factory.mktemp("trained")
-    perl.train("quickstart", TINY, folder / "tiny")
-    shutil.copytree(folder / "tiny", folder / "copy")
-    return folder
-
-
 def test_two_runs_are_paired_by_problem(study):
     found = perl.compare([study / "lora-0", study / "high"])
     best, other = found.rows
@@ -217,8 +208,11 @@ def test_which_runs_are_meant(study, tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_command_compares_trained_runs(trained, capsys):
+def test_the_command_compares_trained_runs(tmp_path, capsys):
     """A run and its copy are two runs of one seed, which do not differ."""
+    trained = tmp_path / "trained"
+    perl.train("quickstart", TINY, trained / "tiny")
+    shutil.copytree(trained / "tiny", trained / "copy")
     assert run_command(["compare", f"{trained}/*", "--json", "--csv", str(trained / "table.csv")], "perl") == 0
     printed = capsys.readouterr()
     values = json.loads(printed.out)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -12,27 +11,12 @@ from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE
 from perl.reports.page import page_of
 from perl.reports.page_data import page_data
 from perl.reports.run_log import read_run
+from tests.html_tags import Tags
 from tests.reports.written import alarm, samples_of, write_rows, write_run
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u2028<!--<script>"
 )
-
-
-class Tags(HTMLParser):
-    """Every tag with its attributes, and the texts of scripts."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found, self.scripts = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        if self.found and self.found[-1][0] == "script":
-            self.scripts.append(data)
 
 
 def hostile_run(folder):

@@ -19,7 +19,7 @@ from filelock import FileLock
 from rich.console import Console
 
 from perl.cli import commands
-from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
+from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from perl.reports.run_log import read_run
 from perl.reports.watch import line_of, seconds_left, view_of
 from tests.reports.written import alarm, samples_of, write_rows, write_run
@@ -86,13 +86,6 @@ def test_a_pipe_gets_the_newest_step_and_how_the_run_ended(tmp_path, capsys, sta
     assert last.startswith(f"{status}, step 12 of 12")
     assert ("AlarmError: the KL" in last) == (status == "failed")
     assert "\x1b[2J" not in last
-
-
-def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
-    assert commands.run(["watch", str(tmp_path)], "perl") == EXIT_USER_MISTAKE
-    found = capsys.readouterr()
-    assert "holds no run" in found.err
-    assert len((found.out + found.err).splitlines()) == 1
 
 
 class Terminal:

@@ -77,7 +77,6 @@ def write_run(
     method: str = "lora",
     rate: float = 0.001,
     alarms: tuple[dict, ...] = (),
-    groups: int | None = None,
     **facts: object,
 ) -> Path:
     """A run's folder.
@@ -90,7 +89,6 @@ def write_run(
         method: Of the recipe.
         rate: Of the recipe.
         alarms: Rows of ``alarms.jsonl``.
-        groups: Steps with completions; None: all.
         facts: Of ``run.json``.
     """
     folder.mkdir(parents=True)
@@ -106,8 +104,7 @@ def write_run(
         for step in range(1, steps + 1)
     ]
     write_rows(folder / "metrics.jsonl", rows)
-    shown = range(1, steps + 1)[-groups:] if groups else range(1, steps + 1)
-    write_rows(folder / "samples.jsonl", [row for step in shown for row in samples_of(step)])
+    write_rows(folder / "samples.jsonl", [row for step in range(1, steps + 1) for row in samples_of(step)])
     if alarms:
         write_rows(folder / "alarms.jsonl", alarms)
     if status is not None:

@@ -46,10 +46,7 @@ def test_scores_differ_from_two_errors_of_the_difference_on_and_ranks_follow():
     for entries, expected in (
         (row({"low": 0.5, "high": 0.7, "mid": 0.6}), {"high": "1", "mid": "2", "low": "3"}),
         # 3 points are no difference at a standard error of 1.2 each, 6 points are: ties need not be chains.
-        (
-            row({"a": 0.5, "b": 0.53, "c": 0.56, "d": 0.9}, stderr=0.012),
-            {"d": "1", "c": "2-3", "b": "2-4", "a": "3-4"},
-        ),
+        (row({"a": 0.5, "b": 0.53, "c": 0.56, "d": 0.9}, stderr=0.012), {"d": "1", "c": "2-3", "b": "2-4", "a": "3-4"}),
         (row({"a": 0.5, "b": 0.5}, stderr=0.0), {"a": "1-2", "b": "1-2"}),
         (one_size, {"b": "1"}),  # of two groups of one size the measured one
     ):

@@ -28,19 +28,7 @@ def test_single_runs_have_no_order_and_a_printed_average_that_is_not_the_mean_is
         assert float(said[1]) == pytest.approx(100 * mean, abs=0.051)
 
 
-DEFECTS = (
-    ("perl-7b-dora", "use_dora false: this is plain LoRA"),
-    ("perl-7b-lora-plus", "unless it was run with local edits this is plain LoRA"),
-    ("perl-hub-rslora-20251223", "trains plain LoRA whatever method is asked for"),
-    ("perl-1.5b-ia3", "trains the type milora"),
-    ("perl-1.5b-milora", "the trained model + B0 A0"),
-    ("perl-1.5b-vera", "q_proj and v_proj"),
-    ("perl-1.5b-lora-fa", "Read off a figure"),
-    ("tina-1.5b-open-rs2", "One sample a problem"),
-)
-
-
-def test_reported_entries_claim_nothing_that_nobody_here_has_seen_and_spell_out_their_defects():
+def test_reported_entries_claim_nothing_that_nobody_here_has_seen_and_have_notes():
     for entry in REPORTED:
         assert entry.source, entry.name
         assert entry.notes, entry.name
@@ -49,4 +37,3 @@ def test_reported_entries_claim_nothing_that_nobody_here_has_seen_and_spell_out_
         assert all(score.stderr is None and score.base_stderr is None for score in entry.scores), entry.name
         if entry.adapter.repo:
             assert "Nobody here has opened the repository" in notes(entry.name), entry.name
-    assert [(name, defect) for name, defect in DEFECTS if defect not in notes(name)] == []

@@ -4,13 +4,13 @@ import csv
 import io
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import Location
 from perl.zoo.summary import html_page, rendered, sheet
+from tests.html_tags import Tags
 from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
 
 
@@ -91,18 +91,6 @@ def test_the_csv_has_a_line_for_each_score_with_its_values_unrounded(tmp_path):
 
 
 HOSTILE = """"'><script>document.title='owned'</script><img src=x onerror="document.title='owned'">"""
-
-
-class Tags(HTMLParser):
-    """Every tag with its attributes."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
 
 
 def test_the_page_holds_every_entry_asks_for_nothing_and_escapes_what_others_wrote(tmp_path):

@@ -28,16 +28,8 @@ def sha256(content: bytes) -> str:
 
 
 def entry(name: str, **adapter) -> Entry:
-    return Entry.model_validate(
-        {
-            "name": name,
-            "provenance": "reported",
-            "source": "a paper",
-            "base": BASE,
-            "method": "lora",
-            "adapter": adapter,
-        }
-    )
+    known = {"name": name, "provenance": "reported", "source": "a paper", "base": BASE, "method": "lora"}
+    return Entry.model_validate({**known, "adapter": adapter})
 
 
 def add(*entries: Entry) -> Zoo:
