@@ -14,6 +14,7 @@ from perl.algorithms.overrides import contradictions
 from perl.algorithms.registry import LOSSES, Paper
 from perl.errors import RecipeError
 from perl.hub.card.citations import loss_name, references
+from perl.hub.card.facts import RunFacts
 from perl.recipe import load_recipe
 from perl.recipe.train_fields import REFUSED, train_fields, train_model
 from tests.conftest import CHECKOUT
@@ -204,16 +205,20 @@ def test_a_row_added_at_run_time_is_an_algorithm_of_recipes(toy):
         load_recipe({"algorithm": "toy", "train": {"epsilon": 0.2}})
 
 
+def cited(method, loss, ratio_level=None, algorithm=None):
+    return references(RunFacts(base="any", method=method, loss=loss, ratio_level=ratio_level, algorithm=algorithm))
+
+
 def test_a_named_algorithm_is_cited_once_and_an_unnamed_one_as_before():
-    without = references("lora", "grpo", "sequence")
-    named = references("lora", "grpo", "sequence", "gspo")
+    without = cited("lora", "grpo", "sequence")
+    named = cited("lora", "grpo", "sequence", "gspo")
     assert [what for what, _ in named] == ["method lora", "algorithm GSPO", "group-relative advantages (GRPO)"]
     assert [what for what, _ in without][1:] == [
         "group-relative advantages (GRPO)",
         "importance ratio of the whole sequence (GSPO)",
     ]
-    assert [what for what, _ in references(None, "grpo", "token", "grpo")] == ["algorithm GRPO"]
-    assert references("lora", "bnpo", None, "bnpo") == references("lora", "bnpo")  # which has no paper
-    cited = [what for what, _ in references(None, "reinforce", "token", "rloo")]
-    assert cited == ["algorithm RLOO"]  # no advantage of GRPO's
-    assert loss_name("grpo") == "GRPO" == loss_name("grpo", "unknown")
+    assert [what for what, _ in cited(None, "grpo", "token", "grpo")] == ["algorithm GRPO"]
+    assert cited("lora", "bnpo", None, "bnpo") == cited("lora", "bnpo")  # which has no paper
+    of_rloo = [what for what, _ in cited(None, "reinforce", "token", "rloo")]
+    assert of_rloo == ["algorithm RLOO"]  # no advantage of GRPO's
+    assert {loss_name(RunFacts(base="any", loss="grpo", algorithm=name)) for name in (None, "unknown")} == {"GRPO"}

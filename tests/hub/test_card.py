@@ -240,22 +240,28 @@ CHOICES = {
 }
 
 
+def cited(method, loss, ratio_level=None, **more):
+    return references(CardFacts(base="any", method=method, loss=loss, ratio_level=ratio_level, **more))
+
+
 def test_only_papers_of_what_was_done_are_cited():
-    assert references("lora", "grpo", "token") == references("lora", "grpo") == references("lora", None)
+    assert cited("lora", "grpo", "token") == cited("lora", "grpo") == cited("lora", None)
     # TRL's BNPO is another loss than the paper of that name.
-    assert [what for what, _ in references(None, "bnpo")] == ["group-relative advantages (GRPO)"]
-    assert [what for what, _ in references("nobody's", "dapo", "sequence")] == [
+    assert [what for what, _ in cited(None, "bnpo")] == ["group-relative advantages (GRPO)"]
+    assert [what for what, _ in cited("nobody's", "dapo", "sequence")] == [
         "group-relative advantages (GRPO)",
         "loss DAPO",
         "importance ratio of the whole sequence (GSPO)",
     ]
     shown = {name: PromptsSection(**values).shown for name, values in CHOICES.items()}
-    papers = {name: {what for what, _ in references(None, "grpo", prompts=text)} for name, text in shown.items()}
+    papers = {
+        name: {what for what, _ in cited(None, "grpo", settings={"prompts": text})} for name, text in shown.items()
+    }
     added = {name: sorted(what.split(" (")[0] for what in found - papers["plain"]) for name, found in papers.items()}
     both = ["prompts that rest", "refilled groups"]
     assert added == {"plain": [], "memory": both[:1], "refill": both[1:], "curriculum": [], "all": both}
-    assert len(references(None, "grpo", None, "dapo", prompts=shown["refill"])) == len(
-        references(None, "grpo", None, "dapo")
+    assert len(cited(None, "grpo", algorithm="dapo", settings={"prompts": shown["refill"]})) == len(
+        cited(None, "grpo", algorithm="dapo")
     )  # the same paper
 
 

@@ -115,7 +115,7 @@ def rank(
     found = rank_task([entries[str(row["name"].value)] for row in rows], task, protocol)
     if style == "json":
         ranks = as_records(found.rows, [*COLUMNS, "error"])
-        facts = {"task": found.task, "protocol": found.protocol, "ranks": ranks, "others": found.others}
+        facts = {"task": task, "protocol": found.protocol, "ranks": ranks, "others": found.others}
         say(json.dumps({**facts, "notes": found.notes}, indent=2))
     elif style == "csv":
         say(printed(found.rows, [*COLUMNS, "error"], style).rstrip("\n"))

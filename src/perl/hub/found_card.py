@@ -15,8 +15,7 @@ from huggingface_hub.hf_api import RepoSibling
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import RESULTS, read_results
-from perl.hub.card.candidate import Candidate, identity_mistakes, recount_candidate
+from perl.hub.card.candidate import identity_mistakes, recount_candidate, why_unscored
 from perl.hub.card.eval_results import LEADERBOARDS
 from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, Files
@@ -99,20 +98,7 @@ def _of_run(run: Run) -> FoundCard:
     files[RUN_FACTS] = facts
     counted = recount_candidate(candidate) if candidate.results_folder is not None else None
     raise_all(PerlError, identity_mistakes(candidate))
-    return FoundCard(str(run.card), files, candidate.sha256, counted, _why_unscored(candidate))
-
-
-def _why_unscored(candidate: Candidate) -> Mistake | None:
-    """Why the results in a run's folder are not shown; None: they are, or there are none."""
-    place = candidate.run.path / "eval"
-    if candidate.results is not None or not (place / RESULTS).exists():
-        return None
-    try:
-        read_results(place)
-    except PerlError as error:
-        return error.mistakes[0]
-    what = "are of another adapter, of this one with another config, or on another base"
-    return Mistake(what, str(place / RESULTS), f"perl eval --adapter {candidate.run.path}")
+    return FoundCard(str(run.card), files, candidate.sha256, counted, why_unscored(candidate))
 
 
 def _of_folder(folder: Path) -> FoundCard:

@@ -21,7 +21,6 @@ LONGEST_TEXT = 6_000
 """Characters of a prompt or completion that are shown: its begin and its end."""
 ALL_BYTES = 6_000_000
 """Of the completions of all runs on a page."""
-_VERDICT, _ANSWER = "_verdict", "_answer"
 _LONGEST_LINE = 20_000_000
 
 
@@ -134,22 +133,18 @@ def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
         "text": _shortened(text),
         "rewards": {str(name): rounded(value) for name, value in rewards.items()} if isinstance(rewards, dict) else {},
         "advantage": rounded(row.get("advantage")),
-        "verdicts": {
-            name.removesuffix(_VERDICT): value
-            for name, value in row.items()
-            if name.endswith(_VERDICT) and isinstance(value, str)
-        },
-        "answers": {
-            name.removesuffix(_ANSWER): str(value)[:200]
-            for name, value in row.items()
-            if name.endswith(_ANSWER) and value is not None
-        },
+        "verdicts": {name: value for name, value in _ending(row, "_verdict") if isinstance(value, str)},
+        "answers": {name: str(value)[:200] for name, value in _ending(row, "_answer") if value is not None},
     }
     tokens, gaps = row.get("tokens"), row.get("gaps")
     whole = len(text) <= LONGEST_TEXT
     if whole and isinstance(tokens, list) and isinstance(gaps, list) and len(tokens) == len(gaps):
         found |= {"tokens": [str(token) for token in tokens], "gaps": [rounded(gap) for gap in gaps]}
     return found
+
+
+def _ending(row: Mapping[str, Any], suffix: str) -> list[tuple[str, Any]]:
+    return [(name.removesuffix(suffix), value) for name, value in row.items() if name.endswith(suffix)]
 
 
 def _shortened(text: str) -> str:

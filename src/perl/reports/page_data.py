@@ -142,13 +142,9 @@ def _score(who: str, score: "Score") -> dict[str, Any]:
     return {
         "who": who,
         "value": score.accuracy,
-        "stderr": score.stderr,
-        "low": score.low,
-        "high": score.high,
+        **{name: getattr(score, name) for name in ("stderr", "low", "high", "majority", "truncated")},
         "pass": None if best is None else [best, score.pass_at[best]],
-        "majority": score.majority,
         "tokens": rounded(score.mean_tokens),
-        "truncated": score.truncated,
     }
 
 

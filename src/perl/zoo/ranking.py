@@ -28,14 +28,12 @@ class Ranking:
     """The adapters that may be compared on a task.
 
     Attributes:
-        task: The task.
         protocol: What their scores share: hash of a protocol, or a metric of a source.
         rows: From the best score down, with the columns :data:`COLUMNS` and ``error``.
         notes: What must be known beside the ranks.
         others: Other protocol -> names of the entries that were measured under it.
     """
 
-    task: str
     protocol: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
@@ -69,7 +67,7 @@ def rank_task(entries: Sequence[Entry], task: str, protocol: str | None = None) 
     chosen = min(wanted, key=lambda name: (-len(groups[name]), groups[name][0][0].provenance == "reported", name))
     others = {name: tuple(sorted(e.name for e, _ in group)) for name, group in sorted(groups.items()) if name != chosen}
     group = sorted(groups[chosen], key=lambda pair: (-pair[1].adapter, pair[0].name))
-    return Ranking(task, chosen, tuple(_rows(group)), tuple(_notes(group, others)), others)
+    return Ranking(chosen, tuple(_rows(group)), tuple(_notes(group, others)), others)
 
 
 def _rows(group: Sequence[tuple[Entry, TaskScore]]) -> list[Row]:

@@ -12,22 +12,9 @@ from pathlib import Path
 
 from perl.recipe.assets import card_templates_folder
 from perl.run.tables import html_templates, in_markdown, plain, plain_table
+from perl.zoo import table
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry
-from perl.zoo.table import (
-    FACTS,
-    SCORE_COLUMNS,
-    Cell,
-    Row,
-    cells_of,
-    fact_cell,
-    ordered,
-    printed,
-    row_of,
-    score_row,
-    tasks_of,
-    to_the_right,
-)
 
 MARKDOWN, CSV = "MODEL_ZOO.md", "zoo.csv"
 _WIDEST = 100
@@ -68,14 +55,12 @@ def rendered(zoo: Zoo) -> dict[Path, str]:
 
 def sheet(entry: Entry) -> list[str]:
     """Everything that an entry says, for a terminal; what is unknown is left out."""
-    row = row_of(entry)
-    facts = [
-        (name, row[name].text) for name in FACTS if name not in ("notes", "scores") and row[name].value is not None
-    ]
-    lines = plain_table(facts, (False, False))
+    row = table.row_of(entry)
+    known = [name for name in table.FACTS if name not in ("notes", "scores") and row[name].value is not None]
+    lines = plain_table([(name, row[name].text) for name in known], (False, False))
     if entry.scores:
-        columns = [name for name in SCORE_COLUMNS if name not in ("k", "error", "base error")]
-        lines += ["", printed([score_row(entry, score) for score in entry.scores], columns)]
+        columns = [name for name in table.SCORE_COLUMNS if name not in ("k", "error", "base error")]
+        lines += ["", table.printed([table.score_row(entry, score) for score in entry.scores], columns)]
     for other in entry.seeds:
         lines.append(f"seed {other.seed}: {plain(', '.join(f'{t} {100 * v:.1f}' for t, v in other.scores.items()))}")
     for note in entry.notes:
@@ -90,15 +75,14 @@ def html_page(zoo: Zoo) -> str:
     """
     folder = card_templates_folder()
     entries = list(zoo.entries.values())
-    columns = ["name", "provenance", "method", "base", *tasks_of(entries), "tokens", "parameters", "size", "notes"]
+    of_files = ("tokens", "parameters", "size", "notes")
+    columns = ["name", "provenance", "method", "base", *table.tasks_of(entries), *of_files]
     style, script = ((folder / f"zoo.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     page = html_templates(folder).get_template("zoo.html.jinja")
-    rows, sheets = (
-        cells_of([row_of(entry) for entry in entries], columns),
-        {e.name: "\n".join(sheet(e)) for e in entries},
-    )
+    rows = table.cells_of([table.row_of(entry) for entry in entries], columns)
+    sheets = {entry.name: "\n".join(sheet(entry)) for entry in entries}
     return page.render(
-        columns=columns, rows=rows, right=to_the_right(columns), sheets=sheets, style=style, script=script
+        columns=columns, rows=rows, right=table.to_the_right(columns), sheets=sheets, style=style, script=script
     )
 
 
@@ -124,29 +108,32 @@ def _groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 def _table(entries: Sequence[Entry]) -> str:
     """The entries of a group with the best first, and their notes."""
-    tasks = tasks_of(entries)
+    tasks = table.tasks_of(entries)
     average = next((task for task in tasks if task.endswith("average")), next(iter(tasks), None))
     notes = {entry.name: entry.notes for entry in entries}
     numbers: dict[str, int] = {}
-    rows: list[Row] = []
-    for row in ordered([row_of(entry) for entry in entries], average):
+    rows: list[table.Row] = []
+    for row in table.ordered([table.row_of(entry) for entry in entries], average):
         marks = [str(numbers.setdefault(note, len(numbers) + 1)) for note in notes[row["name"].text]]
-        rows.append({**row, "notes": fact_cell(", ".join(marks) or None)})
+        rows.append({**row, "notes": table.fact_cell(", ".join(marks) or None)})
     facts = ("method", "base", "tokens", "parameters", "size", "repo", "subfolder", "notes")
     known = [name for name in facts if any(row[name].value is not None for row in rows)]
     columns = ["name", *known[:2], *tasks, *known[2:]]
     listed = [f"{number}. {in_markdown(note)}" for note, number in numbers.items()]
-    bases = {f"{s.task} {score_row(e, s)['base score'].text}" for e in entries for s in e.scores if s.base is not None}
+    bases = {
+        f"{s.task} {table.score_row(e, s)['base score'].text}" for e in entries for s in e.scores if s.base is not None
+    }
     base = [f"Base: {in_markdown(', '.join(sorted(bases)))}.", ""] if bases and len(bases) <= len(tasks) else []
-    return "\n".join([printed(rows, columns, "markdown"), "", *base, *listed])
+    return "\n".join([table.printed(rows, columns, "markdown"), "", *base, *listed])
 
 
 def _csv(entries: Sequence[Entry]) -> str:
     """A line for each entry and task; one for an entry without a score."""
-    rows: list[Row] = [row_of(entry) for entry in entries if not entry.scores]
+    rows: list[table.Row] = [table.row_of(entry) for entry in entries if not entry.scores]
     for entry in entries:
         for score in entry.scores:
             seeds = " ".join(map(str, entry.seed_scores(score)[1:]))
-            rows.append({**row_of(entry), **score_row(entry, score), "other seeds": Cell(seeds or None, seeds)})
-    columns = [name for name in FACTS if name not in ("scores", "settings", "reward", "versions", "shipped")]
-    return printed(ordered(rows, "name"), [*columns, *SCORE_COLUMNS, "other seeds"], "csv")
+            others = table.Cell(seeds or None, seeds)
+            rows.append({**table.row_of(entry), **table.score_row(entry, score), "other seeds": others})
+    columns = [name for name in table.FACTS if name not in ("scores", "settings", "reward", "versions", "shipped")]
+    return table.printed(table.ordered(rows, "name"), [*columns, *table.SCORE_COLUMNS, "other seeds"], "csv")

@@ -102,6 +102,19 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
     return Candidate(run, which, folder, step, digest, None, None, config)
 
 
+def why_unscored(candidate: Candidate) -> Mistake | None:
+    """Why the results in a run's folder are not shown; None: they are, or there are none."""
+    place = candidate.run.path / "eval"
+    if candidate.results is not None or not (place / RESULTS).exists():
+        return None
+    try:
+        read_results(place)
+    except PerlError as error:
+        return error.mistakes[0]
+    what = "are those of another adapter, or of this one with another config or on another base"
+    return Mistake(what, str(place / RESULTS), f"perl eval --adapter {candidate.run.path}")
+
+
 def identity_mistakes(candidate: Candidate) -> list[Mistake]:
     """Why an adapter is not what its run trained: other weights lie there than were proven, or scored as the best."""
     found, run = [], candidate.run

@@ -169,7 +169,7 @@ def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted:
             counted = recount_published(written, samples, "eval", known=False)
         except PerlError as error:
             return Checked((*mistakes, *error.mistakes), tuple(compared), unchecked=tuple(unchecked))
-    mistakes += [_of_the_package(mistake) for mistake in counted.mistakes]
+    mistakes += [replace(mistake, where=f"eval/{mistake.where}") for mistake in counted.mistakes]
     compared.append(_what_was_counted(results, counted))
     reported = (*counted.reported, _AS_ASKED, "engine and versions of the evaluation")
     return Checked(tuple(mistakes), tuple(compared), reported, tuple(unchecked))
@@ -180,12 +180,3 @@ def _what_was_counted(results: Results, counted: Recount) -> str:
     count = sum(task.score.n * task.score.k * figures[task.name] for task in results.tasks)
     what = "completions that were judged again" if set(counted.basis.values()) == {"texts"} else "samples"
     return f"{sum(figures.values())} scores recounted from {count:,} {what}"
-
-
-def _of_the_package(mistake: Mistake) -> Mistake:
-    """A mistake of the results' folder, named as in a repository."""
-    where = mistake.where
-    for name in (SCORES, PUBLISHED):
-        file = name.partition("/")[2]
-        where = name + where.removeprefix(file) if where.startswith(file) else where
-    return replace(mistake, where=where)

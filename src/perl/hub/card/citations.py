@@ -1,16 +1,14 @@
 """The papers that an adapter's method and algorithm come from.
 
-method, loss, algorithm -> references
+RunFacts -> references
 """
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import GRPO, GSPO, LOSSES
+from perl.hub.card.facts import RunFacts
 from perl.methods.registry import METHODS
 from perl.recipe.sections import MEMORY_WORDS, REFILL_WORDS
 
@@ -22,57 +20,42 @@ _OF_PROMPTS = {
 _PAPER = re.compile(r"^.*?arXiv:\d{4}\.\d{4,5}")
 
 
-def loss_name(algorithm: str | None, named: str | None = None, *, rewarded: bool = True) -> str:
+def loss_name(facts: RunFacts) -> str:
     """What people call it: the algorithm, where the run names one, else the loss; a teacher alone is distillation."""
-    if not rewarded:
+    if not facts.rewarded:
         return _DISTILLATION.title
-    if named in ALGORITHMS:
-        return ALGORITHMS[named].title
-    return LOSSES[algorithm].title if algorithm in LOSSES else algorithm or "GRPO"
+    if facts.algorithm in ALGORITHMS:
+        return ALGORITHMS[facts.algorithm].title
+    return LOSSES[facts.loss].title if facts.loss in LOSSES else facts.loss or "GRPO"
 
 
-def references(
-    method: str | None,
-    algorithm: str | None,
-    ratio_level: str | None = None,
-    named: str | None = None,
-    overridden: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    rewarded: bool = True,
-    prompts: str = "",
-) -> list[tuple[str, str]]:
+def references(facts: RunFacts) -> list[tuple[str, str]]:
     """What is cited, and as what: ``("method lora", "Hu et al. 2021, arXiv:2106.09685")``.
 
-    Args:
-        method: As in ``peft.method``.
-        algorithm: The loss, as in ``train.loss_type``.
-        ratio_level: As in ``train.importance_sampling_level``.
-        named: The algorithm, where the run names one.
-        overridden: Its settings that the run has otherwise.
-        rewarded: Whether rewards count, which advantages and a loss are for; a teacher alone needs neither.
-        prompts: How they were chosen, in the words of the card; empty: as they came.
+    Of a run whose rewards do not count neither advantages nor a loss is cited: a teacher alone needs neither.
     """
     found = []
-    row = METHODS.get(method or "")
+    row = METHODS.get(facts.method or "")
     paper = _PAPER.match(row.source) if row else None
     if paper:
-        found.append((f"method {method}", paper[0]))
-    name = ALGORITHMS.get(named or "")
+        found.append((f"method {facts.method}", paper[0]))
+    name = ALGORITHMS.get(facts.algorithm or "")
     own = name.paper.reference if name is not None and name.paper is not None else None
     if name is not None and own is not None:
         found.append((f"algorithm {name.title}", own))
-    if not rewarded:
+    if not facts.rewarded:
         source = _DISTILLATION.source
         return found if own == source else [*found, ("distillation", source)]
-    sets = {} if name is None else {**name.sets, **overridden}
+    sets = {} if name is None else {**name.sets, **facts.overridden}
     estimator = ADVANTAGES.get(sets.get("advantage_estimator", "group"), ADVANTAGES["group"])
     what = "group-relative advantages (GRPO)" if estimator.paper == GRPO else f"advantages ({estimator.title})"
     of_update = [(what, estimator.paper.reference)]
-    loss = LOSSES.get(algorithm or "grpo")
+    loss = LOSSES.get(facts.loss or "grpo")
     if loss is not None and loss.paper is not None and loss.paper not in (GRPO, estimator.paper):
         of_update.append((f"loss {loss.title}", loss.paper.reference))
-    if ratio_level == "sequence":
+    if facts.ratio_level == "sequence":
         of_update.append(("importance ratio of the whole sequence (GSPO)", GSPO.reference))
+    prompts = str(facts.settings.get("prompts", ""))
     chosen = [cited for words, cited in _OF_PROMPTS.items() if words in prompts]
     return [*found, *((what, reference) for what, reference in [*of_update, *chosen] if reference != own)]
 

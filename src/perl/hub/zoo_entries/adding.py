@@ -3,6 +3,7 @@
 run folder or Hub id -> Entry, written into a zoo; the adapter beside it on demand
 """
 
+import json
 import logging
 import re
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel
 
 from perl.errors import PerlError, raise_all, warn
 from perl.hub.card.public_recipe import public_recipe
@@ -24,7 +25,7 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter
 from perl.recipe.plain_yaml import plain_value
 from perl.run.files import write_text
-from perl.zoo.entry import NAME, Entry, Location, Provenance, SeedScores
+from perl.zoo.entry import NAME, Entry, Location, Provenance, SeedScores, parse_entry
 
 logger = logging.getLogger("perl")
 
@@ -137,12 +138,7 @@ def _entry(material: Material, label: str, provenance: Provenance | None, notes:
         "notes": list(notes),
         **strange,
     }
-    try:
-        return Entry.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise PerlError(f"makes no entry: {field}: {first['msg']}", material.where) from None
+    return parse_entry(json.dumps(fields, default=BaseModel.model_dump), material.where)
 
 
 def _name(wanted: str) -> str:

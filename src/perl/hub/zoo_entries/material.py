@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.errors import PerlError, raise_all
+from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import RESULTS, Results, TaskResult, read_results
-from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate
+from perl.evaluation.results import Results, TaskResult
+from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate, why_unscored
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
 from perl.hub.card.published import evenly
 from perl.hub.card.scores_check import policy_mistakes, words_mistakes
@@ -75,11 +75,9 @@ def of_run(folder: Path) -> Material:
     run = Run.read(folder if a_run else folder.parent)
     candidate = find_candidate(run, "final" if a_run else "best")
     if candidate.results is None:
-        message = "its adapter was not evaluated"
-        if (run.path / "eval" / RESULTS).is_file():
-            read_results(run.path / "eval")  # says why it cannot be read
-            message = "its results are those of another adapter, or of this one with another config"
-        raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
+        nothing = Mistake("its adapter was not evaluated", str(run.path), f"perl eval --adapter {run.path} --tasks ...")
+        wrong = why_unscored(candidate) or nothing
+        raise PerlError(wrong.message, wrong.where, wrong.hint)
     raise_all(PerlError, identity_mistakes(candidate))
     config = (candidate.folder / CONFIG).read_bytes()
     package = package_candidate(candidate)  # its config names no folder of this machine

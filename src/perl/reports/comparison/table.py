@@ -55,11 +55,6 @@ class ComparedRuns:
         """The rows, as they are shown."""
         return self.comparison.rows
 
-    @property
-    def score(self) -> str:
-        """By what they are compared, as ``--score`` takes it."""
-        return self.comparison.measure.key
-
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values; what is not known is None."""
         measure = self.comparison.measure
