@@ -255,11 +255,7 @@ def draw_samples(plan: Evaluation, policies: Policies, processes: Processes | No
 
 
 def _draw_left(
-    plan: Evaluation,
-    policies: Policies,
-    left: Mapping[Who, list[_Asked]],
-    drawn: DrawnSamples,
-    processes: Processes,
+    plan: Evaluation, policies: Policies, left: Mapping[Who, list[_Asked]], drawn: DrawnSamples, processes: Processes
 ) -> None:
     """Has each policy in turn draw what is missing of its samples."""
     name = f"perl-{secrets.token_hex(4)}"

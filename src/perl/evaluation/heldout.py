@@ -115,11 +115,7 @@ def heldout_questions(recipe: Recipe, *, chat: bool = True) -> tuple[Question, .
 
 
 def heldout_task(
-    name: str,
-    prompts: Sequence[Prompt],
-    protocol: Protocol,
-    end_token_ids: tuple[int, ...],
-    limit: int | None = None,
+    name: str, prompts: Sequence[Prompt], protocol: Protocol, end_token_ids: tuple[int, ...], limit: int | None = None
 ) -> PreparedTask:
     """Held-out problems as a task.
 

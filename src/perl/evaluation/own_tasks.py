@@ -30,13 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 _USUAL = {_PROMPT: ("prompt", "problem", "question"), _ANSWER: ("answer", "solution"), _ID: ("id", "unique_id")}
 
 # Option of the command line -> key of a task.
-_KEYS = {
-    "--tasks": "",
-    "--columns": ".columns",
-    "--scorer": ".scorer",
-    "--limit": ".limit",
-    "--few-shot": ".few_shot",
-}
+_KEYS = {"--tasks": "", "--columns": ".columns", "--scorer": ".scorer", "--limit": ".limit", "--few-shot": ".few_shot"}
 
 
 def file_task(
@@ -88,10 +82,7 @@ def file_task(
 
 
 def named_tasks(
-    names: Sequence[str],
-    where: str = "--tasks",
-    columns: Mapping[str, str] | None = None,
-    scorer: str | None = None,
+    names: Sequence[str], where: str = "--tasks", columns: Mapping[str, str] | None = None, scorer: str | None = None
 ) -> list[Task]:
     """The tasks of these names, in the order given.
 

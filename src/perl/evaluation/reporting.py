@@ -115,10 +115,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
 
 
 def _task_result(
-    plan: Evaluation,
-    task: PreparedTask,
-    drawn: DrawnSamples,
-    own: Mapping[str, Mapping[Who, OtherScore]],
+    plan: Evaluation, task: PreparedTask, drawn: DrawnSamples, own: Mapping[str, Mapping[Who, OtherScore]]
 ) -> TaskResult:
     name = task.request.task
     facts = TaskResult(

@@ -164,11 +164,7 @@ class Results:
             "results": {task.label: _labels(task) for task in self.tasks if task.is_scored},
             "versions": {},
             "config_tasks": {
-                task.label: {
-                    "name": task.name,
-                    "hf_repo": task.data["source"],
-                    "hf_revision": task.data["revision"],
-                }
+                task.label: {"name": task.name, "hf_repo": task.data["source"], "hf_revision": task.data["revision"]}
                 for task in self.tasks
             },
             "summary_tasks": {},

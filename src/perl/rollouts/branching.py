@@ -62,7 +62,6 @@ class Draw(Protocol):
         Returns:
             (n,) tokens, and (n,) their log-probs or None.
         """
-        ...
 
 
 Warp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -155,7 +155,6 @@ class Pending(Protocol):
 
     def result(self) -> list[list[Sampled]]:
         """The completions of each request, in the order of the requests; waits for them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -206,48 +205,37 @@ class Engine(Protocol):
     @property
     def counts(self) -> Mapping[str, int]:
         """See the class."""
-        ...
 
     def load(self, update: Update) -> None:
         """From now on requests are answered with this update; those under way keep theirs, unless they continue."""
-        ...
 
     def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Pending:
         """Begins to sample, with the update that was loaded last."""
-        ...
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
         """What each copy of the engine writes, under the update loaded last, by its name; each must be the policy."""
-        ...
 
     def expect(self, proof: Proof) -> None:
         """What a copy that comes up must answer, from the update that was loaded last."""
-        ...
 
     def foreign_weights(self) -> list[str]:
         """Copies whose weights an earlier run has left: they must be given the base before anything else."""
-        ...
 
     def computes_base_alone(self) -> bool:
         """Whether a copy computes the base wrongly beside requests for adapters, which others may begin to serve."""
-        ...
 
     def drop(self, failures: Mapping[str, str]) -> None:
         """Copies, by name, that failed a trial, with the reason; others answer instead of them."""
-        ...
 
     def sleep(self) -> None:
         """Frees the memory that only sampling needs; the next request wakes the engine."""
-        ...
 
     @property
     def asleep_bytes(self) -> int:
         """Bytes of this process's device that :meth:`sleep` has freed and the next request takes again."""
-        ...
 
     def close(self) -> None:
         """Gives back what the engine holds."""
-        ...
 
 
 def completion_of(sampled: Sampled, end_token_ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> Completion:

@@ -23,15 +23,7 @@ from perl.policy.model import evaluating
 from perl.recipe.rollout_section import TRANSFORMERS, Capabilities
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
-from perl.rollouts.next_token import (
-    LastDraw,
-    Seeded,
-    as_the_policy,
-    of_last_processor,
-    uniforms_of,
-    warp_of,
-    warpers,
-)
+from perl.rollouts.next_token import LastDraw, Seeded, as_the_policy, of_last_processor, uniforms_of, warp_of, warpers
 from perl.run.devices import threads_for
 from perl.run.shards import is_sharded
 

@@ -203,10 +203,7 @@ def _facts(job: Job, recipe: Recipe, policy: PeftModel, processes: int) -> dict[
         "seed": _asked(recipe, "seed"),
         "trainable_parameters": trainable_parameters(policy),
         "total_parameters": total_parameters(policy),
-        "settings": {
-            **_settings(recipe, policy),
-            "trained by": f"verl {version}, {strategy} on {processes} processes",
-        },
+        "settings": {**_settings(recipe, policy), "trained by": f"verl {version}, {strategy} on {processes} processes"},
         "loss": _asked(recipe, "loss_type"),
         "ratio_level": _asked(recipe, "importance_sampling_level"),
         **({KEY: row.name, "overridden": row.overridden(recipe.train)} if row is not None else {}),

@@ -39,19 +39,15 @@ class Work(Protocol):
 
     def more(self) -> None:
         """A server is ready."""
-        ...
 
     def take_back(self, member: Member) -> int:
         """A server was dropped; returns how many requests it had."""
-        ...
 
     def waits(self) -> bool:
         """Whether a request waits for a server."""
-        ...
 
     def end(self, error: BaseException) -> None:
         """No request will be answered."""
-        ...
 
 
 class Servers:
