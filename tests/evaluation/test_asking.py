@@ -29,8 +29,7 @@ def prompt_of(plan) -> str:
 
 
 @pytest.mark.parametrize(
-    ("switch", "thinking", "ends"),
-    [("enable_thinking", True, "??"), ("thinking", False, "//"), ("thinking", None, "")],
+    ("switch", "thinking", "ends"), [("enable_thinking", True, "??"), ("thinking", False, "//"), ("thinking", None, "")]
 )
 def test_the_thinking_mode_is_switched_by_the_name_that_the_template_has(tokenizer, switch, thinking, ends):
     Path("t.jinja").write_text(SWITCHED.replace("SWITCH", switch))

@@ -124,11 +124,7 @@ def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, set
     assert len(lines()) == len(texts()) == 2 * problems * max(2, settings.get("k", 2))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"seed": 1}, {"system_prompt": "1+1="}],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [{"seed": 1}, {"system_prompt": "1+1="}], ids=str)
 def test_what_was_drawn_otherwise_is_not_taken_for_it(saved, done, change, said):
     shutil.copytree(done, "out")
     evaluate(saved, with_base=False, **change)

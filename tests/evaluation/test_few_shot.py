@@ -120,7 +120,7 @@ def test_limits_of_single_tasks():
     [
         (["--tasks", CHAIN, "--limit", "chains=3"], "--limit: 'chains' is not asked (there are: sandbox:chain)"),
         (["--tasks", CHAIN, "--few-shot", "many"], "--few-shot: 'many' is not a number (as in 3, or gsm8k=8,my=3)"),
-        (["--tasks", "sums.jsonl", "--few-shot", "9"], "all 9 problems are examples, none is left to be asked"),
+        (["--tasks", "sums.jsonl", "--few-shot", "9"], "examples: 9, problems left to be asked: 0"),
         (["--tasks", "sums.jsonl", "--few-shot", "4", "--limit", "3"], "a limit of 3 is below the 4 examples"),
         (["--tasks", "heldout"], "lora is in no run (name the recipe instead, as in --tasks my.yaml)"),
         (["--tasks", "my.yaml", "--few-shot", "1"], "held-out problems are asked as in training, without examples"),

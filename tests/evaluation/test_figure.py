@@ -26,8 +26,7 @@ def amount(picture, color, alpha=0.85):
 
 
 @pytest.mark.parametrize(
-    ("base", "adapter", "color"),
-    [("1100", "1110", BLUE), ("1100", "1000", ORANGE), ("1100", "0011", GREY)],
+    ("base", "adapter", "color"), [("1100", "1110", BLUE), ("1100", "1000", ORANGE), ("1100", "0011", GREY)]
 )
 def test_the_colour_of_a_point_says_which_policy_is_better(tmp_path, base, adapter, color):
     picture = draw_problems(results(task_result("sums", [base], [adapter])), tmp_path)

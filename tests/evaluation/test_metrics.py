@@ -30,11 +30,7 @@ def some_results(problems: int, k: int, seed: int = 1) -> list[list[bool]]:
 
 @pytest.mark.parametrize(
     "right",
-    [
-        *(some_results(problems, k) for problems, k in ((2, 1), (7, 4))),
-        [[True] * 4] * 10,
-        [[False] * 4] * 10,
-    ],
+    [*(some_results(problems, k) for problems, k in ((2, 1), (7, 4))), [[True] * 4] * 10, [[False] * 4] * 10],
     ids=["2 of 1", "7 of 4", "all right", "all wrong"],
 )
 def test_the_error_is_that_of_the_paper_in_whatever_order_rows_stand(right):
@@ -149,14 +145,6 @@ def test_one_in_twenty_tests_of_equal_policies_finds_a_difference_at_five_percen
     assert abs(found - 0.05) <= 0.03  # three standard errors of the share are 0.033
 
 
-def differences_of(p_values: Sequence[float | None]) -> list[Difference | None]:
-    return [None if p is None else Difference(0.1, 0.01, 0.08, 0.12, p) for p in p_values]
-
-
-def p_values_of(found: Sequence[Difference | None]) -> list[float | None]:
-    return [None if one is None else one.p_value for one in found]
-
-
 def closed_test(p_values: Sequence[float]) -> list[float]:
     """What Holm's procedure is a short way to (Marcus, Peritz and Gabriel 1976): a difference is real at a level if
     Bonferroni's test rejects, at that level, every set of hypotheses that holds its own."""
@@ -170,7 +158,7 @@ def closed_test(p_values: Sequence[float]) -> list[float]:
 def test_corrected_p_values_are_those_of_testing_every_set_of_hypotheses(seed):
     rng = random.Random(seed)
     p_values = [rng.choice([rng.random(), rng.random() ** 4, 0.01]) for _ in range(rng.randint(1, 7))]
-    found = p_values_of(corrected(differences_of(p_values)))
+    found = [one.p_value for one in corrected([Difference(0.1, 0.01, 0.08, 0.12, p) for p in p_values])]
     assert found == pytest.approx(closed_test(p_values))
     ordered = [after for _, after in sorted(zip(p_values, found, strict=True))]
     assert ordered == sorted(ordered)

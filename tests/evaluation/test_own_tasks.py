@@ -183,10 +183,7 @@ BAD_FILES = {
     ),
     "aime24.jsonl": ('{"prompt": "1+1=", "answer": "2"}', "aime24 is the name of a task of perl eval"),
     "syntax.py": ("x = 1\ny = = 2\n", "syntax.py:2: cannot be imported: SyntaxError: invalid syntax"),
-    "raises.py": (
-        "def f():\n    return 1 / 0\n\nf()\n",
-        "raises.py:2: cannot be imported: ZeroDivisionError: ",
-    ),
+    "raises.py": ("def f():\n    return 1 / 0\n\nf()\n", "raises.py:2: cannot be imported: ZeroDivisionError: "),
     "without.py": ("x = 1\n", "without.py: defines no TASKS"),
     "scorer.py": (
         "from perl.evaluation.own_tasks import file_task\nTASKS = [file_task('a.jsonl', scorer='chioce')]\n",

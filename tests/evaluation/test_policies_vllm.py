@@ -28,54 +28,31 @@ NOISE = 0.03
 WARM = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": LONGEST}
 
 
-def policy_of(method: str, noise: float = NOISE, **settings) -> torch.nn.Module:
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory) -> str:
+    """Folder of a LoRA of random numbers."""
     torch.manual_seed(1)
-    base = load_base(ModelSection(), torch.device("cpu"))
-    policy = attach_adapter(base, adaptation(PeftSection(method=method, **settings)))
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(method="lora")))
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
-                parameter += noise * torch.randn(parameter.shape)
-    return policy.eval()
+                parameter += NOISE * torch.randn(parameter.shape)
+    folder = tmp_path_factory.mktemp("adapters") / "lora"
+    write_adapter(policy.eval(), folder, "sandbox:base", None)
+    return str(folder)
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    """Folder of an adapter of random numbers, written once."""
-    made = {}
-
-    def adapter(method: str, **settings) -> str:
-        key = (method, *settings.items())
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("adapters") / "-".join([method, *map(str, settings.values())])
-            write_adapter(policy_of(method, **settings), made[key], "sandbox:base", None)
-        return str(made[key])
-
-    return adapter
-
-
-def evaluated(output, *servers: str, adapter: str | None = None, base: str | None = None, k: int = 4, **settings):
+def evaluated(output, *servers: str, adapter: str | None = None, base: str | None = None, **settings):
     """Results from servers; from transformers if none is named."""
     backend = "vllm-server" if servers else "transformers"
-    chosen = EvalSettings(backend=backend, servers=servers, lighteval=False, **{"limit": PROBLEMS, **WARM, **settings})
-    return perl.evaluate(
-        adapter, base, [TASK], None if chosen.preset == "greedy" else k, output=output, settings=chosen
-    )
+    chosen = EvalSettings(backend=backend, servers=servers, lighteval=False, limit=PROBLEMS, **WARM, **settings)
+    return perl.evaluate(adapter, base, [TASK], 4, output=output, settings=chosen)
 
 
 @pytest.fixture(scope="module")
-def by_transformers(tmp_path_factory):
-    """Results from transformers with their folder; the same request is carried out once."""
-    made = {}
-
-    def by_transformers(**request):
-        key = repr(sorted(request.items()))
-        if key not in made:
-            folder = tmp_path_factory.mktemp("by_transformers")
-            made[key] = evaluated(folder, **request), folder
-        return made[key]
-
-    return by_transformers
+def by_transformers(tmp_path_factory, adapter):
+    """Results of the adapter and its base from transformers."""
+    return evaluated(tmp_path_factory.mktemp("by_transformers"), adapter=adapter)
 
 
 def shares(results, who: str) -> list[float]:
@@ -88,18 +65,12 @@ def assert_same_within_noise(one: list[float], other: list[float]) -> None:
     assert abs(fmean(one) - fmean(other)) <= 4 * stdev(differences) / math.sqrt(len(differences))
 
 
-def asked(url: str, path: str) -> dict:
-    return httpx2.get(url + path, trust_env=False).json()
-
-
 @pytest.mark.nightly
 def test_base_and_adapter_score_on_a_server_as_with_transformers_and_it_keeps_nothing(
     lone_server, adapter, tmp_path, by_transformers
 ):
     before = set(models(lone_server))
-    lora = adapter("lora")
-    served = evaluated(tmp_path / "served", lone_server, adapter=lora)
-    here, _ = by_transformers(adapter=lora)
+    served, here = evaluated(tmp_path / "served", lone_server, adapter=adapter), by_transformers
     for who in ("base", "adapter"):
         assert_same_within_noise(shares(served, who), shares(here, who))
     assert served.task(TASK).protocol_hash == here.task(TASK).protocol_hash
@@ -121,7 +92,7 @@ def test_where_no_server_answers_the_evaluation_ends_when_it_was_told_to(tmp_pat
 
 
 def models(url: str) -> list[str]:
-    return [card["id"] for card in asked(url, "/v1/models")["data"]]
+    return [card["id"] for card in httpx2.get(f"{url}/v1/models", trust_env=False).json()["data"]]
 
 
 @pytest.mark.nightly
@@ -129,7 +100,7 @@ def test_vllm_in_this_process_scores_as_transformers(adapter, checkout, tmp_path
     python = python_with_vllm(checkout)
     settings = ["--temperature", "1", "--top-p", "1", "--max-new-tokens", str(LONGEST), "-k", "4"]
     settings += ["--limit", str(PROBLEMS)]
-    command = [python, "-m", "perl", "eval", "--backend", "vllm", "--adapter", adapter("lora"), "--tasks", TASK]
+    command = [python, "-m", "perl", "eval", "--backend", "vllm", "--adapter", adapter, "--tasks", TASK]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run(
@@ -138,7 +109,7 @@ def test_vllm_in_this_process_scores_as_transformers(adapter, checkout, tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     inside = perl.evaluation.results.read_results(tmp_path / "inside")
-    here, _ = by_transformers(adapter=adapter("lora"))
+    here = by_transformers
     for who in ("base", "adapter"):
         assert_same_within_noise(shares(inside, who), shares(here, who))
     assert inside.engine["logp_diff"] < 1e-4

@@ -43,22 +43,10 @@ def evaluation(folder, base=BASE, adapter=ADAPTER, wrong=lambda gold, index: str
             answers = [question.gold if mark == "1" else wrong(question.gold, i) for i, mark in enumerate(row)]
             texts = ["so I think" if m == "-" else f"it is \\boxed{{{a}}}" for m, a in zip(row, answers, strict=True)]
             verdicts = check_all([question.gold] * K, texts)
-            rows.append(
-                [
-                    Sample(
-                        TASK,
-                        question.id,
-                        i,
-                        protocol.seed_of(TASK, question.id, i),
-                        text,
-                        20 + i,
-                        i == 5,
-                        v.status,
-                        v.extracted,
-                    )
-                    for i, (text, v) in enumerate(zip(texts, verdicts, strict=True))
-                ]
-            )
+            rows.append([])
+            for i, (text, v) in enumerate(zip(texts, verdicts, strict=True)):
+                place = (TASK, question.id, i)
+                rows[-1].append(Sample(*place, protocol.seed_of(*place), text, 20 + i, i == 5, v.status, v.extracted))
         groups[who] = rows
     facts = {"task": TASK, "task_version": data.task.version, "prompt": data.task.prompt, "data": data.sha256}
     empty = TaskResult(

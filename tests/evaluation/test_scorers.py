@@ -71,12 +71,7 @@ def test_a_long_text_is_searched_in_linear_time():
 
 @pytest.mark.parametrize(
     ("answers", "letters"),
-    [
-        (["A", "d"], ["A", "D"]),
-        (["(b)", "C."], ["B", "C"]),
-        (["0", "3"], ["A", "D"]),
-        (["rome ", "Bern"], ["C", "D"]),
-    ],
+    [(["A", "d"], ["A", "D"]), (["(b)", "C."], ["B", "C"]), (["0", "3"], ["A", "D"]), (["rome ", "Bern"], ["C", "D"])],
 )
 def test_right_choices_are_letters_numbers_or_texts(answers, letters):
     assert right_letters(answers, [CHOICES] * 2) == letters

@@ -37,12 +37,7 @@ def test_the_command_names_the_form_and_rank_of_what_is_sent(method, tmp_path):
 
 @pytest.mark.parametrize(
     ("address", "port"),
-    [
-        (None, 8000),
-        ("http://gpu1:9", 9),
-        ("http://[::1]:8123/v1", 8123),
-        ("http://gpu1:99999", None),
-    ],
+    [(None, 8000), ("http://gpu1:9", 9), ("http://[::1]:8123/v1", 8123), ("http://gpu1:99999", None)],
 )
 def test_the_server_listens_where_it_will_be_asked_if_there_can_be_such_a_port(address, port):
     plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, EvalSettings())

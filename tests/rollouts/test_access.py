@@ -54,10 +54,7 @@ def test_an_address_with_a_password_is_refused_without_repeating_it(url, tmp_pat
 def test_settings_of_a_server_are_kept_as_they_were_written():
     servers = ["http://one:8000", {"url": "https://two", "key_env": "TWO", "ca_file": "ca.pem"}]
     recipe = Recipe.load({"extends": "quickstart", "rollout": {"backend": "vllm-server", "servers": servers}})
-    assert recipe.rollout.addresses == (
-        ServerAddress("http://one:8000"),
-        ServerAddress("https://two", "TWO", "ca.pem"),
-    )
+    assert recipe.rollout.addresses == (ServerAddress("http://one:8000"), ServerAddress("https://two", "TWO", "ca.pem"))
     assert recipe.as_dict()["rollout"]["servers"] == servers
     assert Recipe.load(recipe.as_dict()) == recipe
     assert server_option("https://two/v1/,key_env=TWO,ca_file=ca.pem") == recipe.rollout.addresses[1]

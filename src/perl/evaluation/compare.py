@@ -365,12 +365,11 @@ def _base_groups(results: Sequence[Results], numbers: Sequence[int], tasks: Coll
     """
     groups: list[list[int]] = []
     for i in numbers:
-        same = (group for group in groups if all(_same_base(results[i], results[j], tasks) for j in group))
-        group = next(same, None)
-        if group is None:
-            groups.append([i])
-        else:
-            group.append(i)
+        same = [group for group in groups if all(_same_base(results[i], results[j], tasks) for j in group)]
+        if not same:
+            same = [[]]
+            groups += same
+        same[0].append(i)
     return groups
 
 

@@ -78,19 +78,6 @@ class TaskRequest:
         return [(self.task, asked.problem, index) for asked in self.asked for index in range(k)]
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a process draws in a round.
-
-    Attributes:
-        places: Its samples.
-        spare: They are drawn and thrown away: the forward passes of the others need this process too.
-    """
-
-    places: Sequence[Place]
-    spare: bool = False
-
-
 @dataclass
 class Sharing:
     """Who draws what; without arguments this process draws everything.
@@ -117,8 +104,8 @@ class Sharing:
             return ""
         return f", by {self.processes.count} processes: {' + '.join(map(str, self.counts))} completions"
 
-    def parts(self, left: Sequence[Place]) -> Iterator[Part]:
-        """This process's part of each round.
+    def parts(self, left: Sequence[Place]) -> Iterator[tuple[Sequence[Place], bool]]:
+        """This process's part of each round, and whether it is thrown away: the others' forward passes need it too.
 
         Args:
             left: In the order in which one process would draw them; its batches are those of one process, but for the
@@ -127,15 +114,15 @@ class Sharing:
         processes = self.processes
         if self.at_once is None or processes.count == 1:
             if left:
-                yield Part(left if processes.main else ())
+                yield (left if processes.main else ()), False
             return
         for start in range(0, len(left), self.at_once * processes.count):
             together = left[start : start + self.at_once * processes.count]
             first, end = (-(-len(together) * rank // processes.count) for rank in (processes.rank, processes.rank + 1))
             if first == end and self.in_shards:
-                yield Part(together[:1], spare=True)
+                yield together[:1], True
             else:
-                yield Part(together[first:end])
+                yield together[first:end], False
 
     def collected(self, own: Sequence[Sample]) -> list[Sample]:
         """The samples that the others drew in this round; an empty list on others than the main process."""
@@ -200,7 +187,7 @@ def draw(
         found[sample.place] = sample
         on_sample(sample)
 
-    for part in sharing.parts(left):
+    for places, spare in sharing.parts(left):
         own: list[Sample] = []
 
         def keep_own(sample: Sample, own: list[Sample] = own) -> None:
@@ -208,9 +195,9 @@ def draw(
             if sharing.processes.main:  # those of the others come after the round
                 keep(sample)
 
-        if part.places or engine.capabilities.needs_servers:  # which all processes ask together
+        if places or engine.capabilities.needs_servers:  # which all processes ask together
             limits = (judging or Judging()) if wanted.judged else None
-            _ask(engine, tokenizer, wanted, protocol, part.places, (lambda _: None) if part.spare else keep_own, limits)
+            _ask(engine, tokenizer, wanted, protocol, places, (lambda _: None) if spare else keep_own, limits)
         for sample in sharing.collected(own):
             keep(sample)
     if not sharing.processes.main:

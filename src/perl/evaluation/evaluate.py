@@ -174,14 +174,11 @@ def carry_out(
 @contextmanager
 def _locked(folder: Path, processes: Processes) -> Iterator[None]:
     """The folder, made and held by the main process alone."""
-    if not processes.main:
-        processes.meet()
-        yield
-        return
     lock = FileLock(folder / ".lock", timeout=0)
-    with usable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+    if processes.main:
+        with usable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
     try:
         processes.meet()
         yield

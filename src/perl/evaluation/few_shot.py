@@ -53,9 +53,7 @@ def choose_examples(task: Task, pool: Sequence[Question], count: int, seed: int)
         DataError: There are not as many.
     """
     if count > len(pool):
-        wanted = "1 example is" if count == 1 else f"{count} examples are"
-        there = "is 1 problem" if len(pool) == 1 else f"are {len(pool)} problems"
-        what = f"{wanted} asked for, and there {there} to take {'it' if count == 1 else 'them'} from"
+        what = f"examples asked for: {count}, problems to take them from: {len(pool)}"
         raise DataError(what, f"task {task.name}", "fewer examples")
 
     def place(question: Question) -> bytes:

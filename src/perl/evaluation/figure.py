@@ -8,15 +8,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perl.errors import MissingExtraError, missing_extra
 from perl.evaluation.results import FIGURE, Results, TaskResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-from typing import TYPE_CHECKING
-
-from perl.errors import MissingExtraError, missing_extra
-
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 

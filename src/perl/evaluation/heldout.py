@@ -3,7 +3,7 @@
 recipe.yaml -> Task -> questions; prompts with solutions -> PreparedTask; model, PreparedTask -> Score
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,10 @@ from perl.evaluation.draw import TaskRequest, draw
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, protocol_hash, rendered
 from perl.evaluation.results import HELD_OUT
-from perl.evaluation.samples import Sample
 from perl.evaluation.score import Score, score_samples
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
 from perl.policy.model import eos_token_ids
 from perl.recipe import Recipe
-from perl.rewards.verifier import Judging
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.run.facts import RECIPE, is_run, run_above
 from perl.types import Prompt
@@ -106,12 +104,11 @@ def heldout_questions(recipe: Recipe, *, chat: bool = True) -> tuple[Question, .
     rows = load_problem_set(recipe.data, chat=chat).heldout
     if rows is None or "solution" not in rows.column_names:
         return ()
-    found = []
-    for number, row in enumerate(rows):
-        own = row["prompt"]
-        prompt = own if isinstance(own, str) else tuple(own)
-        found.append(Question(str(number), prompt_text(own), row["solution"], row, prompt=prompt))
-    return tuple(found)
+    prompts = [own if isinstance(own, str) else tuple(own) for own in rows["prompt"]]
+    return tuple(
+        Question(str(number), prompt_text(row["prompt"]), row["solution"], row, prompt=prompt)
+        for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
+    )
 
 
 def heldout_task(
@@ -132,7 +129,8 @@ def heldout_task(
     if not prompts or protocol.max_new_tokens is None:
         raise ValueError("there must be at least one problem, and a length that no completion exceeds")
     texts = [prompt_text(p.content if isinstance(p.content, str) else list(p.content)) for p in prompts]
-    questions = tuple(Question(str(i), text, _solution(prompts[i]), {}) for i, text in enumerate(texts))
+    golds = [p.solution for p in prompts if p.solution is not None]
+    questions = tuple(Question(str(i), *asked, {}) for i, asked in enumerate(zip(texts, golds, strict=True)))
     task = held_out_by_run(name)
     some = questions[:limit]
     data = TaskData(task, some, name, None, questions_hash(some), questions[len(some) :])
@@ -147,8 +145,6 @@ def evaluate_policy(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     protocol: Protocol,
-    on_sample: Callable[[Sample], None] | None = None,
-    judging: Judging | None = None,
 ) -> Score:
     """The score of a model in memory, with whatever adapter is active, on problems with solutions.
 
@@ -157,19 +153,10 @@ def evaluate_policy(
         tokenizer: The base's.
         prompts: As in :func:`heldout_task`.
         protocol: How completions are drawn, and how many of each problem.
-        on_sample: Called with each completion.
-        judging: The limits of a comparison; None: the usual ones.
 
     Raises:
         ValueError: There is no problem, or one has no solution.
     """
     task = heldout_task("heldout", prompts, protocol, eos_token_ids(model, tokenizer))
     engine = TransformersEngine(model, tokenizer)
-    groups = draw(engine, tokenizer, task.request, protocol, {}, on_sample or (lambda _: None), judging)
-    return score_samples(groups)
-
-
-def _solution(prompt: Prompt) -> str:
-    if prompt.solution is None:
-        raise ValueError(f"no solution to compare with: {prompt.content!r}")
-    return prompt.solution
+    return score_samples(draw(engine, tokenizer, task.request, protocol, {}, lambda _: None))

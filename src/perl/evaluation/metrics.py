@@ -130,8 +130,6 @@ def paired_difference(base: Sequence[Sequence[float]], adapter: Sequence[Sequenc
 
     Source: Miller 2024, arXiv:2411.00640, section 4.2; the test is not the paper's but Fisher's (1935).
     """
-    if len(base) != len(adapter):
-        raise ValueError(f"{len(base)} problems of the base cannot be paired with {len(adapter)} of the adapter")
     differences = [statistics.fmean(a) - statistics.fmean(b) for b, a in zip(base, adapter, strict=True)]
     mean, stderr = statistics.fmean(differences), error_of_mean(differences)
     low, high = interval(mean, stderr, len(differences), difference=True)

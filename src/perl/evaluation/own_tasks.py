@@ -53,14 +53,9 @@ def file_task(
         PerlError: There is no such scorer, or a column holds what no task has.
     """
     path, columns = Path(path).expanduser(), dict(columns or {})
-    raise_all(
-        PerlError,
-        [
-            Mistake(f"there is no column for {role!r}", "--columns", did_you_mean(role, ROLES))
-            for role in columns
-            if role not in ROLES
-        ],
-    )
+    for role in columns:
+        if role not in ROLES:
+            raise PerlError(f"there is no column for {role!r}", "--columns", did_you_mean(role, ROLES))
     judge = find_scorer(scorer or MATH)
     asked, right, named = ((columns[r],) if r in columns else _USUAL[r] for r in (_PROMPT, _ANSWER, _ID))
     name = name or simple_name(path.stem)

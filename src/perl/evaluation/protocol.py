@@ -15,6 +15,8 @@ from perl.rollouts.engine import EngineSampling
 
 DEFAULT_PRESET = "perl"
 DEFAULT_MAX_NEW_TOKENS = 32_768
+SHAPING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Settings that shape the distribution which tokens are drawn from."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,7 @@ class Protocol:
 
     def drawn(self) -> dict[str, Any]:
         """What a completion depends on, beside model, question and seed."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "system_prompt")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*SHAPING, "max_new_tokens", "system_prompt")}
 
     def hash(self, task: Mapping[str, Any]) -> str:
         """Sixteen hexadecimal digits that two results share if they may be compared.
@@ -63,15 +64,8 @@ class Protocol:
 
     def sampling(self, max_new_tokens: int, end_token_ids: tuple[int, ...]) -> EngineSampling:
         """For an engine."""
-        return EngineSampling(
-            temperature=self.temperature,
-            max_completion_length=max_new_tokens,
-            end_token_ids=end_token_ids,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-        )
+        shape = {name: getattr(self, name) for name in SHAPING}
+        return EngineSampling(max_completion_length=max_new_tokens, end_token_ids=end_token_ids, **shape)
 
     def seed_of(self, task: str, problem: str, index: int) -> int:
         """The seed of one sample: its own, and the same for every model, engine and order of problems."""
@@ -196,8 +190,7 @@ def short_hash(facts: Mapping[str, Any]) -> str:
 
 def _from_the_base(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Of transformers' generation settings those that shape the distribution."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    found = {name: settings[name] for name in names if settings.get(name) is not None}
+    found = {name: settings[name] for name in SHAPING if settings.get(name) is not None}
     if "top_k" in found:
         found["top_k"] = max(0, found["top_k"])  # -1 is vLLM's word for all tokens
     greedy = settings.get("do_sample") is False and "temperature" not in found

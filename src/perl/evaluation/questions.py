@@ -124,15 +124,10 @@ def prompts_hash(request: TaskRequest) -> str:
 
 def _room(name: str, asked: Sequence[RenderedProblem], further: Sequence[RenderedProblem], context: int) -> int:
     """Tokens that the longest prompt leaves, those that are not asked included, so that no limit changes it."""
-    full = [len(one.prompt_ids) for one in asked if len(one.prompt_ids) >= context]
+    full = [f"{one.problem} has {len(one.prompt_ids)}" for one in asked if len(one.prompt_ids) >= context]
     if full:
-        longest = max(asked, key=lambda one: (len(one.prompt_ids), one.problem))
-        raise PerlError(
-            f"{len(full)} of {len(asked)} prompts of {name} do not fit into the base's {context} tokens; "
-            f"{longest.problem} has {len(longest.prompt_ids)}",
-            "--tasks",
-            "take a base with a longer context",
-        )
+        what = f"{len(full)} of {len(asked)} prompts of {name} do not fit into the base's {context} tokens; {full[0]}"
+        raise PerlError(what, "--tasks", "take a base with a longer context")
     return context - max(len(one.prompt_ids) for one in (*asked, *further) if len(one.prompt_ids) < context)
 
 

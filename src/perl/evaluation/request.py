@@ -21,7 +21,7 @@ from perl.evaluation.heldout import HELDOUT, recipe_of_run
 from perl.evaluation.metrics import power_line
 from perl.evaluation.own_tasks import for_each, named_tasks
 from perl.evaluation.policies import Who
-from perl.evaluation.protocol import Protocol, asked_facts, resolve_protocol
+from perl.evaluation.protocol import SHAPING, Protocol, asked_facts, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, set_template, template_hash
 from perl.evaluation.reward_scorer import check_scorer_timeout
 from perl.evaluation.settings import EvalSettings as EvalSettings
@@ -160,7 +160,7 @@ def plan_evaluation(
                 continue_adapter(load_empty_base(subject.base), subject.adapter)
         generation = generation_settings(subject.base)
         protocol = resolve_protocol(settings.preset, _given(settings, k), generation)
-        _check_pass_at(settings.pass_at, protocol.k)
+        check_pass_at(settings.pass_at, protocol.k)
         if settings.newest_data:
             chosen = [replace(task, revision=None) for task in chosen]
         found = [
@@ -251,7 +251,7 @@ def naming_options() -> Iterator[None]:
 
 
 def _given(settings: EvalSettings, k: int | None) -> dict[str, Any]:
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "system_prompt", "seed")
+    names = (*SHAPING, "max_new_tokens", "system_prompt", "seed")
     return {"k": k, **{name: getattr(settings, name) for name in names}}
 
 
@@ -328,12 +328,10 @@ def _device(settings: EvalSettings) -> torch.device:
     return torch.device("cpu") if here is None else here
 
 
-def _check_pass_at(pass_at: Sequence[int], k: int) -> None:
-    if pass_at and min(pass_at) < 1:
-        raise PerlError(f"there is no pass@{min(pass_at)}", "--pass-at", f"1 to {k}")
-    if pass_at and max(pass_at) > k:
-        message = f"pass@{max(pass_at)} needs {max(pass_at)} completions a problem, there are {k}"
-        raise PerlError(message, "--pass-at", f"--k {max(pass_at)}")
+def check_pass_at(pass_at: Sequence[int], k: int) -> None:
+    """Refuses a pass@n of more completions than there are of a problem, or of none."""
+    wrong = [n for n in pass_at if not 1 <= n <= k]
+    raise_all(PerlError, [Mistake(f"there is no pass@{n} of {k} completions", "--pass-at", f"1 to {k}") for n in wrong])
 
 
 def generation_settings(section: ModelSection) -> Mapping[str, Any]:

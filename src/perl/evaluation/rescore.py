@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from perl.errors import DataError, Mistake, PerlError, raise_all
+from perl.errors import DataError, PerlError
 from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.drawn_samples import Groups, stored_samples
 from perl.evaluation.few_shot import shown_hash
@@ -23,6 +23,7 @@ from perl.evaluation.questions import protocol_hash, scorer_of
 from perl.evaluation.recounting.folder import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
 from perl.evaluation.reporting import scored_by_lighteval, write_results
+from perl.evaluation.request import check_pass_at
 from perl.evaluation.results import SAMPLES, Results, TaskResult, is_held_out, read_results
 from perl.evaluation.reward_scorer import check_judged, check_scorer_timeout
 from perl.evaluation.samples import SampleFile
@@ -186,6 +187,5 @@ def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, scor
 def _scored(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequence[int]) -> TaskResult:
     shown = {k for score in (task.base, task.adapter) if score is not None for k in score.pass_at}
     k = len(next(iter(groups.values()))[0])
-    wrong = [n for n in pass_at if not 1 <= n <= k]
-    raise_all(PerlError, [Mistake(f"there is no pass@{n} of {k} completions", "--pass-at", f"1 to {k}") for n in wrong])
+    check_pass_at(pass_at, k)
     return with_figures(replace(task, lighteval={}), groups, sorted({*shown, *pass_at}))

@@ -178,7 +178,8 @@ def boxed(task: Task, title: str) -> Task:
 
 def all_tasks() -> dict[str, Task]:
     """Name -> task, of every module of ``eval/``."""
-    return {task.name: task for path in evaluation_tasks().values() for task in _tasks_of(path)}
+    modules = [load_module(path, f"perl_eval_{path.stem}") for path in evaluation_tasks().values()]
+    return {task.name: task for module in modules for task in module.TASKS}
 
 
 def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
@@ -199,11 +200,6 @@ def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
         problems.append(Mistake("none is named", where, did_you_mean("", known)))
     raise_all(PerlError, problems)
     return [known[name] for name in names]
-
-
-def _tasks_of(path: Path) -> tuple[Task, ...]:
-    tasks: tuple[Task, ...] = load_module(path, f"perl_eval_{path.stem}").TASKS
-    return tasks
 
 
 def load_module(path: Path, name: str) -> ModuleType:

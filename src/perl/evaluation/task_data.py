@@ -64,8 +64,7 @@ def load_task_data(
         if task.examples is None:
             every = tuple(question for question in every if question not in chosen)
         if not every:
-            what = "the only problem is an example" if few_shot == 1 else f"all {few_shot} problems are examples"
-            raise DataError(f"{what}, none is left to be asked", where, "fewer examples")
+            raise DataError(f"examples: {few_shot}, problems left to be asked: 0", where, "fewer examples")
     asked, further = every[:limit], every[len(every[:limit]) :]
     return TaskData(task, asked, source, revision, questions_hash(asked), further, examples)
 

@@ -125,10 +125,6 @@ class TransformersEngine(OneCopy):
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device
 
-    @property
-    def _padding(self) -> int:
-        return int(self._tokenizer.pad_token_id or 0)
-
     def _try(self, rows: Sequence[_Row], sampling: EngineSampling) -> list[Sampled] | None:
         """A completion for each row; None: the memory does not suffice for so many."""
         try:
@@ -152,7 +148,7 @@ class TransformersEngine(OneCopy):
         written = write(
             self._model,
             [row.prompt_ids for row in rows],
-            padding=self._padding,
+            padding=int(self._tokenizer.pad_token_id or 0),
             ends=sampling.end_token_ids,
             longest=sampling.max_completion_length,
             draw=Seeded(uniforms),

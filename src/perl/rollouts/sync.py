@@ -214,10 +214,8 @@ def _no_lora(policy: nn.Module) -> str | None:
     return None
 
 
-def _factors(policy: nn.Module) -> Iterator[tuple[str, LowRank]]:
+def _factors(policy: PeftModel) -> Iterator[tuple[str, LowRank]]:
     """Each changed layer's update, of the method's full rank."""
-    if not isinstance(policy, PeftModel):
-        raise TypeError("a model that is trained itself has no adapter")
     adapter, half = policy.active_adapter, compute_dtype(policy).itemsize < torch.float32.itemsize
     for name, layer in adapted_layers(policy):
         factors = closed_form(layer, adapter)

@@ -9,7 +9,7 @@ be undecided in the file, and how many are is reported. A decided one never stan
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from perl.errors import Mistake
@@ -34,24 +34,9 @@ _TOLERANCE = 1e-9
 _ABSENT = object()
 
 
-@dataclass(frozen=True)
-class SecondVerdicts:
-    """Samples of a task with the verdicts that their texts get now.
-
-    Attributes:
-        groups: Who -> the samples of each problem.
-        undecided: How many completions the verifier decides neither in the file nor, soon enough, now.
-        mistakes: What the file says otherwise.
-    """
-
-    groups: Mapping[Who, Sequence[Sequence[Sample]]]
-    undecided: int
-    mistakes: Sequence[Mistake]
-
-
 def judge_again(
     task: TaskResult, groups: Mapping[Who, Sequence[Sequence[Sample]]], golds: Mapping[str, str | Question]
-) -> SecondVerdicts:
+) -> tuple[dict[Who, Sequence[Sequence[Sample]]], int, list[Mistake]]:
     """Judges every completion.
 
     Args:
@@ -59,6 +44,10 @@ def judge_again(
         groups: Who -> the samples of each problem, with their texts.
         golds: Problem -> gold answer, or all of it where another scorer than the verifier judges, which is the task's
             definition's then.
+
+    Returns:
+        Who -> the samples of each problem, with the verdicts that their texts get now; how many the verifier decides
+        neither in the file nor, soon enough, now; what the file says otherwise.
 
     Raises:
         RewardError: The worker processes cannot be started.
@@ -75,7 +64,7 @@ def judge_again(
         undecided += sum(sample.status in UNDECIDED for sample in now)
         one_by_one = iter(now)
         again[who] = [[next(one_by_one) for _ in row] for row in rows]
-    return SecondVerdicts(again, undecided, mistakes)
+    return again, undecided, mistakes
 
 
 def _mistake(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) -> Mistake:

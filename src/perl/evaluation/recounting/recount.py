@@ -128,10 +128,11 @@ def recount(results: Results, samples: KeptSamples, golds: Golds | None = None, 
     for task in results.tasks:
         of_task = {who: by_task.pop((key, task.name), {}) for who, key in task.samples.items()}
         one = _recount_task(task, results, samples, of_task, (golds or {}).get(task.name), held_out)
-        found.append(one.task)
-        basis |= {task.name: one.basis} if one.basis else {}
-        reported += [what for what in one.reported if what not in reported]
-        mistakes += one.mistakes
+        counted, counted_from, not_counted, wrong = one
+        found.append(counted)
+        basis |= {task.name: counted_from} if counted_from else {}
+        reported += [what for what in not_counted if what not in reported]
+        mistakes += wrong
     if samples.exact:
         mistakes += [
             Mistake(f"has {len(of)} samples of policy {policy!r} on {task!r}, which the results do not name", SAMPLES)
@@ -156,16 +157,6 @@ def file_mistakes(written: Mapping[str, Any], counted: Results) -> Iterator[Mist
             yield Mistake(message.removeprefix(".".join(place[:3]) + "."), f"{RESULTS}: {place[2]}", AGAIN)
 
 
-@dataclass(frozen=True)
-class _TaskRecount:
-    """A task; of no basis where it could not be counted."""
-
-    task: TaskResult
-    basis: Basis | None
-    reported: Sequence[str]
-    mistakes: Sequence[Mistake]
-
-
 def _recount_task(
     task: TaskResult,
     results: Results,
@@ -173,7 +164,8 @@ def _recount_task(
     found: Mapping[str, _SamplesByPlace],
     golds: Mapping[str, str | Question] | None,
     held_out: str | None,
-) -> _TaskRecount:
+) -> tuple[TaskResult, Basis | None, list[str], list[Mistake]]:
+    """The task, of no basis where it could not be counted; what was not counted again; what is wrong."""
     mistakes, reported = stated_mistakes(task, results.protocol, held_out, asking_of(results.subject))
     if task.lighteval:
         reported.append("lighteval's own scores")
@@ -181,14 +173,13 @@ def _recount_task(
     groups, of_samples = _groups(task, results.protocol, found, exact=kept.exact)
     mistakes += [*of_golds, *of_samples]
     if groups is None:
-        return _TaskRecount(task, None, reported, mistakes)
+        return task, None, reported, mistakes
     basis: Basis = "verdicts"
     if kept.texts and golds is not None and not of_golds:
-        judged = judge_again(task, groups, golds)
-        groups, basis = dict(judged.groups), "texts"
-        mistakes += judged.mistakes
-        if judged.undecided:
-            reported.append(f"{judged.undecided} completions on {task.name} that the verifier could not decide")
+        (groups, undecided, otherwise), basis = judge_again(task, groups, golds), "texts"
+        mistakes += otherwise
+        if undecided:
+            reported.append(f"{undecided} completions on {task.name} that the verifier could not decide")
     else:
         reported.append("which completions are right")
     pass_at = {k for score in (task.base, task.adapter) if score is not None for k in score.pass_at}
@@ -196,8 +187,8 @@ def _recount_task(
         counted = with_figures(task, groups, sorted(pass_at))
     except ValueError as error:
         mistakes.append(mistake_of(task, f"its figures cannot be counted: {str(error)[:100]}"))
-        return _TaskRecount(task, None, reported, mistakes)
-    return _TaskRecount(counted, basis, reported, [*mistakes, *_other_rights(task, counted)])
+        return task, None, reported, mistakes
+    return counted, basis, reported, [*mistakes, *_other_rights(task, counted)]
 
 
 def _gold_mistakes(task: TaskResult, golds: Mapping[str, str | Question] | None) -> list[Mistake]:

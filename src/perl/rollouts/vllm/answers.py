@@ -180,20 +180,10 @@ def ranks_of_refusal(message: str) -> tuple[int, int] | None:
 
 
 @dataclass
-class Growth:
-    """A completion so far.
+class Growth(Part):
+    """A completion so far, each of its tokens with the version that drew it."""
 
-    Attributes:
-        token_ids: Its tokens.
-        log_probs: Of each, by the version that drew it.
-        versions: That drew each.
-        finished: Nothing is left to write.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float | None] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
-    finished: bool = False
 
 
 class GrowingGroup:
@@ -211,7 +201,7 @@ class GrowingGroup:
     @property
     def finished(self) -> bool:
         """See the class."""
-        return all(growth.finished for growth in self._growths)
+        return all(growth.ended for growth in self._growths)
 
     def add(self, places: Sequence[int], parts: Sequence[Part], version: str) -> list[int]:
         """Adds what a version has written.
@@ -229,8 +219,8 @@ class GrowingGroup:
             growth.token_ids += part.token_ids
             growth.log_probs += part.log_probs
             growth.versions += [version] * len(part.token_ids)
-            growth.finished = part.ended is not None
-        return [place for place in places if not self._growths[place].finished]
+            growth.ended = part.ended
+        return [place for place in places if not self._growths[place].ended]
 
     def left(self, places: Sequence[int]) -> list[tuple[tuple[int, ...], Request]]:
         """What to ask for, of completions that are not finished: their places, and the request.
