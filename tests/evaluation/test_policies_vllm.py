@@ -19,6 +19,7 @@ from perl.policy.model import load_base
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
 from tests.ports import free_port
+from tests.rollouts.policies import perturbed
 from tests.rollouts.test_vllm_engine import python_with_vllm
 
 TASK = "sandbox:addition"
@@ -32,13 +33,10 @@ WARM = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": LONGEST}
 def adapter(tmp_path_factory) -> str:
     """Folder of a LoRA of random numbers."""
     torch.manual_seed(1)
-    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(method="lora")))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter += NOISE * torch.randn(parameter.shape)
+    base = load_base(ModelSection(), torch.device("cpu"))
+    policy = perturbed(attach_adapter(base, adaptation(PeftSection(method="lora"))), NOISE)
     folder = tmp_path_factory.mktemp("adapters") / "lora"
-    write_adapter(policy.eval(), folder, "sandbox:base", None)
+    write_adapter(policy, folder, "sandbox:base", None)
     return str(folder)
 
 

@@ -34,11 +34,11 @@ def base(dtype=torch.float32):
     return copy.deepcopy(published()).to(dtype)
 
 
-def perturbed(model):
+def perturbed(model, size=0.05):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape)
+                parameter += size * torch.randn(parameter.shape)
     return model.eval()
 
 

@@ -18,6 +18,7 @@ from perl.rollouts.engine import EngineSampling, Request, Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.vllm.http import VllmServer
 from tests.oracles.sampling import chances, likeliest_completion, logits_after, plain_log_probs
+from tests.rollouts.policies import perturbed
 from tests.servers import SERVED_NAME
 
 END = 1
@@ -181,12 +182,7 @@ def test_a_batch_that_the_memory_does_not_hold_is_halved_until_it_does_or_is_one
 
 
 def moved(base, dropout: float = 0.0) -> torch.nn.Module:
-    policy = attach_adapter(copy.deepcopy(base), adaptation(PeftSection(rank=4, dropout=dropout)))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter += 0.03 * torch.randn(parameter.shape)
-    return policy.eval()
+    return perturbed(attach_adapter(copy.deepcopy(base), adaptation(PeftSection(rank=4, dropout=dropout))), 0.03)
 
 
 def test_greedy_completions_are_the_likeliest_tokens_with_and_without_an_adapter_to_any_end(base, tokenizer):

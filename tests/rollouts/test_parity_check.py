@@ -17,6 +17,7 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import Proof, Sampled
 from perl.rollouts.parity_check import ParityCheck
 from tests.oracles.sampling import plain_log_probs
+from tests.rollouts.policies import perturbed
 
 PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
 
@@ -24,14 +25,8 @@ PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
 def policy_with(method="lora", scale=0.0, dtype="float32"):
     """A policy some way from its base."""
     settings = {"rank": 8} if "rank" in METHODS[method].settings else {}
-    policy = attach_adapter(
-        load_base(ModelSection(dtype=dtype), torch.device("cpu")), adaptation(PeftSection(method=method, **settings))
-    )
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter.add_(scale * torch.randn_like(parameter))
-    return policy.eval()
+    base = load_base(ModelSection(dtype=dtype), torch.device("cpu"))
+    return perturbed(attach_adapter(base, adaptation(PeftSection(method=method, **settings))), scale)
 
 
 def written(policy, parity, offset=0.0):

@@ -97,13 +97,12 @@ class Dispatcher:
         servers: Sequence[VllmServer],
         connections: Connections,
         *,
-        base_name: str | None,
         timeout_seconds: float,
         stall_seconds: float,
         fleet: Fleet | None = None,
     ) -> None:
         """Connects to nothing yet; see :class:`perl.rollouts.vllm.servers.ServerPool`."""
-        self.versions = Versions(base_name, fleet)
+        self.versions = Versions(fleet)
         self.servers = Servers(servers, self.versions, self, timeout_seconds, stall_seconds, fleet)
         self.retried = self.continued = 0
         self._most_in_hand = connections.completions

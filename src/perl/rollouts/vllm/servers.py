@@ -50,7 +50,6 @@ class ServerPool:
         urls: Sequence[str | ServerAddress],
         folder: Path | Fleet | None,
         *,
-        base_name: str | None = None,
         timeout_seconds: float = 600.0,
         folder_on_servers: str | None = None,
         stall_seconds: float = STALL_SECONDS,
@@ -61,7 +60,6 @@ class ServerPool:
             urls: As ``http://host:8000``, or with what gives access to it.
             folder: Where updates are written for the servers; or who has started the servers, finds them again and
                 brings updates to them; None: it will load none.
-            base_name: Name under which all of them serve the base; None: whatever it is, if it is the same.
             timeout_seconds: Time without any server after which rollouts fail.
             folder_on_servers: The same folder as the servers see it.
             stall_seconds: See :data:`STALL_SECONDS`.
@@ -86,7 +84,7 @@ class ServerPool:
 
         async def dispatcher() -> Dispatcher:
             limits = {"timeout_seconds": timeout_seconds, "stall_seconds": stall_seconds}
-            return Dispatcher(servers, connections, base_name=base_name, fleet=fleet, **limits)
+            return Dispatcher(servers, connections, fleet=fleet, **limits)
 
         self._dispatcher = self._call(dispatcher())
         self._dispatcher.versions.is_left = self._has_ended

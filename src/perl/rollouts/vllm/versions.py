@@ -42,17 +42,16 @@ class Versions:
         is_left: Whether the run has ended that has put merged weights on a server, by their label.
     """
 
-    def __init__(self, base_name: str | None, fleet: Fleet | None) -> None:
+    def __init__(self, fleet: Fleet | None) -> None:
         """Begins with the base.
 
         Args:
-            base_name: Name under which all must serve it; None: that of the first server that answers.
             fleet: Brings updates to the servers; None: they read them where they were written.
         """
         self.current = Version("", None)
         self.needed: Form | None = None
         self.is_left: Callable[[str], bool] = lambda _: False
-        self._base_name, self._fleet = base_name, fleet
+        self._base_name, self._fleet = "", fleet  # the name under which the first server that answers serves it
         self._names: set[str] = set()
         self._left: dict[str, str] = {}  # labels of weights that others have left, by the address of the server
         self._longest_tokens = 0
@@ -64,7 +63,7 @@ class Versions:
 
     def model(self, version: Version) -> str:
         """The name to ask a server for."""
-        return version.name if version.form == "adapter" else (self._base_name or "")
+        return version.name if version.form == "adapter" else self._base_name
 
     def named(self, version: Version) -> str:
         """What a completion says that it is of."""
