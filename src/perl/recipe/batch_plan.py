@@ -116,11 +116,11 @@ def _check_range(numbers: Mapping[str, int | None]) -> None:
 
 def _prompts_from_rows(completions: int, generations: int) -> int:
     if completions % generations:
-        choice = _listed(_divisors(completions, at_least=2))
+        choice = _divisors(completions)[1:]
         raise RecipeError(
             f"num_generations {generations} does not fit {completions} completions a step",
             "train.num_generations",
-            (f"it must divide {completions}: {choice}; or " if choice else "")
+            (f"it must divide {completions}: {_listed(choice)}; or " if choice else "")
             + "set train.prompts_per_step and leave the batch to be derived",
         )
     return completions // generations
@@ -140,9 +140,9 @@ def _parts(per_process: int, size: int, message: str, field: str) -> int:
     return per_process // size
 
 
-def _divisors(number: int, at_least: int = 1) -> list[int]:
+def _divisors(number: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return [d for d in sorted({*small, *(number // d for d in small)}) if d >= at_least]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def _listed(numbers: list[int]) -> str:

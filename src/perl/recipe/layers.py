@@ -329,16 +329,8 @@ def _another_source(path: KeyPath, before: Mapping[str, Any], value: Mapping[str
     return _SHORTHANDS.get(path) == "name" and value.get("name", before.get("name")) != before.get("name")
 
 
-def find_beside(layer: Layer) -> None:
-    """Lets modules of rewards, ``module:function``, be imported from the folder of the file that names them.
-
-    The folder comes last: it hides no installed package, and what lies in the current folder is still taken first.
-    """
-    find_in(folders_beside(layer))
-
-
 def folders_beside(layer: Layer) -> list[str]:
-    """The folders of the files that name the rewards, each once."""
+    """The folders of the files that name the rewards, ``module:function``, each once."""
     rewards = layer.values.get("rewards")
     found = []
     for name in rewards if isinstance(rewards, dict) else ():
@@ -349,7 +341,10 @@ def folders_beside(layer: Layer) -> list[str]:
 
 
 def find_in(folders: Sequence[str]) -> None:
-    """Lets modules be imported from folders, after what can be imported already."""
+    """Lets modules be imported from folders.
+
+    They come last: they hide no installed package, and what lies in the current folder is still taken first.
+    """
     for folder in map(os.path.abspath, folders):
         if folder not in sys.path:
             sys.path.append(folder)

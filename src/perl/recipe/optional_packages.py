@@ -71,22 +71,15 @@ _BITSANDBYTES = Package(("bitsandbytes",), "bitsandbytes")
 _TORCHAO = Package(("torchao",), "torchao")
 # The optimizers of transformers by how their names begin, the longest that fits; all others are in torch.
 OPTIMIZERS: dict[str, Package] = {
-    "adalomo": Package(("lomo_optim",), "lomo-optim"),
-    "adamw_8bit": _BITSANDBYTES,
+    **dict.fromkeys(("adalomo", "lomo"), Package(("lomo_optim",), "lomo-optim")),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb", "ademamix", "lion", "paged", "rmsprop_bnb"), _BITSANDBYTES),
+    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), _TORCHAO),
     "adamw_anyprecision": Package(("torchdistx",), "torchdistx"),
-    "adamw_bnb": _BITSANDBYTES,
-    "adamw_torch_4bit": _TORCHAO,
-    "adamw_torch_8bit": _TORCHAO,
     "adamw_torch_npu": Package(("torch_npu",), "torch-npu"),
     "adamw_torch_xla": Package(("torch_xla",), "torch-xla"),
-    "ademamix": _BITSANDBYTES,
     "apollo": Package(("apollo_torch",), "apollo-torch"),
     "galore": Package(("galore_torch",), "galore-torch"),
     "grokadamw": Package(("grokadamw",), "grokadamw"),
-    "lion": _BITSANDBYTES,
-    "lomo": Package(("lomo_optim",), "lomo-optim"),
-    "paged": _BITSANDBYTES,
-    "rmsprop_bnb": _BITSANDBYTES,
     "schedule_free": Package(("schedulefree",), "schedulefree"),
     "stable_adamw": Package(("optimi",), "torch-optimi"),
 }
@@ -134,9 +127,8 @@ def missing_trackers(report_to: object, where: str) -> Iterator[Mistake]:
 
 
 def _written(report_to: object) -> list[str]:
-    return (
-        [report_to] if isinstance(report_to, str) else list(map(str, report_to)) if isinstance(report_to, list) else []
-    )
+    names = [report_to] if isinstance(report_to, str) else report_to
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
 def missing_package(where: str, package: Package, value: str = "") -> Iterator[Mistake]:
@@ -169,26 +161,23 @@ _SQL = (Package(("sqlalchemy",), "sqlalchemy", "track"), Package(("alembic",), "
 
 def named_trackers(report_to: object) -> list[str]:
     """The trackers of ``report_to`` as it may be written; ``all`` are those that are installed."""
-    names = (
-        [report_to] if isinstance(report_to, str) else list(report_to) if isinstance(report_to, list | tuple) else []
-    )
+    names = _written(report_to)
     if names == ["all"]:
         return [name for name, packages in TRACKERS.items() if packages and all(p.installed for p in packages)]
-    return [] if names == ["none"] else [str(name) for name in names]
+    return [] if names == ["none"] else names
 
 
-def unusable_trackers(settings: Mapping[str, Any], where: str = "report_to") -> Iterator[Mistake]:
+def unusable_trackers(settings: Mapping[str, Any]) -> Iterator[Mistake]:
     """What keeps an installed tracker from working.
 
     Args:
         settings: Training arguments by name.
-        where: What their reader calls ``report_to``.
     """
     for name in named_trackers(settings.get("report_to")):
         check = _CHECKS.get(name)
         if check is not None and all(package.installed for package in TRACKERS[name]):
             for mistake in check(settings):
-                yield Mistake(f"{name} {mistake.message}", where, mistake.hint)
+                yield Mistake(f"{name} {mistake.message}", "report_to", mistake.hint)
 
 
 def send_no_statistics(report_to: object) -> None:

@@ -23,7 +23,7 @@ from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.eval_section import EvalSection
-from perl.recipe.layers import KeyPath, Layer, find_beside, key_path, read_layers
+from perl.recipe.layers import KeyPath, Layer, find_in, folders_beside, key_path, read_layers
 from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
 from perl.recipe.rollout_section import RolloutSection
@@ -179,7 +179,7 @@ def load_recipe(
     if taught and not rewarded and starts:
         mistakes += _without_rewards(algorithm, sections["train"], layer)
     mistakes += _nobody_starts_servers(sections, layer)
-    find_beside(layer)
+    find_in(folders_beside(layer))
     if "data" in sections:
         sections["data"] = _beside_recipe(sections["data"], layer)
     for path, mistake in _found_later(sections, layer, checks):
@@ -330,12 +330,13 @@ def _validated_rewards(
             rewards[name] = RewardSetting.model_validate(value)
         except ValidationError as error:
             mistakes += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
-    if not rewards and taught and all(value is None for value in values.values()):
+    written = sum(value is not None for value in values.values())
+    if taught and not written:
         return {"rewards": MappingProxyType({})}
-    if rewards and not taught and len(rewards) == sum(value is not None for value in values.values()):
+    if rewards and not taught and len(rewards) == written:
         where = layer.where(("rewards", next(iter(rewards)), "weight"))
         mistakes += nothing_teaches([setting.weight for setting in rewards.values()], where)
-    if not rewards and all(value is None for value in values.values()):
+    if not written:
         mistakes.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
 

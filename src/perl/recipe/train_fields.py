@@ -48,43 +48,25 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Arguments that are one of these words, which the sources state in their text only."""
 
 # Bounds that the sources state in words only. Whatever else is impossible, PeftRLConfig refuses before a model loads.
-_POSITIVE = Field(gt=0, allow_inf_nan=False)
-_NOT_NEGATIVE = Field(ge=0)
-_AT_LEAST_ONE = Field(ge=1)
-_SHARE = Field(ge=0, le=1, allow_inf_nan=False)
+_BATCH = ("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+_AT_LEAST_ONE, _COUNT = Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]
+_POSITIVE, _NOT_NEGATIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)], Annotated[float, Field(ge=0)]
+_SHARE = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _NARROWED: dict[str, Any] = {
-    "prompts_per_step": Annotated[int, _AT_LEAST_ONE] | None,
-    "num_generations": Annotated[int, _AT_LEAST_ONE],  # of most estimators two
-    "per_device_train_batch_size": Annotated[int, _AT_LEAST_ONE] | None,
-    "gradient_accumulation_steps": Annotated[int, _AT_LEAST_ONE] | None,
-    "max_steps": Annotated[int, _AT_LEAST_ONE],
-    "num_train_epochs": Annotated[float, _POSITIVE],
-    "learning_rate": Annotated[float, _POSITIVE] | None,
-    "warmup_steps": Annotated[float, _NOT_NEGATIVE],
-    "weight_decay": Annotated[float, _NOT_NEGATIVE],
-    "max_grad_norm": Annotated[float, _NOT_NEGATIVE],
-    "logging_steps": Annotated[float, _POSITIVE],
-    "save_steps": Annotated[float, _POSITIVE],
-    "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
-    "beta": Annotated[float, _NOT_NEGATIVE],
+    # of most estimators two generations
+    **dict.fromkeys(("num_generations", "max_steps", "critic_rank", "num_iterations"), _AT_LEAST_ONE),
+    **dict.fromkeys((*_BATCH, "save_total_limit"), _AT_LEAST_ONE | None),
+    **dict.fromkeys(("critic_warmup_steps", "flat_reward_steps", "seed"), _COUNT),
+    **dict.fromkeys(("num_train_epochs", "logging_steps", "save_steps", "cov_kl_weight"), _POSITIVE),
+    **dict.fromkeys(("learning_rate", "value_clip"), _POSITIVE | None),
+    **dict.fromkeys(("warmup_steps", "weight_decay", "max_grad_norm", "beta", "epsilon"), _NOT_NEGATIVE),
+    **dict.fromkeys(("dppo_threshold", "epsilon_high"), _NOT_NEGATIVE | None),
+    **dict.fromkeys(("gae_gamma", "gae_lambda"), _SHARE),
+    "train_tokens_per_microbatch": _COUNT | None,
     "entropy_weight": Annotated[float, Field(allow_inf_nan=False)],
-    "gae_gamma": Annotated[float, _SHARE],
-    "gae_lambda": Annotated[float, _SHARE],
-    "value_clip": Annotated[float, _POSITIVE] | None,
     "critic_learning_rate": Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
-    "critic_rank": Annotated[int, _AT_LEAST_ONE],
-    "critic_warmup_steps": Annotated[int, _NOT_NEGATIVE],
-    "dppo_threshold": Annotated[float, _NOT_NEGATIVE] | None,
     "cov_fraction": Annotated[float, Field(gt=0, le=1)],
-    "cov_kl_weight": Annotated[float, _POSITIVE],
-    "flat_reward_steps": Annotated[int, _NOT_NEGATIVE],
     "reference": Annotated[str, AfterValidator(_reference)] | None,
-    "epsilon": Annotated[float, _NOT_NEGATIVE],
-    "epsilon_high": Annotated[float, _NOT_NEGATIVE] | None,
-    "num_iterations": Annotated[int, _AT_LEAST_ONE],
-    "steps_per_generation": Annotated[int, _AT_LEAST_ONE] | None,
-    "train_tokens_per_microbatch": Annotated[int, _NOT_NEGATIVE] | None,
-    "seed": Annotated[int, _NOT_NEGATIVE],
     **{name: Literal[words] for name, words in CHOICES.items()},
     "scale_rewards": Literal[CHOICES["scale_rewards"]] | bool,
 }
