@@ -171,21 +171,13 @@ def _no_number(name: str) -> NoReturn:
 def _check(value: Any, depth: int, *, finite: bool) -> None:  # noqa: ANN401 (JSON)
     if depth > _DEEPEST:
         raise ValueError("it is nested too deeply")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check_text(key)
-            _check(inner, depth + 1, finite=finite)
-    elif isinstance(value, list):
-        for inner in value:
+    if isinstance(value, dict | list):
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
             _check(inner, depth + 1, finite=finite)
     elif isinstance(value, str):
-        _check_text(value)
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("a text in it is not Unicode") from None
     elif isinstance(value, int if not finite else int | float) and not abs(value) < _LARGEST:
         raise ValueError("a number in it is too large")
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("a text in it is not Unicode") from None

@@ -172,17 +172,22 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
     """
     path = recipe.output_dir
     _make_folder(path)
-    lock = FileLock(path / LOCK, timeout=_A_LOOK)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise in_use(path) from None
-    try:
+    with held(path, in_use(path)):
         run = _claim(path, recipe)
         with _kept_honest(run):
             yield run
-    finally:
-        lock.release()
+
+
+@contextmanager
+def held(path: Path, refusal: RunFolderError) -> Iterator[None]:
+    """Holds a folder for this process, made where it is absent; where another process has it, the refusal is raised."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        taken = FileLock(path / LOCK, timeout=_A_LOOK).acquire()
+    except Timeout:
+        raise refusal from None
+    with taken:
+        yield
 
 
 def check_folder(recipe: Recipe) -> None:

@@ -27,27 +27,21 @@ class Fleet(Protocol):
         Raises:
             RolloutError: None is.
         """
-        ...
 
     async def address(self, index: int) -> str:
         """Where one of them is now, which may be elsewhere than before; raises OSError where it is nowhere."""
-        ...
 
     def path(self, name: str) -> str:
         """The folder in which every server finds an update that was brought to it."""
-        ...
 
     def publish(self, name: str, files: Mapping[str, bytes]) -> None:
         """Keeps the files of an update for the servers' nodes."""
-        ...
 
     async def bring(self, index: int, name: str) -> None:
         """Brings the files of an update to the node of a server; raises OSError where nobody answers there."""
-        ...
 
     def forget(self, name: str) -> None:
         """The files of an update are not needed any more; a node deletes its copy when it gets a newer one."""
-        ...
 
 
 class Host:

@@ -158,10 +158,7 @@ class Processes:
         own[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else own[:0]
         found = [torch.empty_like(own) for _ in range(self.count)]
         work = torch.distributed.all_gather(found, own, group=patient_group(), async_op=True)
-        if patience is None:
-            work.wait()
-        else:
-            work.wait(patience)
+        work.wait() if patience is None else work.wait(patience)
         return [each.numpy().tobytes().rstrip(b"\0") for each in found]
 
 

@@ -142,11 +142,8 @@ def _of_slurm() -> dict[str, str]:
     """The variables of torch for this process of srun; an address or a port that someone has set is kept."""
     size, rank = _size_of_step(), _number("SLURM_PROCID", -1)
     local, here = _number("SLURM_LOCALID", -1), _tasks_here(size)
-    nodes = next(
-        (os.environ[name] for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-         if os.environ.get(name)),
-        "",
-    )  # fmt: skip
+    lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    nodes = next(filter(None, map(os.environ.get, lists)), "")
     if not 0 <= rank < size or local < 0 or here < 1 or not (nodes or here == size):
         what = "srun started this process, and SLURM_PROCID, SLURM_LOCALID, SLURM_TASKS_PER_NODE or SLURM_NODELIST"
         raise RecipeError(f"{what} is not as srun sets it", "launcher", f"srun --ntasks-per-node 1 {_TORCHRUN}")

@@ -17,7 +17,6 @@ from perl.run.files import named
 
 _LARGEST_LOGGED = 2**63
 _STEP_FIRST = re.compile(rb'\{"step": (\d{1,18}),')
-_BLOCK = 2**20
 _MEANS = ("reward", "teacher/kl")
 # Of the means at both ends.
 _MOST_STEPS = 10
@@ -31,18 +30,11 @@ def rewind_log(log: Path, step: int) -> None:
     if not log.is_file():
         return
     with log.open("rb") as file:
-        kept = 0  # bytes before the first line that goes
-        while (line := file.readline()) and _stays(line, step):
-            kept += len(line)
-        if not line:
+        if all(_stays(line, step) for line in file):
             return
+        file.seek(0)
         staged = log.with_name(f".{log.name}.tmp")
         with staged.open("wb") as shorter:
-            file.seek(0)
-            while kept:
-                block = file.read(min(kept, _BLOCK))
-                shorter.write(block)
-                kept -= len(block)
             shorter.writelines(line for line in file if _stays(line, step))
     staged.replace(log)
 

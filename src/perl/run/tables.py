@@ -112,10 +112,18 @@ def size_text(size: int | None) -> str:
     return f"{size} B"
 
 
-def flat(value: Any) -> dict[str, str]:  # noqa: ANN401 (YAML)
-    """``{"train": {"seed": 1}}`` -> ``{"train.seed": "1"}``."""
+def flat(value: Any, path: str = "") -> dict[str, str]:  # noqa: ANN401 (YAML)
+    """``{"train": {"seed": 1}}`` -> ``{"train.seed": "1"}``.
+
+    Args:
+        value: A mapping, or what stands in one.
+        path: At which key.
+    """
+    if not isinstance(value, Mapping) or not value:
+        return {path: as_text(value)} if path else {}
     found: dict[str, str] = {}
-    _flatten(value, "", found)
+    for key, inner in value.items():
+        found |= flat(inner, f"{path}.{key}" if path else str(key))
     return found
 
 
@@ -142,14 +150,6 @@ def differing(columns: Sequence[Mapping[str, str]], *, all_rows: bool = False) -
         if all_rows or (len(values) > 1 and not values <= NOTHING):
             found[key] = [column.get(key, DASH) for column in columns]
     return found
-
-
-def _flatten(value: Any, path: str, found: dict[str, str]) -> None:  # noqa: ANN401 (YAML)
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            _flatten(inner, f"{path}.{key}" if path else str(key), found)
-    elif path:
-        found[path] = as_text(value)
 
 
 def html_templates(folder: Path) -> "Environment":

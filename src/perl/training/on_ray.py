@@ -4,13 +4,11 @@ Recipe with engine.name: ray -> plan, cluster -> servers, processes -> run folde
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from perl import errors
 from perl.errors import EXIT_DONE, InterruptedRunError, RecipeError, RunFolderError, raise_all
@@ -19,7 +17,7 @@ from perl.recipe import Recipe
 from perl.recipe.layers import folders_beside
 from perl.recipe.optional_packages import Package, missing_package
 from perl.run.files import write_text
-from perl.run.folder import LOCK, Run, check_folder, in_use
+from perl.run.folder import Run, check_folder, held, in_use
 from perl.run.progress import Progress, progress
 from perl.training.plan import Plan
 
@@ -72,7 +70,7 @@ def train_on_ray(
                 gpus = gpus_of_server(cluster, servers)
                 started = plan.server_command(PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
                 command = ServerCommand(started, servers.python, gpus, key)
-            with _held(folder) if storage else nullcontext():
+            with held(folder, in_use(folder)) if storage else nullcontext():  # where no process does
                 task = Task(
                     train=train,
                     recipe=source.as_dict() if isinstance(source, Recipe) else source,
@@ -113,21 +111,6 @@ def _name(folder: Path) -> str:
     if not remembered.is_file():
         write_text(remembered, f"{folder.name}-{secrets.token_hex(4)}\n")
     return remembered.read_text(encoding="utf-8").strip()
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Holds the run folder where no process does, since each has one of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise in_use(folder) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _storage(written: str | None) -> str | None:

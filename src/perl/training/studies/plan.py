@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from perl.errors import Mistake, RecipeError, RunFolderError, did_you_mean, raise_all
 from perl.recipe import Recipe
 from perl.recipe.layers import Layer
 from perl.run.files import write_text
-from perl.run.folder import LOCK, installed_versions
+from perl.run.folder import held, installed_versions
 from perl.training.checked_recipe import checked_recipe
 from perl.training.studies.cells import Candidate, Cell, as_overrides, candidates, canonical
 from perl.training.studies.study_file import StudyFile, read_study
@@ -164,17 +162,9 @@ def opened(study: Study, folder: Path) -> Iterator[None]:
     Raises:
         RunFolderError: The folder holds another plan or something else, or another process works on it.
     """
-    lock = FileLock(folder / LOCK, timeout=0.5)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise RunFolderError("another process works on this study", str(folder), "choose another --output") from None
-    try:
+    with held(folder, RunFolderError("another process works on this study", str(folder), "choose another --output")):
         _claim(study.plan(), folder)
         yield
-    finally:
-        lock.release()
 
 
 def _claim(plan: Mapping[str, Any], folder: Path) -> None:
