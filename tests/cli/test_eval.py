@@ -89,8 +89,7 @@ def assert_it_goes_on(saved: Path, output: Path, uninterrupted: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "after"),
-    [(signal.SIGKILL, TOTAL + 3), pytest.param(signal.SIGINT, 3, marks=pytest.mark.nightly)],
+    ("number", "after"), [(signal.SIGKILL, TOTAL + 3), pytest.param(signal.SIGINT, 3, marks=pytest.mark.nightly)]
 )
 def test_after_a_kill_or_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted, number, after):
     result = stopped(saved, tmp_path / "out", number, after)

@@ -89,8 +89,7 @@ def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("end", "then"),
-    [(End(0, "done", code=0), "goes on"), (End(0, "mistake", "cannot push", 2), "cannot push")],
+    ("end", "then"), [(End(0, "done", code=0), "goes on"), (End(0, "mistake", "cannot push", 2), "cannot push")]
 )
 def test_the_others_wait_for_the_main_process_however_long_it_takes(watches, end, then):
     found = []

@@ -115,11 +115,7 @@ def test_a_saved_recipe_loads_to_the_same_one_and_another_name_replaces_what_the
 
 MISTAKES = (
     ("model: {}\nalgorithm: gsop\n", [], "recipe.yaml:2: algorithm: no algorithm 'gsop' (did you mean gspo?)"),
-    (
-        "algorithm: gspo\ntrain:\n  algorithm: dapo\n",
-        [],
-        "recipe.yaml:3: train.algorithm: 'dapo' contradicts",
-    ),
+    ("algorithm: gspo\ntrain:\n  algorithm: dapo\n", [], "recipe.yaml:3: train.algorithm: 'dapo' contradicts"),
     ("model: {}\n", ["algorithm=gsop"], "command line: algorithm: no algorithm 'gsop' (did you mean gspo?)"),
     ("model: {}\n", ["train.algorithm=dapo", "algorithm=gspo"], "command line: train.algorithm: 'dapo' contradicts"),
     ("algorithm: {name: gspo}\n", [], "recipe.yaml:1: algorithm: must be a name, not "),

@@ -101,10 +101,7 @@ def test_what_stands_twice_is_no_plain_yaml_or_names_no_parent_is_refused_at_its
             (f"extends: {parent}\n", "recipe.yaml:1: extends: must be the name or path of one recipe")
             for parent in ("[a.yaml, b.yaml]", "5", "{a: b}")
         ),
-        (
-            "extends: recipe.yaml\n",
-            "recipe.yaml:1: extends: the recipe extends itself: recipe.yaml -> recipe.yaml\n",
-        ),
+        ("extends: recipe.yaml\n", "recipe.yaml:1: extends: the recipe extends itself: recipe.yaml -> recipe.yaml\n"),
     )
     assert offenders(rows) == []
     message = message_of("model: {}\n", ["model.name=!!python/object/apply:os.system ['touch pwned']"])
@@ -150,11 +147,7 @@ EXTENDED = {
         "peft: {rank: null}\nrollout: null\n",
         {"peft": {"rank": None, "alpha": 16}, "rollout": None},
     ),
-    "the same parent twice, through another": (
-        "extends: root.yaml\n",
-        "",
-        {"train": {"seed": 7}},
-    ),
+    "the same parent twice, through another": ("extends: root.yaml\n", "", {"train": {"seed": 7}}),
 }
 
 

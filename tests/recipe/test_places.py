@@ -114,13 +114,7 @@ def test_a_module_beside_the_recipe_is_found_from_another_folder_and_hides_none(
     sys.modules.pop("beside_the_recipe")
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("gpus", "gpus_each"),
-        ("gpu_each", "gpus_each"),
-    ],
-)
+@pytest.mark.parametrize(("name", "meant"), [("gpus", "gpus_each"), ("gpu_each", "gpus_each")])
 def test_a_slip_in_the_settings_of_started_servers_names_the_one_that_was_meant(name, meant):
     rollout = {"backend": "vllm-server", "servers": {"count": 2, name: 1}}
     with pytest.raises(RecipeError, match=rf"rollout.servers.{name}: unknown key \(did you mean {meant}\?\)"):

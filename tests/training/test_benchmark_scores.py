@@ -69,10 +69,7 @@ def test_a_kill_while_a_better_one_is_kept_pairs_no_weights_with_anothers_step(a
         ),
         ({"tasks": [{"name": "aime24", "limits": 8}]}, "BenchmarkScores(tasks[0].limits): unknown key"),
         ({"tasks": ["aime24"], "k": 0}, "BenchmarkScores(k): must be greater than or equal to 1, not 0"),
-        (
-            {"tasks": ["aime24"], "best": "aime24/avg@5"},
-            "no score 'aime24/avg@5' (did you mean aime24/avg@4?)",
-        ),
+        ({"tasks": ["aime24"], "best": "aime24/avg@5"}, "no score 'aime24/avg@5' (did you mean aime24/avg@4?)"),
     ],
 )
 def test_what_cannot_be_scored_is_one_line_before_there_is_a_trainer(arguments, line):

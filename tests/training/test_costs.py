@@ -127,12 +127,7 @@ def test_flops_of_rollouts_are_those_that_are_counted(rows, prompt, completion, 
     ids = torch.randint(2, 96, (rows, prompt))
     length = {"min_new_tokens": completion, "max_new_tokens": completion}
     write = partial(
-        policy.generate,
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        **length,
-        do_sample=False,
-        pad_token_id=0,
+        policy.generate, input_ids=ids, attention_mask=torch.ones_like(ids), **length, do_sample=False, pad_token_id=0
     )
     write()  # the first time the library may look at how this machine multiplies
     with counter() as counted, torch.no_grad():

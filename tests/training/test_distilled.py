@@ -24,12 +24,7 @@ SHORT = {
     "rollout": {"max_completion_length": 8},
     "eval": {"enabled": False},
     "engine": {"device": "cpu", "threads": 1},
-    "train": {
-        "max_steps": 2,
-        "prompts_per_step": 2,
-        "num_generations": 2,
-        "per_device_train_batch_size": 4,
-    },
+    "train": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 2, "per_device_train_batch_size": 4},
 }
 
 GOES_ON = ("peft.adapter=./short", "peft.method=lora", "peft.rank=null", "peft.alpha=null")

@@ -195,10 +195,7 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path):
 
 VARIANTS = {
     "within one of several epochs": ["data.train.limit=6"],
-    "rollouts that last for three steps": [
-        "train.per_device_train_batch_size=4",
-        "train.steps_per_generation=6",
-    ],
+    "rollouts that last for three steps": ["train.per_device_train_batch_size=4", "train.steps_per_generation=6"],
     "adapter dropout and a bounded number of checkpoints": ["peft.dropout=0.1", "train.save_total_limit=2"],
 }
 

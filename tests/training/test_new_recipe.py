@@ -44,10 +44,7 @@ def weightless(size, layers=28):
     return f"./{size}"
 
 
-@pytest.mark.parametrize(
-    ("size", "gpu", "quantization", "prompts"),
-    [("7b", "T4", "nf4", 16), ("7b", "24", None, 8)],
-)
+@pytest.mark.parametrize(("size", "gpu", "quantization", "prompts"), [("7b", "T4", "nf4", 16), ("7b", "24", None, 8)])
 def test_sizes_are_the_largest_of_a_few_that_fit_by_the_plans_estimate(size, gpu, quantization, prompts):
     found = perl.new_recipe(weightless(size), write_sums(), gpu=gpu).recipe
     assert (found.model.quantization, found.batch.prompts_per_step) == (quantization, prompts)

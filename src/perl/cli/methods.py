@@ -51,18 +51,11 @@ def command(*, name: str | None, model: str | None, all_types: bool, as_json: bo
 
 
 def _row(method: Method) -> dict[str, Any]:
-    settings = dict(method.settings)
     return {
-        "name": method.name,
-        "summary": method.summary,
-        "source": method.source,
-        "settings": settings,
+        **{name: getattr(method, name) for name in ("name", "summary", "source")},
+        "settings": dict(method.settings),
         "options": {**method.options, **method.defaults},
-        "rate": method.rate,
-        "learning_rate": method.learning_rate,
-        "reference": method.reference,
-        "sync": method.sync,
-        "serving": method.serving,
+        **{name: getattr(method, name) for name in ("rate", "learning_rate", "reference", "sync", "serving")},
         **{name: "no" if method.off_quantised(name) else "yes" for name in QUANTIZATIONS},
         **{f"off_{name}": method.off_quantised(name) for name in QUANTIZATIONS},
         "tested": "yes",
@@ -73,15 +66,16 @@ def _count(rows: list[dict[str, Any]], model: str) -> None:
     """Adds what each method trains of a model; where it cannot be set up there, why."""
     from perl.errors import PerlError
     from perl.methods.settings import adaptation
-    from perl.policy.model import load_empty_base, total_parameters
+    from perl.policy.model import load_empty_base, total_parameters, trainable_parameters
     from perl.recipe.sections import ModelSection, PeftSection
-    from perl.training.plan import count_trained
+    from perl.training.plan import policy_without_weights
 
     section = ModelSection(name=model)
     total = total_parameters(load_empty_base(section))
     for row in rows:
         try:
-            row["trainable"] = count_trained(section, adaptation(PeftSection(method=row["name"])))
+            policy = policy_without_weights(section, adaptation(PeftSection(method=row["name"])))
+            row["trainable"] = trainable_parameters(policy)
             row["share"] = row["trainable"] / total
         except PerlError as error:
             row["refused"] = error.mistakes[0].message
@@ -168,16 +162,10 @@ def algorithms(*, name: str | None, as_json: bool) -> None:
 
 
 def _algorithm_row(row: Algorithm) -> dict[str, Any]:
+    shown = ("sets", "equation", "advantage", "constants", "differs", "source")
     return {
-        "name": row.name,
-        "title": row.title,
-        "settings": dict(row.settings),
-        "sets": row.sets,
-        "equation": row.equation,
-        "advantage": row.advantage,
-        "constants": row.constants,
-        "differs": row.differs,
-        "source": row.source,
+        **{"name": row.name, "title": row.title, "settings": dict(row.settings)},
+        **{name: getattr(row, name) for name in shown},
         "paper": row.paper.title if row.paper else None,
     }
 

@@ -88,11 +88,8 @@ def _folders(packaged: dict[str, Path]) -> dict[str, list[Path]]:
 def _with_words(recipes: dict[str, Path], words: str) -> dict[str, Path]:
     """Those whose name or text has every word, whatever the case."""
     wanted = words.lower().split()
-    found = {}
-    for key, path in recipes.items():
-        text = f"{key}\n{path.read_text(encoding='utf-8')}".lower()
-        if all(word in text for word in wanted):
-            found[key] = path
+    texts = {key: f"{key}\n{path.read_text(encoding='utf-8')}".lower() for key, path in recipes.items()}
+    found = {key: recipes[key] for key, text in texts.items() if all(word in text for word in wanted)}
     if not found:
         raise RecipeError(f"no recipe has {words!r} in its name or text", hint="`perl recipes` lists them all")
     return found

@@ -76,7 +76,6 @@ def command(
             check_folder(resolved)
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan_lines(plan), *summary_lines(forecast_of(plan)))))
-        if is_first_process():
             with located(resolved):
                 check_rewards_work(resolved, plan.problems)
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too

@@ -56,8 +56,7 @@ FOLDER_SECONDS = 30.0
 _SHOWN = ".together-"
 # A collective says one of these when the process at the other end is gone.
 _LOST_CONTACT = re.compile(
-    "connection (closed|reset)|broken pipe|gloo|nccl|socket|time.?out|timed out|another process exited",
-    re.I,
+    "connection (closed|reset)|broken pipe|gloo|nccl|socket|time.?out|timed out|another process exited", re.I
 )
 _names = itertools.count()
 

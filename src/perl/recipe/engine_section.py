@@ -64,10 +64,7 @@ class EngineSection(Section):
     device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; None: as fit the model.")
     processes: int | None = Field(
-        None,
-        ge=1,
-        le=65_536,
-        description="Processes of the run, one a GPU; None: one, or as a launcher started them.",
+        None, ge=1, le=65_536, description="Processes of the run, one a GPU; None: one, or as a launcher started them."
     )
     strategy: Strategy = Field(
         "ddp",

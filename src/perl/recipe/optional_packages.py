@@ -22,10 +22,7 @@ from perl.errors import Mistake, did_you_mean, first_line, missing_extra
 from perl.recipe.server_address import without_credentials
 
 # The trackers' own usage statistics and error reports; a user who wants them sets these otherwise.
-_OWN_STATISTICS = {
-    "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"},
-    "wandb": {"WANDB_ERROR_REPORTING": "false"},
-}
+_OWN_STATISTICS = {"mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"}, "wandb": {"WANDB_ERROR_REPORTING": "false"}}
 _YES = ("1", "on", "true", "yes")
 _WANDB_HOST = "https://api.wandb.ai"
 

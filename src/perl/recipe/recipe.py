@@ -9,7 +9,7 @@ Nothing heavy is imported: a mistyped key is refused in a fraction of a second. 
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -110,6 +110,12 @@ class Recipe:
     def located(self, error: PerlError) -> PerlError:
         """The error with the file and line of each key it names, for what is found after the recipe was read."""
         return error.moved(lambda where: self.written_at.where(key_path(_ENTRY.sub(r".\1", where))) if where else "")
+
+    def with_train(self, **changes: Any) -> "Recipe":  # noqa: ANN401 (of any field)
+        """The recipe with other training arguments; None: without that one."""
+        values = {**self.train, **changes}
+        kept = {name: value for name, value in values.items() if name not in changes or value is not None}
+        return replace(self, train=MappingProxyType(kept))
 
     @property
     def output_dir(self) -> Path:

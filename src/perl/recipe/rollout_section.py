@@ -97,9 +97,7 @@ class StartedServers(Section):
         None, ge=0, description="GPUs of each, over which it splits the base; None: one where the cluster has GPUs."
     )
     python: str | None = Field(
-        None,
-        min_length=1,
-        description="Python that has vLLM, the same path on every node; None: the one that trains.",
+        None, min_length=1, description="Python that has vLLM, the same path on every node; None: the one that trains."
     )
 
 
@@ -155,9 +153,7 @@ class RolloutSection(Section):
         description="Sample so many steps ahead on the servers while training, with the policy of then; 0: on-policy.",
     )
     max_staleness: int | None = Field(
-        None,
-        ge=0,
-        description="Optimizer steps from the policy that sampled to the update, at most; None: any.",
+        None, ge=0, description="Optimizer steps from the policy that sampled to the update, at most; None: any."
     )
     in_flight: Literal["finish", "continue"] = Field(
         "finish", description="At a sync requests finish with their adapter, or continue what they wrote with the new."

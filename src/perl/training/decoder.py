@@ -171,11 +171,6 @@ class Sharing:
     strategy: Strategy = "ddp"
     processes: int = 1
 
-    @property
-    def shards_base(self) -> bool:
-        """Whether a process keeps a part of the base only."""
-        return self.strategy == "fsdp2" and self.processes > 1
-
 
 ALONE = Sharing()
 """One process."""
@@ -225,13 +220,10 @@ def base_bytes(model: Decoder, types: Types, sharing: Sharing) -> tuple[float, f
     nothing in shards.
     """
     weights = weight_bytes(model, types)
-    if not sharing.shards_base:
+    if sharing.strategy != "fsdp2" or sharing.processes == 1:
         return weights, 0.0
-    layer = (weights - _outside_layers(model, types)) / model.layers
+    outside = model.head_parameters * (1 if model.tied else 2) * types.weights
+    layer = (weights - outside) / model.layers
     part = weights / sharing.processes
     # However few layers there are, a process never holds more than the whole.
     return part, min(_LAYERS_WHOLE * layer + model.head_parameters * types.weights, weights - part)
-
-
-def _outside_layers(model: Decoder, types: Types) -> float:
-    return float(model.head_parameters * (1 if model.tied else 2) * types.weights)

@@ -10,7 +10,6 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -140,9 +139,11 @@ def _subject(recipe: Recipe, adapter: str | None, folder: Path) -> Subject:
     model, name = recipe.model, adapter or recipe.peft.adapter
     if name is None:
         return Subject(model.name, model, None, None, None, None, folder)
-    with _naming("--adapter" if adapter else "peft.adapter"):
+    try:
         saved = find_adapter(name, model.name)
         return Subject(saved.name, model, saved, None, *adapter_digests(saved), folder)
+    except PerlError as error:
+        raise error.moved(lambda _: "--adapter" if adapter else "peft.adapter") from None
 
 
 def _evaluation(plan: Plan, count: int, subject: Subject, rows: Sequence[int] | None) -> Evaluation:
@@ -190,12 +191,3 @@ def _engine(recipe: Recipe, how: RolloutSection) -> RolloutSection:
     if recipe.model.quantization is not None and not found.capabilities.quantised_base:
         return found.model_copy(update={"backend": TRANSFORMERS.name})
     return found
-
-
-@contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """A mistake of the adapter names what the user named it in."""
-    try:
-        yield
-    except PerlError as error:
-        raise error.moved(lambda _: option) from None

@@ -20,7 +20,6 @@ from perl.training.hardware import (
     AROUND_MEASURED,
     Hardware,
     Range,
-    cpu,
     hardware_named,
     product_rate,
     sold_as,
@@ -111,7 +110,12 @@ def answer(recipe: Recipe, question: Question) -> Forecast:
     with threads_kept(), located(recipe):
         if recipe.engine.threads is not None:
             use_threads(recipe.engine.threads)
-        return _answer(recipe, question)
+        device, plan = _device(recipe, question), _plan_of_one_process(recipe)
+        lengths = lengths_of(plan, completion=question.completion, run=question.run)
+        # The strategy that the recipe names, or the command line; else all, to be compared.
+        named = ("engine", "strategy") in recipe.written_at.origins
+        setup = Setup(recipe.batch, device, (recipe.engine.strategy,) if named else STRATEGIES, lengths)
+        return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if question.measured else setup)
 
 
 def forecast_of(plan: Plan) -> Forecast:
@@ -123,24 +127,13 @@ def forecast_of(plan: Plan) -> Forecast:
     recipe = plan.recipe
     if recipe.batch.world_size > 1:
         plan = _plan_of_one_process(recipe)
-    return make_forecast(
-        plan, Setup(recipe.batch, _device(recipe, Question()), (recipe.engine.strategy,), lengths_of(plan))
-    )
-
-
-def _answer(recipe: Recipe, question: Question) -> Forecast:
-    device, plan = _device(recipe, question), _plan_of_one_process(recipe)
-    lengths = lengths_of(plan, completion=question.completion, run=question.run)
-    # The strategy that the recipe names, or the command line; else all, to be compared.
-    named = ("engine", "strategy") in recipe.written_at.origins
-    setup = Setup(recipe.batch, device, (recipe.engine.strategy,) if named else STRATEGIES, lengths)
-    return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if question.measured else setup)
+    setup = Setup(recipe.batch, _device(recipe, Question()), (recipe.engine.strategy,), lengths_of(plan))
+    return make_forecast(plan, setup)
 
 
 def _device(recipe: Recipe, question: Question) -> Hardware:
-    if question.gpu is None and recipe.engine.device == "cpu":
-        return cpu(question.memory)
-    return hardware_named(question.gpu, question.memory)
+    on_cpu = question.gpu is None and recipe.engine.device == "cpu"
+    return hardware_named("cpu" if on_cpu else question.gpu, question.memory)
 
 
 def _plan_of_one_process(recipe: Recipe) -> Plan:
@@ -148,12 +141,8 @@ def _plan_of_one_process(recipe: Recipe) -> Plan:
 
     With another number of passes ``steps_per_generation`` would be another number of updates of each rollout.
     """
-    batch = recipe.batch
-    alone = plan_batch(
-        prompts_per_step=batch.prompts_per_step,
-        num_generations=batch.num_generations,
-        gradient_accumulation_steps=batch.gradient_accumulation_steps,
-    )
+    whole = ("prompts_per_step", "num_generations", "gradient_accumulation_steps")
+    alone = plan_batch(**{name: getattr(recipe.batch, name) for name in whole})
     return make_plan(replace(recipe, batch=alone), runs_here=False)
 
 

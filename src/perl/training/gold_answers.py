@@ -152,8 +152,7 @@ def _read_problems(section: DataSection, gold: str) -> tuple[ProblemSet, Sequenc
         hint = "columns: {answer: NAME}, the column that holds the gold answer"
         raise DataError("there are no gold answers to check", "data.train", hint)
     # Without a model it is not known whether it has a chat template; a system prompt needs one.
-    chat = bool(section.system_prompt)
-    problems = load_problem_set(section, chat=chat)
+    problems = load_problem_set(section, chat=bool(section.system_prompt))
     heldout = None if problems.heldout is None else _with_solution(problems.heldout, gold)
     problems = replace(problems, train=_with_solution(problems.train, gold), heldout=heldout)
     return problems, range(len(problems.train)) if problems.rows is None else problems.rows
@@ -210,21 +209,13 @@ def _statuses(golds: Sequence[str], judging: Judging) -> list[str]:
     """The first status that is not right of each gold answer: boxed, and as it stands if that is a worked solution."""
     pairs: list[tuple[int, str]] = []
     for k, gold in enumerate(golds):
-        pairs.append((k, _boxed(gold)))
+        pairs.append((k, f"\\boxed{{{gold_answer(gold)}}}"))
         if "####" in gold or "\\boxed" in gold:
             pairs.append((k, gold))
-    verdicts = check_all(
-        [golds[k] for k, _ in pairs],
-        [completion for _, completion in pairs],
-        timeout_seconds=judging.timeout_seconds,
-        workers=judging.workers,
-    )
+    asked, completions = [golds[k] for k, _ in pairs], [completion for _, completion in pairs]
+    verdicts = check_all(asked, completions, timeout_seconds=judging.timeout_seconds, workers=judging.workers)
     statuses = ["right"] * len(golds)
     for (k, _), verdict in zip(pairs, verdicts, strict=True):
         if statuses[k] == "right":
             statuses[k] = verdict.status
     return statuses
-
-
-def _boxed(gold: str) -> str:
-    return f"\\boxed{{{gold_answer(gold)}}}"

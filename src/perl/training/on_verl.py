@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from perl.errors import MissingExtraError, PerlError, RecipeError, RunFolderError, raise_all, warn
@@ -127,8 +126,7 @@ def prepare_export(recipe: Recipe) -> Export:
 
 def prepared(recipe: Recipe) -> Export:
     """As :func:`prepare_export`, of a recipe whose folder is the run's."""
-    train = {name: value for name, value in recipe.train.items() if name != "output_dir"}
-    return prepare_export(replace(recipe, train=MappingProxyType(train)))
+    return prepare_export(recipe.with_train(output_dir=None))
 
 
 def export_verl(
@@ -238,8 +236,7 @@ def _write_once(export: Export, folder: Path) -> None:
 
 def planned_here(recipe: Recipe) -> Recipe:
     """The recipe as this package's own trainer would run it, so that all that it refuses is refused."""
-    train = {name: value for name, value in recipe.train.items() if name != "report_to"}
-    return replace(recipe, engine=EngineSection(), train=MappingProxyType(train))
+    return replace(recipe.with_train(report_to=None), engine=EngineSection())
 
 
 def _plan(recipe: Recipe) -> Plan:

@@ -7,7 +7,6 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 
 import math
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -151,11 +150,12 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
         PerlError: Whatever is wrong, before any weights are loaded.
     """
     if runs_here:
-        _check_packages(recipe)
+        raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
+        raise_all(MissingExtraError, list(missing_packages(recipe.train)))
         if engine_here:
             check_engine(recipe.rollout)
-    checkpoints = str(recipe.output_dir / "checkpoints")
-    arguments = training_arguments(recipe if runs_here else _untracked(recipe), checkpoints)
+    checkpoints = str(recipe.output_dir / "checkpoints")  # another machine has a recipe's trackers or not
+    arguments = training_arguments(recipe if runs_here else recipe.with_train(report_to=None), checkpoints)
     _check_arguments(arguments)
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = _adaptation(recipe, arguments, saved)
@@ -223,18 +223,6 @@ def _adaptation(recipe: Recipe, arguments: PeftRLConfig, saved: SavedAdapter | N
     return how
 
 
-def _check_packages(recipe: Recipe) -> None:
-    """Refuses what needs a package that is not part of the core and not installed."""
-    raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
-    raise_all(MissingExtraError, list(missing_packages(recipe.train)))
-
-
-def _untracked(recipe: Recipe) -> Recipe:
-    """The recipe without trackers, which another machine has or not."""
-    train = {name: value for name, value in recipe.train.items() if name != "report_to"}
-    return replace(recipe, train=MappingProxyType(train))
-
-
 def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:
     """The rank of the LoRA that vLLM gets, or None for weights; refuses an adapter that no LoRA is equal to."""
     rank = None if recipe.rollout.sync == "merged" or how.config is None else how.method.update_rank(how.config)
@@ -247,8 +235,8 @@ def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:
     return served
 
 
-def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> int:
-    """Number of parameters that a method trains, counted on a model without weights.
+def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> torch.nn.Module:
+    """A policy that trains what a method trains, on the same layers.
 
     Args:
         model: The base.
@@ -258,11 +246,6 @@ def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | No
     Raises:
         PerlError: The adapter does not fit the model.
     """
-    return trainable_parameters(policy_without_weights(model, how, saved))
-
-
-def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> torch.nn.Module:
-    """A policy that trains what a method trains, on the same layers; arguments and errors of :func:`count_trained`."""
     empty = load_empty_base(model)
     if how.config is None:
         return empty

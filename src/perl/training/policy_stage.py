@@ -27,6 +27,7 @@ from perl.policy.saved.adapter import WEIGHTS
 from perl.policy.teacher import teacher_settings
 from perl.recipe.recipe import is_first_process
 from perl.rewards import Reward
+from perl.rewards.custom import Failures
 from perl.run.devices import processor_name
 from perl.run.files import sha256_of
 from perl.run.folder import Run
@@ -40,7 +41,7 @@ from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.graceful_stop import GracefulStop
 from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
-from perl.training.callbacks.run_record import Hosted, RunRecord
+from perl.training.callbacks.run_record import RunRecord
 from perl.training.checked_recipe import located
 from perl.training.forecast import forecast_of
 from perl.training.forecast_text import forecast_lines
@@ -69,8 +70,8 @@ def train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTraine
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress shows the same in a line
     trainer.rollout_source.verdicts.judging = plan.judging
     trainer.base_fingerprint = source_of_run(run)
-    custom = [reward for reward in plan.rewards if reward.failures is not None]
-    stop = GracefulStop([reward.failures for reward in custom if reward.failures is not None])
+    custom = [(reward, reward.failures) for reward in plan.rewards if reward.failures is not None]
+    stop = GracefulStop([failures for _, failures in custom])
     for callback in (*_callbacks(plan, run), stop):
         trainer.add_callback(callback)
     if is_first_process():
@@ -84,11 +85,10 @@ def train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTraine
         raise plan.recipe.located(alarms.error(alarms.stopped))
     _check_trained(trainer, plan, run)
     if stop.failed is not None:
-        raise plan.recipe.located(_failed(custom[stop.failed], trainer.state.global_step))
+        raise plan.recipe.located(_failed(*custom[stop.failed], trainer.state.global_step))
     if stop.requested:
-        raise InterruptedRunError(
-            f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
-        )
+        what = f"stopped after step {trainer.state.global_step} of {plan.steps}"
+        raise InterruptedRunError(what, str(run.path), "the same command goes on")
     return trainer
 
 
@@ -98,8 +98,8 @@ def _callbacks(plan: Plan, run: Run) -> list[TrainerCallback]:
     scores = between_steps(plan, run)
     pushing = [HubCheckpoints(hub.repo_id, private=hub.private, run=run)] if hub.push == "every_save" else []
     live = [LiveProgress(say=logger.info)] if logger.isEnabledFor(logging.INFO) else []
-    logs = [LearningCurves(run.path, title=run_title(run)), SamplesLog(run.path), RunRecord(run)]
-    return [*([scores] if scores else []), *pushing, *logs, *live, Hosted(run)]
+    logs = [LearningCurves(run.path, title=run_title(run)), SamplesLog(run.path)]
+    return [*([scores] if scores else []), *pushing, *logs, *live, RunRecord(run)]
 
 
 def _check_trained(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
@@ -126,16 +126,13 @@ def _checkpoint_of_main(run: Run) -> Path | None:
     return run.checkpoints / f"checkpoint-{step}" if step else None
 
 
-def _failed(reward: Reward, step: int) -> RewardError:
+def _failed(reward: Reward, failures: Failures, step: int) -> RewardError:
     """The error of a custom reward that failed too often."""
-    failures = reward.failures
-    here = failures is not None and failures.too_many
-    what = f"failed on {failures.count} samples, at last: {failures.newest}" if here and failures else None
-    return RewardError(
-        what or "failed too often on another process of this run, see its log",
-        f"rewards.{reward.name}",
-        f"stopped after step {step} with a checkpoint; fix it, and the same command goes on",
-    )
+    what = "failed too often on another process of this run, see its log"
+    if failures.too_many:
+        what = f"failed on {failures.count} samples, at last: {failures.newest}"
+    hint = f"stopped after step {step} with a checkpoint; fix it, and the same command goes on"
+    return RewardError(what, f"rewards.{reward.name}", hint)
 
 
 def save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run, processes: Processes) -> None:
@@ -163,9 +160,8 @@ def save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run, processes: Proc
 
 def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
     """(B, T) the ends of a few training prompts, all of one length."""
-    prompts = render_prompts(
-        list(plan.problems.train.select(range(min(_PROBE_PROMPTS, len(plan.problems.train))))), plan.tokenizer
-    )
+    rows = plan.problems.train.select(range(min(_PROBE_PROMPTS, len(plan.problems.train))))
+    prompts = render_prompts(list(rows), plan.tokenizer)
     width = min(len(prompt.token_ids) for prompt in prompts)
     return torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=device)
 

@@ -3,12 +3,10 @@
 Plan, a number or an earlier run -> Lengths; Plan, Setup -> Shape, MemoryEstimate, Execution
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from peft import LoraConfig, PeftConfig
 
@@ -20,6 +18,7 @@ from perl.packing.memory import CPU_TOKENS
 from perl.policy.model import load_empty_base
 from perl.recipe.batch_plan import BatchPlan
 from perl.recipe.sections import Strategy
+from perl.run.logs import read_log
 from perl.training.cost_flops import Execution, Group, ModelSize, largest_pass, size_of
 from perl.training.decoder import Decoder, Sharing, Types, decoder_of, types_of
 from perl.training.hardware import Hardware
@@ -135,9 +134,9 @@ def lengths_of(plan: Plan, *, completion: int | None = None, run: str | None = N
 
 def measured_lengths(run: Path, prompt: int, completion: int | None) -> Lengths:
     """Of the last steps of a run."""
-    rows = [row for row in _metrics(run) if _LENGTH in row][-_LAST_STEPS:]
+    rows = [row for row in read_log(run / "metrics.jsonl") if _LENGTH in row][-_LAST_STEPS:]
     if not rows:
-        raise PerlError("no step of this run has been logged", str(run / "metrics.jsonl"))
+        raise PerlError("no step of a run has been logged there", str(run), "the OUTPUT of an earlier `perl train`")
     mean, longest = (round(fmean(row[name] for row in rows)) for name in (_LENGTH, _LONGEST))
     seconds = [row["step_time"] for row in rows if "step_time" in row]
     return Lengths(
@@ -148,16 +147,6 @@ def measured_lengths(run: Path, prompt: int, completion: int | None) -> Lengths:
         f"measured in {run}, the last {len(rows)} steps",
         fmean(seconds) if seconds else None,
     )
-
-
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError:
-        raise PerlError("not a run folder", str(run), "the OUTPUT of an earlier `perl train`") from None
-    except ValueError:
-        raise PerlError("is damaged", str(path)) from None
 
 
 def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from perl.errors import MissingExtraError, RecipeError, warn
@@ -116,16 +115,14 @@ def _train(recipe: Recipe, processes: ProcessGroup) -> Run:
 
 
 def _goes_on(plan: Plan, run: Run) -> bool:
-    """Whether something is left to do of a run; then what it needs answers."""
+    """Whether something is left to do of a run.
+
+    Then its rewards have been tried and what must answer before weights are loaded does; what a kill left for servers
+    is cleared.
+    """
+    rollout = plan.recipe.rollout
     if run.status == "done":
         return False
-    _check_services(plan, run)
-    return True
-
-
-def _check_services(plan: Plan, run: Run) -> None:
-    """Tries rewards and waits for what must answer before weights are loaded; clears what a kill left for servers."""
-    rollout = plan.recipe.rollout
     with located(plan.recipe):
         check_rewards_work(plan.recipe, plan.problems)
         check_login(plan.recipe.hub)
@@ -134,6 +131,7 @@ def _check_services(plan: Plan, run: Run) -> None:
         # Servers that may still use what is in there come first; see the engine that is opened for them.
         elif rollout.sync_folder is None:
             shutil.rmtree(run.path / "sync", ignore_errors=True)
+    return True
 
 
 def _carry_out(plan: Plan, run: Run) -> None:
@@ -181,9 +179,7 @@ def read_recipe(
         raise recipe.located(RecipeError(what, "engine.name", "perl train RECIPE, or perl export-verl RECIPE -o DIR"))
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
-    if output_dir is None:
-        return recipe
-    return replace(recipe, train=MappingProxyType({**recipe.train, "output_dir": str(output_dir)}))
+    return recipe if output_dir is None else recipe.with_train(output_dir=str(output_dir))
 
 
 def _trains_the_bases(peft: PeftSection) -> bool:
@@ -222,14 +218,9 @@ def _published(recipe: Recipe, run: Run) -> Run:
 
 
 def _finish(run: Run) -> None:
-    """What a person looks at first, of a run that has been trained."""
-    _draw(run)
-    write_card(run)
-
-
-def _draw(run: Run) -> None:
-    """The curves of a run as they are when it is done, with the scores of its last step."""
+    """What a person looks at first, of a run that has been trained: curves with the last scores, and the card."""
     try:
         draw_plots(run.metrics, run.plots, run_title(run), rewarded=any(run.facts["rewards"].values()))
     except MissingExtraError as error:
         warn("PRL306", "%s", error)
+    write_card(run)

@@ -126,7 +126,8 @@ def _watched(
             told = signals.count
             if told > 1 or not starts:  # nothing is lost of a run whose processes have not started
                 return InterruptedRunError("interrupted" + (", the step in hand is lost" if starts else ""))
-            _say("stopping after this step, with a checkpoint (again: stop now and lose the step)")
+            line = "stopping after this step, with a checkpoint (again: stop now and lose the step)"
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
             mailbox.stop.remote()
         with contextlib.suppress(RayError):
             updates: Updates = ray.get(mailbox.updates.remote(), timeout=_ASK_SECONDS)
@@ -187,10 +188,6 @@ def _trainer(cluster: Cluster, engine: EngineSection, task: Task) -> Iterator[To
     finally:
         if not task.keeps:
             shutil.rmtree(folder / _STATE, ignore_errors=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def bring_home(task: Task) -> None:

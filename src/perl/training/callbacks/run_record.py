@@ -14,10 +14,10 @@ from perl.trainer.callbacks.run_callback import Logs
 
 
 class RunRecord(TrainerCallback):
-    """Records each logged step."""
+    """Records each logged step, and hands steps and checkpoints to the host."""
 
     def __init__(self, run: Run) -> None:
-        """Takes the folder to record in."""
+        """Takes the folder to record in, which holds the checkpoints."""
         self.run = run
 
     def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
@@ -26,6 +26,7 @@ class RunRecord(TrainerCallback):
             return
         if not (self.run.path / "recipe.yaml").is_file():
             raise RunFolderError("was removed while the run wrote to it", str(self.run.path), "start it again")
+        host().logged(state.global_step, logs)
         if "reward" not in logs:  # evaluation, or a step that trains on an earlier step's rollouts
             self.run.record(steps=state.global_step)
             return
@@ -34,19 +35,6 @@ class RunRecord(TrainerCallback):
         first = self.run.facts.get("reward", {}).get("first", known)
         self.run.record(steps=state.global_step, reward={"first": first, "last": known})
 
-
-class Hosted(TrainerCallback):
-    """Hands steps and checkpoints to the host."""
-
-    def __init__(self, run: Run) -> None:
-        """Takes the run folder, which holds the checkpoints."""
-        self._run = run
-
-    def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
-        """Hands a step to the host; the summary at the end of training is not one."""
-        if state.is_world_process_zero and logs and "train_runtime" not in logs:
-            host().logged(state.global_step, logs)
-
     def on_save(self, *_: object, **__: object) -> None:
         """A checkpoint is whole."""
-        host().saved(self._run.path)
+        host().saved(self.run.path)
