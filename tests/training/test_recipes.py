@@ -6,7 +6,7 @@ import re
 import pytest
 
 from perl.packing.attention import KERNEL_CALL
-from perl.recipe.assets import packaged_recipes, recipes_folder
+from perl.recipe.assets import assets_folder, packaged_recipes
 from perl.sandbox import is_sandbox
 from perl.training.stages import prepare, read_recipe
 from tests.conftest import CHECKOUT
@@ -18,7 +18,7 @@ OF_THE_SANDBOX = [name for name in RECIPES if is_sandbox(read_recipe(name).model
 def test_every_recipe_begins_with_a_sentence_and_can_be_read_written_and_read_again(tmp_path):
     assert "quickstart" in RECIPES
     assert OF_THE_SANDBOX
-    assert len(packaged_recipes()) == len([path for path in recipes_folder().rglob("*") if path.is_file()])
+    assert len(packaged_recipes()) == len([path for path in (assets_folder() / "recipes").rglob("*") if path.is_file()])
     for name, path in packaged_recipes().items():
         first = path.read_text(encoding="utf-8").splitlines()[0]
         assert first.startswith("# "), name

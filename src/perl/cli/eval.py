@@ -276,19 +276,10 @@ def rescore_folders(
     set_up_output(quiet=quiet or as_json)
     from perl.evaluation.rescore import rescore
 
-    tasks, columns, scorer = _names(own["tasks"] or ""), _columns(own["columns"]), own["scorer"]
+    by = _names(own["tasks"] or ""), _columns(own["columns"]), own["scorer"]
+    further, lighteval = _numbers(pass_at), not no_lighteval
     results = [
-        rescore(
-            folder,
-            data,
-            _numbers(pass_at),
-            tasks,
-            columns,
-            scorer,
-            lighteval=not no_lighteval,
-            scorer_timeout=scorer_timeout,
-        )
-        for folder in folders
+        rescore(folder, data, further, *by, lighteval=lighteval, scorer_timeout=scorer_timeout) for folder in folders
     ]
     _print(results, [Path(folder) for folder in folders], as_json=as_json)
 
@@ -391,8 +382,7 @@ def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bo
     from perl.evaluation.table import plain
 
     if as_json:
-        each = [one.as_dict() for one in results]
-        say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
+        _say_json([one.as_dict() for one in results])
         return
     say(plain(results[0]) if len(results) == 1 else as_plain(compare_adapters(results)))
     for folder in folders:
@@ -401,13 +391,16 @@ def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bo
             say(f"picture  {folder / FIGURE}")
 
 
+def _say_json(each: Sequence[object]) -> None:
+    say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
+
+
 def _print_drawn(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
     """Where completions are that were drawn without being judged, and how that is done."""
     from perl.evaluation.results import SAMPLES
 
     if as_json:
-        each = [{"perl": one.facts()} for one in results]
-        say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
+        _say_json([{"perl": one.facts()} for one in results])
         return
     for folder in folders:
         say(f"drawn    {folder / SAMPLES}")

@@ -184,8 +184,7 @@ class PeerMonitor:
         return next((end for end in self._ends if end.rank == 0), None)
 
     def _first(self) -> End | None:
-        early = [end for end in self._ends if end.kind not in IN_ORDER]
-        return next((end for end in early if end.kind != "lost"), None)
+        return next((end for end in self._ends if end.kind not in (*IN_ORDER, "lost")), None)
 
     def _listen(self) -> None:
         self._token = secrets.token_hex(16)
@@ -348,9 +347,8 @@ class LostProcessError(PerlError):
 
 def reports_failure(end: End, rank: int) -> bool:
     """Whether a process tells the user how another one ended: the main one; of the main one, if killed, the next."""
-    if end.rank == 0:
-        return not started_by_us() and rank == 1 and end.kind == "killed"
-    return not started_by_us() and rank == 0
+    teller = 1 if end.rank == 0 and end.kind == "killed" else 0
+    return not started_by_us() and rank == teller and rank != end.rank
 
 
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:

@@ -17,14 +17,9 @@ def assets_folder() -> Path:
     return PACKAGE / "assets"
 
 
-def recipes_folder() -> Path:
-    """The packaged recipes."""
-    return assets_folder() / "recipes"
-
-
 def packaged_recipes() -> dict[str, Path]:
     """Name -> file of every packaged recipe, as ``quickstart`` or ``bases/sandbox``."""
-    root = recipes_folder()
+    root = assets_folder() / "recipes"
     return {str(path.relative_to(root).with_suffix("").as_posix()): path for path in sorted(root.rglob("*.yaml"))}
 
 

@@ -71,7 +71,12 @@ def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         RecipeError: A file is absent or not plain YAML, or the chain of ``extends`` comes back to itself.
     """
     if isinstance(source, Mapping):
-        name, layer = "recipe", _merged(_extended_by_mapping(source), _layer_of_mapping(source))
+        parent, layer = source.get("extends"), layer_of_mapping(source)
+        layer.values.pop("extends", None)
+        move_to_the_top(layer.values, {})
+        if parent is not None:
+            layer = _merged(_read_chain(_parent_of(str(parent), Path("recipe"), "extends"), ()), layer)
+        name = "recipe"
     else:
         path = locate(str(source))
         packaged = str(source) in packaged_recipes()
@@ -125,7 +130,8 @@ def key_path(key: str) -> KeyPath:
 
 def _read_chain(path: Path, children: tuple[Path, ...]) -> Layer:
     """The file merged over what it extends."""
-    layer = _read_file(path)
+    layer = read_yaml(path, Mistake("a recipe is a mapping of sections", hint="see `perl recipes quickstart`"))
+    move_to_the_top(layer.values, layer.origins)
     parent = layer.values.pop("extends", None)
     if parent is None:
         return layer
@@ -146,17 +152,6 @@ def _parent_of(reference: str, child: Path, where: str) -> Path:
     except RecipeError as error:
         message = str(Mistake(error.mistakes[0].message, error.mistakes[0].where))
         raise RecipeError(message, where, error.mistakes[0].hint) from None
-
-
-def _extended_by_mapping(source: Mapping[str, Any]) -> Layer:
-    parent = source.get("extends")
-    return _read_chain(_parent_of(str(parent), Path("recipe"), "extends"), ()) if parent is not None else Layer()
-
-
-def _read_file(path: Path) -> Layer:
-    layer = read_yaml(path, Mistake("a recipe is a mapping of sections", hint="see `perl recipes quickstart`"))
-    move_to_the_top(layer.values, layer.origins)
-    return layer
 
 
 def read_yaml(path: Path, no_mapping: Mistake) -> Layer:
@@ -225,13 +220,6 @@ def _expand_shorthand(values: dict[str, Any], key: str, path: KeyPath) -> None:
     short = _SHORTHANDS.get((*path, key)) or _SHORTHANDS.get((*path, "*"))
     if short and values[key] is not None and not isinstance(values[key], Mapping):
         values[key] = {short: values[key]}
-
-
-def _layer_of_mapping(source: Mapping[str, Any]) -> Layer:
-    layer = layer_of_mapping(source)
-    layer.values.pop("extends", None)
-    move_to_the_top(layer.values, {})
-    return layer
 
 
 def layer_of_mapping(source: Mapping[str, Any]) -> Layer:

@@ -50,16 +50,12 @@ class Package:
 # The trackers of transformers by their names in `report_to`, with the packages that each needs.
 TRACKERS: dict[str, tuple[Package, ...]] = {
     "azure_ml": (Package(("azureml.core",), "azureml-core"),),
-    "clearml": (Package(("clearml",), "clearml"),),
-    "codecarbon": (Package(("codecarbon",), "codecarbon"),),
+    **{name: (Package((name,), name),) for name in ("clearml", "codecarbon", "dvclive", "neptune", "swanlab")},
     "comet_ml": (Package(("comet_ml",), "comet-ml"),),
     "dagshub": (Package(("dagshub",), "dagshub"), Package(("mlflow",), "mlflow")),
-    "dvclive": (Package(("dvclive",), "dvclive"),),
     "flyte": (Package(("flytekit",), "flytekit"),),
     "kubeflow": (),
     "mlflow": (Package(("mlflow",), "mlflow-skinny", "track"),),
-    "neptune": (Package(("neptune",), "neptune"),),
-    "swanlab": (Package(("swanlab",), "swanlab"),),
     "tensorboard": (Package(("tensorboard", "tensorboardX"), "tensorboard", "track"),),
     "trackio": (Package(("trackio",), "trackio", "track"),),
     "wandb": (Package(("wandb",), "wandb", "track"),),

@@ -50,11 +50,8 @@ def places_of(name: str) -> list[str]:
     """
     plain = name.lstrip("-").replace("-", "_")
     known: dict[str, list[str]] = defaultdict(list)
-    for key in set(train_fields()) - set(FIELD_OF_SETTING.values()) - set(REFUSED):
-        known[key].append(f"train.{key}")
-    for section, model in SECTIONS.items():
-        for key in model.model_fields:
-            known[key].append(f"{section}.{key}")
+    for place in _every_place(set(FIELD_OF_SETTING.values())):
+        known[place.partition(".")[2]].append(place)
     for (section, key), field in FIELD_OF_SETTING.items():  # by the name that a script gives it
         if field not in known:
             known[field].append(f"{section}.{key}")
@@ -83,7 +80,7 @@ def hint_for_section(name: str, value: object) -> str:
     section, dot, key = name.partition(".")
     if dot:
         deeper = section in ("data", "rewards") and "." in key
-        places = [name] if deeper or name in _every_place() else places_of(key.rpartition(".")[2])
+        places = [name] if deeper or name in _every_place(set()) else places_of(key.rpartition(".")[2])
         return f"dots are for the command line; in a file: {_nested(places[0])}" if places else ""
     if isinstance(value, Mapping) and len(value) == 1 and section not in _OTHER_SECTIONS:
         return place_hint(str(next(iter(value))))
@@ -103,9 +100,10 @@ def hint_for_key(section: str, name: str) -> str:
     return f"did you mean {' or '.join(dict.fromkeys(exact))}?" if exact else ""
 
 
-def _every_place() -> set[str]:
-    train = {f"train.{name}" for name in set(train_fields()) - set(REFUSED)}
-    return train | {f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields}
+def _every_place(elsewhere: set[str]) -> list[str]:
+    """Every ``section.key``, without those of ``train`` that have their home elsewhere."""
+    train = [f"train.{name}" for name in set(train_fields()) - set(REFUSED) - elsewhere]
+    return train + [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
 
 
 def _nested(place: str) -> str:

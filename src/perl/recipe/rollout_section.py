@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from perl.recipe.section import Section, SettingError
 from perl.recipe.server_address import ServerAddress, server_address
@@ -101,10 +101,8 @@ class StartedServers(Section):
     )
 
 
-class RolloutSection(Section):
+class RolloutSection(Section, hide_input_in_errors=True):  # an address may hold a password
     """How completions are sampled while training, and by what."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # an address may hold a password
 
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False, description="Softmax temperature.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: smallest set of tokens with this probability.")

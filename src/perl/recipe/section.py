@@ -3,13 +3,11 @@
 YAML mapping -> Section
 """
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 
-class Section(BaseModel):
+class Section(BaseModel, extra="forbid", frozen=True, strict=True):
     """A group of settings; unknown keys and wrong types are refused, nothing is converted silently."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class SettingError(ValueError):

@@ -62,15 +62,10 @@ class Setting:
 
     def page(self, width: int) -> list[str]:
         """Everything, in lines of so many characters at most."""
-        facts = [f"values: {self.values}"] if self.values else []
-        return [
-            f"{self.name}: {self.default}",
-            *(
-                line
-                for text in (*facts, self.text)
-                for line in textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
-            ),
-        ]
+        lines = [f"{self.name}: {self.default}"]
+        for text in (*([f"values: {self.values}"] if self.values else []), self.text):
+            lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
+        return lines
 
 
 @cache
@@ -155,11 +150,9 @@ def values_of(annotation: Any) -> str:  # noqa: ANN401 (a type)
     if origin is Annotated:
         inner, *rules = parts
         metadata = [one for rule in rules for one in getattr(rule, "metadata", [rule])]
-        found = [
-            f"{sign} {getattr(one, name):g}" for one in metadata for name, sign in _BOUNDS.items() if hasattr(one, name)
-        ]
+        known = [(one, name, sign) for one in metadata for name, sign in _BOUNDS.items() if hasattr(one, name)]
+        bounds = " ".join(f"{sign} {getattr(one, name):g}" for one, name, sign in known)
         said = values_of(inner)
-        bounds = " ".join(found)
         return said.replace("number", f"number {bounds}", 1) if bounds and "number" in said else said
     if origin in (Union, UnionType):
         words = [values_of(part) for part in parts]

@@ -86,9 +86,7 @@ REFUSED: dict[str, str] = {
     "use_cpu": "write engine.device: cpu",
     "use_vllm": "write rollout.backend: vllm",
     "vllm_mode": "write rollout.backend: vllm or vllm-server",
-    "vllm_server_base_url": "write rollout.servers: [URL, ...]",
-    "vllm_server_host": "write rollout.servers: [URL, ...]",
-    "vllm_server_port": "write rollout.servers: [URL, ...]",
+    **{f"vllm_server_{name}": "write rollout.servers: [URL, ...]" for name in ("base_url", "host", "port")},
     "vllm_server_timeout": "write rollout.server_timeout",
 }
 _PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict, "list": list}
@@ -189,10 +187,8 @@ def _default_of(node: ast.expr) -> tuple[Any, bool]:
 
 def _help_of(node: ast.expr) -> str:
     """The constant ``help`` of a ``field(metadata={...})``."""
-    if isinstance(node, ast.Call):
-        for keyword in node.keywords:
-            if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
-                for key, value in zip(keyword.value.keys, keyword.value.values, strict=True):
-                    if isinstance(key, ast.Constant) and key.value == "help" and isinstance(value, ast.Constant):
-                        return str(value.value)
+    for inner in ast.walk(node):
+        for key, value in zip(inner.keys, inner.values, strict=True) if isinstance(inner, ast.Dict) else ():
+            if isinstance(key, ast.Constant) and key.value == "help" and isinstance(value, ast.Constant):
+                return str(value.value)
     return ""

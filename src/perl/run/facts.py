@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from perl.run.files import parse_mapping
 
@@ -37,9 +37,7 @@ def run_above(path: Path, levels: int) -> Path | None:
     return next((folder for folder in list(path.resolve().parents)[:levels] if is_run(folder)), None)
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class _Facts(BaseModel, extra="allow", strict=True):
     status: str = "new"
     steps: int = Field(0, ge=0)
     method: str | None = None
@@ -69,9 +67,7 @@ class _Facts(BaseModel):
     error: str = ""
 
 
-class _Best(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class _Best(BaseModel, extra="allow", strict=True):
     step: int = Field(ge=0)
     metric: str
     value: float

@@ -37,23 +37,11 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 # Seconds for which a dry run may hold a folder that it looks at.
 _A_LOOK = 0.5
 # Settings that say where things are or go, or when a run ends, not what is done: a run may go on with others.
+_OF_ENGINE = ("name", "address", "restarts", "storage", "processes", "strategy", "threads", "python")
 _PLACES = (
-    "alarms",
-    "hub",
-    "train.output_dir",
-    "rollout.servers",
-    "rollout.server_timeout",
-    "rollout.sync_folder",
-    "rollout.sync_folder_on_servers",
-    "eval.scorer_timeout",
-    "engine.name",
-    "engine.address",
-    "engine.restarts",
-    "engine.storage",
-    "engine.processes",
-    "engine.strategy",
-    "engine.threads",
-    "engine.python",
+    *("alarms", "hub", "train.output_dir", "eval.scorer_timeout"),
+    *(f"rollout.{key}" for key in ("servers", "server_timeout", "sync_folder", "sync_folder_on_servers")),
+    *(f"engine.{key}" for key in _OF_ENGINE),
 )
 # How a step is cut into micro-batches.
 _CUTS = ("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps")
@@ -244,13 +232,8 @@ def installed_versions(further: Sequence[str] = (), *, quantization: str | None 
         further: Packages that are named only where they are installed.
         quantization: What the base was quantised to as it was loaded; None: it was not.
     """
-    versions = {"perl-rl": __version__}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    for package in (*further, *([quantised_by(quantization)] if quantization is not None else [])):
+    versions = {"perl-rl": __version__, **dict.fromkeys(_PACKAGES, "not installed")}
+    for package in (*_PACKAGES, *further, *([quantised_by(quantization)] if quantization is not None else [])):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions

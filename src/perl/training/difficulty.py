@@ -184,9 +184,8 @@ def _evaluation(plan: Plan, count: int, subject: Subject, rows: Sequence[int] | 
 
 def _engine(recipe: Recipe, how: RolloutSection) -> RolloutSection:
     """What draws, decided; nothing is drawn ahead."""
-    backend = how.backend
-    if not how.decided:
-        backend = best_backend(on_gpu=torch.cuda.is_available() and recipe.engine.device != "cpu")
+    on_gpu = torch.cuda.is_available() and recipe.engine.device != "cpu"
+    backend = how.backend if how.decided else best_backend(on_gpu=on_gpu)
     found = how.model_copy(update={"backend": backend, "prefetch": 0, "in_flight": "finish"})
     if recipe.model.quantization is not None and not found.capabilities.quantised_base:
         return found.model_copy(update={"backend": TRANSFORMERS.name})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from peft import LoraConfig, PeftConfig
+from peft import LoraConfig
 
 from perl.algorithms.registry import LOSSES
 from perl.errors import ModelError, PerlError
@@ -161,7 +161,8 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
         known = "Llama, Mistral, Qwen2 and Qwen3 are"
         raise ModelError(f"costs of a {config.model_type} are not derived", "model.name", known)
     adapter = adaptation(plan.recipe.peft).config if plan.method.config else None
-    rank = _rank_of(adapter)
+    written = getattr(adapter, "r", None) or getattr(adapter, "init_r", None)
+    rank = written if isinstance(written, int) else 8
     dora = isinstance(adapter, LoraConfig) and bool(adapter.use_dora)
     as_known = model.lora_parameters(rank) + (model.outputs if dora else 0) == plan.trainable_parameters
     return Shape(
@@ -172,11 +173,6 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
         exact=type(adapter) is LoraConfig and as_known,
         dora=dora,
     )
-
-
-def _rank_of(adapter: PeftConfig | None) -> int:
-    rank = getattr(adapter, "r", None) or getattr(adapter, "init_r", None) or 8
-    return int(rank) if isinstance(rank, int) else 8
 
 
 def memory_on(plan: Plan, setup: Setup, shape: Shape, strategy: Strategy, available: float) -> MemoryEstimate:

@@ -53,8 +53,7 @@ def write_report(planned: Study, result: StudyResult) -> Path:
 
 def _asked(planned: Study, result: StudyResult) -> Iterator[str]:
     file = planned.file
-    yield f"# {in_markdown(planned.name)}"
-    yield ""
+    yield from (f"# {in_markdown(planned.name)}", "")
     varies = ", ".join(f"`{key}`" for key in dict.fromkeys(key for block in file.grid for key in block))
     yield f"Recipe `{in_markdown(file.recipe)}` on {in_markdown(planned.recipes[0].model.name)}; {varies} vary."
     if file.overrides:
@@ -72,8 +71,7 @@ def _asked(planned: Study, result: StudyResult) -> Iterator[str]:
 
 
 def _best(found: Findings) -> Iterator[str]:
-    yield "## Each as it was chosen"
-    yield ""
+    yield from ("## Each as it was chosen", "")
     yield from markdown_table([_head(found), *(_row(arm, arm.best, found) for arm in found.sorted())])
     yield ""
     yield (
@@ -89,12 +87,10 @@ def _at_baseline(found: Findings) -> Iterator[str]:
     if len(shown) < 2:
         return
     setting = next(titled(scored.candidate.chosen) for arm, scored in shown if arm.title == found.reference)
-    yield f"## All with what was chosen for {in_markdown(found.reference)}: {in_markdown(setting)}"
-    yield ""
+    yield from (f"## All with what was chosen for {in_markdown(found.reference)}: {in_markdown(setting)}", "")
     order = sorted(shown, key=lambda one: -level(one[1]))
     yield from markdown_table([_head(found), *(_row(arm, scored, found) for arm, scored in order)])
-    yield ""
-    yield "What this table ranks is how well one value fits each arm; the one above ranks the arms."
+    yield from ("", "What this table ranks is how well one value fits each arm; the one above ranks the arms.")
 
 
 def _head(found: Findings) -> list[str]:
@@ -119,8 +115,7 @@ def _row(arm: Arm, scored: Scored | None, found: Findings) -> list[str]:
 def _tried(planned: Study, found: Findings) -> Iterator[str]:
     if not planned.file.chosen:
         return
-    yield "## What was tried on the seeds that choose"
-    yield ""
+    yield from ("## What was tried on the seeds that choose", "")
     rows = [["arm", "setting", "mean", "each seed", ""]]
     for arm in found.arms:
         for one in arm.tried:
@@ -144,8 +139,7 @@ def _tried(planned: Study, found: Findings) -> Iterator[str]:
 
 def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator[str]:
     seeds, base = planned.file.seeds.score, in_markdown(planned.recipes[0].model.name)
-    yield "## What this does not show"
-    yield ""
+    yield from ("## What this does not show", "")
     yield f"- One base ({base}), one recipe, the problems of its evaluation, {counted(len(seeds), 'seed')}."
     if planned.file.chosen:
         yield "- The seeds that choose and those that score are asked the same problems: choices may suit these."
@@ -178,10 +172,8 @@ def _data_changed(result: StudyResult) -> bool:
 
 
 def _cells(result: StudyResult) -> Iterator[str]:
-    yield "## Cells"
-    yield ""
-    yield "Each command trains its cell alone: on a CPU without servers to the same adapter (SHA-256 of its weights)."
-    yield ""
+    what = "Each command trains its cell alone: on a CPU without servers to the same adapter (SHA-256 of its weights)."
+    yield from ("## Cells", "", what, "")
     rows = [["cell", "", "score", "adapter", "command"]]
     for row in result.rows:
         score = f"{100 * row.score:.1f}" if row.score is not None else row.status
