@@ -44,15 +44,13 @@ CODE = re.compile(r" \[PRL2\d\d\]$")
 
 
 @pytest.fixture
-def mistakes(capsys):
-    """What the command line prints for ``perl train``, a line a problem; the recipe's lines start at 2."""
+def refused(capsys):
+    """What the command line prints for a command that is a mistake, a line a problem."""
 
-    def run_train(*arguments, recipe=None):
-        if recipe is not None:
-            Path("recipe.yaml").write_text(f"extends: sound.yaml\n{recipe}", encoding="utf-8")
-            arguments = ("recipe.yaml", *arguments)
-        assert run(["train", *arguments], "perl") == EXIT_USER_MISTAKE == 2
+    def run_command(*arguments):
+        code = run(list(arguments), "perl")
         printed = capsys.readouterr()
+        assert code == EXIT_USER_MISTAKE == 2, printed
         lines = printed.err.splitlines()
         assert printed.out == ""
         assert lines
@@ -60,6 +58,19 @@ def mistakes(capsys):
         assert "Traceback" not in printed.err
         assert all(CODE.search(line) for line in lines), lines
         return [CODE.sub("", line.removeprefix("error: ")) for line in lines]
+
+    return run_command
+
+
+@pytest.fixture
+def mistakes(refused):
+    """The same of ``perl train``; the recipe's lines start at 2."""
+
+    def run_train(*arguments, recipe=None):
+        if recipe is not None:
+            Path("recipe.yaml").write_text(f"extends: sound.yaml\n{recipe}", encoding="utf-8")
+            arguments = ("recipe.yaml", *arguments)
+        return refused("train", *arguments)
 
     return run_train
 

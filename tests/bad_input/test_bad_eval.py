@@ -4,18 +4,15 @@ The base has no weights: a mistake that is found only after loading them would n
 """
 
 import json
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from perl.cli.commands import run
-from perl.errors import EXIT_USER_MISTAKE
 from perl.sandbox import BASE_FOLDER
 from tests.saved_adapters import save_adapter
 
-CODE = re.compile(r" \[PRL2\d\d\]$")
 TASK = ("--tasks", "sandbox:addition")
 WEIGHTLESS = ("--adapter", "lora", "--base", "weightless", *TASK)
 
@@ -33,18 +30,12 @@ def lora(saved):
 
 
 @pytest.fixture
-def evaluate(capsys):
+def evaluate(refused):
     """What the command line prints for ``perl eval``, one line."""
 
     def evaluate(*arguments):
-        code = run(["eval", *arguments], "perl")
-        printed = capsys.readouterr()
-        assert code == EXIT_USER_MISTAKE == 2, printed
-        assert printed.out == ""
-        [line] = printed.err.splitlines()
-        assert line.startswith("error: ")
-        assert CODE.search(line)
-        return CODE.sub("", line.removeprefix("error: "))
+        [line] = refused("eval", *arguments)
+        return line
 
     return evaluate
 

@@ -94,7 +94,7 @@ def test_what_is_measured_takes_the_place_of_data_sheets(plan):
         (("--processes", "200"), ("train.prompts_per_step", "64 completions", "200", "at most 64 processes")),
         (("--gpu", "h1000"), ("--gpu", "h1000", "did you mean H100")),
         (("--completion-tokens", "100"), ("--completion-tokens", "1 to 64")),
-        (("--run", "nowhere"), ("nowhere", "not a run folder")),
+        (("--run", "nowhere"), ("nowhere", "no step of a run")),
         (("peft.method=loraa",), ("peft.method", "did you mean lora")),
     ],
 )

@@ -14,50 +14,38 @@ ROWS = ["12", "-3/4", "north", "\\frac{1}{", "first 3\n#### 1,234", "so it is \\
 REWARDS = """
 import asyncio
 
-
 def length(completions, **_):
     return [float(len(text)) for text in completions]
-
 
 def level(completions, solution, level, **_):
     return [float(level[i] == solution[i]) for i in range(len(completions))]
 
-
 def asks_for_more(completions, colour, **_):
     return [1.0] * len(completions)
-
 
 def strict(completions):
     return [1.0] * len(completions)
 
-
 def fails(completions, **_):
     raise RuntimeError("not today")
-
 
 def one(completions, **_):
     return [1.0] * len(completions)
 
-
 def backwards(completions, solution, **_):
     return [float(gold not in text) for gold, text in zip(solution, completions)]
-
 
 def nested(completions, **_):
     return [[1.0]] * len(completions)
 
-
 def box(completions, **_):
     return [float(text.split("boxed{")[1][0] == "1") for text in completions]
-
 
 def nothing(completions, **_):
     return [None] * len(completions)
 
-
 def chat(completions, prompts, **_):
     return [float(c[0]["role"] == "assistant" and p[0]["role"] == "system") for c, p in zip(completions, prompts)]
-
 
 async def slow(completions, **_):
     await asyncio.sleep(0)
@@ -172,15 +160,11 @@ def test_a_training_tries_custom_rewards_before_a_model_is_loaded(perl, monkeypa
     for file in BASE_FOLDER.iterdir():
         if file.suffix != ".safetensors":
             (weightless / file.name).write_bytes(file.read_bytes())
-    recipe = write_recipe(
-        ["12", "13"] * 8, model={"name": "weightless"}, rewards={"own:nested": 1}, train={"max_steps": 1}
-    )
-    said = perl("train", recipe)
+    sections = {"model": {"name": "weightless"}, "train": {"max_steps": 1}}
+    said = perl("train", write_recipe(["12", "13"] * 8, rewards={"own:nested": 1}, **sections))
     assert said.code == 2
     assert "rewards.own:nested: failed for all" in said.err
-    recipe = write_recipe(
-        ["12", "13"] * 8, model={"name": "weightless"}, rewards={"own:one": 1}, train={"max_steps": 1}
-    )
+    recipe = write_recipe(["12", "13"] * 8, rewards={"own:one": 1}, **sections)
     assert "own:one gives 1 to all" in perl("train", recipe, "--dry-run").err
 
 
@@ -240,10 +224,5 @@ def test_a_mistake_is_one_line(arguments, words, mistake):
     recipe, *further = arguments
     assert words in mistake("reward", "check", recipe, "data.train=rows.jsonl", *further)
     assert Path("rows.jsonl").read_text().count("\n") == 2
-    for wrong in (
-        ("try", "7"),
-        ("try", "7", "8", "--yaml"),
-        ("try", "7", "--jsn"),
-        ("check", "quickstart", "--n", "0"),
-    ):
-        mistake("reward", *wrong)
+    for wrong in ("try 7", "try 7 8 --yaml", "try 7 --jsn", "check quickstart --n 0"):
+        mistake("reward", *wrong.split())

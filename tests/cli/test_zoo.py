@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from perl.cli.main import run_commands
 from perl.evaluation.results import read_results
 from tests.hub.zoo_entry_runs import trained as trained_run
 from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
@@ -25,15 +24,9 @@ def zoo(tmp_path):
 
 
 @pytest.fixture
-def perl(capsys):
-    """Runs a command in this process: exit code, what it printed, what it complained of."""
-
-    def run(*arguments):
-        code = run_commands(["zoo", *map(str, arguments)], "perl")
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+def perl(perl):
+    """Its commands: exit code, what was printed, what was complained of."""
+    return lambda *arguments: perl("zoo", *map(str, arguments))
 
 
 def first_words(text):

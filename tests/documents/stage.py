@@ -25,10 +25,9 @@ RUNS: Mapping[str, str] = {
     "pissa": f"perl train quickstart --output runs/pissa peft.method=pissa {_SHORT}",
 }
 # A page whose reader comes from another one has that one's run.
-_OF_AN_EARLIER_PAGE: Mapping[str, tuple[str, ...]] = {
-    "recipes.md": ("quickstart",),
-    "troubleshooting.md": ("quickstart",),
-}
+_OF_AN_EARLIER_PAGE: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    ("recipes.md", "troubleshooting.md"), ("quickstart",)
+)
 _MADE = re.compile(r"--output runs/(\w+)|^perl train (\w+)(?: |$)(?!.*--(?:output|dry-run))", re.MULTILINE)
 _SUMS = [(12, 30), (45, 51), (7, 28), (60, 61)]
 _REWARDS = '''"""A reward of one's own."""
@@ -89,15 +88,8 @@ def ran(command: str, folder: Path, environment: Mapping[str, str], *, may_fail:
     Raises:
         AssertionError: It failed, and may not, or otherwise than with a message.
     """
-    done = subprocess.run(
-        ["/bin/bash", "-c", command],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(["/bin/bash", "-c", command], cwd=folder, env=environment, check=False, **pipes)
     assert done.returncode in ((0, 1, 2) if may_fail else (0,)), f"{command}\n{done.stdout}"
     assert "Traceback" not in done.stdout, done.stdout
     return done.stdout

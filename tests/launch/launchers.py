@@ -104,19 +104,11 @@ def run_warm(command: list[str], folder: Path) -> tuple[int, str]:
 
 def of_srun(rank: int, port: int, size: int = 2) -> dict[str, str]:
     """What srun tells a process of a step of so many tasks on one node."""
-    return {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_NTASKS": str(size),
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-        "SLURM_NODEID": "0",
-        "SLURM_NNODES": "1",
-        "SLURM_TASKS_PER_NODE": str(size),
-        "SLURM_STEP_NODELIST": "node07",
-        "MASTER_PORT": str(port),
+    numbers = {
+        **{"JOB_ID": 4711, "STEP_ID": 0, "STEP_NUM_TASKS": size, "NTASKS": size, "TASKS_PER_NODE": size},
+        **{"PROCID": rank, "LOCALID": rank, "NODEID": 0, "NNODES": 1, "STEP_NODELIST": "node07"},
     }
+    return {**{f"SLURM_{name}": str(value) for name, value in numbers.items()}, "MASTER_PORT": str(port)}
 
 
 def by_srun(

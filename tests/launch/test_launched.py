@@ -36,25 +36,14 @@ def adopted() -> dict[str, str]:
 
 def test_a_task_of_srun_has_the_variables_of_torch(monkeypatch):
     several = {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_STEP_ID": "2",
-        "SLURM_STEP_NUM_TASKS": "7",
-        "SLURM_NTASKS": "9",
-        "SLURM_PROCID": "6",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "3",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-        "SLURM_STEP_NODELIST": "gpu-[007-009,012]-ib,login",
+        **{"JOB_ID": "4711", "STEP_ID": "2", "STEP_NUM_TASKS": "7", "NTASKS": "9", "PROCID": "6", "LOCALID": "0"},
+        **{"NODEID": "3", "STEP_TASKS_PER_NODE": "2(x3),1", "STEP_NODELIST": "gpu-[007-009,012]-ib,login"},
     }
     for name, value in several.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(f"SLURM_{name}", value)
     assert adopted() == {
-        "RANK": "6",
-        "WORLD_SIZE": "7",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "gpu-007-ib",
-        "MASTER_PORT": str(15_000 + (7 * 4711 + 2) % 15_000),
+        **{"RANK": "6", "WORLD_SIZE": "7", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        **{"MASTER_ADDR": "gpu-007-ib", "MASTER_PORT": str(15_000 + (7 * 4711 + 2) % 15_000)},
     }
     assert (world_size(), rank()) == (7, 6)
 

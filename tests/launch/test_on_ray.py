@@ -22,12 +22,8 @@ STEPS = 8
 TWO = {
     "extends": "quickstart",
     "train": {
-        "max_steps": STEPS,
-        "save_steps": 1,
-        "save_total_limit": 2,
-        "prompts_per_step": 4,
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
+        **{"max_steps": STEPS, "save_steps": 1, "save_total_limit": 2},
+        **{"prompts_per_step": 4, "num_generations": 4, "per_device_train_batch_size": 8},
     },
     "rollout": {"max_completion_length": 32},
     "eval": {"enabled": False},

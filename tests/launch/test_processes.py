@@ -146,7 +146,6 @@ def test_a_mistake_is_told_once_with_its_exit_code(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly
 def test_tasks_of_srun_are_one_run_and_one_without_the_folder_is_named(tmp_path):
     apart = tmp_path / "apart", tmp_path / "elsewhere"
     for folder in apart:

@@ -15,11 +15,7 @@ RECIPE = {
     "model": {"name": "sandbox:base"},
     "data": {"train": "sandbox:addition"},
     "train": {
-        "prompts_per_step": 2,
-        "num_generations": 2,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "save_strategy": "no",
+        **{"prompts_per_step": 2, "num_generations": 2, "max_steps": 1, "learning_rate": 1e-3, "save_strategy": "no"},
         "entropy_weight": 0.1,  # a gradient, whatever completions this short are worth
     },
     "rollout": {"max_completion_length": 4},

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from perl.errors import RecipeError
-from perl.recipe.batch_plan import BatchPlan, plan_batch
+from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from tests.oracles.batch_plans import search
 
 PROMPTS = (None, 1, 2, 3, 4)
@@ -17,13 +17,7 @@ WORLD_SIZES = (1, 2, 3, 4, 8)
 
 
 def plan(prompts=None, generations=None, rows=None, passes=None, world_size=1):
-    return plan_batch(
-        prompts_per_step=prompts,
-        num_generations=generations,
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=passes,
-        world_size=world_size,
-    )
+    return plan_batch(**dict(zip(NUMBERS, (prompts, generations, rows, passes), strict=True)), world_size=world_size)
 
 
 def test_the_plan_is_the_one_that_a_search_finds():
@@ -107,14 +101,9 @@ def test_every_number_that_a_refusal_offers_fits_and_no_other_does():
         assert offered == searched == {n for n in range(least, 60) if int(divided) % n == 0}, numbers
         for candidate in range(least, 60):
             if candidate in offered:
-                assert getattr(plan(**{**numbers, changed: candidate}), FIELDS[changed]) == candidate
+                assert getattr(plan(**{**numbers, changed: candidate}), NUMBERS[PLACES[changed]]) == candidate
             elif found[candidate] is None:
                 mistake_of({**numbers, changed: candidate})
 
 
 PLACES = {"generations": 1, "rows": 2, "passes": 3}
-FIELDS = {
-    "generations": "num_generations",
-    "rows": "per_device_train_batch_size",
-    "passes": "gradient_accumulation_steps",
-}

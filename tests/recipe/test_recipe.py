@@ -79,11 +79,8 @@ def test_a_saved_recipe_is_the_same_recipe():
     for text in (*numbers, "2001-01-01", "a: b", "- a"):
         assert written_and_read(load_recipe({"model": {"revision": text}})).model.revision == text
     saved = yaml.safe_load(load_recipe({}).to_yaml())
-    assert set(saved) == {*SECTIONS, "rewards", "train"} - {
-        "teacher",
-        "alarms",
-        "prompts",
-    }  # which are saved where there is one
+    where_there_is_one = {"teacher", "alarms", "prompts"}
+    assert set(saved) == {*SECTIONS, "rewards", "train"} - where_there_is_one
     further = {"teacher": {"hint": "h"}, "alarms": {"stop": ["rewards_flat"]}, "prompts": {"memory": True}}
     further |= {"engine": {"name": "verl"}}  # whose own keys are saved with it alone
     saved |= yaml.safe_load(load_recipe(further).to_yaml())
@@ -94,29 +91,13 @@ def test_a_saved_recipe_is_the_same_recipe():
 def sample(name, hint):
     """A value that this training argument may have, other than null where there is one."""
     special = {
-        "loss_type": "dapo",
-        "scale_rewards": "batch",
-        "importance_sampling_level": "sequence",
-        "multi_objective_aggregation": "normalize_then_sum",
-        "advantage_estimator": "rloo",
-        "kl_estimator": "k1",
-        "dppo_divergence": "kl",
-        "prompts_per_step": 2,
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "peft_target_modules": ["q_proj"],
-        "top_p": 0.5,
-        "min_p": 0.5,
-        "peft_dropout": 0.5,
-        "quantization": "nf4",
-        "reference": "rolling:8",
-        "strategy": "fsdp2",
-        "rollout_backend": "vllm-server",
-        "rollout_sync": "merged",
-        "rollout_in_flight": "continue",
-        "rollout_servers": ["http://localhost:8000"],
-        "vllm_importance_sampling_mode": "token_mask",
+        **{"loss_type": "dapo", "scale_rewards": "batch", "importance_sampling_level": "sequence"},
+        **{"multi_objective_aggregation": "normalize_then_sum", "advantage_estimator": "rloo", "kl_estimator": "k1"},
+        **{"dppo_divergence": "kl", "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 8},
+        **{"gradient_accumulation_steps": 2, "peft_target_modules": ["q_proj"], "top_p": 0.5, "min_p": 0.5},
+        **{"peft_dropout": 0.5, "quantization": "nf4", "reference": "rolling:8", "strategy": "fsdp2"},
+        **{"rollout_backend": "vllm-server", "rollout_sync": "merged", "rollout_in_flight": "continue"},
+        **{"rollout_servers": ["http://localhost:8000"], "vllm_importance_sampling_mode": "token_mask"},
     }
     if name in special:
         return special[name]
@@ -140,17 +121,12 @@ def test_train_takes_every_field_of_the_trainers_arguments():
 
     hints = typing.get_type_hints(PeftRLConfig)
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}
-    homes |= {
-        "adapter": ("peft", "adapter"),
-        "quantization": ("model", "quantization"),
-        "strategy": ("engine", "strategy"),
-    }
+    homes |= {name: (section, name) for section, name in (("peft", "adapter"), ("model", "quantization"))}
+    homes |= {"strategy": ("engine", "strategy")}
     homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] in ("rollout", "teacher", "prompts")}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
     fields = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and not f.name.startswith("_")]
-    names = [
-        name for name in fields if name not in REFUSED and name != "algorithm"
-    ]  # tests/recipe/test_algorithm_name.py
+    names = [name for name in fields if name not in {*REFUSED, "algorithm"}]  # tests/recipe/test_algorithm_name.py
     assert {"adam_beta2", "mask_truncated_completions", "lr_scheduler_type", "peft_rank", "temperature"} <= set(names)
     for name in names:
         value = sample(name, hints[name])
@@ -244,9 +220,8 @@ eval: {enabled: maybe}
 
     def check(sections):
         assert "peft" not in sections  # it is not valid
-        return (
-            [(("model", "name"), Mistake("is unlucky", hint="take another"))] if sections["model"].name == "x13" else []
-        )
+        found = [(("model", "name"), Mistake("is unlucky", hint="take another"))]
+        return found if sections["model"].name == "x13" else []
 
     lines = lines_of("model:\n  name: x13\npeft: {rnak: 1}\n", checks=[check])
     assert lines == [
@@ -335,12 +310,8 @@ def test_null_drops_a_reward_of_the_extended_recipe_and_one_must_be_left():
 
 def test_a_batch_is_planned_from_the_numbers_that_are_given_for_all_processes(monkeypatch):
     """As a search over all plans finds it, whichever number is left out."""
-    numbers = {
-        "prompts_per_step": 4,
-        "num_generations": 8,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 8,
-    }
+    numbers = {"prompts_per_step": 4, "num_generations": 8}
+    numbers |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}
     for left_out, processes in (("prompts_per_step", 1), ("per_device_train_batch_size", 2)):
         monkeypatch.setenv("WORLD_SIZE", str(processes))
         given = {**numbers, left_out: None}

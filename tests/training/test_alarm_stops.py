@@ -10,13 +10,8 @@ from perl.run.folder import Run
 from perl.run.logs import read_log
 
 SMALL = [
-    "train.max_steps=3",
-    "train.prompts_per_step=2",
-    "train.num_generations=4",
-    "train.per_device_train_batch_size=4",
-    "train.learning_rate=1e-2",
-    "rollout.max_completion_length=24",
-    "eval.enabled=false",
+    *("train.max_steps=3", "train.prompts_per_step=2", "train.num_generations=4", "train.learning_rate=1e-2"),
+    *("train.per_device_train_batch_size=4", "rollout.max_completion_length=24", "eval.enabled=false"),
     "engine.threads=1",
 ]
 STOPS = [*SMALL, "alarms.stop=[learning_rate]"]

@@ -29,17 +29,9 @@ RANK = 4
 
 
 def config_of(kind: str = "qwen2", *, tied: bool = False, layers: int = 3):
-    return AutoConfig.for_model(
-        kind,
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=80,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-    )
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "max_position_embeddings": 256}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return AutoConfig.for_model(kind, **sizes, tie_word_embeddings=tied)
 
 
 def policy_of(config, method: str = "lora"):

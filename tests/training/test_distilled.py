@@ -140,10 +140,7 @@ LEARNING = {
     "rollout": {"max_completion_length": 64},
     "eval": {"limit": 128, "k": 1},
     "train": {
-        "max_steps": 10,
-        "prompts_per_step": 8,
-        "num_generations": 4,
-        "per_device_train_batch_size": 32,
+        **{"max_steps": 10, "prompts_per_step": 8, "num_generations": 4, "per_device_train_batch_size": 32},
         "learning_rate": 5e-3,
     },
 }

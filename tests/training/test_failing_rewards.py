@@ -143,16 +143,8 @@ def problems(count):
 
 
 def arguments(folder, **changes):
-    given = {
-        "prompts_per_step": 2,
-        "num_generations": 4,
-        "max_completion_length": 24,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
+    given = {"prompts_per_step": 2, "num_generations": 4, "max_completion_length": 24, "max_steps": 1}
+    given |= {"learning_rate": 1e-3, "report_to": [], "use_cpu": True, "disable_tqdm": True}
     return PeftRLConfig(str(folder), **given | changes)
 
 

@@ -15,13 +15,8 @@ import threading
 import pytest
 
 SMALL = (
-    "train",
-    "quickstart",
-    "train.max_steps=2",
-    "train.prompts_per_step=2",
-    "train.num_generations=2",
-    "train.per_device_train_batch_size=4",
-    "engine.threads=1",
+    *("train", "quickstart", "train.max_steps=2", "train.prompts_per_step=2", "train.num_generations=2"),
+    *("train.per_device_train_batch_size=4", "engine.threads=1"),
 )
 # The tests' own settings that make libraries quieter than they are to a person.
 SILENCERS = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
@@ -69,15 +64,9 @@ def run_at_a_terminal(folder, *arguments):
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", THREE_TIMES, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=terminal,
-            stderr=terminal,
-            cwd=folder,
-            env=as_a_person_would_see_it(),
-        )
-        returncode = process.wait()
+        command = [sys.executable, "-c", THREE_TIMES, *arguments]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": terminal, "stderr": terminal}
+        returncode = subprocess.Popen(command, cwd=folder, env=as_a_person_would_see_it(), **streams).wait()
     finally:
         os.close(terminal)
         watcher.join()

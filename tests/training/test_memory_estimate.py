@@ -40,13 +40,9 @@ BY_SEGMENT = Attention(kernel=False)  # as on a CPU
 def config_of(name: str):
     kind, layers, hidden, inner, heads, key_heads, vocabulary, _, further = SHAPES[name]
     sizes = {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 1024,
+        **{"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner},
+        **{"num_attention_heads": heads, "num_key_value_heads": key_heads},
+        **{"vocab_size": vocabulary, "max_position_embeddings": 1024},
     }
     return AutoConfig.for_model(kind, **sizes, **further)
 
@@ -134,17 +130,8 @@ def test_bytes_of_a_token_on_a_quantised_base_and_of_its_weights_are_those_that_
 
 
 QWEN2_1B5 = Decoder(
-    layers=28,
-    hidden=1536,
-    inner=8960,
-    queries=1536,
-    keys=256,
-    heads=12,
-    head_size=128,
-    vocabulary=151936,
-    tied=True,
-    normed_heads=False,
-    biases=1536 + 512,
+    **{"layers": 28, "hidden": 1536, "inner": 8960, "queries": 1536, "keys": 256, "heads": 12, "head_size": 128},
+    **{"vocabulary": 151936, "tied": True, "normed_heads": False, "biases": 1536 + 512},
 )
 
 

@@ -10,7 +10,6 @@ from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import Paper
 from perl.errors import RecipeError, RunFolderError
 from perl.recipe import load_recipe
-from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 
@@ -20,26 +19,10 @@ SHORT = {
     "eval": {"enabled": False},
     "engine": {"device": "cpu", "threads": 1},
     "train": {
-        "max_steps": 2,
-        "prompts_per_step": 2,
-        "num_generations": 8,
-        "per_device_train_batch_size": 16,
+        **{"max_steps": 2, "prompts_per_step": 2, "num_generations": 8, "per_device_train_batch_size": 16},
         "num_iterations": 2,
     },
 }
-
-
-@pytest.fixture
-def trainers(monkeypatch):
-    made = []
-    original = PeftGRPOTrainer.__init__
-
-    def noted(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        made.append(self)
-
-    monkeypatch.setattr(PeftGRPOTrainer, "__init__", noted)
-    return made
 
 
 def test_a_training_by_name_has_the_rows_arguments_and_is_recorded_and_resumed(tmp_path, trainers):

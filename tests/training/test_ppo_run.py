@@ -15,7 +15,6 @@ from perl.hub.card.public_recipe import public_recipe
 from perl.policy.critic import Critic
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
-from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.forecast_text import plan_lines
 from perl.training.stages import prepare, read_recipe
 
@@ -26,19 +25,6 @@ SHORT = {
     "engine": {"device": "cpu", "threads": 1},
     "train": {"max_steps": 3, "prompts_per_step": 4, "num_generations": 2, "per_device_train_batch_size": 8},
 }
-
-
-@pytest.fixture
-def trainers(monkeypatch):
-    made = []
-    original = PeftGRPOTrainer.__init__
-
-    def noted(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        made.append(self)
-
-    monkeypatch.setattr(PeftGRPOTrainer, "__init__", noted)
-    return made
 
 
 @pytest.mark.nightly

@@ -140,9 +140,8 @@ def test_every_other_recipe_is_planned_too(tmp_path, monkeypatch):
 
 
 def assert_planned(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "perl.recipe.rollout_section.Capabilities.installed", property(lambda _: True)
-    )  # vLLM is not here
+    installed = "perl.recipe.rollout_section.Capabilities.installed"
+    monkeypatch.setattr(installed, property(lambda _: True))  # vLLM is not here
     recipe, base = read_recipe(name), []
     if not is_sandbox(recipe.model.name):
         small(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
@@ -176,13 +175,8 @@ def test_it_trains_a_step_of_the_tiny_model_with_its_own_rewards(name, tmp_path,
     overrides = [
         *("model.name=sandbox:base", "model.dtype=auto", "data.system_prompt=null", "rewards.lively:score=1.0"),
         *(f"rewards.{reward}.weight={setting.weight}" for reward, setting in recipe.rewards.items()),
-        *(
-            "rollout.backend=transformers",
-            "rollout.servers=[]",
-            "rollout.prefetch=0",
-            "rollout.max_completion_length=8",
-        ),
-        "rollout.temperature=3",  # so that completions differ
+        *("rollout.backend=transformers", "rollout.servers=[]", "rollout.prefetch=0"),
+        *("rollout.max_completion_length=8", "rollout.temperature=3"),  # so that completions differ
         *("engine.processes=null", "engine.strategy=ddp", "engine.device=cpu", "engine.threads=1"),
         *(f"train.max_steps={steps}", "train.warmup_steps=0", "train.prompts_per_step=2", "train.save_strategy=no"),
         *(f"train.per_device_train_batch_size={rows}", f"train.output_dir={tmp_path / 'out'}", "eval.enabled=false"),

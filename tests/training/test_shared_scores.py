@@ -19,12 +19,8 @@ RECIPE = {
     "rewards": {"accuracy": 1.0},
     "rollout": {"max_completion_length": 16},
     "train": {
-        "max_steps": 2,
-        "prompts_per_step": 2,
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 5e-3,
-        "save_steps": 1,
+        **{"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 4},
+        **{"learning_rate": 5e-3, "save_steps": 1},
     },
     "eval": {
         "tasks": [{"name": "sandbox:chain", "limit": None}],

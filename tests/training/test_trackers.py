@@ -133,13 +133,9 @@ def test_trackers_send_their_makers_nothing_unless_the_user_says_so(monkeypatch)
 
 
 def test_trackers_are_shown_arguments_without_secrets(tmp_path):
-    args = PeftRLConfig(
-        str(tmp_path),
-        use_cpu=True,
-        report_to=[],
-        vllm_server_base_url="http://user:password@host:8000",
-        model_init_kwargs={"token": "hf_" + "a1B2c3D4" * 4, "revision": "main"},
-    )
+    secret = {"vllm_server_base_url": "http://user:password@host:8000"}
+    secret |= {"model_init_kwargs": {"token": "hf_" + "a1B2c3D4" * 4, "revision": "main"}}
+    args = PeftRLConfig(str(tmp_path), use_cpu=True, report_to=[], **secret)
     shown = args.to_dict()
     assert "password" not in json.dumps(shown, default=str)
     assert shown["model_init_kwargs"] == {"token": "***", "revision": "main"}
