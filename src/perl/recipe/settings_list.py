@@ -108,17 +108,14 @@ def _all_settings() -> Iterator[Setting]:
     }
     for section, model in models.items():
         for key, field in model.model_fields.items():
-            yield Setting(f"{section}.{key}", _default_of(field), values_of(_whole(field)), field.description or "")
+            default = REQUIRED if field.is_required() else shown_value(field.default)
+            yield Setting(f"{section}.{key}", default, values_of(_whole(field)), field.description or "")
     elsewhere = {KEY, *FIELD_OF_SETTING.values()}
     for name, known in fields.items():
         if name not in REFUSED and name not in elsewhere:
             default = COMPUTED if known.computed else shown_value(known.default)
             text = " ".join(known.help.replace("%%", "%").split())
             yield Setting(f"train.{name}", default, values_of(train_annotation(name)), text)
-
-
-def _default_of(field: FieldInfo) -> str:
-    return REQUIRED if field.is_required() else shown_value(field.default)
 
 
 def _whole(field: FieldInfo) -> Any:  # noqa: ANN401 (a type)

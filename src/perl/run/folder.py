@@ -161,7 +161,11 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
     path = recipe.output_dir
     _make_folder(path)
     with held(path, in_use(path)):
-        run = _claim(path, recipe)
+        run = run_of(path, recipe)
+        if run is None:
+            run = _begin(path, recipe)
+        elif run.status != "done":
+            run.record(status="running", versions=installed_versions(quantization=recipe.model.quantization))
         with _kept_honest(run):
             yield run
 
@@ -257,16 +261,6 @@ def _make_folder(path: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise unwritable(path, error.strerror or str(error)) from None
-
-
-def _claim(path: Path, recipe: Recipe) -> Run:
-    """The folder as this recipe's, whose run begins or goes on in it."""
-    run = run_of(path, recipe)
-    if run is None:
-        return _begin(path, recipe)
-    if run.status != "done":
-        run.record(status="running", versions=installed_versions(quantization=recipe.model.quantization))
-    return run
 
 
 def run_of(path: Path, recipe: Recipe) -> Run | None:

@@ -246,8 +246,6 @@ def gather_files(folder: Path, processes: Processes) -> None:
     Raises:
         PerlError: One of them cannot read or write a file, or has ended.
     """
-    if processes.count == 1:
-        return
     with processes.failing_together():
         own = _files(folder)
     all_of_them = processes.collected(own)

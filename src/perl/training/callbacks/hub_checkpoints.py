@@ -135,12 +135,8 @@ class HubCheckpoints(RunCallback):
                     with alone(outbox):
                         self._wanted = send_checkpoints(outbox, self._wanted)
             except PerlError as error:
-                warn("PRL308", "checkpoints wait in %s for the next push: %s", self._place, error)
+                warn("PRL308", "checkpoints wait in %s for the next push: %s", outbox and outbox.path, error)
             except Exception:
-                logger.exception("checkpoints wait in %s for the next push", self._place)
+                logger.exception("checkpoints wait in %s for the next push", outbox and outbox.path)
             if ended:
                 return
-
-    @property
-    def _place(self) -> Path | None:
-        return None if self._outbox is None else self._outbox.path

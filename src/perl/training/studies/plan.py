@@ -145,9 +145,8 @@ def _score_mistakes(recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake
 
 
 def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
-    for steps in sorted({steps_of(recipe) for recipe in recipes} if file.halving is not None else ()):
-        if steps <= 0:
-            yield Mistake("needs a number of steps", layer.where(("halving",)), "overrides: {train.max_steps: 100}")
+    if file.halving is not None and any(steps_of(recipe) <= 0 for recipe in recipes):
+        yield Mistake("needs a number of steps", layer.where(("halving",)), "overrides: {train.max_steps: 100}")
 
 
 def steps_of(recipe: Recipe) -> int:
