@@ -76,12 +76,15 @@ def try_rewards(recipe: Recipe, problems: ProblemSet) -> list[RewardTrial]:
 def check_rewards_work(recipe: Recipe, problems: ProblemSet) -> None:
     """Refuses custom rewards that give no text a number, and warns of those that cannot tell right from wrong.
 
+    Rewards of weight 0 are not tried.
+
     Raises:
         RecipeError: With a line for each that always fails.
     """
-    if all(":" not in name for name in recipe.rewards):
+    counted = {name: setting for name, setting in recipe.rewards.items() if setting.weight}
+    if all(":" not in name for name in counted):
         return
-    trials = try_rewards(recipe, problems)
+    trials = try_rewards(replace(recipe, rewards=counted), problems)
     failed = [
         Mistake(one.problem, f"rewards.{one.name}", "`perl reward check` tries it") for one in trials if one.useless
     ]
@@ -223,7 +226,13 @@ def _judged(reward: Reward, called: Mapping[str, _Called]) -> RewardTrial:
         problem = f"failed for all texts that it was tried on: {newest}" if failed else "gives None to all texts"
     elif failed:
         problem = f"failed for {failed} of {count} texts: {newest}"
-    elif reward.failures is not None and len(set(every)) == 1 and len(every) == count and "wrong" in called:
+    elif (
+        reward.failures is not None
+        and reward.weight
+        and len(set(every)) == 1
+        and len(every) == count
+        and "wrong" in called
+    ):
         problem = f"gives {every[0]:g} to all {count} texts, right, wrong and empty ones"
     return RewardTrial(reward.name, means, problem=problem, useless=not every and bool(failed))
 
