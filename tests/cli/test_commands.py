@@ -146,7 +146,19 @@ def test_a_dry_run_prints_a_recipe_that_loads_again_and_the_plan_and_starts_noth
     (tmp_path / "printed.yaml").write_text(text)
     assert load_recipe(tmp_path / "printed.yaml").as_dict() == asked.as_dict()
     plan = dict(line[2:].split(maxsplit=1) for line in text.splitlines() if line.startswith("# "))
-    planned = ["model", "adapter", "algorithm", "trained", "data", "tokens", "rewards", "batch", "steps", "output"]
+    planned = [
+        "model",
+        "adapter",
+        "algorithm",
+        "trained",
+        "data",
+        "prompt",
+        "tokens",
+        "rewards",
+        "batch",
+        "steps",
+        "output",
+    ]
     assert list(plan) == [*planned, "needs", "time"]
     assert plan["adapter"].startswith("lora (rank 4, ")
     settings = shown_settings(ALGORITHMS["gspo"].settings)

@@ -5,8 +5,10 @@ The disk is full for this process: the system refuses each file beyond a number 
 
 import errno
 import hashlib
+import os
 import resource
 import shutil
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -22,12 +24,16 @@ from perl.run.logs import append_row
 
 @contextmanager
 def full_beyond(number):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """Python itself would leave compiled modules cut short: none are written meanwhile, here and in workers."""
+    before, written = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     resource.setrlimit(resource.RLIMIT_FSIZE, (number, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = written
+        os.environ.pop("PYTHONDONTWRITEBYTECODE")
 
 
 @pytest.mark.parametrize(

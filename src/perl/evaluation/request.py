@@ -331,7 +331,12 @@ def _device(settings: EvalSettings) -> torch.device:
 def check_pass_at(pass_at: Sequence[int], k: int) -> None:
     """Refuses a pass@n of more completions than there are of a problem, or of none."""
     wrong = [n for n in pass_at if not 1 <= n <= k]
-    raise_all(PerlError, [Mistake(f"there is no pass@{n} of {k} completions", "--pass-at", f"1 to {k}") for n in wrong])
+    hints = (f"1 to {k}, or draw more with --k {n}" if n > 0 else f"1 to {k}" for n in wrong)
+    mistakes = [
+        Mistake(f"there is no pass@{n} of {k} completions", "--pass-at", hint)
+        for n, hint in zip(wrong, hints, strict=True)
+    ]
+    raise_all(PerlError, mistakes)
 
 
 def generation_settings(section: ModelSection) -> Mapping[str, Any]:
