@@ -125,12 +125,12 @@ def _load(
         empty = [not (text or "").strip() for text in columns["solution"]]
         mistakes += empty_cells(empty, "answer", source.name, where)
         if answer in names:  # text under its own name too, whatever the file's format makes of it
-            columns[names.pop(answer)] = columns["solution"]
+            columns[names[answer]] = columns["solution"]
     raise_all(DataError, mistakes)
     rows = as_dataset(columns)
-    if names:
-        rows = beside(raw.select_columns(list(names)).rename_columns(names), rows)
-    return rows, version, _kept_names(raw.column_names, source)
+    if others := {column: name for column, name in names.items() if name not in columns}:
+        rows = beside(raw.select_columns(list(others)).rename_columns(others), rows)
+    return rows, version, names
 
 
 def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:

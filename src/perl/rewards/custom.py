@@ -152,7 +152,7 @@ def in_workers(
     def reward(**columns: Any) -> list[float | None]:  # noqa: ANN401
         rows = len(columns["completions"])
         sent = {key: value for key, value in columns.items() if key not in NOT_FOR_WORKERS}
-        items = [(path, dict(arguments), _row(sent, row, rows)) for row in range(rows)]
+        items = [(path, dict(arguments), row_of(sent, row, rows)) for row in range(rows)]
         try:
             outcomes = pool.map(items)
         except TypeError as error:
@@ -255,7 +255,7 @@ async def _scored(
         return batch.values
     calls = [batch]
     if rows > 1:
-        calls = [await call(_row(arguments, row, rows), 1) for row in range(rows)]
+        calls = [await call(row_of(arguments, row, rows), 1) for row in range(rows)]
     faults = {row: made.fault for row, made in enumerate(calls) if made.fault}
     if not faults:
         warn("PRL334", "reward %s: a batch failed, its samples one by one did not: %s", failures.name, batch.fault)
@@ -313,7 +313,7 @@ def shown_prompt(prompt: Any) -> str:  # noqa: ANN401 (text or chat messages)
     return " ".join(str(prompt).split())[:SHOWN_PROMPT]
 
 
-def _row(arguments: Arguments, row: int, rows: int) -> dict[str, Any]:
+def row_of(arguments: Arguments, row: int, rows: int) -> dict[str, Any]:
     """A batch of one sample: what holds a value for each sample is cut, all else is left."""
     return {
         name: value[row : row + 1] if isinstance(value, list | tuple) and len(value) == rows else value

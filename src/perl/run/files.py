@@ -92,8 +92,8 @@ def file_access_error(error: BaseException) -> FileAccessError | None:
     number = _error_number(error)
     if number is None:
         return None if error.__cause__ is None else file_access_error(error.__cause__)
-    named = getattr(error, "filename", None)
-    where = os.fsdecode(named) if isinstance(named, str | bytes) else "a file"
+    file = getattr(error, "filename", None)
+    where = os.fsdecode(file) if isinstance(file, str | bytes) else "a file"
     reason = (isinstance(error, OSError) and error.strerror) or os.strerror(number)
     if not reason.startswith(_WRITING):
         reason = (_WRITING if number in {*_FULL, errno.EROFS} else "cannot be read or written: ") + reason

@@ -308,12 +308,12 @@ def means_of(metrics: dict[str, list[float]], prefix: str) -> dict[str, float | 
         metrics: As :meth:`GroupRewards.counting_rows` leaves them.
         prefix: ``eval``, or that with the name of one of several sets.
     """
-    least = {"min_length": min, "min_terminated_length": min, "max_length": max, "max_terminated_length": max}
+    ends = {"min_length": min, "min_terminated_length": min, "max_length": max, "max_terminated_length": max}
     found = {}
     for name, values in metrics.items():
         valid = [value for value in values if not math.isnan(value)]
-        of = least.get(name.rpartition("/")[2], statistics.fmean)
-        found[f"{prefix}_{name}"] = of(valid) if valid else None
+        summary = ends.get(name.rpartition("/")[2], statistics.fmean)
+        found[f"{prefix}_{name}"] = summary(valid) if valid else None
     metrics.clear()
     return found
 

@@ -8,6 +8,7 @@ Custom rewards are called in a worker process, so that one that hangs is stopped
 import asyncio
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,7 @@ from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import RewardSetting
 from perl.rewards import Reward, resolve_rewards
 from perl.rewards.answers import gold_answer
-from perl.rewards.custom import Failures, unsendable
+from perl.rewards.custom import Failures, row_of, unsendable
 from perl.rewards.named import MADE_REWARDS
 from perl.rewards.resolve import GOLD, by_own_names
 from perl.rewards.workers.pool import WorkerPool
@@ -32,6 +33,7 @@ RIGHT = ("boxed", "sentence", "tagged")
 """Kinds of texts that hold the gold answer; a reward may ask for one form and give nothing to the others."""
 # A worker's time for a text, where the recipe sets none: in training the function may take as long as it likes.
 _TIMEOUT_SECONDS = 60.0
+_OF_A_GPU = re.compile(r"cuda|nvidia|gpu|accelerator", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class RewardTrial:
             are no gold answers. Empty if it was skipped or always failed.
         skipped: Why it was not called.
         problem: What is wrong with it.
-        useless: Whether no text got a number.
+        useless: Whether no text got a number, by a failure that training would meet too: there nothing limits the time
+            of a call, and a GPU may be at hand, which a worker lacks.
     """
 
     name: str
@@ -112,9 +115,8 @@ def _tried(reward: Reward, setting: RewardSetting, rows: Dataset, own_names: Map
         if reward.failures is None:
             called = {kind: _Called(_values(reward, _of(given, one))) for kind, one in texts.items()}
         else:
-            called = _in_a_worker(
-                reward.name, setting, own_names, {kind: _of(given, one) for kind, one in texts.items()}
-            )
+            arguments = {kind: _of(given, one) for kind, one in texts.items()}
+            called = _in_a_worker(reward.name, setting, own_names, arguments)
     except (PerlError, ValueError, TypeError) as error:  # a column of the data that holds something else
         return RewardTrial(reward.name, problem=f"failed: {error}", useless=True)
     return _judged(reward, called)
@@ -174,7 +176,7 @@ def _in_a_worker(
     )
     found: dict[str, _Called] = {}
     try:
-        for kind, every in (("one text", _row(next(iter(arguments.values())), 0)), *arguments.items()):
+        for kind, every in (("one text", _alone(next(iter(arguments.values())))[0]), *arguments.items()):
             [outcome] = pool.map([(name, alone, dict(own_names), every, setting.workers is not None)])
             count = len(every["completions"])
             if outcome.status == "done":
@@ -197,13 +199,15 @@ def call_in_worker(item: tuple[str, dict[str, Any], dict[str, str], dict[str, An
     [reward] = resolve_rewards({name: RewardSetting.model_validate(setting)}, RolloutSection(), own_names)
     failures = reward.failures or Failures(name, 0)
     failures.lines = 0
-    calls = [_row(arguments, row) for row in range(len(arguments["completions"]))] if singly else [arguments]
+    calls = _alone(arguments) if singly else [arguments]
     values = [value for call in calls for value in _values(reward, call)]
     return [values, failures.count, failures.newest.removeprefix(f"reward {failures.name}: ")]
 
 
-def _row(arguments: Mapping[str, Any], row: int) -> dict[str, Any]:
-    return {name: column[row : row + 1] for name, column in arguments.items()}
+def _alone(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The arguments of a call with each text alone."""
+    rows = len(arguments["completions"])
+    return [row_of(arguments, row, rows) for row in range(rows)]
 
 
 @dataclass(frozen=True)
@@ -226,15 +230,15 @@ def _judged(reward: Reward, called: Mapping[str, _Called]) -> RewardTrial:
         problem = f"failed for all texts that it was tried on: {newest}" if failed else "gives None to all texts"
     elif failed:
         problem = f"failed for {failed} of {count} texts: {newest}"
-    elif (
-        reward.failures is not None
-        and reward.weight
-        and len(set(every)) == 1
-        and len(every) == count
-        and "wrong" in called
-    ):
+    elif reward.failures is not None and reward.weight and len(every) == count and _all_alike(called):
         problem = f"gives {every[0]:g} to all {count} texts, right, wrong and empty ones"
-    return RewardTrial(reward.name, means, problem=problem, useless=not every and bool(failed))
+    useless = not every and bool(failed) and not newest.startswith("timeout") and not _OF_A_GPU.search(newest)
+    return RewardTrial(reward.name, means, problem=problem, useless=useless)
+
+
+def _all_alike(called: Mapping[str, _Called]) -> bool:
+    """Whether right texts, wrong ones and empty ones all got the same."""
+    return "wrong" in called and len({value for one in called.values() for value in one.values}) == 1
 
 
 def _problem_of_sum(rewards: Sequence[Reward], trials: Sequence[RewardTrial]) -> str:
