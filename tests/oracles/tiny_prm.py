@@ -7,10 +7,9 @@ import string
 from pathlib import Path
 
 import torch
+from sandbox_models import make_tokenizer
 from tokenizers import Tokenizer, models, normalizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification, PreTrainedTokenizerFast
-
-from perl.sandbox.pretrain import make_tokenizer
 
 TAG = "ки"
 CONTEXT = 256

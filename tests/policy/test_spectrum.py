@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from perl.policy.attach import continue_adapter, without_harmless_warnings
 from perl.policy.model import load_base
 from perl.policy.saved.adapter import find_adapter
-from perl.policy.spectrum import BINS, compare_updates, measure, pool, updates_of_adapter
+from perl.policy.spectrum import BINS, measure, pool, updates_of_adapter
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
 
@@ -55,23 +55,6 @@ def test_every_measure_is_what_dense_decompositions_give(shape, rank):
     for bins, values in ((found.left_bins, left / total), (found.right_bins, right / total)):
         np.testing.assert_allclose(bins, np.bincount(places, values), atol=1e-12)
     np.testing.assert_allclose(found.base_bins, np.bincount(places, S**2) / (S**2).sum(), atol=1e-12)
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-def test_two_updates_are_compared_by_cosine_and_angles_as_dense_decompositions_give_them(rank):
-    (_, one), (_, other) = random_pair((18, 45), 3), random_pair((18, 45), rank)
-    found = compare_updates("q_proj", one, other)
-    D, E = one.numpy(), other.numpy()
-    assert found.cosine == pytest.approx((D * E).sum() / np.linalg.norm(D) / np.linalg.norm(E), rel=1e-6)
-    k = found.directions
-    assert k == min(3, rank or 16)
-    (U, _, Vt), (U2, _, Vt2) = (np.linalg.svd(m, full_matrices=False) for m in (D, E))
-    assert found.overlap.left == pytest.approx((np.linalg.norm(U[:, :k].T @ U2[:, :k]) ** 2) / k, rel=1e-5)
-    assert found.overlap.right == pytest.approx((np.linalg.norm(Vt[:k] @ Vt2[:k].T) ** 2) / k, rel=1e-5)
-    assert (found.chance.left, found.chance.right) == pytest.approx((k / 18, k / 45))
-    same = compare_updates("q_proj", one, one)
-    assert (same.cosine, same.overlap.left, same.overlap.right) == pytest.approx((1.0, 1.0, 1.0))
-    assert compare_updates("q_proj", one, torch.zeros_like(one)).cosine is None
 
 
 def test_modules_are_pooled_as_blocks_of_one_update():

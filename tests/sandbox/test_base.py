@@ -6,11 +6,11 @@ import string
 import pytest
 import torch
 from safetensors.torch import load_file
+from sandbox_models import make_model, make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from perl.data import render_prompts
 from perl.sandbox import BASE_FOLDER, load_problems
-from perl.sandbox.pretrain import make_model, make_tokenizer
 from tests.completing import Drawing, complete
 
 LARGEST_WEIGHTS = 2_500_000

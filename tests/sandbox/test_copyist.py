@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sandbox_models import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from perl.data import render_prompts
 from perl.rewards import partial_answer_reward
 from perl.sandbox import BASE_FOLDER, COPYIST_NAME, load_problems, model_folder
-from perl.sandbox.pretrain import make_model
 from tests.completing import Drawing, complete
 
 FOLDER = model_folder(COPYIST_NAME)

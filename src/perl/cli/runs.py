@@ -121,7 +121,7 @@ _SPECTRUM = """\b
 Examples:
   perl spectrum runs/quickstart
   perl spectrum user/name --modules 'layers\\.(0|13|27)\\.' -o spectra/name
-  perl spectrum runs/lora --against runs/pissa --by layer
+  perl spectrum runs/lora --by layer
 """
 
 
@@ -129,9 +129,6 @@ Examples:
     "spectrum", epilog=_SPECTRUM, short_help="What a training changed, along the base's singular directions."
 )
 @click.argument("adapter", metavar="ADAPTER|RUN")
-@click.option(
-    "--against", metavar="ADAPTER", help="Another one on the same base: angles between the two, their cosine."
-)
 @click.option("--base", help="Hub id or folder [default: the one that the adapter names].")
 @click.option("--modules", metavar="REGEX", help="Only modules whose names hold this.")
 @click.option(
@@ -149,7 +146,6 @@ Examples:
 def spectrum_of(
     *,
     adapter: str,
-    against: str | None,
     base: str | None,
     modules: str | None,
     principal: float,
@@ -167,7 +163,7 @@ def spectrum_of(
     set_up_output(quiet=as_json)
     from perl.reports.spectrum import By, spectrum
 
-    found = spectrum(adapter, against, base=base, modules=modules, principal=principal)
+    found = spectrum(adapter, base=base, modules=modules, principal=principal)
     say(json.dumps(found.to_dict(), indent=2) if as_json else found.text(cast(By, by)))
     if output is not None:
         for file in found.save(output):

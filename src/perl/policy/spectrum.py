@@ -1,6 +1,6 @@
 """What training changed of each weight matrix, as numbers: its rank, the base's singular directions it lies along.
 
-adapted policy, or trained model and base -> weight and update of each module -> Spectrum, Agreement
+adapted policy, or trained model and base -> weight and update of each module -> Spectrum
 """
 
 import math
@@ -23,14 +23,10 @@ from perl.methods.delta import adapted_layers, closed_form, update_of
 
 BINS = 20
 """Parts of equal width that the singular directions are counted in, from the largest to the smallest."""
-MOST_DIRECTIONS = 16
-"""Of each of two updates that are compared, those with the largest singular values."""
 UNCHANGED = 1e-3
 """The eta of Zhu et al. 2025: below bfloat16's spacing, so that it means the same number after rounding."""
 # Singular values below this share of the largest have no directions that float64 products could tell.
 _NEGLIGIBLE = 1e-7
-# Of an update they are rounding of float32 factors.
-_NEGLIGIBLE_OF_UPDATE = 1e-5
 # Numbers of a matrix that are made float64 at once.
 _BLOCK = 1 << 24
 
@@ -96,26 +92,6 @@ class Spectrum:
     def size(self) -> float:
         """||Delta W||_F / ||W0||_F."""
         return self.norm / self.base_norm if self.base_norm else 0.0
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far two updates of a module are the same.
-
-    Attributes:
-        name: Of the module.
-        cosine: <Delta W 1, Delta W 2> / (||.||_F ||.||_F); None: one of them is zero.
-        directions: k, singular directions of each that are compared: of the lower rank, at most
-            :data:`MOST_DIRECTIONS`.
-        overlap: Mean of cos^2 of the principal angles between them: 1 for the same space.
-        chance: The same of random spaces: k over the size of the side.
-    """
-
-    name: str
-    cosine: float | None
-    directions: int
-    overlap: Sides
-    chance: Sides
 
 
 def updates_of_adapter(policy: PeftModel) -> tuple[dict[str, Update], list[str]]:
@@ -232,37 +208,6 @@ def unchanged_share(weight: torch.Tensor, update: torch.Tensor) -> float:
         w, new = old.bfloat16().double(), (old.double() + delta.double()).bfloat16().double()
         same += int(((new - w).abs() <= UNCHANGED * torch.maximum(w.abs(), new.abs())).sum())
     return same / weight.numel()
-
-
-@torch.no_grad()
-def compare_updates(name: str, one: torch.Tensor, other: torch.Tensor) -> Agreement:
-    """Compares two updates of one weight, of the same shape.
-
-    The principal angles are those of Bjorck and Golub 1973, cos theta_i = sigma_i(Q1^T Q2); their mean cos^2 is the
-    subspace similarity of LoRA (Hu et al. 2021, arXiv:2106.09685, eq. 4, with i = j = k).
-    """
-    first, second = (update.diag().double() if update.dim() == 1 else update.double() for update in (one, other))
-    norm = float(first.norm() * second.norm())
-    if norm == 0:
-        return Agreement(name, None, 0, Sides(0.0, 0.0), Sides(0.0, 0.0))
-    spaces = [_leading(first), _leading(second)]
-    k = min(space[0].shape[1] for space in spaces)
-    overlaps = [float((a[:, :k].T @ b[:, :k]).square().sum()) / k for a, b in zip(*spaces, strict=True)]
-    return Agreement(
-        name, float((first * second).sum()) / norm, k, Sides(*overlaps), Sides(*(k / size for size in first.shape))
-    )
-
-
-def _leading(update: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first singular vectors, (out, k) and (in, k), without those that are rounding."""
-    if update.shape[0] > update.shape[1]:
-        right, left = _leading(update.T)
-        return left, right
-    squares, vectors = _descending(update @ update.T)
-    S = squares[:MOST_DIRECTIONS].sqrt()
-    kept = int((_NEGLIGIBLE_OF_UPDATE * S[0] < S).sum())
-    left = vectors[:, :kept]
-    return left, update.T @ left / S[:kept]
 
 
 def pool(name: str, spectra: Sequence[Spectrum]) -> Spectrum:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from perl.errors import Mistake, did_you_mean, first_line, missing_extra
-from perl.recipe.server_address import without_credentials
+from perl.errors import Mistake, did_you_mean, missing_extra
 
 # The trackers' own usage statistics and error reports; a user who wants them sets these otherwise.
 _OWN_STATISTICS = {"mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"}, "wandb": {"WANDB_ERROR_REPORTING": "false"}}
@@ -239,24 +238,6 @@ def _mlflow(_: Mapping[str, Any]) -> Iterator[Mistake]:
         for package in _SQL:
             for mistake in missing_package("", package):
                 yield Mistake(f"{mistake.message} for its database", "", mistake.hint)
-        yield from _missing_driver(uri)
-
-
-def _missing_driver(uri: str) -> Iterator[Mistake]:
-    """The package by which SQLAlchemy reaches a database, if it is not installed."""
-    try:
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError:  # which is said already
-        return
-    try:
-        make_url(uri or "sqlite://").get_dialect().import_dbapi()
-    except ModuleNotFoundError as error:
-        yield Mistake(f"needs the package {error.name} for its database", "", f"pip install {error.name}")
-    except SQLAlchemyError as error:
-        yield Mistake(
-            f"cannot use MLFLOW_TRACKING_URI: {without_credentials(first_line(error))}", "", "another address"
-        )
 
 
 def _trackio(settings: Mapping[str, Any]) -> Iterator[Mistake]:

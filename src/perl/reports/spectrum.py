@@ -5,7 +5,6 @@ adapter or run, base -> SpectrumReport -> text, spectrum.json, spectrum.png
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,10 +19,8 @@ from perl.policy.attach import continue_adapter, own_method
 from perl.policy.model import load_base, public_name
 from perl.policy.spectrum import (
     BINS,
-    Agreement,
     Spectrum,
     Update,
-    compare_updates,
     measure,
     pool,
     pool_by,
@@ -44,7 +41,6 @@ _COLUMNS = (
     *("", "modules", "size", "stable rank", "unchanged", "energy out", "in", "chance", "base"),
     *("angle out", "in", "shift"),
 )
-_AGAINST = ("", "modules", "cosine", "directions", "overlap out", "chance", "overlap in", "chance")
 _INK, _GREY, _BASE = "#333333", "#8a929a", "#c8641e"
 # Energies below this share of what chance would have are drawn as this.
 _FLOOR = 1e-4
@@ -75,8 +71,6 @@ class SpectrumReport:
         principal: Share of the singular directions that count as principal.
         modules: A spectrum each, in the model's order.
         left_out: What was trained and is no matrix of a module.
-        against: What it is compared with; None: nothing.
-        agreements: Of each module that both changed.
     """
 
     adapter: str
@@ -85,8 +79,6 @@ class SpectrumReport:
     principal: float
     modules: tuple[Spectrum, ...]
     left_out: tuple[str, ...] = ()
-    against: str | None = None
-    agreements: tuple[Agreement, ...] = ()
 
     @property
     def pooled(self) -> Spectrum:
@@ -99,14 +91,11 @@ class SpectrumReport:
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, as plain values for JSON."""
-        found = {
+        return {
             **{"version": 1, "adapter": self.adapter, "method": self.method, "base": self.base},
             **{"principal": self.principal, "left_out": list(self.left_out), "pooled": _values(self.pooled)},
             **{f"{by}s": [_values(row) for row in self.rows(by)] for by in _KEYS},
         }
-        if self.against is not None:
-            found["against"] = {"adapter": self.against, "modules": [asdict(one) for one in self.agreements]}
-        return found
 
     def save(self, folder: str | Path) -> list[Path]:
         """Writes ``spectrum.json`` and ``spectrum.png`` into a folder, which is made if it is absent.
@@ -122,7 +111,7 @@ class SpectrumReport:
         return [place / "spectrum.json", _draw(self, place / "spectrum.png")]
 
     def text(self, by: By = "kind") -> str:
-        """A table with a row for each kind, layer or module and one for all, and the comparison where there is one."""
+        """A table with a row for each kind, layer or module and one for all."""
         share, rows = f"{100 * self.principal:g} %", self.rows(by)
         heading = (
             f"{plain(self.adapter)} ({plain(self.method)}) on {plain(self.base)}: {len(self.modules)} modules, "
@@ -132,13 +121,6 @@ class SpectrumReport:
         lines = [heading, *plain_table(shown)]
         if self.left_out:
             lines.append(f"left out: {_some(self.left_out)}")
-        if self.against is not None:
-            groups: dict[str, list[Agreement]] = {}
-            for one in self.agreements:
-                groups.setdefault(_KEYS[by](one.name), []).append(one)
-            groups |= {"all": list(self.agreements)} if len(groups) > 1 else {}
-            table = plain_table([_AGAINST, *(_against_row(name, group) for name, group in groups.items())])
-            lines += ["", f"against {plain(self.against)}", *table]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -152,7 +134,6 @@ class SpectrumReport:
 
 def spectrum(
     adapter: str | Path,
-    against: str | Path | None = None,
     *,
     base: str | None = None,
     modules: str | None = None,
@@ -163,7 +144,6 @@ def spectrum(
     Args:
         adapter: A run folder, a checkpoint or an adapter's folder, a Hub id with an optional ``@revision``, or
             ``zoo:NAME``; a run of method ``full`` too.
-        against: Another one on the same base, whose updates are compared with these.
         base: Hub id or folder; None: the one that the adapter names.
         modules: Regular expression that modules' names must hold; None: all that were changed.
         principal: Share of the singular directions that count as principal, above 0 and below 1.
@@ -177,34 +157,23 @@ def spectrum(
         chosen = re.compile(modules or "")
     except (re.error, OverflowError, RecursionError) as error:
         raise RecipeError(f"{modules!r} is not a regular expression: {error}", "--modules") from None
-    subject, other = _found(adapter, base), None if against is None else _found(against, base)
+    subject = _found(adapter, base)
     name = public_name(subject.base.name, None)[0]
-    if other is not None and (there := public_name(other.base.name, None)[0]) != name:
-        raise ModelError(f"{other.name} was made for {there}, {subject.name} for {name}", "--against")
     try:
         updates, left_out = _updates(subject)
-        compared = {} if other is None else _updates(other)[0]
     except PerlError as error:
         raise error.moved(lambda where: "" if where == "peft.adapter" else where) from error
     names = [one for one in updates if chosen.search(one)]
     if not names:
         hint = f"there are: {_some(sorted({kind_of(one) for one in updates}))}; as {next(iter(updates))}"
         raise RecipeError(f"{modules!r} fits no changed module", "--modules", hint)
-    if other is not None and not compared.keys() & set(names):
-        raise ModelError(f"{adapter} and {against} change no module in common", "--against")
-    spectra, agreements = list[Spectrum](), list[Agreement]()
+    spectra = list[Spectrum]()
     with progress(len(names), "decomposing", unit="modules") as state:
         for one in names:
-            weight, update = updates[one]()
-            spectra.append(measure(one, weight, update, principal))
-            if one in compared:
-                agreements.append(compare_updates(one, update, compared[one]()[1]))
+            spectra.append(measure(one, *updates[one](), principal))
             state.update()
     method = "full" if subject.adapter is None else own_method(subject.adapter).name
-    beside = None if other is None else other.name
-    return SpectrumReport(
-        subject.name, method, name, principal, tuple(spectra), tuple(left_out), beside, tuple(agreements)
-    )
+    return SpectrumReport(subject.name, method, name, principal, tuple(spectra), tuple(left_out))
 
 
 def _found(name: str | Path, base: str | None) -> Subject:
@@ -252,18 +221,6 @@ def _row(row: Spectrum) -> tuple[str, ...]:
         *(f"{angle:.2f}" for angle in (row.angle.left, row.angle.right)),
         f"{row.shift:.1e}",
     )
-
-
-def _against_row(name: str, group: Sequence[Agreement]) -> tuple[str, ...]:
-    known = [
-        (one.cosine, one.directions, one.overlap.left, one.chance.left, one.overlap.right, one.chance.right)
-        for one in group
-        if one.cosine is not None
-    ]
-    if not known:
-        return (name, str(len(group)), *(["-"] * (len(_AGAINST) - 2)))
-    cosine, directions, *shares = map(statistics.fmean, zip(*known, strict=True))
-    return (name, str(len(group)), f"{cosine:+.3f}", f"{directions:.0f}", *map(percent, shares))
 
 
 def _draw(report: SpectrumReport, file: Path) -> Path:

@@ -2,7 +2,7 @@
 
 what a model practises -> config, tokenizer and weights of ``sandbox:base`` or ``sandbox:copyist``
 
-Run it as ``python -m perl.sandbox.pretrain --model copyist --output DIR``. ``base`` imitates a careful and a sloppy
+Run it as ``python benchmarks/sandbox_models.py --model copyist --output DIR``. ``base`` imitates a careful and a sloppy
 style of arithmetic, so that a reward has something to choose between. ``copyist`` writes what it is shown in a box,
 copied or in an open code, and guesses where a secret code is asked for, so that a reward has something to teach.
 """
@@ -188,7 +188,7 @@ def pretrain(name: str, steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, Pr
         optimizer.zero_grad()
         if step % 100 == 0:
             seconds = time.perf_counter() - started
-            print(f"step {step}/{steps}  loss {loss.item():.4f}  {seconds:.0f} s", flush=True)  # noqa: T201
+            print(f"step {step}/{steps}  loss {loss.item():.4f}  {seconds:.0f} s", flush=True)
     return model.eval(), tokenizer
 
 
