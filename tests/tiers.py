@@ -13,14 +13,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 QUICK = (
     *("algorithms", "laws", "recipe", "rewards/verifier", "sandbox"),
-    *(
-        "test_architecture.py",
-        "test_data.py",
-        "test_intervals.py",
-        "test_numeric_share.py",
-        "test_tiers.py",
-        "test_types.py",
-    ),
+    *(f"test_{name}.py" for name in ("architecture", "data", "intervals", "tiers", "types")),
     *(
         "cli/test_visible_output.py",
         "launch/test_launched.py",

@@ -24,7 +24,6 @@ from tests.saved_adapters import clean_base, save_adapter
 
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 HUGE = 10**9
-EVIL_PATTERN = r"([\w.]+)+!"
 
 
 @pytest.fixture(scope="module")
@@ -194,18 +193,6 @@ def test_an_absurd_rank_is_refused_before_anything_is_built(sound):
         ).groups()
         assert int(asked.replace(",", "")) in (HUGE, -1)
         assert int(side) == largest
-
-
-def test_a_pattern_that_backtracks_without_end_is_stopped_and_named(spoilt, monkeypatch):
-    monkeypatch.setattr("perl.policy.saved.config.SECONDS", 1.0)
-    settings = (
-        {"target_modules": EVIL_PATTERN},
-        {"rank_pattern": {EVIL_PATTERN: 4}},
-        {"layers_pattern": [EVIL_PATTERN], "layers_to_transform": [0]},
-    )
-    for changes in settings:
-        (line,) = spoilt([partial(with_config, **changes)])
-        assert line.startswith(f"peft.adapter: the pattern {EVIL_PATTERN!r} in its config does not end within 1 s")
 
 
 HEADERS = (

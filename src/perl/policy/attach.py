@@ -74,7 +74,7 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     # What is a file's or another process's own, where the config was read from one.
     config.inference_mode, config.base_model_name_or_path, config.auto_mapping = False, None, None
     check_task(config)
-    _check_saved(model, config)
+    _check_saved(config)
     check_config(model, config)
     check_targets(model, config)
     left_out = leave_out_unreached(model, config)
@@ -117,7 +117,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         ModelError: The adapter was made for another base.
     """
     adaptation = adaptation or Adaptation(own_method(saved), saved.config)
-    check_patterns(saved.config, [name for name, _ in model.named_modules()], "peft.adapter")
+    check_patterns(saved.config, "peft.adapter")
     if model.device.type != "meta":
         _check_base(model, saved)
     check_start_is_known(saved)
@@ -136,14 +136,14 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     return policy
 
 
-def _check_saved(model: nn.Module, config: PeftConfig) -> None:
+def _check_saved(config: PeftConfig) -> None:
     """Refuses a config that nobody could read once the adapter is saved."""
     facts = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
     try:
         check_facts(facts)
     except ValueError as error:
         raise ModelError(str(error).removeprefix(f"{CONFIG}: "), "peft.kwargs", "leave it out") from error
-    check_patterns(config, [name for name, _ in model.named_modules()], "peft.kwargs")
+    check_patterns(config, "peft.kwargs")
 
 
 def check_start_is_known(saved: SavedAdapter) -> None:
