@@ -111,13 +111,15 @@ class Server:
             return None
 
 
-def start_command(port: int, prefetch: int = 1) -> tuple[dict[str, str], list[str]]:
-    """Environment and arguments that ``perl rollout command`` prints for the quickstart, sampled so far ahead."""
+def start_command(
+    port: int, settings: Sequence[str] = ("rollout.prefetch=1",), environment: Path = ENVIRONMENT
+) -> tuple[dict[str, str], list[str]]:
+    """Variables and arguments that ``perl rollout command`` prints for the quickstart with such settings."""
     program = [sys.executable, "-m", "perl", "rollout", "command", "quickstart", "rollout.backend=vllm-server"]
     asked = [
         *program,
         f"rollout.servers=[http://localhost:{port}]",
-        f"rollout.prefetch={prefetch}",
+        *settings,
         "--port",
         str(port),
     ]
@@ -127,7 +129,7 @@ def start_command(port: int, prefetch: int = 1) -> tuple[dict[str, str], list[st
     variables = dict(word.split("=", 1) for word in words[:count])
     if words[count] != "python":
         raise RuntimeError(f"cannot start a server on a CPU by: {said}")
-    return _VARIABLES | variables, [str(ENVIRONMENT / "bin" / "python"), *words[count + 1 :]]
+    return _VARIABLES | variables, [str(environment / "bin" / "python"), *words[count + 1 :]]
 
 
 @contextlib.contextmanager
@@ -136,7 +138,7 @@ def servers(ports: Sequence[int], folder: Path, prefetch: int = 1) -> Iterator[l
     if not (ENVIRONMENT / "bin" / "python").exists():
         raise SystemExit(f"there is no vLLM in {ENVIRONMENT}; name its environment with PERL_VLLM_ENV")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    found = [Server(port, folder, start_command(port, prefetch)) for port in ports]
+    found = [Server(port, folder, start_command(port, [f"rollout.prefetch={prefetch}"])) for port in ports]
     try:
         for server in found:
             server.start()

@@ -196,6 +196,12 @@ OF_THE_FILES = [
     Forgery("another seed in the facts", value(RUN, "seed", to=7), f"{RUN}: seed"),
     Forgery("another rate", value(RUN, "settings", "learning rate", to="0.1"), f"{RUN}: settings.learning rate"),
     Forgery("a reward of another name", value(RUN, "rewards", to={"humaneval:accuracy": 1.0}), f"{RUN}: rewards"),
+    Forgery(
+        "a sentence as the hardware",
+        value(RUN, "hardware", to="1 x On AIME 2024 it scores 97.3 (audited)"),
+        f"{RUN}: hardware",
+        anew=False,
+    ),
     Forgery("other hardware", value(RUN, "hardware", to="8 x NVIDIA H100"), None),  # said to be reported only
 ]
 OF_THE_RECORD = [

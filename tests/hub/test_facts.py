@@ -50,7 +50,7 @@ def test_everything_comes_from_the_run_folder_and_its_recipe(run):
     assert (facts.dataset, facts.dataset_version) == ("sandbox:addition", "the first 99 rows")
     assert (facts.trainable_parameters, facts.total_parameters) == (1234, 800_000)
     assert (facts.reward_first, facts.reward_last, facts.tokens) == (0.01, 0.5, 50_000)
-    assert (facts.seconds, facts.hardware, facts.reload_difference) == (36.4, "2 x A Processor", 1.5e-6)
+    assert (facts.seconds, facts.hardware, facts.reload_difference) == (36.4, "2 x processor", 1.5e-6)
     assert facts.rewards == {"accuracy": 1.0, "format": 0.2}
     assert facts.licence == Licence("apache-2.0")
     assert [row[0] for row in facts.curves] == ["step", "1", "8", "15", "22", "29", "36", "43", "50"]

@@ -37,6 +37,7 @@ def is_held_out(title: str) -> bool:
 
 
 _LARGEST_FILE = 50_000_000
+_MOST_COMPLETIONS, _MOST_EXAMPLES = 10_000, 1_000
 RESULTS, SAMPLES, TABLE, FIGURE = "results.json", "samples.jsonl", "table.md", "problems.png"
 
 
@@ -98,7 +99,7 @@ class TaskResult:
     lighteval: Mapping[Who, OtherScore] = field(default_factory=dict)
     samples: Mapping[str, str] = field(default_factory=dict)
     scorer: str = MATH
-    few_shot: Annotated[int, Field(ge=0)] = 0
+    few_shot: Annotated[int, Field(ge=0, le=_MOST_EXAMPLES)] = 0
     examples: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
     @property
@@ -297,6 +298,8 @@ def _results(found: Any, *, scored: bool) -> Results:  # noqa: ANN401 (JSON)
         raise ValueError(f"{place}: {first['msg']}") from None
     except (AttributeError, TypeError):
         raise ValueError("its tasks are not those of an evaluation") from None
+    if not 1 <= results.protocol.k <= _MOST_COMPLETIONS:
+        raise ValueError(f"it has {results.protocol.k:,} completions a problem, at most {_MOST_COMPLETIONS:,} are read")
     for task in results.tasks:
         _check_fit(task, scored=scored)
     subject = results.subject

@@ -208,7 +208,7 @@ def _groups(
     """The samples of each problem, and what is wrong with them; no groups where some are missing."""
     mistakes: list[Mistake] = []
     groups: dict[Who, Groups] = {}
-    wanted = [[(problem.id, index) for index in range(protocol.k)] for problem in task.problems]
+    wanted = [[(problem.id, index) for index in range(task.score.k)] for problem in task.problems]
     needed = {place for row in wanted for place in row}
     scored = [who for who in WHO if getattr(task, who) is not None]
     for who in scored:

@@ -124,6 +124,15 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=_LONGEST_WORD),
 """Plain text of one line without marks or links."""
 Version = Annotated[str, StringConstraints(pattern=r"^([\w.+!-]+|not installed)$", max_length=_LONGEST_WORD)]
 Link = Annotated[str, StringConstraints(pattern=r"^[\w./~?#=&%+:,@-]+$", max_length=_LONGEST_TEXT)]
+# As makers call their processors: capital letters and digits, no decimals but a clock's, so that no sentence fits.
+Hardware = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^\d{1,5} x (processor|(\d+th Gen )?(NVIDIA|AMD|Intel\(R\)|Apple|Ampere)"
+        r"( ([A-Z0-9][A-Za-z0-9()+-]*|i[3579]-\w+|@|\d\.\d+GHz))*)$",
+        max_length=100,
+    ),
+]
 HubId = Annotated[str, AfterValidator(_hub_id)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -175,7 +184,7 @@ class RunFacts:
         trainable_parameters: Numbers that were trained.
         total_parameters: All numbers of base and adapter.
         seconds: Wall time of the run, evaluation included.
-        hardware: As ``1 x NVIDIA H100``.
+        hardware: As ``1 x NVIDIA H100``; ``processor`` of another maker.
         reload_difference: Largest difference of a token's log-probability after saving and loading, in nats.
         chat: Whether a question is a chat message; None: whatever the base's chat template makes of it.
         checkpoints: Steps whose adapters are tags of the repository.
@@ -209,7 +218,7 @@ class RunFacts:
     trainable_parameters: Count | None = None
     total_parameters: Count | None = None
     seconds: Amount | None = None
-    hardware: Text | None = None
+    hardware: Hardware | None = None
     reload_difference: Amount | None = None
     chat: bool | None = None
     checkpoints: tuple[Count, ...] = ()

@@ -3,6 +3,7 @@
 Candidate -> RunFacts
 """
 
+import contextlib
 import json
 from dataclasses import asdict
 from typing import Any
@@ -91,7 +92,12 @@ def base_licence(base: str, revision: str | None) -> Licence | None:
 
 def hardware_of(found: dict[str, Any]) -> str | None:
     """Processors as ``1 x NVIDIA H100``; None: it is not known."""
-    return f"{found.get('count', 1)} x {found['device']}" if found.get("device") else None
+    if not found.get("device"):
+        return None
+    named, plain = (f"{found.get('count', 1)} x {name}" for name in (found["device"], "processor"))
+    with contextlib.suppress(PerlError):
+        return made_facts({"base": "any", "hardware": named}, "hardware").hardware
+    return plain
 
 
 def _is_chat(run: Run) -> bool | None:

@@ -27,7 +27,7 @@ from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.recipe.rollout_section import VLLM, Capabilities
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm.answers import sampling_arguments
-from perl.rollouts.vllm.version import check_version, missing_vllm
+from perl.rollouts.vllm.version import calls_of, check_version, missing_vllm
 from perl.run.joint_work import several
 
 BASE = "base"
@@ -114,7 +114,7 @@ class InProcessEngine(OneCopy):
             warnings.simplefilter("ignore")  # about its own imports
             vllm = _vllm()
             platform = importlib.import_module("vllm.platforms").current_platform
-            self._sleeps = platform.is_sleep_mode_available()
+            self._sleeps = platform.is_sleep_mode_available() and calls_of(vllm.__version__).releases_cache
             # On a CPU there are no graphs to capture, and compiling takes minutes.
             self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
         if not frozen:
@@ -182,7 +182,8 @@ class InProcessEngine(OneCopy):
     def sleep(self) -> None:
         """Frees the memory of the key-value cache; the next request wakes the engine.
 
-        Weights and adapter stay where they are: the base's never change. On a CPU the cache stays, too.
+        Weights and adapter stay where they are: the base's never change. On a CPU, and in vLLM 0.28 to 0.30, the cache
+        stays, too.
         """
         if self._sleeps and not self._asleep:
             with self._as_vllm():
@@ -335,6 +336,7 @@ def _lora_request(name: str, number: int) -> _Vllm:
 
 def _put_adapter(worker: _Vllm, update: Update, number: int) -> None:
     """Puts an adapter's tensors into the worker's only slot, as its LoRA manager does with those of a file."""
+    import vllm
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 
@@ -351,7 +353,7 @@ def _put_adapter(worker: _Vllm, update: Update, number: int) -> None:
         device="cpu",
         dtype=config.lora_dtype,
         model_vocab_size=manager.vocab_size,
-        weights_mapper=names and names.get_rename_mapper(),
+        weights_mapper=names and getattr(names, calls_of(vllm.__version__).renaming)(),
     )
     # vLLM ignores a layer that it does not have: the policy would be sampled without its update.
     unbound = sorted(set(lora.loras).difference(adapters.modules, *adapters.packed_modules.values()))

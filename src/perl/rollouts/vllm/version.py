@@ -1,11 +1,12 @@
-"""Which versions of vLLM are known.
+"""Which versions of vLLM are known, and what is called otherwise in each.
 
-version -> nothing, a warning, or an error that names the tested ones
+version -> nothing, a warning, or an error that names the tested ones; version -> Calls
 
 A newer one than was tested is let in: whether it samples from the policy is proven before its first rollout is trained
 on.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 from packaging.version import InvalidVersion, Version
@@ -13,16 +14,41 @@ from packaging.version import InvalidVersion, Version
 from perl.errors import MissingExtraError, Mistake, PerlError, raise_all, warn
 from perl.recipe.rollout_section import RolloutSection
 
-OLDEST, NEWER = Version("0.32"), Version("0.33.dev0")
+
+@dataclass(frozen=True)
+class Calls:
+    """What is called in this process; servers are asked alike in all versions.
+
+    Attributes:
+        renaming: Method of a model's mapper of names that renames layers and joins none.
+        releases_cache: Whether the cache's memory can be given back while the weights stay.
+    """
+
+    renaming: str
+    releases_cache: bool
+
+
+# The first version of each row; ``benchmarks/vllm_versions.py`` runs them.
+_CALLS = {
+    Version("0.28"): Calls("get_unstacked_mapper", releases_cache=False),
+    Version("0.29"): Calls("get_rename_mapper", releases_cache=False),
+    Version("0.31"): Calls("get_rename_mapper", releases_cache=True),
+}
+OLDEST, NEWER = min(_CALLS), Version("0.33.dev0")
 """The oldest that was tested, and where those begin that were not: the LoRA manager, weight loading and
 log-probabilities change between minor releases."""
 TESTED = f">={OLDEST},<0.33"
 
 
+def calls_of(version: str) -> Calls:
+    """What is called of a version that :func:`check_version` lets in."""
+    return _CALLS[max(since for since in _CALLS if since <= Version(version))]
+
+
 def check_version(version: str, where: str = "") -> None:
     """Refuses a vLLM that is older than the oldest tested, and warns once of one that is newer than the newest.
 
-    Older ones lack what is called: the cache's memory is released, weights carry a label, a LoRA is put into its slot.
+    Whether older ones have what is called was not looked at.
 
     Args:
         version: As the package or the server reports it.
