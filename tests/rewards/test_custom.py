@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import gc
+import importlib
 import inspect
 import json
 import math
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from perl.errors import PerlError, RecipeError, RewardError
-from perl.rewards.custom import Failures, guarded, is_async
+from perl.rewards.custom import Failures, code_digest, guarded, is_async
 from tests.rewards.loggers import Log
 
 
@@ -285,3 +286,18 @@ def test_a_failure_names_the_line_of_the_users_code_and_not_of_a_library(failure
     assert f"own: {Path(__file__).name}:{raises_later.__code__.co_firstlineno + 2}: OSError: away" in failures.newest
     guarded(lambda **_: ["no number"], failures)(completions=["a"], prompts=["2+2?"])  # found by us
     assert failures.newest.startswith("reward own: TypeError: ")
+
+
+def test_the_code_of_a_reward_is_its_file_and_those_beside_it_that_it_imports_from(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    judge, helper = tmp_path / "judging.py", tmp_path / "weighing.py"
+    digests = []
+    for ours, theirs in (("1", "1"), ("1\r", "1"), ("2", "1"), ("1", "2")):
+        judge.write_bytes(f"import math\nfrom weighing import weight\nSCALE = {ours}\n".encode())
+        helper.write_text(f"weight = lambda: {theirs}\n")
+        for name in ("judging", "weighing"):
+            sys.modules.pop(name, None)
+        importlib.import_module("judging")
+        digests.append(code_digest("judging:reward"))
+    assert digests[0] == digests[1]
+    assert len({*digests[1:]}) == 3

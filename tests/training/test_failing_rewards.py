@@ -83,10 +83,14 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
     assert "the same command goes on" in last
     assert "Traceback" not in failed.stderr
     Path("broken").unlink()
+    Path("flaky.py").write_text(FLAKY.replace("len(text)", "-len(text)"))
     mended = train()
     assert mended.returncode == 0, mended.stderr
     assert (facts()["status"], facts()["steps"], "error" in facts()) == ("done", 4, False)
     assert "resuming from step 3" in mended.stderr
+    assert "the code of flaky:reward was changed" in mended.stderr
+    assert facts()["rewards_changed"] == [3]
+    assert "was changed while it was trained: after step 3" in (run / "adapter" / "README.md").read_text()
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step for step in steps if step <= 3][:3] == [1, 2, 3]
     assert steps[-1] == 4

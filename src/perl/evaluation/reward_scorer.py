@@ -7,7 +7,6 @@ overrun. A completion that it fails on has the status ``error``; as in training 
 """
 
 import asyncio
-import hashlib
 import importlib.util
 import inspect
 import math
@@ -26,7 +25,7 @@ from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import RewardSetting
 from perl.rewards.answers import conclusion, extract_answer
-from perl.rewards.custom import Failures, shown_prompt, unsendable
+from perl.rewards.custom import Failures, code_digest, shown_prompt, unsendable
 from perl.rewards.named import NAMED_REWARDS
 from perl.rewards.resolve import GOLD, Reward, resolve_rewards, reward_mistakes
 from perl.rewards.verifier import Judging
@@ -40,7 +39,6 @@ _NOT_KEPT = "completion_ids"
 # Failures that are said, each in a line of its own.
 _MOST_LINES = 3
 _WORKERS = 2
-_DIGITS = 12
 _ONLY_JSON = "--scorer-timeout 0, in a recipe eval.scorer_timeout: 0, calls it in this process, without a limit"
 _GOES_ON = "None is for what it cannot score; corrected, the same command goes on with the completions that are kept"
 
@@ -164,7 +162,7 @@ def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
         hint = "an evaluation keeps texts" if missing[0] == _NOT_KEPT else f"there are {', '.join(sorted(known))}"
         return Mistake(f"the scorer {name} needs the column {missing[0]!r}", hint=hint)
 
-    source = "" if failures is None else _digest(reward.name)
+    source = "" if failures is None else code_digest(reward.name)
     return Scorer(name, verdicts, lacking=lacking, source=source, failures=failures)
 
 
@@ -216,14 +214,3 @@ def _called(reward: Reward, arguments: dict[str, list[Any]]) -> list[float | Non
 def _answer(text: str) -> str | None:
     """What the completions' votes are counted by: the answer that is announced, else the conclusion."""
     return extract_answer(text) or conclusion(text).strip() or None
-
-
-def _digest(path: str) -> str:
-    """Digits of the text of a reward's file, whatever ends its lines: two of one name and of other code differ in them.
-
-    Args:
-        path: ``package.module:function``, which was imported.
-    """
-    file = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
-    text = "" if file is None else "\n".join(Path(file).read_text(encoding="utf-8", errors="replace").splitlines())
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

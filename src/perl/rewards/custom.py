@@ -8,10 +8,14 @@ Two ways to the same signature: in this process (`guarded`), or in worker proces
 
 import asyncio
 import functools
+import hashlib
 import inspect
 import math
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from perl.errors import DataError, PerlError, RewardError, warn
@@ -26,6 +30,7 @@ T = TypeVar("T")
 
 MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
 SHOWN_PROMPT = 60
+_DIGITS = 12
 # What TRL passes beside the samples; it is useless in another process, so a worker's function goes without.
 NOT_FOR_WORKERS = ("trainer_state", "log_metric", "log_extra")
 
@@ -53,6 +58,24 @@ class Failures:
     def too_many(self) -> bool:
         """Whether more samples failed than the run puts up with."""
         return self.count > self.most
+
+
+def code_digest(path: str) -> str:
+    """Digits of the texts of a reward's file, whatever ends its lines, and of those beside it that it imports from.
+
+    Args:
+        path: ``package.module:function``, which was imported.
+    """
+    module = sys.modules[path.partition(":")[0]]
+    used = [
+        v if isinstance(v, ModuleType) else sys.modules.get(getattr(v, "__module__", "")) for v in vars(module).values()
+    ]
+    files = [Path(file) for one in (module, *used) if (file := getattr(one, "__file__", None)) is not None]
+    texts = [
+        "\n".join(file.read_text(encoding="utf-8", errors="replace").splitlines())
+        for file in sorted({file for file in files if file.suffix == ".py" and file.parent == files[0].parent})
+    ]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_DIGITS]
 
 
 def is_async(function: RewardFunction) -> bool:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from perl.algorithms.named import named_facts
 from perl.data import render_prompts
-from perl.errors import BrokenPromiseError, InterruptedRunError, PerlError, RewardError, RunFolderError
+from perl.errors import BrokenPromiseError, InterruptedRunError, PerlError, RewardError, RunFolderError, warn
 from perl.hub.card.candidate import source_of_run
 from perl.launch.together import see_files
 from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
@@ -27,7 +27,7 @@ from perl.policy.saved.adapter import WEIGHTS
 from perl.policy.teacher import teacher_settings
 from perl.recipe.recipe import is_first_process
 from perl.rewards import Reward
-from perl.rewards.custom import Failures
+from perl.rewards.custom import Failures, code_digest
 from perl.run.devices import processor_name
 from perl.run.files import sha256_of
 from perl.run.folder import Run
@@ -195,11 +195,25 @@ def record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         ratio_level=plan.arguments.importance_sampling_level,
         **named_facts(plan.arguments),
         rewards={reward.name: reward.weight for reward in plan.rewards},
+        **_reward_code(plan, run),
         data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
         hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},
         planned_steps=plan.steps,
         forecast=_forecast_lines(plan),
     )
+
+
+def _reward_code(plan: Plan, run: Run) -> dict[str, Any]:
+    """What custom rewards are, and after which steps they were changed, which is said where it is found."""
+    code = {reward.name: code_digest(reward.name) for reward in plan.rewards if reward.failures is not None}
+    then, changed = run.facts.get("reward_code", code), list(run.facts.get("rewards_changed", []))
+    other = [name for name in code if name in then and then[name] != code[name]]
+    step = latest_step(run.checkpoints)
+    if other and step and is_first_process():
+        what = "the code of %s was changed since this run was stopped: its first %d steps were trained on the other"
+        warn("PRL349", what, ", ".join(other), step)
+        changed.append(step)
+    return {"reward_code": code, "rewards_changed": changed}
 
 
 def _forecast_lines(plan: Plan) -> list[str]:

@@ -79,6 +79,7 @@ class CardFacts(RunFacts):
         dataset_version: Commit or hash of the training problems, with their subset and split.
         reward_first: Mean reward of the first step that has one.
         reward_last: Likewise of the last.
+        unrewarded: Logged steps in which no completion had a reward, and how many were logged; None: there is none.
         teacher_kl: KL divergence of policy and teacher in the first and the last step, in nats a token.
         teacher_sees: ``hint`` and ``system_prompt`` that only the teacher saw, those that there are.
         tokens: That the policy was trained on, prompts included.
@@ -93,6 +94,7 @@ class CardFacts(RunFacts):
     dataset_version: str | None = None
     reward_first: float | None = None
     reward_last: float | None = None
+    unrewarded: tuple[int, int] | None = None
     teacher_kl: tuple[float, float] | None = None
     teacher_sees: Mapping[str, str] = field(default_factory=dict)
     tokens: int | None = None
@@ -146,6 +148,7 @@ def facts_from_files(files: Files) -> CardFacts:
         dataset_version=_version(data, run.data_version) if data else None,
         reward_first=rewards[0] if rewards and run.rewarded else None,  # without a reward all are 0
         reward_last=rewards[-1] if rewards and run.rewarded else None,
+        unrewarded=_unrewarded(rows) if run.rewarded else None,
         teacher_kl=(taught[0], taught[-1]) if taught and "teacher" in run.settings else None,
         teacher_sees=_teacher_sees(recipe) if recipe else {},
         tokens=int(tokens[-1]) if tokens else None,
@@ -190,6 +193,13 @@ def serving_of(config: PeftConfig, method: Method | None = None) -> Serving:
 
 def _finite(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
+
+
+def _unrewarded(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Steps in which every reward failed or gave None, of those that say how many completions had none; None: no such."""
+    logged = [row for row in rows if "rows/unscored" in row]
+    count = sum(not _finite([row], "reward") for row in logged)
+    return (count, len(logged)) if count else None
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], *, rewarded: bool) -> tuple[tuple[str, ...], ...]:

@@ -185,6 +185,7 @@ class RunFacts:
         total_parameters: All numbers of base and adapter.
         seconds: Wall time of the run, evaluation included.
         hardware: As ``1 x NVIDIA H100``; ``processor`` of another maker.
+        rewards_changed: Steps after which the code of a reward was changed.
         reload_difference: Largest difference of a token's log-probability after saving and loading, in nats.
         chat: Whether a question is a chat message; None: whatever the base's chat template makes of it.
         checkpoints: Steps whose adapters are tags of the repository.
@@ -219,6 +220,7 @@ class RunFacts:
     total_parameters: Count | None = None
     seconds: Amount | None = None
     hardware: Hardware | None = None
+    rewards_changed: tuple[Count, ...] = ()
     reload_difference: Amount | None = None
     chat: bool | None = None
     checkpoints: tuple[Count, ...] = ()

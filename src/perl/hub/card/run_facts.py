@@ -61,6 +61,7 @@ def run_facts(
         "rewards": without_paths(known.get("rewards") or {}),
         "seconds": (known.get("seconds") if run.status == "done" else run.elapsed()) if whole_run else None,
         "hardware": hardware_of(known.get("hardware") or {}),
+        "rewards_changed": [step for step in known.get("rewards_changed") or [] if step < candidate.step],
         "reload_difference": known.get("reload_difference") if whole_run else None,
         "chat": _is_chat(run),
         "checkpoints": list(steps or []),
