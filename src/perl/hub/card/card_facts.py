@@ -196,7 +196,7 @@ def _finite(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _unrewarded(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    """Steps in which every reward failed or gave None, of those that say how many completions had none; None: no such."""
+    """Steps in which every reward failed or gave None, of those that count such completions; None: there is none."""
     logged = [row for row in rows if "rows/unscored" in row]
     count = sum(not _finite([row], "reward") for row in logged)
     return (count, len(logged)) if count else None
