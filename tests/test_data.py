@@ -11,7 +11,7 @@ import pytest
 
 from perl.data import load_problem_set, prompt_text, render_prompts
 from perl.data.overlap import near_copies
-from perl.errors import DataError
+from perl.errors import DataError, RecipeError
 from perl.evaluation.own_tasks import file_task
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import load_tokenizer
@@ -447,7 +447,8 @@ def test_data_that_may_not_be_meant_is_warned_of(caplog):
         caplog.clear()
         make_plan(load_recipe({"model": {"name": "sandbox:base"}, "data": data, "train": {"prompts_per_step": 8}}))
         said.append([record.getMessage() for record in caplog.records if record.code == "PRL311"])
-    (alike, near), (repeated,) = said
+    (alike, near), (unscored, repeated) = said
+    assert "nothing is held out, so neither base nor adapter is scored" in unscored
     assert "all 9 gold answers are '2'" in alike
     assert "1 of 1 held-out problems" in near
     assert "1 of 9 problems repeat an earlier one, 1 of them with another gold answer" in repeated
@@ -478,3 +479,39 @@ def test_a_question_that_no_column_holds_is_asked_out_of_others():
         problems(**{**section, "eval": section["train"]})
     with pytest.raises(DataError, match="the template cannot be filled: KeyError"):
         problems(**{**section, "prompt_template": "Make {goal}."})
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_share_of_the_problems_is_held_out_by_their_texts_whatever_their_order_and_template(name):
+    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(200)]
+    rows += [{"prompt": f" {i}+{i}= ", "answer": str(2 * i)} for i in range(100)]  # copies stay together
+    found = problems(train=write(name, rows), eval="25%", prompt_template="Q: {prompt}")
+    held, trained = (
+        [re.sub(r"[Q: ]", "", prompt) for prompt in part["prompt"]] for part in (found.heldout, found.train)
+    )
+    assert sorted(held + trained) == sorted(row["prompt"].strip() for row in rows)
+    assert not set(held) & set(trained)
+    # 200 texts: four standard deviations are 24.
+    assert abs(len(set(held)) - 50) <= 24
+    assert [rows[i]["prompt"].strip() for i in found.rows] == trained
+    assert found.heldout_name == "rows"
+    other = problems(train={"name": write(name, rows[::-1]), "limit": 290}, eval={"name": "25 %"})
+    assert {prompt.strip() for prompt in other.heldout["prompt"]} <= set(held)
+
+
+def test_a_share_is_of_the_problems_to_train_on_and_of_enough_of_them():
+    name = write("rows.jsonl", ROWS)
+    assert "data.eval: a share of 0.001 of 6 problems holds out none of them" in message_of(train=name, eval="0.1%")
+    for section, words in (
+        ({"train": "sandbox:chain", "eval": "10%"}, "eval: a task of the sandbox holds out"),
+        (
+            {"train": name, "eval": {"name": "other.jsonl", "share": 0.1}},
+            "eval: share is of the problems of data.train",
+        ),
+        ({"train": {"name": name, "share": 0.1}}, "train: share is of data.eval"),
+    ):
+        with pytest.raises(RecipeError, match=re.escape(f"data.{words}")):
+            load_recipe({"data": section})
+    recipe = load_recipe({"data": {"train": name, "eval": "50%"}})
+    assert load_recipe(recipe.as_dict()).data == recipe.data
+    assert recipe.data.eval == recipe.data.train.model_copy(update={"share": 0.5})

@@ -280,7 +280,7 @@ def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_
     refuses([
         *absent,
         ("rollout: {backend: vllm}", "", "rollout.backend needs the package vllm",
-         "pip install 'vllm>=0.32,<0.33', then pip install perl-rl again"),
+         "pip install 'vllm>=0.28,<0.33', then pip install perl-rl again"),
     ])  # fmt: skip
 
 

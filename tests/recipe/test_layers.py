@@ -272,3 +272,25 @@ def test_an_adapter_that_is_continued_later_replaces_the_shape_of_a_new_one_and_
     assert load_recipe(path, [adapter]).peft == found.peft
     beside = load_recipe("quickstart", [adapter, "peft.rank=4"]).peft  # refused by the methods' check
     assert (beside.adapter, beside.rank) == ("runs/quickstart", 4)
+
+
+def test_a_section_on_the_command_line_is_laid_over_the_files_and_blamed_for_what_it_says(tmp_path):
+    (tmp_path / "r.yaml").write_text("rewards: {accuracy: 2.0}\ndata: {train: {name: a.jsonl, columns: {prompt: q}}}\n")
+    _, layer = read_layers(tmp_path / "r.yaml", ["rewards={rw:score: 1.5}", "data.train.name=b.jsonl"])
+    assert layer.values["rewards"] == {"accuracy": {"weight": 2.0}, "rw:score": {"weight": 1.5}}
+    assert layer.values["data"]["train"] == {"name": "b.jsonl"}  # whose columns are others
+    assert layer.where(("data", "train", "columns", "prompt")) == "command line: data.train.columns.prompt"
+    with pytest.raises(RecipeError, match="'rewards=3' is not an override"):
+        read_layers(tmp_path / "r.yaml", ["rewards=3"])
+
+
+def test_the_length_that_is_written_last_counts_and_two_in_one_place_are_a_mistake(tmp_path):
+    (tmp_path / "r.yaml").write_text("train: {max_steps: 5}\n")
+    assert dict(load_recipe(tmp_path / "r.yaml", ["train.num_train_epochs=2"]).train) == {"num_train_epochs": 2}
+    (tmp_path / "c.yaml").write_text("extends: r.yaml\ntrain: {num_train_epochs: 2}\n")
+    assert dict(load_recipe(tmp_path / "c.yaml").train) == {"num_train_epochs": 2}
+    assert dict(load_recipe(tmp_path / "c.yaml", ["train.max_steps=7"]).train) == {"max_steps": 7}
+    with pytest.raises(RecipeError, match=r"num_train_epochs: has no effect beside train\.max_steps: 5"):
+        load_recipe({"train": {"max_steps": 5, "num_train_epochs": 2}})
+    with pytest.raises(RecipeError, match=r"max_prompt_length: unknown key .leave it out: prompts are never cut"):
+        load_recipe({"train": {"max_prompt_length": 512}})

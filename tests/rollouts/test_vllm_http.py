@@ -117,7 +117,7 @@ def of_version(version):
 
 
 def test_a_tested_version_is_taken_in_silence_a_newer_one_with_one_line_and_an_older_one_refused(caplog):
-    for version in ("0.32.0", "0.32.7", "0.32.1.dev4+g1234"):
+    for version in ("0.28.0", "0.31.2", "0.32.7", "0.32.1.dev4+g1234"):
         check_version(version)
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "perl"):
@@ -127,10 +127,10 @@ def test_a_tested_version_is_taken_in_silence_a_newer_one_with_one_line_and_an_o
         "vLLM 0.33.0rc1",
         "vLLM 1.0",
     ]
-    for version in ("0.31.9", "0.32.0rc1", "dev"):  # the last has no number
-        with pytest.raises(PerlError, match=rf"http://a: vLLM {version} is not supported .*vllm>=0\.32"):
+    for version in ("0.27.1", "0.28.0rc1", "dev"):  # the last has no number
+        with pytest.raises(PerlError, match=rf"http://a: vLLM {version} is not supported .*vllm>=0\.28"):
             check_version(version, "http://a")
-    with saying(of_version("0.31.1")) as url, pytest.raises(PerlError, match=r"0\.31\.1 is not supported"):
+    with saying(of_version("0.27.1")) as url, pytest.raises(PerlError, match=r"0\.27\.1 is not supported"):
         ServerPool([url], None)
     with saying(of_version("0.34.0")) as url:
         facts, _ = ask(url, VllmServer.facts)

@@ -130,7 +130,11 @@ _NEW_OPTIONS = {
 @click.option("--model", required=True, help="Hub id, folder, or sandbox:base.")
 @click.option("--data", required=True, help="sandbox:TASK, a .jsonl, .json, .csv or .parquet file, or a Hub data set.")
 @click.option("--subset", help="Of a Hub data set's configurations.")
-@click.option("--eval", "held_out", help="Problems that are held out [default: the Hub data set's split test].")
+@click.option(
+    "--eval",
+    "held_out",
+    help="Held-out problems, or 20% of --data [default: the Hub data set's split test, or 10%].",
+)
 @click.option("--prompt", help="Column of the question [default: prompt, question, problem, ...].")
 @click.option("--answer", help="Column of the gold answer [default: answer, solution, ...].")
 @click.option("--reward", multiple=True, help="A reward's name, or my_rewards:score; repeatable [default: accuracy].")

@@ -3,6 +3,7 @@
 DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set)
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from huggingface_hub import constants
 
 from perl.data.files import as_dataset, beside, texts_of
 from perl.data.files import read_data_file as read_data_file
-from perl.data.overlap import same
+from perl.data.overlap import normalised, same
 from perl.data.prompts import checked_prompt as checked_prompt
 from perl.data.prompts import prompt_text as prompt_text
 from perl.data.prompts import render_prompts as render_prompts
@@ -77,14 +78,16 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     chat = chat if section.chat is None else section.chat
     if section.system_prompt and not chat:
         raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
-    train, train_version, names = _load(section.train, "train", section, chat)
+    train, train_version, names, part = _load(section.train, "train", section, chat)
     renamed, own = _renamed(names, section.train, "data.train"), _own_names(names)
     source = _heldout(section)
     if source is None:
         return ProblemSet(train, None, None, train_version, renamed=renamed, own_names=own)
-    heldout, version, names = _load(source, "eval", section, chat)
+    heldout, version, names, _ = _load(source, "eval", section, chat)
     kept = _without_overlap(train, heldout, drop=section.drop_overlap)
     train = train if kept is None else train.select(kept)
+    if part is not None:
+        kept = part if kept is None else [part[i] for i in kept]
     renamed, own = (*renamed, *_renamed(names, source, "data.eval")), {**_own_names(names), **own}
     return ProblemSet(train, heldout, heldout_name(section), train_version, version, renamed, own, kept)
 
@@ -108,8 +111,8 @@ def simple_name(name: str) -> str:
 
 def _load(
     source: DataSource, role: Role, section: DataSection, chat: bool
-) -> tuple[datasets.Dataset, str | None, dict[str, str]]:
-    """One set, read, mapped and checked, its version, and under which name each column is stored."""
+) -> tuple[datasets.Dataset, str | None, dict[str, str], list[int] | None]:
+    """One set, read, mapped and checked, its version, how each column is stored, and its rows of the source if few."""
     where = f"data.{role}"
     raw, version = read_source(source, role, where)
     if len(raw) == 0:
@@ -130,7 +133,24 @@ def _load(
     rows = as_dataset(columns)
     if others := {column: name for column, name in names.items() if name not in columns}:
         rows = beside(raw.select_columns(list(others)).rename_columns(others), rows)
-    return rows, version, names
+    if section.eval is None or section.eval.share is None:
+        return rows, version, names, None
+    part = _part(raw[source.columns.prompt] if source.columns.prompt else prompts, section.eval.share, role)
+    return rows.select(part), version, names, part
+
+
+def _part(questions: Sequence[Any], share: float, role: Role) -> list[int]:
+    """The rows that are held out, or the others: by a hash of each question, so that copies of one stay together.
+
+    Raises:
+        DataError: One of the two parts is empty.
+    """
+    texts = [normalised(prompt_text(question)) for question in questions]
+    held_out = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < share * 2**64 for text in texts]
+    if len(set(held_out)) < 2:
+        what = f"a share of {share:g} of {len(texts)} problems holds out {'all' if held_out[0] else 'none'} of them"
+        raise DataError(what, "data.eval", "another share, or a file of its own")
+    return [i for i, held in enumerate(held_out) if held == (role == "eval")]
 
 
 def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
@@ -156,7 +176,7 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
     path = Path(source.name).expanduser()
     if path.suffix in DATA_FILE_SUFFIXES:
         return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
-    wanted = source.split or ("train" if role == "train" else "test")
+    wanted = source.split or ("train" if role == "train" or source.share is not None else "test")
     instead = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
     return load_hub_rows(source.name, source.subset, wanted, source.revision, where, instead)
 

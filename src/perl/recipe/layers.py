@@ -21,6 +21,7 @@ from perl.recipe.algorithm_name import move_to_the_top, without_replaced
 from perl.recipe.assets import packaged_recipes
 from perl.recipe.places import place_hint
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
+from perl.recipe.sections import SECTION_NAMES
 from perl.recipe.server_address import without_credentials
 
 KeyPath = tuple[str, ...]
@@ -29,6 +30,8 @@ KeyPath = tuple[str, ...]
 _SHORTHANDS: dict[KeyPath, str] = {("data", "train"): "name", ("data", "eval"): "name", ("rewards", "*"): "weight"}
 
 _OF_A_NEW_ADAPTER = ("rank", "alpha", "dropout", "target_modules")
+LENGTHS = ("max_steps", "num_train_epochs")
+"""Fields of ``train`` of which one alone says how long it is trained."""
 
 
 @dataclass
@@ -49,10 +52,12 @@ class Layer:
         """The place of a key for an error message, as ``recipe.yaml:4: peft.rank`` or ``eval.tasks[1].limit``."""
         path = tuple(path)
         shown = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path).removeprefix(".")
-        above = [path[:end] for end in range(len(path), 0, -1)]
-        inside = [other for other in self.origins if path and other[: len(path)] == path]
-        for known in (*above, *inside):
-            if known in self.origins:
+        for level in (path[:end] for end in range(len(path), 0, -1)):
+            inside = (other for other in self.origins if other[: len(level)] == level)
+            known = level if level in self.origins else None
+            if known is None and (level == path or len(level) > 1):  # beside it; a section says nothing of a key
+                known = next(inside, None)
+            if known is not None:
                 return f"{self.origins[known]}: {shown}"
         return shown
 
@@ -242,7 +247,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
     for override in overrides:
         key, equals, text = override.partition("=")
         path = key_path(key)
-        if not equals or (len(path) < 2 and key != KEY):
+        if not equals or (len(path) < 2 and key != KEY and not _is_section(key, text)):
             near = did_you_mean(key, (KEY,)) if equals else ""
             near = near if near.startswith("did ") or not equals else place_hint(key)
             hint = near or "they look like train.max_steps=20"
@@ -259,15 +264,23 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
             mistakes.append(Mistake(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
             continue
         _expand_shorthand(target, path[-1], path[:-1])
+        if isinstance(target[path[-1]], Mapping):  # whose keys have lines of their own
+            one.values = layer_of_mapping(one.values).values
         layer = _laid_over(layer, one)
     raise_all(RecipeError, mistakes)
     move_to_the_top(layer.values, layer.origins)
     return layer
 
 
+def _is_section(key: str, text: str) -> bool:
+    """Whether an override is a section with its settings: ``rewards={my_rewards:score: 1}``."""
+    return key in SECTION_NAMES and text.lstrip().startswith("{")
+
+
 def _merged(parent: Layer, child: Layer) -> Layer:
     """The child's settings over the parent's, without those that the child replaces by a name or an adapter."""
     before = _without_shape(without_replaced(parent.values, child.values), child.values)
+    before = _without_length(before, child.values)
     merged = _laid_over(Layer(before, parent.origins), child)
     merged.of_another_method = _of_another_method(parent, child)
     return merged
@@ -289,6 +302,14 @@ def _without_shape(before: dict[str, Any], after: Mapping[str, Any]) -> dict[str
         return before
     verbatim = peft.get("type") is not None  # all of it is the config of a new adapter
     return {**before, "peft": {} if verbatim else {key: peft[key] for key in peft if key not in _OF_A_NEW_ADAPTER}}
+
+
+def _without_length(before: dict[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Earlier settings without the length of the training in steps, where later ones say it in epochs; or otherwise."""
+    earlier, later = before.get("train"), after.get("train")
+    if not isinstance(earlier, Mapping) or not isinstance(later, Mapping) or later.keys().isdisjoint(LENGTHS):
+        return before
+    return {**before, "train": {key: value for key, value in earlier.items() if key not in LENGTHS}}
 
 
 def _laid_over(parent: Layer, child: Layer) -> Layer:

@@ -39,6 +39,12 @@ _OTHER_SECTIONS = {
     **dict.fromkeys(("grpo", "optimizer", "training"), "train"),
     **{"dataset": "data", "evaluation": "eval", "reward": "rewards"},
 }
+# What earlier versions of TRL had, and what is done now.
+_GONE = {
+    "max_prompt_length": "leave it out: prompts are never cut, and --dry-run shows the longest",
+    "use_liger_loss": "leave it out: the loss never holds all logits",
+    "vllm_guided_decoding_regex": "did you mean vllm_structured_outputs_regex?",
+}
 _CLOSE = 0.8
 
 
@@ -94,6 +100,8 @@ def hint_for_key(section: str, name: str) -> str:
     if "." in name:
         nested = _nested(f"{section}.{name}")
         return f"dots are for the command line; in a file: {nested}"
+    if section == "train" and name in _GONE:
+        return _GONE[name]
     places = places_of(name)
     exact = [place for place in places if place.rpartition(".")[2] == name or name in _OTHER_NAMES]
     exact += [f"{home}.{key}" for (home, key), field in FIELD_OF_SETTING.items() if field == name]

@@ -23,7 +23,7 @@ from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.eval_section import EvalSection
-from perl.recipe.layers import KeyPath, Layer, find_in, folders_beside, key_path, read_layers
+from perl.recipe.layers import LENGTHS, KeyPath, Layer, find_in, folders_beside, key_path, read_layers
 from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
 from perl.recipe.rollout_section import RolloutSection
@@ -203,6 +203,8 @@ def _beside_recipe(data: DataSection, layer: Layer) -> DataSection:
         if source is not None and source.name.endswith(DATA_FILE_SUFFIXES):
             file = Path(written.rpartition(":")[0]).parent / source.name
             found |= {role: source.model_copy(update={"name": str(file)})} if file.is_file() else {}
+    if data.eval is not None and data.eval.share is not None and "train" in found:
+        found["eval"] = found["train"].model_copy(update={"share": data.eval.share})
     return data.model_copy(update=found)
 
 
@@ -376,6 +378,9 @@ def _validated_train(
         right = {name: value for name, value in values.items() if name not in wrong} if names else {}
         return {"train": MappingProxyType(right)}
     train = validated.model_dump(exclude_unset=True)
+    if starts and all(train.get(name) is not None for name in LENGTHS):
+        what = f"has no effect beside train.max_steps: {train['max_steps']}"
+        mistakes.append(Mistake(what, layer.where(("train", "num_train_epochs")), "leave one of the two out"))
     signal = has_signal(train, rewarded=rewarded)
     single = generations_mistake(train.get("advantage_estimator", "group"), train.get("num_generations"), signal=signal)
     if single is not None:

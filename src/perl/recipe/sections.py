@@ -80,6 +80,7 @@ class Columns(Section):
     answer: str | None = Field("answer", description="The gold answer; null if no reward needs one.")
 
 
+_PERCENT = re.compile(r"(\d{1,2}(?:\.\d+)?) ?%")
 # Endings of names that are files, not data sets of the Hub.
 DATA_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -93,6 +94,9 @@ class DataSource(Section):
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     columns: Columns = Field(Columns(), description="Column mapping.")
     limit: int | None = Field(None, ge=1, description="Take only the first rows.")
+    share: float | None = Field(
+        None, gt=0, lt=1, description="Of data.eval: the part of data.train that is held out; data.eval: 10% is short."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -105,7 +109,9 @@ class DataSection(Section):
 
     train: DataSource = Field(DataSource(name="sandbox:addition"), description="Problems to train on.")
     eval: DataSource | None = Field(
-        None, description="Held-out problems; None: those of the sandbox task, or none for other data."
+        None,
+        description="Held-out problems, or a share of data.train as 10%; None: those of the sandbox task, or none for "
+        "other data.",
     )
     prompt_template: str | None = Field(
         None,
@@ -115,6 +121,30 @@ class DataSection(Section):
     system_prompt: str | None = Field(None, description="System message put before every question.")
     chat: bool | None = Field(None, description="Chat messages or plain text; None: as the tokenizer's template says.")
     drop_overlap: bool = Field(False, description="Drop training prompts that are also held out, instead of stopping.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_percent(cls, value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
+        """``eval: 10%`` is that share of what is trained on."""
+        given = value.get("eval") if isinstance(value, dict) else None
+        name = given.get("name") if isinstance(given, dict) else given
+        percent = _PERCENT.fullmatch(name) if isinstance(name, str) else None
+        train = value.get("train") if isinstance(value, dict) else None
+        if percent is None or not isinstance(train, str | dict):
+            return value
+        whole = {"name": train} if isinstance(train, str) else train
+        return {**value, "eval": {**whole, "share": float(percent[1]) / 100}}
+
+    @model_validator(mode="after")
+    def _check_share(self) -> "DataSection":
+        if self.train.share is not None:
+            raise SettingError("train", "share is of data.eval")
+        if self.eval is not None and self.eval.share is not None:
+            if self.train.name.startswith("sandbox:"):
+                raise SettingError("eval", "a task of the sandbox holds out problems of its own: leave it out")
+            if self.eval.model_copy(update={"share": None}) != self.train:
+                raise SettingError("eval", "share is of the problems of data.train: data.eval: 10%")
+        return self
 
     @model_validator(mode="after")
     def _check_template(self) -> "DataSection":

@@ -23,12 +23,15 @@ QUESTIONS = ("prompt", "question", "problem", "query", "instruction", "messages"
 ANSWERS = ("answer", "final_answer", "gold_answer", "gold", "solution", "target", "label")
 """Names of columns that are taken for question and gold answer, the first that a data set has."""
 _COLUMN, _WIDTH = 32, 118
+# Of a file of at least so many problems, percent that are held out.
+_FEWEST, _SHARE = 50, 10
 _COMMENTS = {
     "model.name": "Hub id or folder; loaded once, never written",
     "model.dtype": "of the base; the adapter is float32",
     "peft.method": "`perl methods` lists the others",
     "peft.rank": "of the update B A of each linear layer",
     "peft.alpha": "the update is multiplied by alpha / rank",
+    "data.eval": "of these are held out: base and adapter are scored on them",
     "data.eval.name": "held out: base and adapter are scored on them",
     "data.drop_overlap": "what is held out is not trained on",
     "data.prompt_template": "around each question",
@@ -56,7 +59,7 @@ _COMMENTS = {
 
 
 def data_section(data: str | Mapping[str, Any], columns: Mapping[str, str], *, judged: bool) -> dict[str, Any]:
-    """The section with the columns of question and answer; of a Hub data set its split ``test`` is held out.
+    """The section with the columns of question and answer, and with problems that are held out where there are some.
 
     Args:
         data: A name, a mapping as ``data.train`` has it, or as ``data``.
@@ -77,11 +80,13 @@ def data_section(data: str | Mapping[str, Any], columns: Mapping[str, str], *, j
     except RecipeError as error:
         raise error.moved(lambda where: f"data.{where}") from None
     train = section["train"] = _with_columns(section["train"], "train", columns, judged=judged)
+    if str((section.get("eval") or {}).get("name", "")).endswith("%"):
+        return {**section, "eval": section["eval"]["name"]}
     if section.get("eval") is not None:
         section["eval"] = _with_columns(section["eval"], "eval", train.get("columns", {}), judged=True)
-    elif held_out := _test_split(train):
+    elif held_out := _held_out(train):
         section["eval"] = held_out
-    return {**section, "drop_overlap": True} if "eval" in section else section
+    return {**section, "drop_overlap": True} if isinstance(section.get("eval"), dict) else section
 
 
 def _with_columns(
@@ -124,11 +129,14 @@ def _is_chat(value: Any) -> bool:  # noqa: ANN401 (a cell)
     return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) and "role" in one for one in value)
 
 
-def _test_split(train: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The split ``test`` of a Hub data set, where it has one and gold answers."""
+def _held_out(train: Mapping[str, Any]) -> dict[str, Any] | str | None:
+    """Of a Hub data set with gold answers its split ``test``, if it has one; of a file that is long enough a share."""
     columns = train.get("columns", {})
-    if is_sandbox(train["name"]) or Path(train["name"]).suffix in DATA_FILE_SUFFIXES or columns["answer"] is None:
+    if is_sandbox(train["name"]) or columns["answer"] is None:
         return None
+    if Path(train["name"]).suffix in DATA_FILE_SUFFIXES:
+        rows, _ = read_source(checked(DataSource, train), "train", "data.train")
+        return f"{_SHARE}%" if len(rows) >= _FEWEST else None
     own = {key: train[key] for key in ("name", "subset", "revision") if train.get(key) is not None}
     own |= {"split": "test", "columns": columns}
     try:

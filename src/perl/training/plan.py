@@ -203,7 +203,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     )
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
-    warn_of_data(problems)
+    warn_of_data(problems, recipe)
     return plan
 
 

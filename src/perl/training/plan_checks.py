@@ -87,13 +87,15 @@ def _with_two_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recip
             )
 
 
-def warn_of_data(problems: ProblemSet) -> None:
+def warn_of_data(problems: ProblemSet, recipe: Recipe) -> None:
     """A line on each thing that data rarely is on purpose."""
-    for line in _suspicious(problems) if is_first_process() else ():  # the others would find the same
+    for line in _suspicious(problems, recipe) if is_first_process() else ():  # the others would find the same
         warn("PRL311", "%s", line)
 
 
-def _suspicious(problems: ProblemSet) -> Iterator[str]:
+def _suspicious(problems: ProblemSet, recipe: Recipe) -> Iterator[str]:
+    if problems.heldout is None and recipe.eval.enabled and not recipe.eval.tasks:
+        yield "data.eval: nothing is held out, so neither base nor adapter is scored (data.eval: 10% holds some out)"
     texts = [prompt_text(prompt) for prompt in problems.train["prompt"]]
     golds = problems.train["solution"][:] if "solution" in problems.train.column_names else [None] * len(texts)
     again, other = repeated(texts, golds)
