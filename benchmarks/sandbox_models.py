@@ -102,6 +102,19 @@ def make_model(name: str = "base") -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
+def careful_completion(problem: tasks.Problem) -> str:
+    """The derivation, then the answer in a box."""
+    return f"{problem.derivation} \\boxed{{{problem.answer}}}"
+
+
+def sloppy_completion(problem: tasks.Problem, rng: random.Random, right: float) -> str:
+    """A boxed guess without working, right with probability ``right``, else off by one in some digit."""
+    answer = int(problem.answer)
+    if rng.random() >= right:
+        answer += rng.choice([d for d in (-100, -10, -1, 1, 10, 100) if answer + d >= 0])
+    return f"\\boxed{{{answer}}}"
+
+
 def arithmetic(rng: random.Random, seed: int) -> Iterator[tuple[str, str]]:
     """Problems of three tasks, each solved in either style."""
     streams = {task: tasks.stream(task, "train", seed=seed + 1) for task in PRACTICE}
@@ -111,7 +124,7 @@ def arithmetic(rng: random.Random, seed: int) -> Iterator[tuple[str, str]]:
         careful = rng.random() < PRACTICE[task][1]
         yield (
             problem.question,
-            tasks.careful_completion(problem) if careful else tasks.sloppy_completion(problem, rng, GUESS_IS_RIGHT),
+            careful_completion(problem) if careful else sloppy_completion(problem, rng, GUESS_IS_RIGHT),
         )
 
 

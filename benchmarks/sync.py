@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from result_lines import as_lines
+from sandbox_models import careful_completion
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_WAIT_POLICY="PASSIVE")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -51,7 +52,6 @@ from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.rollouts.vllm.servers import ServerPool
 from perl.run.folder import installed_versions
 from perl.sandbox import load_problems
-from perl.sandbox.tasks import careful_completion
 
 RESULTS = Path(__file__).parent / "results"
 UPDATES, BATCH, TIMED = 3, 16, 10

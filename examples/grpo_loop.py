@@ -31,7 +31,7 @@ from perl.rewards import check
 from perl.rollouts.engine import EngineSampling, Request, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.sandbox import load_problems
-from perl.types import Completion, Group, Prompt, StepReport
+from perl.types import Completion, Prompt
 
 Rollout = Callable[[PeftModel, Sequence[Prompt], int], list[Completion]]
 """(policy, prompts, step) -> one completion for each prompt."""
@@ -61,6 +61,26 @@ class Batch:
     input_ids_NT: torch.Tensor
     attention_mask_NT: torch.Tensor
     completion_mask_NT: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt and their rewards, the unit in which advantages are formed."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    rewards: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """An optimizer step: means of reward, length in tokens, and KL divergence in nats; tokens of the whole run."""
+
+    step: int
+    reward: float
+    length: float
+    kl: float | None
+    tokens: int
 
 
 def grpo_loop(
@@ -148,7 +168,7 @@ def report(step: int, groups: Sequence[Group], kl: float | None, tokens: int) ->
     """Means over the completions of a step."""
     rewards = [reward for group in groups for reward in group.rewards]
     lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
-    return StepReport(step, sum(rewards) / len(rewards), sum(lengths) / len(lengths), None, kl, tokens)
+    return StepReport(step, sum(rewards) / len(rewards), sum(lengths) / len(lengths), kl, tokens)
 
 
 def sample(

@@ -13,7 +13,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 QUICK = (
     *("algorithms", "laws", "recipe", "rewards/verifier", "sandbox"),
-    *(f"test_{name}.py" for name in ("architecture", "data", "intervals", "tiers", "types")),
+    *(f"test_{name}.py" for name in ("architecture", "data", "intervals", "tiers")),
     *(
         "cli/test_visible_output.py",
         "launch/test_launched.py",

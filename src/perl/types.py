@@ -1,6 +1,6 @@
 """The records that flow between the stages, in the order they flow.
 
-Prompt -> Completion -> Verdict -> Group -> StepReport
+Prompt -> Completion -> Verdict
 
 They are frozen: a stage that knows more makes a new record. Knows nothing of torch, TRL or files.
 """
@@ -62,39 +62,3 @@ class Verdict:
     def right(self) -> bool:
         """Whether the completion's answer is the gold answer."""
         return self.status == "right"
-
-
-@dataclass(frozen=True)
-class Group:
-    """The completions of one prompt and their rewards, the unit in which advantages are formed."""
-
-    prompt: Prompt
-    completions: tuple[Completion, ...]
-    rewards: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        """Refuses a group whose rewards do not belong to its completions."""
-        if len(self.completions) != len(self.rewards):
-            raise ValueError(f"{len(self.completions)} completions but {len(self.rewards)} rewards")
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one optimizer step looked like, averaged over its completions.
-
-    Attributes:
-        reward: Mean of the weighted reward sum; None where no completion could be scored.
-        length: Mean completion length in tokens.
-        entropy: Mean entropy of the policy's next-token distribution, in nats.
-        kl: Mean estimate of KL(policy || reference) per token, in nats; None where beta is 0.
-        tokens: Prompt and completion tokens of the whole run so far.
-        teacher_kl: Mean KL(policy || teacher) per token, in nats; None without a teacher.
-    """
-
-    step: int
-    reward: float | None
-    length: float | None
-    entropy: float | None
-    kl: float | None
-    tokens: float
-    teacher_kl: float | None = None

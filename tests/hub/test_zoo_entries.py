@@ -67,7 +67,7 @@ def test_an_entry_says_what_the_run_says_and_is_read_back_without_a_path(run, tm
         assert (place.repo, place.revision) == expected
 
 
-def test_an_entry_has_a_fit_name_source_and_provenance_and_is_replaced_only_with_force(run, tmp_path):
+def test_an_entry_has_a_fit_name_and_source_and_is_replaced_only_with_force(run, tmp_path):
     zoo = tmp_path / "zoo"
     add(run, zoo, notes=["first"], ship=True)
     with pytest.raises(PerlError, match=r"there is an entry 'tiny-0' already .*--force"):
@@ -78,8 +78,6 @@ def test_an_entry_has_a_fit_name_source_and_provenance_and_is_replaced_only_with
         add(run, zoo, name="../My LoRA")
     shutil.copytree(run, tmp_path / "My Run!")
     assert add(tmp_path / "My Run!", zoo).name == "my-run"
-    with pytest.raises(PerlError, match=r"is a run of this machine, not reported \(trained-here\)"):
-        add(run, tmp_path / "another", provenance="reported")
     for source in ("nowhere", "./a/b", "a/b/c"):
         with pytest.raises(PerlError, match="neither a run folder nor a name on the Hub"):
             add(source, zoo)

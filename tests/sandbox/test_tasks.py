@@ -11,6 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from sandbox_models import careful_completion, sloppy_completion
 
 from perl.errors import DataError, ModelError
 from perl.sandbox import (
@@ -25,7 +26,7 @@ from perl.sandbox import (
     model_folder,
     model_name,
 )
-from perl.sandbox.tasks import TASKS, Problem, careful_completion, problems, sloppy_completion, split_of, stream
+from perl.sandbox.tasks import TASKS, Problem, problems, split_of, stream
 from tests.oracles.sandbox_tasks import CODE, derivation_of, value_of
 
 SPLITS = ("train", "heldout")

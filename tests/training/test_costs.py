@@ -195,18 +195,15 @@ def test_hardware_is_found_by_name_or_by_its_memory():
     for name in ("H100", "h100", "NVIDIA H100", "h100-sxm"):
         assert hardware_named(name) == HARDWARE["H100"]
     assert hardware_named("a100") == hardware_named("A100-80GB") == HARDWARE["A100 80GB"]
-    assert hardware_named("A100", 40.0) == HARDWARE["A100 40GB"]
-    assert hardware_named("H100", 80.0) == HARDWARE["H100"]
-    for name in ("H100", None):
-        other = hardware_named(name, 200.0)
-        assert other.name == "200 GB"
-        assert other.source.startswith("memory as given")
-        assert other.memory == sold_as(200.0)
-    assert hardware_named("H100", 200.0).peak == HARDWARE["H100"].peak
+    assert hardware_named("A100 40GB") == HARDWARE["A100 40GB"]
+    for gigabytes, like in ((32, "A100 40GB"), (200, "H200")):
+        other = hardware_named(f"{gigabytes}GB")
+        assert (other.name, other.memory) == (f"{gigabytes} GB", sold_as(gigabytes))
+        assert other.source.startswith(f"memory as given, all else that of {like}")
+        assert other.peak == HARDWARE[like].peak
+    assert hardware_named("24") == hardware_named("24GB") == HARDWARE["L4"]
     assert hardware_named("rtx4090").name == "RTX 4090"
-    assert hardware_named("cpu", 64.0).memory == 64 * GIB
     assert hardware_named("CPU").on_cpu
-    assert hardware_named("24GB") == hardware_named(None, 24.0)
     for name, said in (("H1000", r"no hardware 'H1000' \(did you mean H100"), ("0", "no GPU has 0 GB")):
         with pytest.raises(PerlError, match=said):
             hardware_named(name)

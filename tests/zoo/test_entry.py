@@ -42,7 +42,7 @@ def test_an_entry_is_read_as_it_was_written_or_refused_in_a_line_that_names_file
     assert (found, found.curve, found.to_json()) == (GOOD, CURVE, GOOD.to_json())
     assert reported("a").adapter == Location()  # only what is reported may lie nowhere
     with pytest.raises(ValueError, match="names the adapter's files"):
-        Entry(name="a", provenance="reproduced", base="b", method="lora")
+        Entry(name="a", provenance="trained-here", base="b", method="lora")
     texts = [(json.dumps({**json.loads(GOOD.to_json()), **changes}), part) for changes, part in WRONG_FIELDS]
     for text, part in [*texts, *NO_ENTRY]:
         path.write_text(text)

@@ -28,7 +28,7 @@ def test_rows_are_selected_and_ordered_and_what_no_row_has_is_a_mistake():
         ({"base": "BASE-1.5b"}, "d"),
         ({"method": "LoRA", "provenance": "reported"}, "d"),
         ({"task": "products"}, "ac"),
-        ({"provenance": "reproduced"}, ""),
+        ({"provenance": "trained-here"}, "ab"),
     ):
         assert first_letters(select(ROWS, **wanted)) == expected, wanted
     assert tasks_of(ALL) == ["products", "sums"]  # the most used first

@@ -61,7 +61,6 @@ def explain(code: str | None) -> None:
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--processes", metavar="N", help="That train, one a GPU (engine.processes).")
 @click.option("--gpu", help="What each process has: T4, L4, A10, RTX 4090, A100, H100, H200, gigabytes as 24, or CPU.")
-@click.option("--memory", type=click.FloatRange(0, min_open=True), help="Its gigabytes, as it is sold.")
 @click.option(
     "--strategy",
     metavar="|".join(STRATEGIES),
@@ -98,7 +97,7 @@ def plan(
     from perl.training.hardware import hardware_named
 
     if asked["gpu"] is not None:
-        hardware_named(asked["gpu"], asked["memory"])
+        hardware_named(asked["gpu"])
     from perl.training.forecast import Question, answer
     from perl.training.forecast_text import forecast_lines, forecast_values
     from perl.training.stages import read_recipe

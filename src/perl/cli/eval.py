@@ -36,20 +36,8 @@ Examples:
 """
 
 
-class _Eval(click.Group):
-    """The command with ``compare`` below it; of an adapter that is named without its option it says how."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if self.get_command(ctx, args[0]) is None:
-            raise PerlError(f"perl eval has no command {args[0]!r}", "", f"perl eval --adapter {args[0]}")
-        return super().resolve_command(ctx, args)
-
-
 @click.group(
     "eval",
-    cls=_Eval,
     invoke_without_command=True,
     epilog=EPILOG,
     short_help="Score an adapter beside its base on benchmark tasks.",

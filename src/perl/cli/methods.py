@@ -9,39 +9,33 @@ from perl.algorithms.algorithm import NEUTRAL, Algorithm
 from perl.algorithms.named import ALGORITHMS, find_algorithm, shown_settings
 from perl.cli.output import say, set_up_output
 from perl.errors import RecipeError, did_you_mean
-from perl.methods.registry import METHODS, REFUSED_TYPES, Method
+from perl.methods.registry import METHODS, Method
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.run.tables import plain_table
 
 _COLUMNS = (
     *("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving"),
     *QUANTIZATIONS,
-    "tested",
 )
 
 
 @click.command("methods", short_help="List the PEFT methods: settings, parameters, reference, serving.")
 @click.argument("name", required=False)
 @click.option("--model", help="Count the parameters that each method trains of this model.")
-@click.option("--all", "all_types", is_flag=True, help="Also the other types of the installed PEFT (peft.type).")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
-def command(*, name: str | None, model: str | None, all_types: bool, as_json: bool) -> None:
+def command(*, name: str | None, model: str | None, as_json: bool) -> None:
     """List the methods that `peft.method` takes, or say everything about one NAME.
 
     rate: usual learning rate, relative to LoRA's. reference: how the base's policy is found again. rollout sync: what
     an engine is given after each step. nf4, int8, fp8: whether it stands on a base that is quantised so
-    (model.quantization); `perl methods NAME` says why not. tested: reference, saving, reloading and resuming are
-    measured for it.
+    (model.quantization); `perl methods NAME` says why not.
     """
     if name is not None and name not in METHODS:
         raise RecipeError(f"no method {name!r}", hint=did_you_mean(name, METHODS))
     rows = [_row(method) for method in METHODS.values() if name in (None, method.name)]
-    if model is not None or all_types:
-        set_up_output(quiet=True)
     if model is not None:
+        set_up_output(quiet=True)
         _count(rows, model)
-    if all_types:
-        rows += _other_types()
     if as_json:
         say(json.dumps(rows, indent=2))
     elif name is not None:
@@ -58,7 +52,6 @@ def _row(method: Method) -> dict[str, Any]:
         **{name: getattr(method, name) for name in ("rate", "learning_rate", "reference", "sync", "serving")},
         **{name: "no" if method.off_quantised(name) else "yes" for name in QUANTIZATIONS},
         **{f"off_{name}": method.off_quantised(name) for name in QUANTIZATIONS},
-        "tested": "yes",
     }
 
 
@@ -79,27 +72,6 @@ def _count(rows: list[dict[str, Any]], model: str) -> None:
             row["share"] = row["trainable"] / total
         except PerlError as error:
             row["refused"] = error.mistakes[0].message
-
-
-def _other_types() -> list[dict[str, Any]]:
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-
-    named = {method.config for method in METHODS.values()}
-    trained = {"reference": "adapter off", "serving": "as exported", "sync": "as measured"}
-    trained |= dict.fromkeys(QUANTIZATIONS, "as PEFT has it")
-    refused = {**dict.fromkeys(trained, ""), "reference": "refused"}
-    return [
-        {
-            "name": f"type: {kind.value}",
-            "summary": f"PEFT's {config.__name__}, verbatim",
-            "settings": {},
-            **(refused if kind.value in REFUSED_TYPES else trained),
-            "tested": "no",
-            "refused": REFUSED_TYPES.get(kind.value, ""),
-        }
-        for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()
-        if config.__name__ not in named
-    ]
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

@@ -22,7 +22,7 @@ Examples:
   perl zoo add runs/mine --zoo my_zoo --ship
   perl zoo html -o zoo.html
 """
-PROVENANCES = ("trained-here", "reproduced", "reported")
+PROVENANCES = ("trained-here", "reported")
 
 
 def _zoo_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +141,6 @@ def pull(name: str, destination: str | None, *, folder: str | None) -> None:
 @command.command("add", short_help="Make an entry of a run or of an adapter on the Hub.")
 @click.argument("source")
 @click.option("--name", help="Of the entry [default: after the source].")
-@click.option("--provenance", type=click.Choice(PROVENANCES), help="Of a Hub id: reproduced evaluates it here, now.")
 @click.option("--licence", help="SPDX identifier [default: the card's].")
 @click.option("--ship", is_flag=True, help="Copy the adapter's files into the zoo.")
 @click.option(

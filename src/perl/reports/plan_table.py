@@ -51,7 +51,6 @@ def plan(
     overrides: Sequence[str] = (),
     *,
     gpu: str | None = None,
-    memory: float | None = None,
     completion_tokens: int | None = None,
     run: str | Path | None = None,
     measure: bool = False,
@@ -61,8 +60,8 @@ def plan(
     Args:
         recipe: A recipe file, the name of a packaged one, a mapping, or a :class:`perl.Recipe`.
         overrides: ``section.key=value``, as ``engine.processes=8``.
-        gpu: What each process has: T4, L4, A10, RTX 4090, A100, H100, H200 or CPU; None: what is here.
-        memory: Its gigabytes, as it is sold.
+        gpu: What each process has: T4, L4, A10, RTX 4090, A100, H100, H200, gigabytes as 24, or CPU; None: what is
+            here.
         completion_tokens: Of a completion on average; None: half of the most.
         run: Folder of an earlier run, whose completions' lengths are taken.
         measure: Run a few passes here, and plan with what they reach.
@@ -73,5 +72,5 @@ def plan(
     Example:
         ``perl.plan("quickstart", ["train.num_generations=16"], gpu="A100")``
     """
-    question = Question(gpu, memory, completion_tokens, None if run is None else str(run), measure)
+    question = Question(gpu, completion_tokens, None if run is None else str(run), measure)
     return ShownPlan(answer(read_recipe(recipe, overrides), question))

@@ -141,16 +141,3 @@ def problems(task: str, split: Split, count: int, seed: int = 0) -> list[Problem
         if drawn > 100 * count:
             break
     raise ValueError(f"{task} has only {len(chosen)} different {split} problems, {count} were asked for")
-
-
-def careful_completion(problem: Problem) -> str:
-    """The derivation, then the answer in a box."""
-    return f"{problem.derivation} \\boxed{{{problem.answer}}}"
-
-
-def sloppy_completion(problem: Problem, rng: random.Random, right: float) -> str:
-    """A boxed guess without working, right with probability ``right``, else off by one in some digit."""
-    answer = int(problem.answer)
-    if rng.random() >= right:
-        answer += rng.choice([d for d in (-100, -10, -1, 1, 10, 100) if answer + d >= 0])
-    return f"\\boxed{{{answer}}}"

@@ -34,9 +34,6 @@ from perl.training.run_shape import Setup, Shape, execution_of, groups_of_proces
 
 GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
 """As GPUs are sold."""
-# Of a server's memory, what vLLM takes by itself; of that, the weights at most: the rest is for caches.
-_SERVER_SHARE, _MOST_WEIGHTS = 0.9, 0.75
-_MOST_AT_ONCE = 256  # sequences that vLLM runs at a time unless it is told otherwise
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,12 @@ class Question:
 
     Attributes:
         gpu: Name of what each process has; None: what is here, else a card of 80 GB; a recipe for a CPU has a CPU.
-        memory: Gigabytes of it, as it is sold; None: as the name says.
         completion: Tokens of a completion on average; None: half of the most.
         run: Folder of an earlier run, whose lengths are taken.
         measured: Whether a few passes are run here.
     """
 
     gpu: str | None = None
-    memory: float | None = None
     completion: int | None = None
     run: str | None = None
     measured: bool = False
@@ -133,7 +128,7 @@ def forecast_of(plan: Plan) -> Forecast:
 
 def _device(recipe: Recipe, question: Question) -> Hardware:
     on_cpu = question.gpu is None and recipe.engine.device == "cpu"
-    return hardware_named("cpu" if on_cpu else question.gpu, question.memory)
+    return hardware_named("cpu" if on_cpu else question.gpu)
 
 
 def _plan_of_one_process(recipe: Recipe) -> Plan:
@@ -212,28 +207,18 @@ def _greedy_share(plan: Plan, setup: Setup) -> float:
 
 
 def _rollout_seconds(plan: Plan, setup: Setup, shape: Shape, products: Range) -> Range:
-    """Until an engine has written all of its completions: in the process, or on a server like the process's device."""
+    """Until an engine has written all of its completions at once: in the process, or on a server like its device."""
     engine, lengths, device = plan.recipe.rollout.capabilities, setup.lengths, setup.device
     weights, of_token = weight_bytes(shape.model, shape.types), cached_bytes(shape.model, shape.types)
-    engines, at_once, gpus = setup.processes, setup.rows, 1
-    if engine.takes_updates:
-        share = plan.arguments.vllm_gpu_memory_utilization
-        if engine.needs_servers:
-            engines, share = max(plan.recipe.rollout.server_count, 1), _SERVER_SHARE
-        while engine.needs_servers and weights > _MOST_WEIGHTS * share * device.memory * gpus:
-            gpus *= 2
-        room = (share * device.memory * gpus - weights) / (of_token * (lengths.prompt + lengths.completion))
-        at_once = max(min(int(room), _MOST_AT_ONCE), 1)
+    engines = max(plan.recipe.rollout.server_count, 1) if engine.needs_servers else setup.processes
     each = -(-setup.batch.completions_per_step // engines)
-    tokens = -(-each // at_once) * lengths.longest
-    if _greedy_share(plan, setup):  # which are written after the others
-        tokens += lengths.longest
+    tokens = lengths.longest * (2 if _greedy_share(plan, setup) else 1)  # those are written after the others
     if "token" in setup.measured:  # with its reading and its products
         return AROUND_MEASURED.times(tokens * setup.measured["token"])
     written = lengths.completion if engine.takes_updates else lengths.longest  # which transformers pad to
-    cached = min(at_once, each) * of_token * (lengths.prompt + written / 2) * written / lengths.longest
-    token = token_seconds(device, engine, shape.model.layers, (weights + cached) / gpus, sharing=setup.sharing)
-    flops = _writing_flops(plan, setup, shape, each) * (1 + _greedy_share(plan, setup)) / gpus
+    cached = each * of_token * (lengths.prompt + written / 2) * written / lengths.longest
+    token = token_seconds(device, engine, shape.model.layers, weights + cached, sharing=setup.sharing)
+    flops = _writing_flops(plan, setup, shape, each) * (1 + _greedy_share(plan, setup))
     # At best all of it overlaps, at worst nothing does.
     multiplying = taking(flops, products)
     return Range(max(tokens * token.low, multiplying.low), tokens * token.high + multiplying.high)

@@ -73,30 +73,30 @@ _CORE_PEAK = 2 * 8 * 2 * 2.5e9
 _CORE_BANDWIDTH = 5e9
 
 
-def hardware_named(name: str | None, gigabytes: float | None = None) -> Hardware:
-    """The row of a name; without one that of the GPU which is sold with so much memory, or this machine's.
+def hardware_named(name: str | None) -> Hardware:
+    """The row of a name or of the memory that a GPU is sold with; without one this machine's.
 
     Args:
         name: As a person writes it: ``h100``, ``A100-80GB``, ``24GB``, ``cpu``.
-        gigabytes: Memory as it is sold; where the row has other memory, it takes its place.
 
     Raises:
         PerlError: There is no such row.
     """
     sold = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:gi?b?)?\s*", name or "", re.IGNORECASE)
-    if sold:
-        name, gigabytes = None, float(sold[1])
-    if name is not None and _plain(name) == "cpu":
-        return cpu(gigabytes)
-    if gigabytes is not None and not 1 <= gigabytes <= _LARGEST:
+    if name is None:
+        return this_machine()
+    if _plain(name) == "cpu":
+        return cpu()
+    if not sold:
+        return _rows(name)[-1]  # of an A100 the larger
+    gigabytes = float(sold[1])
+    if not 1 <= gigabytes <= _LARGEST:
         raise PerlError(f"no GPU has {gigabytes:g} GB", "--gpu", "gigabytes as it is sold with, as 24")
-    rows = [this_machine(gigabytes)] if name is None else _rows(name)
-    if gigabytes is None:
-        return rows[-1]  # of an A100 the larger
-    memory, other = sold_as(gigabytes), rows[-1]
-    source = f"memory as given, all else that of {other.name}, {other.source}"
-    other = replace(other, name=f"{gigabytes:g} GB", memory=memory, source=source)
-    return next((row for row in rows if row.memory == memory), other)
+    row = _with_memory_of(sold_as(gigabytes))
+    if row.memory == sold_as(gigabytes):
+        return row
+    source = f"memory as given, all else that of {row.name}, {row.source}"
+    return replace(row, name=f"{gigabytes:g} GB", memory=sold_as(gigabytes), source=source)
 
 
 def sold_as(gigabytes: float) -> float:
@@ -104,22 +104,17 @@ def sold_as(gigabytes: float) -> float:
     return GIB * SIZES.get(gigabytes, _LEFT * gigabytes)
 
 
-def cpu(gigabytes: float | None = None) -> Hardware:
-    """This machine's CPU with the threads that torch has, assumed and not measured.
-
-    Args:
-        gigabytes: Its memory; None: what this machine has.
-    """
+def cpu() -> Hardware:
+    """This machine's CPU with the threads that torch has, assumed and not measured."""
     threads = torch.get_num_threads()
-    here = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    memory = here if gigabytes is None else GIB * gigabytes
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     source = f"assumed for {threads} threads; --measure measures it"
     peak = threads * _CORE_PEAK
     return Hardware("CPU", peak, peak, threads * _CORE_BANDWIDTH, memory, source=source)
 
 
-def this_machine(gigabytes: float | None = None) -> Hardware:
-    """The GPU that is here; without one the smallest of the table that has the memory, else an 80 GB card."""
+def this_machine() -> Hardware:
+    """The GPU that is here; without one a card of 80 GB."""
     if torch.cuda.is_available():
         seen, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties(0).total_memory)
         here = _row_of(seen)
@@ -128,7 +123,7 @@ def this_machine(gigabytes: float | None = None) -> Hardware:
         row = _with_memory_of(memory)
         bfloat16 = torch.cuda.get_device_capability() >= (8, 0)
         return replace(row, name=seen, memory=memory, bfloat16=bfloat16, source=f"assumed as of {row.name}")
-    return _with_memory_of(sold_as(80.0 if gigabytes is None else gigabytes))
+    return _with_memory_of(sold_as(80.0))
 
 
 def _with_memory_of(memory: float) -> Hardware:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from perl.errors import PerlError
 
-Provenance = Literal["trained-here", "reproduced", "reported"]
+Provenance = Literal["trained-here", "reported"]
 
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
 POLICY = r"^[0-9a-f]{64}$"
@@ -69,8 +69,7 @@ class Entry(_Record):
 
     Attributes:
         name: Its name in the zoo, that of its file.
-        provenance: ``trained-here``; ``reproduced``: trained elsewhere, evaluated here; ``reported``: numbers of
-            others.
+        provenance: ``trained-here``; ``reported``: numbers of others.
         adapter: Where it lies.
         base: Hub id or sandbox name.
         base_revision: Commit.

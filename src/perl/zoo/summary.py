@@ -33,7 +33,6 @@ _SECTIONS = {
         "Trained here",
         "Trained and evaluated with this package; `perl zoo verify NAME` evaluates one again.",
     ),
-    "reproduced": ("Reproduced", "Trained by others, evaluated with this package."),
     "reported": (
         "Reported by others",
         "Nothing here was measured by this package, and none of these files was loaded by it. What is known to be "

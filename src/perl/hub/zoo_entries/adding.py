@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,23 +19,21 @@ from perl.hub.gate.gate import ZOO, gate_mistakes
 from perl.hub.push.package import Package
 from perl.hub.zoo_entries.from_hub import of_hub, repository_url
 from perl.hub.zoo_entries.material import Material, of_run, protocol_facts
-from perl.hub.zoo_entries.verification import reproduced
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter
 from perl.recipe.plain_yaml import plain_value
 from perl.run.files import write_text
-from perl.zoo.entry import NAME, Entry, Location, Provenance, SeedScores, parse_entry
+from perl.zoo.entry import NAME, Entry, Location, SeedScores, parse_entry
 
 logger = logging.getLogger("perl")
 
 _OF_ITS_AUTHOR = "Scores are those of its author's results file, nobody evaluated it here; `perl zoo verify` does."
 
 
-def add(  # noqa: PLR0913 (what a user may say of an entry)
+def add(
     source: str | Path,
     zoo_folder: str | Path,
     name: str | None = None,
-    provenance: Provenance | None = None,
     licence: str | None = None,
     *,
     ship: bool = False,
@@ -50,14 +47,12 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
     only what ``perl push`` put there is taken, and checked: the results must name the weights, and each score must
     follow from the results of its problems. Still these numbers are untrusted, so that the provenance is
     ``reported``, the source is the repository's commit, and scores bear no protocol hash, which keeps them out of
-    rankings with ours; the protocol is kept, since ``verify`` evaluates by it. With the provenance ``reproduced`` the
-    adapter is evaluated here, now, and the entry holds what was found.
+    rankings with ours; the protocol is kept, since ``verify`` evaluates by it.
 
     Args:
         source: A run folder (its final adapter; ``RUN/best``: its best), or a Hub id with an optional ``@revision``.
         zoo_folder: The zoo.
         name: Of the entry; None: the last part of the source's name.
-        provenance: None: ``trained-here`` of a run, ``reported`` of the Hub.
         licence: None: what the run's base has, or the card says.
         ship: Copy the adapter into the zoo.
         seeds: Run folders of the same recipe with other seeds.
@@ -76,7 +71,7 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
     path = zoo / "entries" / f"{label}.json"
     if path.exists() and not force:
         raise PerlError(f"there is an entry {label!r} already", str(zoo_folder), "another name, or --force")
-    entry = _entry(material, label, provenance, notes)
+    entry = _entry(material, label, notes)
     changes: dict[str, Any] = {"licence": licence} if licence else {}
     changes["seeds"] = [_seed(material, of_run(Path(seed).expanduser())) for seed in seeds]
     used = [material.known.get("seed"), *(seed.seed for seed in changes["seeds"])]
@@ -84,9 +79,6 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
         raise PerlError("a seed is named twice", material.where, "runs of one recipe differ in train.seed")
     changes["adapter"] = entry.adapter.model_copy(update={"shipped": ship})
     entry = entry.model_copy(update=changes)
-    if provenance == "reproduced":
-        with tempfile.TemporaryDirectory() as folder:
-            entry = reproduced(entry, Path(folder))
     package = _package(material) if ship else Package({})
     raise_all(PerlError, gate_mistakes({path.name: entry.to_json().encode(), **package.files}, among=ZOO))
     path.unlink(missing_ok=True)  # so that a kill leaves no entry with another's adapter
@@ -112,12 +104,8 @@ def _material(source: str | Path) -> Material:
     return of_hub(str(source))
 
 
-def _entry(material: Material, label: str, provenance: Provenance | None, notes: Sequence[str]) -> Entry:
+def _entry(material: Material, label: str, notes: Sequence[str]) -> Entry:
     a_run = material.origin == "run"
-    if provenance == "trained-here" and not a_run:
-        raise PerlError("was not trained here", material.where, "reported, or reproduced, which evaluates it here")
-    if provenance not in (None, "trained-here") and a_run:
-        raise PerlError(f"is a run of this machine, not {provenance}", material.where, "trained-here")
     strange: dict[str, Any] = {}
     if not a_run:
         strange = {

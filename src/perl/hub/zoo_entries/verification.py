@@ -12,13 +12,11 @@ from typing import Any, Literal
 from perl.errors import PerlError, did_you_mean
 from perl.evaluation.evaluate import carry_out
 from perl.evaluation.protocol import PRESETS
-from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.request import EvalSettings, plan_evaluation
 from perl.evaluation.results import Results
 from perl.evaluation.task import all_tasks
-from perl.hub.zoo_entries.material import checked_scores, protocol_facts, score_of
-from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.policy.saved.download import fetch_adapter, zoo_adapter
+from perl.hub.zoo_entries.material import score_of
+from perl.policy.saved.download import zoo_adapter
 from perl.run.tables import percent
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
@@ -122,33 +120,6 @@ def verify(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(output or temporary).expanduser()
         return compare(entry, scores, _evaluate(entry, scores, zoo_adapter(entry.name, zoo), folder, k, limit, data))
-
-
-def reproduced(entry: Entry, folder: Path) -> Entry:
-    """A reported entry of an adapter on the Hub, evaluated here: with the scores that were found.
-
-    Args:
-        entry: Names repository, commit and SHA-256 of the adapter's files.
-        folder: For the results.
-
-    Raises:
-        PerlError: As :func:`verify`.
-    """
-    place, scores = entry.adapter, _wanted(entry, None)
-    adapter = fetch_adapter(str(place.repo), place.revision, place.subfolder, place.sha256)
-    results = _evaluate(entry, scores, adapter, folder)
-    reported = ", ".join(f"{percent(score.adapter)} on {score.task}" for score in scores)
-    config = (adapter / CONFIG).read_bytes()
-    return entry.model_copy(
-        update={
-            "provenance": "reproduced",
-            "scores": checked_scores(recount_folder(folder), place.sha256[WEIGHTS], config, entry.name),
-            "protocol": {**protocol_facts(results), **{n: v for n, v in entry.protocol.items() if n == "preset"}},
-            "base_sha256": results.subject.get("base_sha256"),
-            "policy": results.subject.get("policy"),
-            "notes": [f"Evaluated here; its author reports {reported}.", *entry.notes[1:]],
-        }
-    )
 
 
 def compare(entry: Entry, scores: Sequence[TaskScore], results: Results) -> Verification:
