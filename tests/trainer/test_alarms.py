@@ -388,7 +388,9 @@ def test_our_trainer_has_alarms_of_its_own_unless_it_is_given_some(tmp_path, sai
     assert "a typical completion ends" in own.raised[0].line
     assert (tmp_path / "own" / "alarms.jsonl").is_file()
     assert not (tmp_path / "added" / "run" / "alarms.jsonl").exists()
-    assert sum("[PRL403]" in line for line in said()) == 1
+    lines = said()
+    assert sum("[PRL403]" in line for line in lines) == 1
+    assert any("100 % of the completions of the first step are truncated" in line for line in lines)
     trained(tmp_path / "flat", 3, callbacks=[FlatRewards(after_steps=2)])
     assert sum("[PRL403]" in line for line in said()) == 1
     with pytest.raises(RecipeError, match="there are two HealthAlarms"):

@@ -27,6 +27,13 @@ MATH = "math"
 BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 BOXED_SOURCE = "asked as Qwen2.5-Math's evaluation does"
 LIGHTEVAL_SOURCE = "asked as lighteval 0.13 does"
+LIGHTEVAL_AIME_PROMPT = (
+    "\nSolve the following math problem efficiently and clearly.  The last line of your response should be of the "
+    "following format: 'Therefore, the final answer is: $\\boxed{ANSWER}$. I hope it is correct' (without quotes) "
+    "where ANSWER is just the final number or expression that solves the problem. Think step by step before "
+    "answering.\n\n{problem}\n"
+)
+"""lighteval's, of every year's AIME."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from perl.algorithms.named import named_facts
 from perl.data import render_prompts
 from perl.errors import BrokenPromiseError, InterruptedRunError, PerlError, RewardError, RunFolderError, warn
 from perl.hub.card.candidate import source_of_run
+from perl.hub.card.names import published_label
 from perl.launch.together import see_files
 from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
 from perl.policy.guards import check_saved_adapter, check_saved_model
@@ -256,4 +257,4 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 def run_title(run: Run) -> str:
     """Over its pictures."""
-    return f"{run.path.name}: {run.facts['method']} on {run.facts['base']}"
+    return f"{run.path.name}: {run.facts['method']} on {published_label(str(run.facts['base']))}"

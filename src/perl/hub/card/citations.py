@@ -21,12 +21,13 @@ _PAPER = re.compile(r"^.*?arXiv:\d{4}\.\d{4,5}")
 
 
 def loss_name(facts: RunFacts) -> str:
-    """What people call it: the algorithm, where the run names one, else the loss; a teacher alone is distillation."""
+    """What people call it: the algorithm, where the run names one, else GRPO and its loss; a teacher alone distils."""
     if not facts.rewarded:
         return _DISTILLATION.title
     if facts.algorithm in ALGORITHMS:
         return ALGORITHMS[facts.algorithm].title
-    return LOSSES[facts.loss].title if facts.loss in LOSSES else facts.loss or "GRPO"
+    loss = LOSSES[facts.loss].title if facts.loss in LOSSES else facts.loss
+    return "GRPO" if loss in (None, "GRPO") else f"GRPO with the loss {loss}"
 
 
 def references(facts: RunFacts) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ def _metadata(facts: CardFacts) -> dict[str, Any]:
 
 
 def _tags(facts: CardFacts) -> list[str]:
-    tags = [OURS, "reinforcement-learning", facts.algorithm or facts.loss or "grpo"]
+    tags = [OURS, "reinforcement-learning", facts.algorithm or ("grpo" if facts.rewarded else "opd")]
     tags += [facts.method] if facts.method else []
     tags += [SANDBOX_TAGS[facts.base]] if facts.base in SANDBOX_TAGS else []
     tags += [adapter_tag(facts.base)] if facts.base_on_hub and not facts.whole else []

@@ -51,6 +51,14 @@ def truncated(history: History, setup: Setup) -> Sign | None:
     return Sign(share, f"{_percent(share)} of the completions of the newest {TRUNCATED_WINDOW} steps are truncated")
 
 
+def truncated_at_once(history: History) -> Sign | None:
+    """Which share of the first step's completions is cut off, if it is most: said at once, and no alarm yet."""
+    first = history.recent(TRUNCATED, 1) if len(history.rows) == 1 else None
+    if first is None or first[0] <= MOST:
+        return None
+    return Sign(first[0], f"{_percent(first[0])} of the completions of the first step are truncated")
+
+
 def flat(history: History, setup: Setup) -> Sign | None:
     """For how many steps in a row no group's rewards have differed."""
     if not setup.flat_steps or not history.newest_rows("reward", 1):

@@ -24,7 +24,7 @@ from perl.methods.registry import METHODS, Method
 from perl.run.joint_work import Processes, joined
 from perl.run.logs import append_row
 from perl.trainer.alarms.of_policy import usual_rate
-from perl.trainer.alarms.of_samples import typical
+from perl.trainer.alarms.of_samples import truncated_at_once, typical
 from perl.trainer.alarms.rule import Judge, Rule, Setup, Sign, as_in_a_script
 from perl.trainer.alarms.table import RULES
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, folder_of, reopened
@@ -168,6 +168,10 @@ class HealthAlarms(RunCallback):
         if state.is_world_process_zero:
             self._judged(state.global_step, logs)
             _say_over(self._judge)
+            sign = truncated_at_once(self._judge.history) if "loss" in logs else None
+            if sign is not None:
+                rule = RULES["completions_truncated"]
+                logger.warning("%s", self._named(rule.line(sign, self._setup)), extra={"code": rule.code})
         new = self.raised[begin:]
         for alarm in new:
             logger.warning("%s", alarm.line, extra={"code": alarm.code})
