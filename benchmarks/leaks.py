@@ -135,7 +135,7 @@ def carriers(text: str) -> dict[str, dict[str, bytes]]:
 
 def in_repository() -> dict[str, bytes]:
     """Files of this repository that are published, or are of the same kinds."""
-    patterns = ("model_cards/zoo/entries/*.json", "model_cards/zoo/adapters/*/*", "model_cards/zoo/zoo.csv", "*.md")
+    patterns = ("model_cards/zoo/entries/*.json", "model_cards/zoo/adapters/*/*", "*.md")
     patterns += ("docs/*.md", "eval/*.md", "benchmarks/results/*.json", "recipes/**/*.yaml")
     found = [path for pattern in patterns for path in sorted(CHECKOUT.glob(pattern)) if path.is_file()]
     files = {path.relative_to(CHECKOUT).as_posix(): path.read_bytes() for path in found}

@@ -99,13 +99,10 @@ def test_rank_shows_ranks_and_names_what_is_not_ranked(perl, zoo):
 
 
 def test_render_writes_and_checks_and_a_malformed_entry_stops_it_alone(perl, zoo, tmp_path):
-    absent = [
-        f"error: {zoo}/{name}: is not what the entries say (perl zoo render) [PRL206]"
-        for name in ("MODEL_ZOO.md", "zoo.csv")
-    ]
+    absent = [f"error: {zoo}/MODEL_ZOO.md: is not what the entries say (perl zoo render) [PRL206]"]
     code, _, err = perl("render", "--check", "--zoo", zoo)
     assert (code, err.splitlines()) == (2, absent)
-    assert perl("render", "--zoo", zoo)[1].splitlines() == [f"{zoo}/MODEL_ZOO.md", f"{zoo}/zoo.csv"]
+    assert perl("render", "--zoo", zoo)[1].splitlines() == [f"{zoo}/MODEL_ZOO.md"]
     assert perl("render", "--check", "--zoo", zoo) == (0, "", "")
     assert perl("html", "-o", "pages/mine.html", "--zoo", zoo) == (0, "pages/mine.html\n", "")
     assert "b-vera" in (tmp_path / "pages" / "mine.html").read_text()

@@ -197,11 +197,11 @@ def html(*, output: str, folder: str | None) -> None:
     _write({Path(output).expanduser(): html_page(open_zoo(folder))})
 
 
-@command.command("render", short_help="Write MODEL_ZOO.md and zoo.csv, or check them.")
-@click.option("--check", is_flag=True, help="Only compare; exit code 2 if they are not what the entries say.")
+@command.command("render", short_help="Write MODEL_ZOO.md, or check it.")
+@click.option("--check", is_flag=True, help="Only compare; exit code 2 if it is not what the entries say.")
 @_zoo_option
 def render(*, check: bool, folder: str | None) -> None:
-    """Write MODEL_ZOO.md and zoo.csv out of the entries."""
+    """Write MODEL_ZOO.md out of the entries."""
     from perl.zoo.summary import rendered
 
     zoo = open_zoo(folder)

@@ -1,9 +1,9 @@
-"""The zoo as files for others: MODEL_ZOO.md for people, zoo.csv for programs, one page for a browser.
+"""The zoo as files for others: MODEL_ZOO.md, and one page for a browser.
 
-Zoo -> MODEL_ZOO.md, zoo.csv; zoo.html; Entry -> everything that it says
+Zoo -> MODEL_ZOO.md; zoo.html; Entry -> everything that it says
 
-All are the rows of :mod:`perl.zoo.table`, printed; the first two are kept beside a zoo, so that a check can write them
-again and compare.
+Both are the rows of :mod:`perl.zoo.table`, printed; the first is kept beside a zoo, so that a check can write it again
+and compare.
 """
 
 import textwrap
@@ -16,7 +16,7 @@ from perl.zoo import table
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry
 
-MARKDOWN, CSV = "MODEL_ZOO.md", "zoo.csv"
+MARKDOWN = "MODEL_ZOO.md"
 _WIDEST = 100
 _HEAD = """# Model zoo
 
@@ -42,14 +42,10 @@ _SECTIONS = {
 
 
 def rendered(zoo: Zoo) -> dict[Path, str]:
-    """The files that are generated from a zoo, and their texts.
-
-    Those of a checkout's own zoo: MODEL_ZOO.md at its root. Of any other: both beside the entries.
-    """
+    """The file that is generated from a zoo, and its text: of a checkout's own at its root, else beside the entries."""
     root = zoo.folder.parent.parent
     own = zoo.folder.parent.name == "model_cards" and (root / "pyproject.toml").is_file()
-    entries = list(zoo.entries.values())
-    return {(root if own else zoo.folder) / MARKDOWN: _markdown(entries), zoo.folder / CSV: _csv(entries)}
+    return {(root if own else zoo.folder) / MARKDOWN: _markdown(list(zoo.entries.values()))}
 
 
 def sheet(entry: Entry) -> list[str]:
@@ -124,15 +120,3 @@ def _table(entries: Sequence[Entry]) -> str:
     }
     base = [f"Base: {in_markdown(', '.join(sorted(bases)))}.", ""] if bases and len(bases) <= len(tasks) else []
     return "\n".join([table.printed(rows, columns, "markdown"), "", *base, *listed])
-
-
-def _csv(entries: Sequence[Entry]) -> str:
-    """A line for each entry and task; one for an entry without a score."""
-    rows: list[table.Row] = [table.row_of(entry) for entry in entries if not entry.scores]
-    for entry in entries:
-        for score in entry.scores:
-            seeds = " ".join(map(str, entry.seed_scores(score)[1:]))
-            others = table.Cell(seeds or None, seeds)
-            rows.append({**table.row_of(entry), **table.score_row(entry, score), "other seeds": others})
-    columns = [name for name in table.FACTS if name not in ("scores", "settings", "reward", "versions", "shipped")]
-    return table.printed(table.ordered(rows, "name"), [*columns, *table.SCORE_COLUMNS, "other seeds"], "csv")
