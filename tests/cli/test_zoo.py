@@ -36,7 +36,7 @@ def first_words(text):
 def test_list_filters_sorts_and_chooses_columns_in_every_form(perl, zoo):
     assert first_words(perl("list", "--zoo", zoo)[1]) == ["a-lora", "b-vera", "c-hot", "d-paper"]
     assert first_words(perl("list", "--task", "sums", "--zoo", zoo)[1]) == ["c-hot", "b-vera", "a-lora"]
-    filters = ("--method", "lora", "--base", "SANDBOX", "--provenance", "trained-here", "--reverse")
+    filters = ("--method", "lora", "--base", "SANDBOX", "--reverse")
     out = perl("list", *filters, "--columns", "name,sums.gain", "--zoo", zoo)[1]
     assert out.splitlines() == ["name    sums.gain", "c-hot       +50.0", "a-lora      +10.0"]
     chosen = ("--columns", "name,sums", "--sort", "sums", "--zoo", zoo)

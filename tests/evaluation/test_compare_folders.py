@@ -80,7 +80,7 @@ def test_each_is_compared_with_its_base_and_p_values_are_corrected_over_all_of_t
     for policy, alone, shown in zip(adapters, own, together, strict=True):
         assert policy.differences[TASK] == shown
         assert policy.p_values[TASK] == pytest.approx(alone.p_value)
-    assert "p: sign flips by problem, Holm over 4 policies" in " ".join(as_plain(found).split())
+    assert "p: sign flips by problem, Holm over 4 differences" in " ".join(as_plain(found).split())
 
 
 @pytest.mark.parametrize("against", ["base", "dora seed 0", None])

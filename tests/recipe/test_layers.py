@@ -294,3 +294,22 @@ def test_the_length_that_is_written_last_counts_and_two_in_one_place_are_a_mista
         load_recipe({"train": {"max_steps": 5, "num_train_epochs": 2}})
     with pytest.raises(RecipeError, match=r"max_prompt_length: unknown key .leave it out: prompts are never cut"):
         load_recipe({"train": {"max_prompt_length": 512}})
+
+
+def test_what_a_recipe_names_by_a_relative_path_is_looked_for_beside_it_first(tmp_path, monkeypatch):
+    there = tmp_path / "there"
+    for name in ("base", "adapter", "data", "aime24"):
+        (there / name).mkdir(parents=True)
+    for name in ("q.jsonl", "t.py", "h.csv"):
+        (there / name).write_text("")
+    (there / "r.yaml").write_text(
+        "model: {name: base}\npeft: {adapter: adapter}\ndata: {train: q.jsonl, eval: {name: h.csv}}\n"
+        "eval: {data: data, tasks: [t.py:mine, aime24, {name: q.jsonl}, absent.jsonl]}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("there/r.yaml", ["teacher.adapter=adapter"])
+    assert (recipe.model.name, recipe.peft.adapter, recipe.eval.data) == ("there/base", "there/adapter", "there/data")
+    assert (recipe.data.train.name, recipe.data.eval.name) == ("there/q.jsonl", "there/h.csv")
+    names = [task.name for task in recipe.eval.tasks]
+    assert names == ["there/t.py:mine", "aime24", "there/q.jsonl", "absent.jsonl"]
+    assert recipe.teacher.adapter == "adapter"  # of the command line, as the command sees it

@@ -22,7 +22,6 @@ Examples:
   perl zoo add runs/mine --zoo my_zoo --ship
   perl zoo html -o zoo.html
 """
-PROVENANCES = ("trained-here", "reported")
 
 
 def _zoo_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +45,6 @@ def command() -> None:
 @click.option("--base", help="Part of the base's name.")
 @click.option("--method", help="As in peft.method.")
 @click.option("--task", help="Only adapters with a score on it.")
-@click.option("--provenance", type=click.Choice(PROVENANCES), help="Who measured.")
 @click.option("--sort", help="A task, from the best score down; or any other column [default: --task, else name].")
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @click.option("--columns", help="Names with commas between; tasks are columns too, and TASK.base, TASK.gain.")
@@ -99,19 +97,16 @@ def show(name: str, *, as_json: bool, folder: str | None) -> None:
 @command.command("rank", short_help="Rank adapters by their score on a task, as far as they may be compared.")
 @click.argument("task")
 @click.option("--base", help="Only adapters whose base has this in its name.")
-@click.option("--provenance", type=click.Choice(PROVENANCES), help="Who measured.")
 @click.option("--protocol", help="Part of a protocol's hash, or of a source [default: what most scores share].")
 @_format_options
 @_zoo_option
-def rank(
-    task: str, *, base: str | None, provenance: str | None, protocol: str | None, style: str | None, folder: str | None
-) -> None:
+def rank(task: str, *, base: str | None, protocol: str | None, style: str | None, folder: str | None) -> None:
     """Rank the adapters that were scored on TASK under one protocol; scores that errors cannot tell apart are ties."""
     from perl.zoo.ranking import COLUMNS, rank_task
     from perl.zoo.table import as_records, printed, row_of, select
 
     entries = open_zoo(folder).entries
-    rows = select([row_of(entry) for entry in entries.values()], base=base, provenance=provenance)
+    rows = select([row_of(entry) for entry in entries.values()], base=base)
     found = rank_task([entries[str(row["name"].value)] for row in rows], task, protocol)
     if style == "json":
         ranks = as_records(found.rows, [*COLUMNS, "error"])

@@ -3,7 +3,6 @@
 Comparison -> Markdown, terminal, JSON
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -93,9 +92,8 @@ def _notes(comparison: Comparison, marks: Marks) -> list[str]:
     scores = [score for policy in comparison.policies for score in policy.scores.values()]
     notes = [f"{'; '.join(('Scores in percent', *error_words(scores)))}."]
     if tests:
-        notes.append(
-            f"Differences from {comparison.first} are paired by problem; {p_words(len(tests), _of_what(tests))}."
-        )
+        of = p_words(len(tests), f"{len(tests)} differences")
+        notes.append(f"Differences from {comparison.first} are paired by problem; {of}.")
     if not all(is_shown(found) for _, _, found in tests):
         why = f"the 95 % interval includes 0 or p is above {SMALL_P}"
         notes.append(f"{NOT_DIFFERENT}: not shown to differ from {comparison.first}: {why}.")
@@ -103,13 +101,6 @@ def _notes(comparison: Comparison, marks: Marks) -> list[str]:
         notes.append(f"{OTHERWISE}: another protocol than the task's unmarked scores, not comparable with them.")
     judges = [f"{comparison.tasks[task]} {judge_cell(scorer, marks)}" for task, scorer in comparison.judges.items()]
     return [*notes, *([f"Judged by: {', '.join(judges)}."] if judges else []), *comparison.notes]
-
-
-def _of_what(tests: Sequence[tuple[str, str, Any]]) -> str:
-    """``3 policies x 2 tasks``; of some only ``5 differences``."""
-    policies, tasks = ({test[i] for test in tests} for i in (0, 1))
-    sides = [f"{len(side)} {name}" for side, name in ((policies, "policies"), (tasks, "tasks")) if len(side) > 1]
-    return " x ".join(sides) if len(tests) == len(policies) * len(tasks) else f"{len(tests)} differences"
 
 
 def _cell(policy: PolicyScores, task: str) -> str:

@@ -28,7 +28,6 @@ from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import (
-    DATA_FILE_SUFFIXES,
     FIELD_OF_SETTING,
     SECTION_NAMES,
     SECTIONS,
@@ -138,6 +137,12 @@ class Recipe:
         return dump(self.as_dict())
 
 
+# Settings that may be paths; tasks of an evaluation are too.
+_PLACES: tuple[tuple[Any, ...], ...] = (
+    *(("model", "name"), ("peft", "adapter"), ("teacher", "adapter"), ("train", "critic_adapter")),
+    *(("data", "train", "name"), ("data", "eval", "name"), ("eval", "data")),
+)
+_TASK_FILE = re.compile(r".*\.(py(:.*)?|jsonl|json|csv|parquet|ya?ml)")
 _ENTRY = re.compile(r"\[(\d+)\](?=[.\[]|$)")
 """Of a list, ``eval.tasks[1]``."""
 _SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
@@ -174,6 +179,7 @@ def load_recipe(
     mistakes = [Mistake(one.message, layer.where(one.where.split(".")), one.hint) for one in wrong]
     mistakes += [*_move_to_their_section(layer), *_move_process_reward(layer)]
     mistakes += _unknown_sections(layer)
+    _beside_recipe(layer)
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
         sections |= _validated(section, model, layer, mistakes)
@@ -186,26 +192,30 @@ def load_recipe(
         mistakes += _without_rewards(algorithm, sections["train"], layer)
     mistakes += _nobody_starts_servers(sections, layer)
     find_in(folders_beside(layer))
-    if "data" in sections:
-        sections["data"] = _beside_recipe(sections["data"], layer)
     for path, mistake in _found_later(sections, layer, checks):
         mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
     raise_all(RecipeError, mistakes)
     return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
 
 
-def _beside_recipe(data: DataSection, layer: Layer) -> DataSection:
-    """A data file is looked for beside the recipe that names it first, then where the command runs."""
-    found: dict[str, Any] = {}
-    for role, source in (("train", data.train), ("eval", data.eval)):
-        keys = ("data", role, "name"), ("data", role)
-        written = next((layer.origins[key] for key in keys if key in layer.origins), "")
-        if source is not None and source.name.endswith(DATA_FILE_SUFFIXES):
-            file = Path(written.rpartition(":")[0]).parent / source.name
-            found |= {role: source.model_copy(update={"name": str(file)})} if file.is_file() else {}
-    if data.eval is not None and data.eval.share is not None and "train" in found:
-        found["eval"] = found["train"].model_copy(update={"share": data.eval.share})
-    return data.model_copy(update=found)
+def _beside_recipe(layer: Layer) -> None:
+    """What is named by a relative path is looked for beside the file that names it, then where the command runs."""
+    tasks = layer.values["eval"].get("tasks") if isinstance(layer.values.get("eval"), dict) else None
+    entries = [("eval", "tasks", number) for number in range(len(tasks))] if isinstance(tasks, list) else []
+    for path in (*_PLACES, *entries, *((*entry, "name") for entry in entries)):
+        inside: Any = layer.values
+        for key in path[:-1]:
+            inside = inside[key] if isinstance(inside, list) else inside.get(key) if isinstance(inside, dict) else None
+        if not isinstance(inside, dict | list):
+            continue
+        value = inside[path[-1]] if isinstance(inside, list) else inside.get(path[-1])
+        where = tuple(map(str, path))
+        written = layer.origins.get(where) or layer.origins.get(where[:-1], "")
+        folder = Path(written.rpartition(":")[0]).parent
+        if not isinstance(value, str) or ("tasks" in path and not _TASK_FILE.fullmatch(value)):
+            continue
+        if value and (folder / re.sub(r"(?<=\.py):.*", "", value)).exists():
+            inside[path[-1]] = str(folder / value)
 
 
 def _nobody_starts_servers(sections: dict[str, Any], layer: Layer) -> Iterator[Mistake]:

@@ -129,7 +129,7 @@ def select(rows: Sequence[Row], **wanted: str | None) -> list[Row]:
 
     Args:
         rows: Of a zoo.
-        wanted: ``base``: part of it; ``method``; ``provenance``; ``task``: one that there is a score on.
+        wanted: ``base``: part of it; ``method``; ``task``: one that there is a score on.
 
     Raises:
         PerlError: No row has that.
@@ -138,7 +138,7 @@ def select(rows: Sequence[Row], **wanted: str | None) -> list[Row]:
         if value is None:
             continue
         kept = [row for row in rows if _fits(row, fact, value)]
-        if not kept and fact != "provenance":
+        if not kept:
             known = {name for row in rows for name in (row.keys() - FACTS if fact == "task" else [row[fact].text])}
             raise PerlError(f"no entry of the zoo has the {fact} {value!r}", f"--{fact}", did_you_mean(value, known))
         rows = kept
