@@ -212,7 +212,7 @@ def _reward_code(plan: Plan, run: Run) -> dict[str, Any]:
     step = latest_step(run.checkpoints)
     if other and step and is_first_process():
         what = "the code of %s was changed since this run was stopped: its first %d steps were trained on the other"
-        warn("PRL349", what, ", ".join(other), step)
+        warn("PRL350", what, ", ".join(other), step)
         changed.append(step)
     return {"reward_code": code, "rewards_changed": changed}
 
