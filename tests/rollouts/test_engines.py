@@ -1,9 +1,12 @@
 """Engines are told apart by what they can do."""
 
+import json
+import re
 import sys
 from typing import get_args
 
 import pytest
+from packaging.version import Version
 
 from perl.errors import MissingExtraError, ModelError
 from perl.recipe.rollout_section import ENGINES, OF_TRL, Backend, RolloutSection, best_backend, capabilities
@@ -11,6 +14,7 @@ from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import _OPENED
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
+from perl.rollouts.vllm.version import NEWER, OLDEST, TESTED, calls_of
 from perl.sandbox import BASE_FOLDER
 
 CLASSES = {"transformers": TransformersEngine, "vllm": InProcessEngine, "vllm-server": ServerPool}
@@ -59,8 +63,19 @@ def test_auto_is_the_servers_else_vllm_on_a_gpu_else_transformers(
 def test_without_vllm_the_command_that_installs_it_is_named():
     if "vllm" in sys.modules:
         pytest.skip("this environment has vLLM")
-    with pytest.raises(MissingExtraError, match=r"pip install 'vllm>=0\.32,<0\.33'"):
+    with pytest.raises(MissingExtraError, match=re.escape(f"pip install 'vllm{TESTED}'")):
         InProcessEngine(str(BASE_FOLDER), max_lora_rank=8)
+
+
+def test_what_is_called_of_each_vllm_is_what_that_has(checkout):
+    """As the sources of each have it; ``benchmarks/vllm_versions.py`` has trained with them."""
+    found = {version: calls_of(version) for version in ("0.28.0", "0.29.0", "0.30.1", "0.31.0", "0.32.0", "0.40")}
+    assert [calls.renaming for calls in found.values()] == ["get_unstacked_mapper", *["get_rename_mapper"] * 5]
+    assert [calls.releases_cache for calls in found.values()] == [False] * 3 + [True] * 3
+    tried = json.loads((checkout / "benchmarks" / "results" / "vllm_versions.json").read_text())["versions"]
+    assert {f"{row['ended']}" for version in tried.values() for row in version["ways"].values()} == {"done"}
+    assert OLDEST == min(map(Version, tried))
+    assert max(map(Version, tried)) < NEWER
 
 
 def test_a_rank_that_no_slot_holds_is_refused_before_anything_is_loaded():
