@@ -74,7 +74,7 @@ def test_what_is_called_of_each_vllm_is_what_that_has(checkout):
     assert [calls.releases_cache for calls in found.values()] == [False] * 3 + [True] * 3
     tried = json.loads((checkout / "benchmarks" / "results" / "vllm_versions.json").read_text())["versions"]
     assert {f"{row['ended']}" for version in tried.values() for row in version["ways"].values()} == {"done"}
-    assert OLDEST == min(map(Version, tried))
+    assert min(map(Version, tried)) == OLDEST
     assert max(map(Version, tried)) < NEWER
 
 
