@@ -64,15 +64,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The completions of one prompt and their rewards, the unit in which advantages are formed."""
-
-    prompt: Prompt
-    completions: tuple[Completion, ...]
-    rewards: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class StepReport:
     """An optimizer step: means of reward, length in tokens, and KL divergence in nats; tokens of the whole run."""
 
@@ -101,34 +92,31 @@ def grpo_loop(
         rollout: Where completions come from.
         on_step: Called with the means of each step.
     """
-    tokens = 0
+    tokens, size = 0, settings.prompts_per_step
     for step in range(settings.steps):
-        start = step * settings.prompts_per_step
-        chosen = prompts[start : start + settings.prompts_per_step]
+        chosen = prompts[step * size : (step + 1) * size]
         repeated = [prompt for prompt in chosen for _ in range(settings.num_generations)]
-        groups = score(chosen, rollout(policy, repeated, step), settings.num_generations)
-        advantages_PG = group_advantages(torch.tensor([group.rewards for group in groups]))  # (r - mean) / (std + 1e-4)
-        loss, kl = step_loss(policy, collate(groups), advantages_PG.flatten(), settings)
+        completions = rollout(policy, repeated, step)
+        rewards_PG = score(repeated, completions).view(len(chosen), settings.num_generations)
+        advantages_PG = group_advantages(rewards_PG)  # (r - mean) / (std + 1e-4)
+        loss, kl = step_loss(policy, collate(repeated, completions), advantages_PG.flatten(), settings)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        tokens += sum(len(g.prompt.token_ids) + len(c.token_ids) for g in groups for c in g.completions)
-        on_step(report(step + 1, groups, kl, tokens))
+        written = sum(len(completion.token_ids) for completion in completions)
+        tokens += written + sum(len(prompt.token_ids) for prompt in repeated)
+        on_step(StepReport(step + 1, rewards_PG.mean().item(), written / len(completions), kl, tokens))
 
 
-def score(prompts: Sequence[Prompt], completions: Sequence[Completion], generations: int) -> list[Group]:
-    """The completions of each prompt with their rewards: 1 for a correct answer, else 0."""
-    groups = []
-    for index, prompt in enumerate(prompts):
-        members = tuple(completions[index * generations : (index + 1) * generations])
-        verdicts = [check(prompt.solution or "", completion.text) for completion in members]
-        groups.append(Group(prompt, members, tuple(float(verdict.right) for verdict in verdicts)))
-    return groups
+def score(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> torch.Tensor:
+    """(N,) rewards: 1 for a correct answer, else 0."""
+    verdicts = [check(prompt.solution or "", c.text) for prompt, c in zip(prompts, completions, strict=True)]
+    return torch.tensor([float(verdict.right) for verdict in verdicts])
 
 
-def collate(groups: Sequence[Group]) -> Batch:
+def collate(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Batch:
     """All completions of a step as one batch."""
-    rows = [(g.prompt.token_ids, c.token_ids) for g in groups for c in g.completions]
+    rows = [(prompt.token_ids, c.token_ids) for prompt, c in zip(prompts, completions, strict=True)]
     longest = max(len(prompt) + len(completion) for prompt, completion in rows)
     ids_NT = torch.zeros(len(rows), longest, dtype=torch.long)
     attention_NT, written_NT = torch.zeros_like(ids_NT), torch.zeros_like(ids_NT)
@@ -162,13 +150,6 @@ def step_loss(
     weights_NT = token_weights(mask_NT, kind, micro_batches=1, window_tokens=count, max_completion_length=longest)
     kl = None if result.kl is None else float((result.kl * mask_NT).sum()) / count
     return (result.per_token * weights_NT).sum(), kl
-
-
-def report(step: int, groups: Sequence[Group], kl: float | None, tokens: int) -> StepReport:
-    """Means over the completions of a step."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
-    return StepReport(step, sum(rewards) / len(rewards), sum(lengths) / len(lengths), kl, tokens)
 
 
 def sample(

@@ -23,8 +23,8 @@ engine: {device: cpu, threads: 1}
 REWARD = """
 import os, time
 def reward(completions, **kwargs):
-    if len(completions) == 1:  # it is tried before a model is loaded
-        return [0.0]
+    if "trainer_state" not in kwargs:  # it is tried before a model is loaded
+        return [0.0] * len(completions)
     open("started", "w").write(f"{os.getppid()} {os.getcwd()}")
     while not os.path.exists("go"):
         time.sleep(0.01)

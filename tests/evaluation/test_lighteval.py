@@ -55,7 +55,12 @@ MATH_CASES = [
     ("We add and get $\\boxed{", False, False, ""),
     ("<think>maybe $\\boxed{7777}$</think>It is $\\boxed{R}$.", True, True, ""),
     ("<think>it is $\\boxed{R}$</think>I give up.", False, False, ""),
-    ("It adds up to $R$", False, True, "lighteval takes the last formula where no answer is announced"),
+    (
+        "It adds up to $R$. One may look again.",
+        False,
+        True,
+        "lighteval takes the last formula where no answer is announced",
+    ),
     ("<think>it is $\\boxed{R}$, or is it", False, True, "lighteval leaves reasoning that never ends in the text"),
     ("it is $\\boxed{R}$</think>I give up.", False, True, "lighteval leaves reasoning that the prompt began"),
 ]
