@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -61,7 +62,7 @@ def command(name: str | None, search: str | None, *, settings: bool, as_json: bo
             (f"{folder}/", f"{len(paths)} recipes: {_first_comment(paths[0])}") for folder, paths in folders.items()
         ]
     for line in plain_table(rows, (False, False)):
-        say(line[:width])
+        say(line[:width] if sys.stdout.isatty() else line)
 
 
 def _of_folder(packaged: dict[str, Path], name: str) -> dict[str, Path]:
