@@ -28,7 +28,7 @@ CLOSE = 1e-5
 Pair = tuple[str, str]
 PAIRS: list[Pair] = [(begin, end) for begin in PROCESSES for end in PROCESSES]
 ROUND: list[Pair] = [("one", "zero2"), ("zero2", "fsdp2"), ("fsdp2", "ddp"), ("ddp", "one"), ("fsdp2", "fsdp2")]
-# Settings with which a method fits a tiny model; the rate of LoRA+ for B, 16 times that for A, is the rate of the others:
+# Settings with which a method fits a tiny model; the rate of LoRA+ for B, 16 times that for A, is the others' rate:
 # at 16 times it Adam makes 1.6e-5 of roundings that are 3e-7 with SGD.
 FITTING = {
     "fourierft": {"peft_kwargs": {"n_frequency": 100}},
