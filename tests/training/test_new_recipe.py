@@ -48,10 +48,10 @@ def weightless(size, layers=28):
 def test_sizes_are_the_largest_of_a_few_that_fit_by_the_plans_estimate(size, gpu, quantization, prompts):
     found = perl.new_recipe(weightless(size), write_sums(), gpu=gpu).recipe
     assert (found.model.quantization, found.batch.prompts_per_step) == (quantization, prompts)
-    name, memory = ("T4", None) if gpu == "T4" else (None, float(gpu.removesuffix("GB")))
+    name = "T4" if gpu == "T4" else f"{gpu.removesuffix('GB')}GB"
 
     def taken(*changes):
-        values = perl.plan(found, ["engine.strategy=ddp", *changes], gpu=name, memory=memory).values
+        values = perl.plan(found, ["engine.strategy=ddp", *changes], gpu=name).values
         column = values["strategies"]["ddp"]["memory"]
         return column["least"] / column["available"] if column["fits"] else 2.0
 
@@ -63,7 +63,7 @@ def test_sizes_are_the_largest_of_a_few_that_fit_by_the_plans_estimate(size, gpu
 
 
 def test_what_fits_nowhere_is_refused_with_what_it_needs():
-    with pytest.raises(PerlError, match=r"gpu: \./7b does not fit T4: it needs .* GiB at least, and has 14\.7"):
+    with pytest.raises(PerlError, match=r"gpu: 7b does not fit T4: it needs .* GiB at least, and has 14\.7"):
         perl.new_recipe(weightless("7b", layers=112), write_sums(), "new.yaml", gpu="T4")
     assert not Path("new.yaml").exists()
 
