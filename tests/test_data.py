@@ -509,6 +509,7 @@ def test_a_share_is_of_the_problems_to_train_on_and_of_enough_of_them():
             "eval: share is of the problems of data.train",
         ),
         ({"train": {"name": name, "share": 0.1}}, "train: share is of data.eval"),
+        ({"train": name, "eval": "110%"}, "eval: must be less than 1, not 1.1"),
     ):
         with pytest.raises(RecipeError, match=re.escape(f"data.{words}")):
             load_recipe({"data": section})

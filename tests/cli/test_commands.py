@@ -119,6 +119,7 @@ def test_an_option_or_command_that_there_is_not_is_one_line_with_the_nearest(mis
     ("arguments", "words"),
     [
         (("trian",), "no such command 'trian' (did you mean train?) [PRL206]"),
+        (("eval", "user/name"), "no such command 'user/name' (an adapter is named by --adapter user/name; there are: "),
         (("train",), "missing argument 'RECIPE'"),
         (("methods", "lora", "extra"), "unexpected extra argument"),
         (("methods", "lorra"), "did you mean lora?"),

@@ -101,7 +101,10 @@ def _explained(error: click.ClickException) -> PerlError:
     if isinstance(error, click.NoSuchCommand):
         group = error.ctx.command if error.ctx is not None else None
         known = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx is not None else ()
-        return PerlError(f"no such command {error.command_name!r}", command, did_you_mean(error.command_name, known))
+        near = did_you_mean(error.command_name, known)
+        if isinstance(group, click.Group) and any("--adapter" in one.opts for one in group.params):
+            near = f"an adapter is named by --adapter {error.command_name}; {near}"
+        return PerlError(f"no such command {error.command_name!r}", command, near)
     return PerlError(_sentence(error), command, listed)
 
 

@@ -80,7 +80,7 @@ class Columns(Section):
     answer: str | None = Field("answer", description="The gold answer; null if no reward needs one.")
 
 
-_PERCENT = re.compile(r"(\d{1,2}(?:\.\d+)?) ?%")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 # Endings of names that are files, not data sets of the Hub.
 DATA_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
