@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 
 from perl.data import load_problem_set, prompt_text, render_prompts
 from perl.data.overlap import near_copies
@@ -510,9 +511,35 @@ def test_a_share_is_of_the_problems_to_train_on_and_of_enough_of_them():
         ),
         ({"train": {"name": name, "share": 0.1}}, "train: share is of data.eval"),
         ({"train": name, "eval": "110%"}, "eval: must be less than 1, not 1.1"),
+        ({"train": name, "eval": {"name": "10%", "limit": 2}}, "eval: share is of the problems of data.train"),
     ):
         with pytest.raises(RecipeError, match=re.escape(f"data.{words}")):
             load_recipe({"data": section})
     recipe = load_recipe({"data": {"train": name, "eval": "50%"}})
+    assert load_recipe({"data": {"train": name}}, ["data.eval.share=0.5"]).data == recipe.data
     assert load_recipe(recipe.as_dict()).data == recipe.data
     assert recipe.data.eval == recipe.data.train.model_copy(update={"share": 0.5})
+
+
+def test_the_values_of_a_data_set_on_the_hub_are_those_of_its_files(hub, monkeypatch):
+    lines = (
+        b'{"prompt": "a", "answer": 0.10, "tests": {"x": 1}}\n{"prompt": "b", "answer": "None", "tests": {"y": "t"}}\n'
+    )
+    hub.create("user/lines", {"train.jsonl": lines, "test.jsonl": b'{"prompt": "c", "answer": 7.0}\n'})
+    cells = b"prompt,answer\na,007\nb,None\nc,9007199254740993\n"
+    tabs = cells.replace(b",", b"\t").replace(b"a\t", b'"a, b"\t')
+    subsets = {"cells": {"data_files": "cells.csv"}, "tabs": {"data_files": "tabs.tsv", "sep": "\t"}}
+    card = yaml.safe_dump({"configs": [{"config_name": name, **facts} for name, facts in subsets.items()]})
+    hub.create("user/cells", {"cells.csv": cells, "tabs.tsv": tabs, "README.md": f"---\n{card}---\n".encode()})
+    for offline in (False, True):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        rows = train_rows(train="user/lines", eval="user/lines")
+        assert [(row["solution"], row["tests"]) for row in rows] == [("0.10", {"x": 1}), ("None", {"y": 2})]
+        both = problems(train={"name": "user/lines", "split": "test+train[:1]"})
+        assert both.train["solution"] == ["7.0", "0.10"]
+        for subset, first in (("cells", "a"), ("tabs", "a, b")):
+            rows = train_rows(train={"name": "user/cells", "subset": subset})
+            assert [row["solution"] for row in rows] == ["007", "None", "9007199254740993"]
+            assert rows[0]["prompt"] == first
+    with pytest.raises(DataError, match=r"user/lines cannot be loaded: .*validation.*train"):
+        problems(train={"name": "user/lines", "split": "validation"})

@@ -48,23 +48,7 @@ _HOMES = {
     "train": "perl.training.stages",
 }
 
-__all__ = [
-    "PeftGRPOTrainer",
-    "PeftRLConfig",
-    "Recipe",
-    "Run",
-    "callbacks",
-    "compare",
-    "evaluate",
-    "new_recipe",
-    "plan",
-    "push",
-    "report",
-    "rewards",
-    "spectrum",
-    "study",
-    "train",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)

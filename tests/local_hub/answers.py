@@ -207,6 +207,14 @@ def refs(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
     return _json({"branches": branches, "tags": tags, "converts": [], "pullRequests": []})
 
 
+def tree(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
+    """The files of a folder, which are all of it here, or those that were asked for by name."""
+    files = _repository(hub, asked, match).at(unquote(match["revision"])).tree
+    wanted = asked.json()["paths"] if asked.method == "POST" else list(files)
+    found = {path: files[path] for path in wanted if path in files}
+    return _json([{"type": "file", "path": path, "oid": file.oid, "size": file.size} for path, file in found.items()])
+
+
 def change_reference(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
     repository = _repository(hub, asked, match)
     _must_own(hub, asked, repository.name)
@@ -240,8 +248,8 @@ def resolve(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
     return Answer(200, hub.faults.body(path, data), headers, "application/octet-stream")
 
 
-_REPO = r"/api/models/(?P<name>[^/]+/[^/]+)"
-_FILES = r"/(?P<name>[^/]+/[^/]+)"
+_REPO = r"/api/(?:models|datasets)/(?P<name>[^/]+/[^/]+)"
+_FILES = r"(?:/datasets)?/(?P<name>[^/]+/[^/]+)"
 _REVISION = r"(?P<revision>[^/]+)"
 ROUTES: list[tuple[str, str, Route]] = [
     ("GET", r"/api/whoami-v2", who_am_i),
@@ -255,6 +263,8 @@ ROUTES: list[tuple[str, str, Route]] = [
     ("POST", _REPO + r"/preupload/" + _REVISION, preupload),
     ("POST", _REPO + r"/commit/" + _REVISION, commit),
     ("GET", _REPO + r"/refs", refs),
+    ("GET", _REPO + r"/tree/" + _REVISION + r"(?:/(?P<path>.*))?", tree),
+    ("POST", _REPO + r"/paths-info/" + _REVISION, tree),
     ("POST", _REPO + r"/(?P<what>tag|branch)/" + _REVISION, change_reference),
     ("GET|HEAD", _FILES + r"/resolve/" + _REVISION + r"/(?P<path>.+)", resolve),
 ]

@@ -23,6 +23,7 @@ from trl.trainer.utils import add_fused_lm_head
 import perl.packing.head
 from perl.packing.head import LogitSettings, add_scored_forward, head_bytes, head_log_probs, logit_settings
 from perl.packing.rows import Row, Scored, pad_right
+from tests.packing.test_attention import COMMON
 
 VOCABULARY, WIDTH = 97, 12
 SETTINGS = {
@@ -189,23 +190,12 @@ def test_a_float32_head_on_a_bfloat16_model_rounds_its_inputs_only(entropy):
     assert_close(gradient, torch.autograd.grad((expected[0] * factors.float()).sum(), exact[0]), 4e-3)
 
 
-TINY = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+TINY = {**COMMON, "vocab_size": VOCABULARY, "initializer_range": 0.3}
 GPT2 = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
 MODELS = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=0, eos_token_id=1)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**TINY)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=2.0)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**TINY, final_logit_softcapping=2.0)),
     "cohere": lambda: CohereForCausalLM(CohereConfig(**TINY, logit_scale=0.25)),
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**TINY, logits_scaling=3.0)),
 }

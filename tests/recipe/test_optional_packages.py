@@ -8,7 +8,9 @@ from transformers import trainer_optimizer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.training_args import OptimizerNames
 
+from perl.errors import MissingExtraError
 from perl.recipe.optional_packages import OPTIMIZERS, SWITCHES, TRACKERS, Package, missing_packages, tracker_mistakes
+from perl.training.stages import prepare, read_recipe
 
 # Of the libraries that transformers imports for an optimizer, those that come with it.
 _OURS = {"torch", "transformers", "packaging", "importlib", "functools"}
@@ -53,6 +55,13 @@ def test_an_optimizer_is_refused_exactly_where_transformers_needs_more_than_torc
             (package,) = {p.pip: p for p in OPTIMIZERS.values() if module in p.modules}.values()
             assert f"the package {package.pip}" in str(problem)
             assert problem.where == "train.optim"
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_the_package_of_a_strategy_is_needed_where_several_processes_run():
+    with pytest.raises(MissingExtraError, match=r"engine\.strategy: needs the package deepspeed"):
+        prepare(read_recipe("quickstart", ["engine.processes=2", "engine.strategy=zero2"]))
+    prepare(read_recipe("quickstart", ["engine.strategy=zero2"]))
 
 
 def test_a_switch_is_refused_without_its_package_and_what_is_off_or_installed_is_no_mistake(monkeypatch):

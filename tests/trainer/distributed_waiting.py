@@ -26,10 +26,7 @@ RECIPE = {
     "rewards": {"accuracy": 1.0},
     "rollout": {"max_completion_length": 8},
     "train": {
-        "max_steps": 2,
-        "prompts_per_step": 2,
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
+        **{"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 4},
         "entropy_weight": 0.1,  # a gradient, whatever completions this short are worth
     },
     "eval": {"tasks": ["sandbox:chain"], "limit": 2, "k": 1, "every": 2, "max_completion_length": 8},

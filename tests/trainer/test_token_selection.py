@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import RecipeError
 from perl.recipe.train_fields import train_fields
 from perl.trainer.signal_checks import SELECTION_SETTINGS
 from perl.training.run_shape import execution_of, shape_of
@@ -17,6 +16,7 @@ from tests import warm
 from tests.oracles.covariance import CLIP, KL, PlainSelection, places, recording
 from tests.oracles.two_trainers import norm, relative_difference, train
 from tests.trainer.distributed_checkpoints import Job, trainer_of
+from tests.trainer.test_critic_checks import refused
 
 RELATIVE = 1e-5
 ON_POLICY = {"gradient_accumulation_steps": 2}
@@ -160,13 +160,6 @@ def test_the_plan_accounts_for_the_pass_that_selects():
 
 
 OTHERS = {"cov_fraction": 0.01, "cov_low": 0.5, "cov_high": 9.0, "cov_kl_weight": 0.1}
-
-
-def refused(**given) -> str:
-    with pytest.raises(RecipeError) as caught:
-        PeftRLConfig("run", use_cpu=True, **given)
-    assert len(caught.value.mistakes) == 1
-    return str(caught.value)
 
 
 def test_defaults_are_those_of_the_fields():

@@ -16,26 +16,8 @@ from safetensors.torch import load_file
 import perl
 from perl.policy.checkpoint import latest_checkpoint
 from tests import warm
+from tests.launch.launchers import TRIPWIRE
 
-# A reward that sends its own process a signal in its Nth call; with no weight, so that it changes nothing else.
-TRIPWIRE = """
-import os
-from pathlib import Path
-
-calls = 0
-
-def reward(completions, **kwargs):
-    global calls
-    calls += 1
-    wire = Path("tripwire")
-    if wire.exists():
-        at, *signals = map(int, wire.read_text().split())
-        if calls == at:
-            wire.unlink()
-            for number in signals:
-                os.kill(os.getpid(), number)
-    return [0.0] * len(completions)
-"""
 RECIPE = """
 model: {name: sandbox:base}
 data: {train: sandbox:addition}
@@ -123,7 +105,7 @@ def test_a_signal_ends_the_step_or_the_second_at_once_and_the_same_command_goes_
     """The first signal ends the step and writes a checkpoint; after a second one, or a kill, the last one counts."""
     assert (signal.SIGINT, signal.SIGKILL, signal.SIGTERM) == (2, 9, 15)
     write_recipe(tmp_path)
-    (tmp_path / "tripwire").write_text(tripwire)
+    (tmp_path / "tripwire-0").write_text(tripwire)
     returned, stderr = train(tmp_path)
     run = tmp_path / OUTPUT
     assert returned == code, stderr

@@ -9,8 +9,9 @@ from perl.errors import MissingExtraError, PerlError, RecipeError
 from perl.recipe.optional_packages import Package, unusable_trackers
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.trackers import KeptRuns
+from tests.launch.launchers import TRIPWIRE
 from tests.ports import free_port
-from tests.training.test_interruptions import RECIPE, TRIPWIRE
+from tests.training.test_interruptions import RECIPE
 from tests.training.tracker_fixtures import INSTALLED, SQL, needs
 
 

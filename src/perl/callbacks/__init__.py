@@ -28,16 +28,7 @@ _HOMES = {
     "SamplesLog": "perl.trainer.callbacks.step_logs",
 }
 
-__all__ = [
-    "BenchmarkScores",
-    "FlatRewards",
-    "GracefulStop",
-    "HealthAlarms",
-    "HubCheckpoints",
-    "LearningCurves",
-    "LiveProgress",
-    "SamplesLog",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets
-from huggingface_hub import constants
 
-from perl.data.files import as_dataset, beside, texts_of
+from perl.data.files import as_dataset, joined, texts_of
 from perl.data.files import read_data_file as read_data_file
+from perl.data.hub import load_hub_rows as load_hub_rows
+from perl.data.hub import split_rows as split_rows
 from perl.data.overlap import normalised, same
 from perl.data.prompts import checked_prompt as checked_prompt
 from perl.data.prompts import prompt_text as prompt_text
 from perl.data.prompts import render_prompts as render_prompts
 from perl.errors import DataError, Mistake, did_you_mean, raise_all
-from perl.policy.hub_files import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run.files import sha256_of
 from perl.sandbox import is_sandbox, load_problems
@@ -33,9 +33,6 @@ OF_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "environm
 TAKEN_NAMES = OF_ROWS | OF_TRL
 ORIGINAL = "original_"
 """Begins the name of a column of the data set whose own name means something else to a reward function."""
-
-# Characters of what the Hub's library says when it cannot load a data set: it lists the subsets or splits that exist.
-_LONGEST_CAUSE = 1000
 
 Role = Literal["train", "eval"]
 
@@ -132,7 +129,7 @@ def _load(
     raise_all(DataError, mistakes)
     rows = as_dataset(columns)
     if others := {column: name for column, name in names.items() if name not in columns}:
-        rows = beside(raw.select_columns(list(others)).rename_columns(others), rows)
+        rows = joined([raw.select_columns(list(others)).rename_columns(others), rows], axis=1)
     if section.eval is None or section.eval.share is None:
         return rows, version, names, None
     part = _part(raw[source.columns.prompt] if source.columns.prompt else prompts, section.eval.share, role)
@@ -178,37 +175,8 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
         return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
     wanted = source.split or ("train" if role == "train" or source.share is not None else "test")
     instead = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
-    return load_hub_rows(source.name, source.subset, wanted, source.revision, where, instead)
-
-
-def load_hub_rows(
-    name: str, subset: str | None, split: str, revision: str | None, where: str, instead: str
-) -> tuple[datasets.Dataset, str | None]:
-    """A split of a data set on the Hub, or in its cache where ``HF_HUB_OFFLINE`` is set.
-
-    Args:
-        name: ``user/name``.
-        subset: Of its configurations; None: the only one.
-        split: As the data set calls it.
-        revision: Branch, tag or commit; None: the main branch.
-        where: What the user named, for errors.
-        instead: What the user can do.
-
-    Returns:
-        The rows and the commit that they are from; None: the Hub was not asked.
-
-    Raises:
-        DataError: There is no such data set, subset or split, or it cannot be loaded.
-    """
-    commit = look_up("dataset", name, revision)
-    if isinstance(commit, Mistake):
-        raise DataError(commit.message, where, "; ".join(filter(None, (commit.hint, instead))))
-    try:
-        return datasets.load_dataset(name, subset, split=split, revision=commit or revision), commit
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # unknown subsets or splits too
-        offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if constants.HF_HUB_OFFLINE else ""
-        cause = " ".join(str(error).split())[:_LONGEST_CAUSE]
-        raise DataError(f"{name} cannot be loaded: {cause}", where, f"{offline}{instead}") from error
+    columns = (source.columns.answer,)
+    return load_hub_rows(source.name, source.subset, wanted, source.revision, columns, where, instead)
 
 
 _OR_NONE = {"prompt": "", "answer": "; null: there is none, and nothing judges answers"}

@@ -18,6 +18,8 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 
 from perl.errors import DataError
 
+Named = Collection[str | None]
+"""Columns by name; None: there is no such column."""
 # Kinds of values whose text Python would change: 0.1 of 32 bits is 0.10000000149011612, and bytes are b'7'.
 _TEXT_BY_ARROW = {pyarrow.float16(), pyarrow.float32(), pyarrow.binary(), pyarrow.large_binary()}
 
@@ -36,7 +38,11 @@ class _Written(str):
     __repr__ = str.__str__
 
 
-def read_data_file(path: Path, answers: Collection[str | None], where: str) -> datasets.Dataset:
+_AS_WRITTEN: dict[str, Any] = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _Written)
+_SHAPES = "a file is a list of objects, or one object on each line"
+
+
+def read_data_file(path: Path, answers: Named, where: str) -> datasets.Dataset:
     """The rows of a file.
 
     Args:
@@ -59,13 +65,31 @@ def read_data_file(path: Path, answers: Collection[str | None], where: str) -> d
             for i, name in enumerate(table.column_names):
                 table = table.set_column(i, name, _exact(table[name])) if name in answers else table
             return datasets.Dataset(table)
-        text = _text(path)
-        if path.suffix != ".csv":
-            return as_dataset(_json_columns(text, path, answers))
-        columns = _columns(_csv_rows(text))
-        return as_dataset({name: cells if name in answers else _as_numbers(cells) for name, cells in columns.items()})
+        return rows_of_texts([read_text(path)], answers, "," if path.suffix == ".csv" else None)
     except (csv.Error, pyarrow.ArrowException, ValueError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}", where) from error
+
+
+def rows_of_texts(texts: Iterable[str], answers: Named, between: str | None) -> datasets.Dataset:
+    """The rows of files of one kind, one after another.
+
+    Args:
+        texts: What stands in each.
+        answers: As of :func:`read_data_file`.
+        between: What stands between two cells of a line; None: they are JSON or JSON lines.
+
+    Raises:
+        ValueError: One is broken; csv.Error likewise.
+    """
+    if between is not None:
+        columns = _columns(row for text in texts for row in _csv_rows(text, between))
+        return as_dataset({name: cells if name in answers else _as_numbers(cells) for name, cells in columns.items()})
+    texts = list(texts)
+    columns = _columns(row for text in texts for row in _json_rows(text))
+    if named := [name for name in columns if name in answers]:
+        written = _columns(row for text in texts for row in _json_rows(text, **_AS_WRITTEN))
+        columns |= {name: [None if value is None else str(value) for value in written[name]] for name in named}
+    return as_dataset(columns)
 
 
 def as_dataset(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
@@ -77,9 +101,9 @@ def as_dataset(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
     return _dataset(pyarrow.table({name: _array(values) for name, values in columns.items()}))
 
 
-def beside(rows: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset:
-    """The columns of two data sets of as many rows."""
-    return _dataset(datasets.concatenate_datasets([rows, others], axis=1).data)
+def joined(parts: Sequence[datasets.Dataset], axis: int) -> datasets.Dataset:
+    """The rows of data sets, one after another (axis 0), or their columns beside each other (1)."""
+    return _dataset(datasets.concatenate_datasets(list(parts), axis=axis).data)
 
 
 def _dataset(table: Any) -> datasets.Dataset:  # noqa: ANN401 (Arrow's, or the library's)
@@ -109,7 +133,8 @@ def _array(values: Sequence[Any]) -> pyarrow.Array:
     return pyarrow.array([None if value is None else json.dumps(value) for value in values], pyarrow.json_())
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of UTF-8, or ValueError that says where it is not."""
     content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")  # some editors begin a file with a mark
@@ -121,11 +146,11 @@ def _text(path: Path) -> str:
     return text
 
 
-def _csv_rows(text: str) -> Iterator[dict[str, str]]:
+def _csv_rows(text: str, between: str) -> Iterator[dict[str, str]]:
     csv.field_size_limit(sys.maxsize)  # a worked solution may be long
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=between)
     names = reader.fieldnames or [""]
-    mark = next((mark for mark in ";\t|" if mark in names[0]), None)
+    mark = next((mark for mark in ";\t|" if mark in names[0] and mark != between), None)
     if mark is not None and len(names) == 1:
         raise ValueError(f"the names of its columns stand between {mark!r}; write commas")
     if len(set(names)) < len(names):
@@ -147,44 +172,24 @@ def _as_numbers(cells: list[str]) -> list[Any]:
     return cells
 
 
-def _json_columns(text: str, path: Path, answers: Collection[str | None]) -> dict[str, list[Any]]:
-    """The columns of a JSON or JSON-lines file; a row that lacks one has None there."""
-    parse = _whole_json if path.suffix == ".json" else _json_lines
-    columns = _columns(parse(text))
-    if named := [name for name in columns if name in answers]:
-        written = _columns(parse(text, parse_int=_Written, parse_float=_Written, parse_constant=_Written))
-        columns |= {name: [None if value is None else str(value) for value in written[name]] for name in named}
-    return columns
-
-
 def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     rows = list(rows)
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
-def _whole_json(text: str, **numbers: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (of json.loads)
-    try:
-        rows = json.loads(text, **numbers)
-    except json.JSONDecodeError as error:
-        lines = "; objects on lines of their own are a .jsonl file" if error.msg == "Extra data" else ""
-        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}{lines}") from None
-    if not isinstance(rows, list):
-        raise ValueError("not a list of objects")
-    for i, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"not a list of objects: {row!r:.40} is number {i + 1}")
-    return rows
-
-
-def _json_lines(text: str, **numbers: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 (of json.loads)
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
+def _json_rows(text: str, **numbers: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 (of json.loads)
+    """The objects of a list, or of one on each line."""
+    whole = text.lstrip().startswith("[")
+    for number, part in enumerate([text] if whole else text.split("\n"), start=1):
+        if not part.strip():
             continue
         try:
-            row = json.loads(line, **numbers)
+            found = json.loads(part, **numbers)
         except json.JSONDecodeError as error:
-            whole = "; a list over several lines is a .json file" if number == 1 and line.strip() in "[{" else ""
-            raise ValueError(f"line {number}, column {error.colno}: {error.msg}{whole}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number}: not an object but {row!r:.40}")
-        yield row
+            line = error.lineno if whole else number
+            raise ValueError(f"line {line}, column {error.colno}: {error.msg}; {_SHAPES}") from None
+        for i, row in enumerate(found if whole else [found], start=1):
+            if not isinstance(row, dict):
+                place = f"number {i}" if whole else f"line {number}"
+                raise ValueError(f"{place}: not an object but {row!r:.40}; {_SHAPES}")
+            yield row

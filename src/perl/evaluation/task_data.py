@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from huggingface_hub import snapshot_download
 
-from perl.data import checked_prompt, empty_cells, load_hub_rows, prompt_text, read_data_file
+from perl.data import checked_prompt, empty_cells, load_hub_rows, prompt_text, read_data_file, split_rows
 from perl.data.overlap import same
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.choices import LETTERS, listed, right_letters
@@ -157,7 +157,7 @@ def _file_in(data: Path, task: Task, where: str) -> Path:
 def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
     """The rows and the commit they are from, as far as it is known."""
     instead = f"{'' if task.revision is None else '--newest-data, or '}--data DIR with {task.file}"
-    rows, commit = load_hub_rows(task.repository, task.subset, task.split, task.revision, where, instead)
+    rows, commit = load_hub_rows(task.repository, task.subset, task.split, task.revision, (), where, instead)
     return [dict(row) for row in rows], commit or task.revision
 
 
@@ -165,7 +165,7 @@ def _read_cache(task: Task, where: str) -> tuple[list[dict[str, Any]], str | Non
     """The rows as they were downloaded before, without a network; of a task with no revision those of its main one."""
     try:
         folder = snapshot_download(task.repository, repo_type="dataset", revision=task.revision, local_files_only=True)
-        rows = datasets.load_dataset(folder, task.subset, split=task.split)
+        rows = split_rows(folder, task.subset, task.split, None, ())
         return [dict(row) for row in rows], task.revision
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{task.repository} is not here", where) from error

@@ -177,8 +177,7 @@ def load_recipe(
     algorithm, wrong = resolve(layer.values, layer.origins)
     wrong = wrong if starts or algorithm is None else []  # a run that was started may have been by other rules
     mistakes = [Mistake(one.message, layer.where(one.where.split(".")), one.hint) for one in wrong]
-    mistakes += [*_move_to_their_section(layer), *_move_process_reward(layer)]
-    mistakes += _unknown_sections(layer)
+    mistakes += [*_move_to_their_section(layer), *_unknown_sections(layer)]
     _beside_recipe(layer)
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
@@ -281,33 +280,6 @@ def _move_to_their_section(layer: Layer) -> Iterator[Mistake]:
             )
         home[key] = kept.pop(name)
         layer.origins[(section, key)] = layer.origins.get(("train", name), "recipe")
-
-
-def _move_process_reward(layer: Layer) -> Iterator[Mistake]:
-    """A script's ``process_reward_weight`` and ``_kwargs`` are a recipe's reward of that name."""
-    train, rewards = layer.values.get("train"), layer.values.get("rewards")
-    moved = {"process_reward_weight": "weight", "process_reward_kwargs": "args"}
-    if not isinstance(train, Mapping) or not moved.keys() & train.keys():
-        return
-    layer.values["train"] = {name: value for name, value in train.items() if name not in moved}
-    requested = {key: train[name] for name, key in moved.items() if train.get(name)}  # a weight of 0 asks for none
-    if rewards is None:
-        rewards = {name: setting.weight for name, setting in DEFAULT_REWARDS.items()}
-    if not requested or not isinstance(rewards, Mapping):
-        return
-    given = rewards.get("process_reward")
-    home = dict(given) if isinstance(given, Mapping) else {} if given is None else {"weight": given}
-    for name, key in moved.items():
-        if key in requested and home.get(key, requested[key]) != requested[key]:
-            yield Mistake(
-                f"{requested[key]!r} contradicts rewards.process_reward.{key}: {home[key]!r}",
-                layer.where(("train", name)),
-                f"write it once, as rewards.process_reward.{key}",
-            )
-        if key in requested:
-            home[key] = requested[key]
-            layer.origins[("rewards", "process_reward", key)] = layer.origins.get(("train", name), "recipe")
-    layer.values["rewards"] = {**rewards, "process_reward": home}
 
 
 def _unknown_sections(layer: Layer) -> Iterator[Mistake]:

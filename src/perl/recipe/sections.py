@@ -125,15 +125,17 @@ class DataSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_percent(cls, value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
-        """``eval: 10%`` is that share of what is trained on."""
-        given = value.get("eval") if isinstance(value, dict) else None
-        name = given.get("name") if isinstance(given, dict) else given
-        percent = _PERCENT.fullmatch(name) if isinstance(name, str) else None
-        train = value.get("train") if isinstance(value, dict) else None
-        if percent is None or not isinstance(train, str | dict):
+        """``eval: 10%`` is that share of what is trained on, as is ``eval: {share: 0.1}``."""
+        given, train = (value.get(role) if isinstance(value, dict) else None for role in ("eval", "train"))
+        own = {"name": given} if isinstance(given, str) else given
+        if not isinstance(own, dict) or not isinstance(train, str | dict):
+            return value
+        percent = _PERCENT.fullmatch(str(own.get("name")))
+        if percent is None and ("name" in own or own.get("share") is None):
             return value
         whole = {"name": train} if isinstance(train, str) else train
-        return {**value, "eval": {**whole, "share": float(percent[1]) / 100}}
+        share = own.get("share") if percent is None else float(percent[1]) / 100
+        return {**value, "eval": {**whole, **own, "name": whole.get("name"), "share": share}}
 
     @model_validator(mode="after")
     def _check_share(self) -> "DataSection":

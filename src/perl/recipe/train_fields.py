@@ -76,6 +76,7 @@ REFUSED: dict[str, str] = {
     "disable_tqdm": "use --quiet",
     "hub_token": "a token must not stand in a file that is saved with the run; use `hf auth login`",
     "model_init_kwargs": "the model section holds them",
+    **{f"process_reward_{name}": "write rewards: {process_reward: {weight: 0.5}}" for name in ("kwargs", "weight")},
     "push_to_hub": "hub: {repo_id: user/name, push: end} does it",
     "remove_unused_columns": "rewards need the columns, the gold answer among them",
     "resume_from_checkpoint": "run the same command again, it resumes by itself",

@@ -226,6 +226,8 @@ def _row(row: Spectrum) -> tuple[str, ...]:
 def _draw(report: SpectrumReport, file: Path) -> Path:
     """Where each layer's energy is along the base's directions, on both sides."""
     figure = new_figure(11.0, 4.4, "drawing a spectrum")
+    from matplotlib import colormaps
+
     title = f"{report.adapter} ({report.method}) on {report.base}"
     figure.suptitle(title, color=_INK, fontsize=12, parse_math=False)
     layers = [row for row in report.rows("layer") if row.left_bins]
@@ -235,7 +237,13 @@ def _draw(report: SpectrumReport, file: Path) -> Path:
         for place, row in enumerate(layers):
             label = f"layer {row.name}" if place in (0, len(layers) - 1) and row.name != "-" else None
             shares = _relative(row.right_bins if index else row.left_bins)
-            axes.plot(middles, shares, color=_of_depth(place / max(1, len(layers) - 1)), linewidth=1.4, label=label)
+            axes.plot(
+                middles,
+                shares,
+                color=colormaps["Blues"](0.35 + 0.65 * place / max(1, len(layers) - 1)),
+                linewidth=1.4,
+                label=label,
+            )
         if base := report.pooled.base_bins:
             axes.plot(middles, _relative(base), color=_BASE, linewidth=2, linestyle="--", label="W itself")
         axes.axhline(1.0, color=_GREY, linewidth=1, label="no direction preferred")
@@ -254,9 +262,3 @@ def _draw(report: SpectrumReport, file: Path) -> Path:
 
 def _relative(shares: Sequence[float]) -> list[float]:
     return [max(_FLOOR, share * BINS) for share in shares]
-
-
-def _of_depth(share: float) -> str:
-    """From light to dark blue, first layer to last."""
-    light, dark = (176, 208, 238), (14, 42, 92)
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(light, dark, strict=True))

@@ -34,7 +34,7 @@ from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher, is_same
 from perl.recipe import Recipe
-from perl.recipe.optional_packages import missing_packages, tracker_mistakes
+from perl.recipe.optional_packages import SWITCHES, missing_package, missing_packages, tracker_mistakes
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
 from perl.rewards.process.model import read_process_config
@@ -151,7 +151,10 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     """
     if runs_here:
         raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
-        raise_all(MissingExtraError, list(missing_packages(recipe.train)))
+        of_strategy = (
+            missing_package("engine.strategy", SWITCHES["deepspeed"]) if recipe.engine.strategy == "zero2" else ()
+        )
+        raise_all(MissingExtraError, [*missing_packages(recipe.train), *of_strategy])
         if engine_here:
             check_engine(recipe.rollout)
     checkpoints = str(recipe.output_dir / "checkpoints")  # another machine has a recipe's trackers or not

@@ -59,7 +59,8 @@ def read_config(folder: Path) -> PeftConfig:
         raise ValueError(f"{CONFIG} names no peft_type")
     check_facts(facts)
     for name in ("base_model_name_or_path", "revision"):
-        if not isinstance(facts.get(name), str | None) or any(len(p) > _LONGEST_NAME for p in _parts(facts.get(name))):
+        said = facts.get(name)
+        if not isinstance(said, str | None) or any(len(part) > _LONGEST_NAME for part in (said or "").split("/")):
             raise ValueError(f"{CONFIG}: {name} is no name")
     known = PEFT_TYPE_TO_CONFIG_MAPPING[_type_of(facts)]
     _say_unknown(facts, known)
@@ -152,10 +153,6 @@ def _check_code(facts: Mapping[str, Any]) -> None:
         raise ValueError(f"{CONFIG}: auto_mapping names {library!r:.60}, which is no part of transformers")
     if facts.get("megatron_config") or facts.get("megatron_core") not in (None, "megatron.core"):
         raise ValueError(f"{CONFIG}: megatron_core would import a module that it names; such an adapter is not loaded")
-
-
-def _parts(name: Any) -> list[str]:  # noqa: ANN401 (JSON)
-    return name.split("/") if isinstance(name, str) else []
 
 
 def _type_of(facts: Mapping[str, Any]) -> str:
