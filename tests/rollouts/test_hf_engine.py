@@ -10,6 +10,7 @@ import scipy.stats
 import torch
 
 from perl.errors import ModelError
+from perl.evaluation.draw import within_batch
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, load_tokenizer
@@ -140,6 +141,8 @@ def test_a_group_is_handed_on_once_as_soon_as_it_is_whole(base, tokenizer, batch
     told: list[tuple[int, list[Sampled]]] = []
     engine = TransformersEngine(base, tokenizer, batch_size)
     result = engine.start(requests, WARM, lambda position, group: told.append((position, list(group)))).result()
+    longest = max(len(one.token_ids) for group in result for one in group)
+    assert batch_size < 9 or within_batch(engine) == f"token {longest} of the next ones"
     assert [position for position, _ in told] == [1, 2, 0]  # the shortest prompt first
     assert [group for _, group in told] == [result[position] for position in (1, 2, 0)]
     assert [len(group) for group in result] == [3, 2, 4]

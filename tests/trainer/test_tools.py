@@ -70,14 +70,11 @@ class Counting:
 
 
 class Doubling(Counting):
-    def double(self, times: int) -> int:
-        """Doubles.
-
-        Args:
-            times: How often.
-        """
-        self.count = (self.count + 1) * 2**times
+    def double(self, step: int) -> int:
+        self.count = 2 * (self.count + step)
         return self.count
+
+    double.__doc__ = Counting.increment.__doc__
 
 
 class Rewarded(Counting):
@@ -94,7 +91,7 @@ def by_calls(completions, environments=None, **_):
 
 CALLS = [called("multiply", a=3, b=4), called("multiply", a=3, c=4), f"12{END}", called("multiply_later", a=5, b=6)]
 COUNTS = [called("increment", step=1), called("increment", by=2), f"1{END}", called("increment", step=4)]
-MIXED = [called("increment", step=1), called("double", times=2), f"1{END}", called("double", step=4)]
+MIXED = [called("increment", step=1), called("double", step=2), f"1{END}", called("double", by=4)]
 NAMED = [{"environment": "counting", "start": "0"}, {"environment": "doubling", "start": ""}]
 # What a trainer is given, what the model writes at first, further columns of rows, calls of a row, failures of a call.
 CASES = {

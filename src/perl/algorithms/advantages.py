@@ -100,7 +100,8 @@ def normalized_sum_advantages(
     Source: GDPO, arXiv:2601.05242, as in TRL's ``multi_objective_aggregation="normalize_then_sum"``.
     """
     columns_KPG = rewards_PGK.permute(2, 0, 1)
-    normalized_PGK = torch.stack([_keep_nan(group_advantages(c, epsilon=epsilon), c) for c in columns_KPG], dim=-1)
+    columns = [group_advantages(c, epsilon=epsilon).masked_fill(c.isnan(), torch.nan) for c in columns_KPG]
+    normalized_PGK = torch.stack(columns, dim=-1)
     summed_PG = weighted_rewards(normalized_PGK, weights_K)
     centred_PG = (summed_PG - summed_PG.nanmean()) / (nan_std(summed_PG.reshape(1, -1)) + epsilon)
     flat_P = torch.stack([agreeing_groups(column_PG) for column_PG in columns_KPG]).all(dim=0)
@@ -135,10 +136,6 @@ def nan_std(values_PG: torch.Tensor) -> torch.Tensor:
     squares_P = (values_PG - values_PG.nanmean(dim=1, keepdim=True)).pow(2).nansum(dim=1)
     std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()
     return std_P.masked_fill(count_P == 0, torch.nan)
-
-
-def _keep_nan(values: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
-    return values.masked_fill(template.isnan(), torch.nan)
 
 
 def leave_one_out_advantages(rewards_PG: torch.Tensor) -> torch.Tensor:

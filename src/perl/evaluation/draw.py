@@ -245,3 +245,8 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     """The text up to the first of some others."""
     ends = [text.find(stop) for stop in stops if stop in text]
     return text[: min(ends)] if ends else text
+
+
+def within_batch(engine: Engine) -> str:
+    """How far a batch is, of an engine whose completions are there only when all of it is; else empty."""
+    return f"token {token:,} of the next ones" if (token := getattr(engine, "token", 0)) else ""

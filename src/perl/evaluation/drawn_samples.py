@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from perl.errors import PerlError, warn
 from perl.evaluation import table
 from perl.evaluation.by_processes import check_same
-from perl.evaluation.draw import Sharing, TaskRequest, draw, share
+from perl.evaluation.draw import Sharing, TaskRequest, draw, share, within_batch
 from perl.evaluation.metrics import error_of_mean
 from perl.evaluation.policies import Policies, ReadyPolicy, Who, in_turn
 from perl.evaluation.protocol import Protocol, short_hash
@@ -39,6 +39,7 @@ from perl.evaluation.score import score_samples
 from perl.policy.model import base_dtype
 from perl.policy.name import model_config_digest, policy_name
 from perl.rewards.verifier import Judging
+from perl.rollouts.engine import Engine
 from perl.rollouts.open_engine import EngineSettings
 from perl.run.folder import installed_versions
 from perl.run.joint_work import Processes
@@ -310,8 +311,8 @@ def _draw_task(
         right[done.problem].append(done.right)
     what = f"{'scoring the' if task.request.judged else 'drawing from the'} {kept.name}"
     with progress(len(places), what, there) if processes.main else nullcontext() as line:
-        if line is not None and task.request.judged:
-            line.note = lambda: _so_far(right)
+        if line is not None:
+            line.note = lambda: _so_far(right if task.request.judged else {}, ready.engine)
 
         def keep(sample: Sample) -> None:
             kept.append(sample)
@@ -336,12 +337,11 @@ def _say_scored(plan: Evaluation, asked: _Asked, groups: Groups, seconds: float,
     logger.info("%s: %s, in %s%s", asked.kept.name, found, duration(seconds), by)
 
 
-def _so_far(right: Mapping[str, Sequence[bool]]) -> str:
-    """``so far 61.2 ± 3.1``, in percent, with the error clustered by problem; empty where nothing is drawn."""
+def _so_far(right: Mapping[str, Sequence[bool]], engine: Engine) -> str:
+    """``so far 61.2 ± 3.1``, in percent, with the error clustered by problem, and where the engine is."""
     shares = [statistics.fmean(row) for row in list(right.values())]
-    if len(shares) < 2:
-        return ""
-    return f"so far {percent(statistics.fmean(shares))} ± {percent(error_of_mean(shares))}"
+    score = f"so far {percent(statistics.fmean(shares))} ± {percent(error_of_mean(shares))}" if len(shares) > 1 else ""
+    return ", ".join(filter(None, (score, within_batch(engine))))
 
 
 def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:

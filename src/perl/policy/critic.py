@@ -75,7 +75,7 @@ class SavedCritic:
         if self.shapes == shapes:
             return
         name = min(n for n in self.shapes.keys() | shapes.keys() if self.shapes.get(n) != shapes.get(n))
-        there, here = (_shown(known.get(name)) for known in (self.shapes, shapes))
+        there, here = (" x ".join(map(str, known.get(name, ("not",)))) for known in (self.shapes, shapes))
         what = f"{self.name} holds a critic of another base: {name} is {there} there, {here} here"
         raise ModelError(what, "model.name", "the base that it was trained on")
 
@@ -161,10 +161,6 @@ def facts_of_base(policy: nn.Module, fingerprint: str | None) -> dict[str, str]:
         BASE_QUANTIZATION: quantisation_of(base_of(policy)),
     }
     return {key: fact for key, fact in facts.items() if fact is not None}
-
-
-def _shown(shape: tuple[int, ...] | None) -> str:
-    return "not" if shape is None else " x ".join(str(size) for size in shape)
 
 
 class Critic:

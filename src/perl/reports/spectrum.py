@@ -226,8 +226,6 @@ def _row(row: Spectrum) -> tuple[str, ...]:
 def _draw(report: SpectrumReport, file: Path) -> Path:
     """Where each layer's energy is along the base's directions, on both sides."""
     figure = new_figure(11.0, 4.4, "drawing a spectrum")
-    from matplotlib import colormaps
-
     title = f"{report.adapter} ({report.method}) on {report.base}"
     figure.suptitle(title, color=_INK, fontsize=12, parse_math=False)
     layers = [row for row in report.rows("layer") if row.left_bins]
@@ -237,13 +235,8 @@ def _draw(report: SpectrumReport, file: Path) -> Path:
         for place, row in enumerate(layers):
             label = f"layer {row.name}" if place in (0, len(layers) - 1) and row.name != "-" else None
             shares = _relative(row.right_bins if index else row.left_bins)
-            axes.plot(
-                middles,
-                shares,
-                color=colormaps["Blues"](0.35 + 0.65 * place / max(1, len(layers) - 1)),
-                linewidth=1.4,
-                label=label,
-            )
+            ink = (0.05, 0.17, 0.36, 0.3 + 0.7 * place / max(1, len(layers) - 1))  # the first layer the lightest
+            axes.plot(middles, shares, color=ink, linewidth=1.4, label=label)
         if base := report.pooled.base_bins:
             axes.plot(middles, _relative(base), color=_BASE, linewidth=2, linestyle="--", label="W itself")
         axes.axhline(1.0, color=_GREY, linewidth=1, label="no direction preferred")

@@ -127,12 +127,8 @@ def _begins_with_reasoning(text: str) -> bool:
     return bool(think_format_reward([[{"content": text}]])[0])
 
 
-def _reasons_then_boxes(text: str) -> bool:
-    return _begins_with_reasoning(text) and _ends_in_its_only_box(conclusion(text))
-
-
 _STYLES: dict[str, Callable[[str], bool]] = {
     "boxed": _ends_in_its_only_box,
     "think": _begins_with_reasoning,
-    "think_boxed": _reasons_then_boxes,
+    "think_boxed": lambda text: _begins_with_reasoning(text) and _ends_in_its_only_box(conclusion(text)),
 }

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel
@@ -57,6 +57,8 @@ class TransformersEngine(OneCopy):
             batch_size: Completions written at a time; fewer, from then on, where the memory does not suffice.
         """
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
+        self.token = 0
+        """Which of a completion's tokens is being drawn of those that are written together; 0 where nobody counts."""
 
     def load(self, update: Update) -> None:
         """Refuses: it needs no update.
@@ -145,13 +147,19 @@ class TransformersEngine(OneCopy):
             uniforms = uniforms_of([row.seed for row in rows], sampling.max_completion_length, self._device)
         if self.why_by_generate is not None:
             return self._generate(rows, sampling, uniforms)
+        seeded = Seeded(uniforms)
+
+        def draw(step: int, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401 (of Seeded)
+            self.token = step + 1
+            return seeded(step, *given)
+
         written = write(
             self._model,
             [row.prompt_ids for row in rows],
             padding=int(self._tokenizer.pad_token_id or 0),
             ends=sampling.end_token_ids,
             longest=sampling.max_completion_length,
-            draw=Seeded(uniforms),
+            draw=draw,
             warp=warp_of(sampling),
             needs_tokens=sampling.repetition_penalty != 1.0,
         )

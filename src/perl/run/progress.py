@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 logger = logging.getLogger("perl")
 
-# Between two lines in a log.
-_SECONDS_BETWEEN_LINES = 30.0
+# Between two lines in a log, and between two looks at what a live line says.
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_LOOKS = 30.0, 1.0
 
 
 class Progress:
@@ -38,14 +38,19 @@ class Progress:
         self._started = time.monotonic()
         self._bar = live_line(total, label, done)
         self.note: Callable[[], str] = str
-        self.silent = not self._bar.disable or not logger.isEnabledFor(logging.INFO)
+        self.pause = _SECONDS_BETWEEN_LINES if self._bar.disable else _SECONDS_BETWEEN_LOOKS
 
     def update(self, count: int = 1) -> None:
         """So many more are done."""
         self.done += count
-        if not self._bar.disable and (note := self.note()):
-            self._bar.set_description_str(f"{self._label}, {note}", refresh=False)
         self._bar.update(count)
+
+    def show(self) -> None:
+        """Renews the live line, or says the state in the log."""
+        if self._bar.disable:
+            logger.info("%s", self.line())
+        else:
+            self._bar.set_description_str(", ".join(filter(None, (self._label, self.note()))))
 
     def line(self) -> str:
         """The state for a log, with the time left once there is something to judge it by."""
@@ -76,11 +81,11 @@ def progress(total: int, label: str, done: int = 0, unit: str = "completions") -
     state, over = Progress(total, label, done, unit), threading.Event()
 
     def report() -> None:
-        while not over.wait(_SECONDS_BETWEEN_LINES):
-            logger.info("%s", state.line())
+        while not over.wait(state.pause):
+            state.show()
 
     reporter = threading.Thread(target=report, name="progress", daemon=True)
-    if not state.silent:
+    if logger.isEnabledFor(logging.INFO):
         reporter.start()
     try:
         yield state

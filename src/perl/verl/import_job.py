@@ -4,7 +4,6 @@ JOB, step -> RUN: recipe.yaml, run.json, adapter/ (proven on its base), metrics.
 """
 
 import json
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -282,7 +281,7 @@ def logged_in(text: str) -> Iterator[tuple[int, dict[str, float]]]:
             step, data = int(found["step"]), found["data"].items()
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        yield step, {name: float(value) for name, value in data if _is_number(value)}
+        yield step, {name: float(value) for name, value in data if type(value) in (int, float)}
 
 
 def _renamed(data: Mapping[str, float], rewards: Mapping[str, float]) -> dict[str, float]:
@@ -296,8 +295,3 @@ def _renamed(data: Mapping[str, float], rewards: Mapping[str, float]) -> dict[st
         ((name, weight),) = rewards.items()
         row |= {f"rewards/{name}/mean": row["reward"] / weight} if weight else {}
     return row
-
-
-def _is_number(value: Any) -> bool:  # noqa: ANN401 (JSON)
-    """A finite number; orjson writes NaN as null."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import TrainerState, TrainingArguments
 
 from perl.errors import PerlError, RecipeError, warn
-from perl.evaluation.draw import Sharing, draw, share
+from perl.evaluation.draw import Sharing, draw, share, within_batch
 from perl.evaluation.own_tasks import chosen_tasks, in_keys
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask, prepare_task
@@ -184,6 +184,7 @@ class BenchmarkScores(RunCallback):
         if not sharing.processes.main:
             return draw(engine, tokenizer, asked, protocol, {}, lambda _: None, judging, sharing)
         with progress(len(asked.places(protocol.k)), f"scoring the policy on {asked.task}") as state:
+            state.note = partial(within_batch, engine)
             return draw(engine, tokenizer, asked, protocol, {}, lambda _: state.update(), judging, sharing)
 
     def keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
