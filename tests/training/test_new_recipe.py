@@ -1,6 +1,7 @@
 """A recipe that is written anew has sizes that fit by ``perl plan``'s own estimate, and reads as if written by hand."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,16 +94,15 @@ def test_every_key_has_a_comment_and_the_text_is_the_recipe(gpu):
 
 def test_completions_fit_the_context_and_steps_the_data():
     config = json.loads((BASE_FOLDER / "config.json").read_text())
-    small = Path("small")
-    small.mkdir()
-    for file in BASE_FOLDER.iterdir():
-        (small / file.name).write_bytes(file.read_bytes())
-    (small / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
+    small = shutil.copytree(BASE_FOLDER, "small")
+    Path(small, "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
     made = perl.new_recipe("./small", "sandbox:addition", gpu="cpu").recipe
     assert 0 < made.rollout.max_completion_length < 40
     few = perl.new_recipe(str(BASE_FOLDER), write_sums(rows=SUMS[:3]), gpu="cpu").recipe
     assert few.batch.prompts_per_step <= 3
     assert few.train["max_steps"] <= 10 * 3
+    worked = write_sums(rows=[{**row, "solution": "12 " * 70} for row in SUMS[:3]])  # a token a character
+    assert perl.new_recipe(str(BASE_FOLDER), worked, gpu="cpu").recipe.rollout.max_completion_length == 320
 
 
 def test_a_reward_of_ones_own_needs_no_gold_answers(monkeypatch):

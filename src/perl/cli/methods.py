@@ -88,14 +88,11 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _cell(row: dict[str, Any], column: str) -> str:
     if column == "trainable":
-        if row.get("refused"):
-            return str(row["refused"])[:60]
-        return f"{row['trainable']:,} ({row['share']:.2%})" if "trainable" in row else ""
-    if column in ("rank", "alpha"):
-        return str(row["settings"].get(column, "-"))
-    if column == "rate":
-        return f"{row['rate']:g}" if "rate" in row else ""
-    return str(row[{"method": "name", "rollout sync": "sync"}.get(column, column)])
+        counted = f"{row['trainable']:,} ({row['share']:.2%})" if "trainable" in row else ""
+        return str(row.get("refused", counted))[:60]
+    shown = {"method": row["name"], "rate": f"{row['rate']:g}", "rollout sync": row["sync"]}
+    shown |= {name: row["settings"].get(name, "-") for name in ("rank", "alpha")}
+    return str(shown[column] if column in shown else row[column])
 
 
 def _page(row: dict[str, Any]) -> list[str]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
-from perl.data import Role, checked_prompt, read_source
+from perl.data import ORIGINAL, Role, checked_prompt, read_source
 from perl.errors import DataError, PerlError, RecipeError, visible
 from perl.recipe.plain_yaml import PlainDumper
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
@@ -22,6 +23,8 @@ from perl.sandbox import is_sandbox
 QUESTIONS = ("prompt", "question", "problem", "query", "instruction", "messages", "input")
 ANSWERS = ("answer", "final_answer", "gold_answer", "gold", "solution", "target", "label")
 """Names of columns that are taken for question and gold answer, the first that a data set has."""
+# Where a worked solution stands, the gold answer last: some are the end of one.
+_WORKED, _LOOKED_AT = (f"{ORIGINAL}solution", "rationale", "reasoning", "explanation", "solution"), 512
 _COLUMN, _WIDTH = 32, 118
 # Of a file of at least so many problems, percent that are held out.
 _FEWEST, _SHARE = 50, 10
@@ -127,6 +130,14 @@ def _only_chat(rows: Dataset) -> str | None:
 
 def _is_chat(value: Any) -> bool:  # noqa: ANN401 (a cell)
     return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) and "role" in one for one in value)
+
+
+def worked_tokens(problems: Dataset, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of half as much again as the data's worked solutions, but for the longest twentieth; 0: it has none."""
+    column = _guessed(_WORKED, problems.column_names)
+    texts = [str(text or "") for text in problems[:_LOOKED_AT][column]] if column is not None else [""]
+    lengths = sorted(map(len, tokenizer(texts)["input_ids"]))
+    return 64 * -(-3 * lengths[19 * len(lengths) // 20] // (2 * 64))
 
 
 def _held_out(train: Mapping[str, Any]) -> dict[str, Any] | str | None:

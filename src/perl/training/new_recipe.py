@@ -32,7 +32,7 @@ from perl.training.forecast import make_forecast
 from perl.training.forecast_text import bytes_text, first_prompt, summary_lines
 from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_machine
 from perl.training.memory_estimate import MemoryEstimate
-from perl.training.new_data import data_section, recipe_text
+from perl.training.new_data import data_section, recipe_text, worked_tokens
 from perl.training.plan import Plan, make_plan
 from perl.training.run_shape import Setup, lengths_of, memory_on, shape_of
 from perl.training.stages import read_recipe
@@ -177,7 +177,8 @@ def _sized(
     config = load_empty_base(plan.recipe.model).config.get_text_config()
     context = getattr(config, "max_position_embeddings", None)
     room = None if context is None else max(context - plan.longest_prompt, 1)
-    length = _LENGTH_ON_CPU if device.on_cpu else _LENGTH_ON_SMALL if device.memory < _SMALL else _LENGTH
+    usual = _LENGTH_ON_CPU if device.on_cpu else _LENGTH_ON_SMALL if device.memory < _SMALL else _LENGTH
+    length = max(usual, min(worked_tokens(plan.problems.train, plan.tokenizer), 4 * usual))
     length = plan.arguments.max_completion_length = length if room is None else min(length, room)
     sizes, problems = choose_sizes(plan, device), len(plan.problems.train)
     rate = usual_rate(METHODS["lora"].learning_rate, getattr(config, "hidden_size", None)) or 1e-5
@@ -205,7 +206,8 @@ def _sized(
         "data.train.name": f"{problems:,} problems",
         "train.prompts_per_step": f"x num_generations = {sizes.prompts * _GENERATIONS} completions a step",
         "train.max_steps": f"{steps * sizes.prompts / problems:.2g} times through the {problems:,} problems",
-        "rollout.max_completion_length": f"tokens; the context has room for {room or length:,}",
+        "rollout.max_completion_length": f"tokens{', as the data has worked solutions' if length > usual else ''}; "
+        f"the context has room for {room or length:,}",
     }
     if sizes.quantization is not None:
         row, published = QUANTISATIONS[sizes.quantization], bytes_text(2 * plan.total_parameters)
