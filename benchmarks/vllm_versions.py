@@ -3,13 +3,18 @@
 Run as ``python benchmarks/vllm_versions.py [VERSION ...]``. Each version gets an environment of its own, as ``make
 vllm-env`` makes it, which is removed before the next one. Three steps of the quickstart each way; the log-prob parity
 check runs after each update, and a run that does not hold it ends with an error.
+
+``torch==2.11.0`` and the like, instead of a version of vLLM, replace a library of the tested set: the package is
+imported, the quickstart is trained and its tests are run, with torch those of the gradients, else all but the nightly.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +29,11 @@ from rollout_servers import Server, start_command
 CHECKOUT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "vllm_versions.json"
 VERSIONS = ("0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
+LIBRARIES = {
+    "torch==2.11.0": "tests/trainer/test_gradient_equality.py",
+    "torch==2.15.0": "tests/trainer/test_gradient_equality.py",
+    "transformers==5.24.0": "tests",
+}
 # They do not fit torch for CPUs.
 _BROUGHT = ("torchvision", "torchaudio", "torchcodec")
 _SETTINGS = (
@@ -106,17 +116,52 @@ def try_version(version: str, place: Path) -> dict[str, Any]:
         shutil.rmtree(environment, ignore_errors=True)
 
 
+def _ended(command: Sequence[str]) -> tuple[int, str]:
+    """Exit code and output of a command that may fail."""
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)  # noqa: S603 (ours)
+    return done.returncode, done.stdout
+
+
+def try_library(requirement: str, place: Path) -> dict[str, Any]:
+    """The tested set with another version of one library."""
+    environment = place / requirement
+    python = str(environment / "bin" / "python")
+    try:
+        _run([sys.executable, "-m", "venv", str(environment)])
+        tested = os.environ | {"PIP_CONSTRAINT": str(CHECKOUT / "constraints.txt")}
+        _run([python, "-m", "pip", "install", "--quiet", "--editable", f"{CHECKOUT}[dev]"], tested)
+        _run([python, "-m", "pip", "install", "--quiet", requirement], os.environ | {"PIP_CONSTRAINT": ""})
+        code = f"from importlib.metadata import version as v; print(*(v(name) for name in {_PACKAGES[1:]!r}))"
+        facts = dict(zip(_PACKAGES[1:], _run([python, "-c", code]).split(), strict=True))
+        _run([python, "-c", "import perl; perl.PeftGRPOTrainer, perl.train, perl.evaluate"])
+        ended, _ = _ended([python, "-m", "perl", "train", "quickstart", "--output", str(environment / "run")])
+        rows = [json.loads(line) for line in (environment / "run" / "metrics.jsonl").read_text().splitlines()]
+        rewards = [row["reward"] for row in rows if "reward" in row]
+        quickstart = {"exit": ended, "reward": [statistics.fmean(rewards[:5]), statistics.fmean(rewards[-5:])]}
+        asked = ("-q", "-n", "2", "--dist", "worksteal", "-m", "not nightly", LIBRARIES[requirement])
+        _, said = _ended([python, "-m", "pytest", *asked])
+        counted = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", said)}
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        row = {**facts, "quickstart": quickstart, "tests": {**counted, "which": failed}}
+        print(requirement, row, flush=True)
+        return row
+    finally:
+        shutil.rmtree(environment, ignore_errors=True)
+
+
 def main() -> None:
     """Prints a line for each way, and keeps all as JSON; of versions that are not named the earlier rows stay."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("versions", nargs="*", default=VERSIONS)
+    parser.add_argument("versions", nargs="*", default=(*VERSIONS, *LIBRARIES))
     parser.add_argument("--place", type=Path, help="folder for the environments [default: a temporary one]")
     arguments = parser.parse_args()
-    rows = json.loads(RESULTS.read_text())["versions"] if RESULTS.is_file() else {}
+    found = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     with tempfile.TemporaryDirectory(dir=arguments.place) as place:
         for version in arguments.versions:
-            rows[version] = try_version(version, Path(place))
-            RESULTS.write_text(as_lines({"versions": dict(sorted(rows.items()))}) + "\n", encoding="utf-8")
+            kind, try_one = ("libraries", try_library) if "==" in version else ("versions", try_version)
+            rows = found.get(kind, {}) | {version: try_one(version, Path(place))}
+            found[kind] = dict(sorted(rows.items()))
+            RESULTS.write_text(as_lines(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -149,14 +149,14 @@ def panels_of(names: Iterable[str], weights: Mapping[str, Sequence[float]]) -> l
         names: Metrics of all runs.
         weights: Reward -> its weights in the runs.
     """
-    logged = set(names)
+    # A reward follows the total; the total is not drawn twice where a single reward weighs 1.
+    logged = set(names) - ({"reward"} if list(map(set, weights.values())) == [{1.0}] else set())
     panels = [panel for panel in _FIXED if next(iter(panel.metrics)) in logged]
     panels += _named(sorted(logged), weights)
     taken = {name for panel in panels for name in panel.metrics}
     others = sorted(name for name in logged - taken if not name.startswith("eval/"))
     panels += [Panel("All others", name, "", {name: name}) for name in others]
     order = ("Rewards", "Scores", "Completions", "Policy", "Engine", "Critic", "Speed", "All others")
-    # A reward follows the total, the total alone is not drawn twice where a single reward weighs 1.
     return sorted(panels, key=lambda panel: order.index(panel.section))
 
 
