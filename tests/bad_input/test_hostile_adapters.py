@@ -226,11 +226,11 @@ def test_weights_that_are_not_finite_are_counted_and_refused_before_a_base_is_lo
             poisoned[place] = value
         with_tensors(adapter, A=poisoned)
         line = refusal(base)
-        count, among = map(int, re.search(r"holds weights that are no numbers: (\d+) of (\d+) in", line).groups())
+        count, among = map(int, re.search(r"has weights that are not finite: (\d+) of (\d+) in", line).groups())
         assert count == poisoned.numel() - torch.isfinite(poisoned).sum()
         assert among == poisoned.shape[0] * poisoned.shape[1]
-        assert line == f"peft.adapter: adapter holds weights that are no numbers: {len(places)} of 512 in {A}"
-        with pytest.raises(ModelError, match="are no numbers"):
+        assert line == f"peft.adapter: adapter has weights that are not finite: {len(places)} of 512 in {A}"
+        with pytest.raises(ModelError, match="are not finite"):
             continue_adapter(clean_base(), find_adapter("adapter"))
 
 
@@ -240,7 +240,7 @@ def test_a_command_exits_with_2_and_one_line(adapter, sound, capsys):
     nan, code = partial(with_tensors, A=torch.full((4, 128), math.nan)), {"parent_library": "evil"}
     unread = "adapter cannot be read: adapter_config.json"
     for arguments, spoil, start in (
-        (evaluated, nan, "--adapter: adapter holds weights that are no numbers: 512 of 512 in "),
+        (evaluated, nan, "--adapter: adapter has weights that are not finite: 512 of 512 in "),
         (evaluated, partial(with_config, auto_mapping=code), f"--adapter: {unread}: auto_mapping names 'evil'"),
         (["train", "recipe.yaml", "--output", "out"], partial(with_text, text=b"[" * 300_000),
          f"recipe.yaml:1: peft.adapter: {unread} is nested"),

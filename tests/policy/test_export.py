@@ -313,7 +313,7 @@ def test_an_adapter_of_another_base_or_with_non_finite_numbers_is_refused():
     next(iter(tensors.values())).fill_(torch.nan)
     save_file(tensors, file)
     for form in ("lora", "merged"):
-        with pytest.raises(PerlError, match="holds weights that are no numbers"):
+        with pytest.raises(PerlError, match="has weights that are not finite"):
             export(source, form)
     assert sorted(path.name for path in Path().iterdir()) == ["adapter", "tiny"]
 

@@ -40,7 +40,7 @@ def generalised_advantages(
         values_NT: (N, T) float, the critic's of the states before the tokens.
         mask_NT: (N, T) 1 where a token counts.
         gamma: Discount of a step from token to token, from 0 to 1.
-        lambda_: From 0 (one step and the critic's word for the rest) to 1 (all that follows, less the value).
+        lambda_: 0 is one-step TD, 1 is Monte Carlo.
 
     Returns:
         (N, T), 0 where the mask is; added to the values they give the returns.

@@ -200,7 +200,7 @@ class ProcessGroup:
             raise self.watch.lost(end) from None
 
     def _behind(self, error: BaseException) -> End | None:
-        """The end of another process that this error is a consequence of; None: it is this process's own."""
+        """The end of another process that caused this error; None: it is this process's own."""
         if self.watch is None:
             return None
         if _LOST_CONTACT.search(str(error)) and isinstance(error, RuntimeError):

@@ -368,11 +368,8 @@ def _check_numbers(policy: PeftModel, saved: SavedAdapter) -> None:
             if name.endswith(POSITIONS):
                 _check_positions(policy, saved, name, values)
             elif not (finite := torch.isfinite(values)).all():
-                raise ModelError(
-                    f"{saved.name} holds weights that are no numbers: {int((~finite).sum()):,} of {values.numel():,} "
-                    f"in {name}",
-                    "peft.adapter",
-                )
+                wrong = f"{int((~finite).sum()):,} of {values.numel():,} in {name}"
+                raise ModelError(f"{saved.name} has weights that are not finite: {wrong}", "peft.adapter")
 
 
 def _check_positions(policy: PeftModel, saved: SavedAdapter, name: str, positions: torch.Tensor) -> None:

@@ -90,7 +90,7 @@ def export(
     saved = find_adapter(folder)
     if saved.base_quantization is not None:
         where = f"{saved.name} was trained on a base quantised to {saved.base_quantization}"
-        warn("PRL302", "%s; what is written is for the ordinary base, on which it is another policy", where)
+        warn("PRL302", "%s; the export is for the unquantised base, on which it is another policy", where)
     policy = continue_adapter(load_base(model_section, torch.device("cpu")), saved).eval()
     target = Path(destination) if destination else Path(f"{str(source).rstrip('/').split('@')[0]}-{form}")
     with new_folder(target) as staged:

@@ -174,7 +174,7 @@ class PeftRLConfig(GRPOConfig):
     )
     gae_lambda: float = field(
         default=0.95,
-        metadata={"help": "From 0 (a token's advantage is the critic's word) to 1 (what follows, less the value)."},
+        metadata={"help": "GAE's lambda: 0 is one-step TD, 1 is Monte Carlo."},
     )
     value_clip: float | None = field(
         default=0.2,

@@ -43,7 +43,7 @@ class CriticSettings:
         clip: How far a value may move from the old one; None: as far as it likes.
         learning_rate: Of AdamW, constant.
         rank: Of the critic's adapter.
-        warmup_steps: Optimizer steps at the begin in which only the critic moves.
+        warmup_steps: Initial steps that train only the critic.
         adapter: Folder of the exported critic that it starts from; None: from the value 0.
     """
 

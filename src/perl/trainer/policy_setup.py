@@ -96,7 +96,7 @@ def given_policy(
     """
     if args.sync_ref_model:
         raise RecipeError(
-            "would mix the policy into a second model, and there is none here",
+            "needs a separate reference model, which this trainer does not load",
             "sync_ref_model",
             f'PeftRLConfig(reference="rolling:{args.ref_model_sync_steps}") takes the policy itself as often',
         )

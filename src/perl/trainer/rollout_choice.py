@@ -63,7 +63,7 @@ def check_own(trainer: GRPOTrainer) -> None:
         RecipeError: Each process would wait for turns of conversations that the others do not have.
     """
     if holds_conversations(trainer) and is_sharded(trainer.model):
-        what = "conversations with tools go on by themselves in each process, and a base in shards takes all of them"
+        what = "tools and environments are not supported with fsdp2, whose processes would wait for each other's turns"
         raise RecipeError(what, "strategy", "ddp or zero2")
 
 
@@ -95,4 +95,4 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
     if how.prefetch and conversations:
         raise RecipeError("conversations with tools cannot be sampled ahead", "rollout.prefetch", "0")
     if conversations and trainer.accelerator.num_processes > 1:
-        raise RecipeError("conversations with tools go on by themselves in each process", what, "transformers")
+        raise RecipeError("tools and environments are not supported in several processes", what, "transformers")

@@ -410,7 +410,7 @@ class RolloutSource:
         return found
 
     def _together(self, work: Callable[[], _T]) -> _T:
-        """Does something that may fail for want of an engine; if it fails on one process, it fails on all alike.
+        """Runs ``work`` on every process; a failure of one is raised on all of them.
 
         Raises:
             BrokenPromiseError: The engine does not have the policy.

@@ -113,8 +113,8 @@ def warn_without_second_update(live: LiveTrainer) -> None:
     if selection is not None and selection.acts and _one_update(live.args) and live.accelerator.is_main_process:
         warn(
             "PRL319",
-            "%s penalises what has moved since the rollouts, and with one update of a batch nothing has: set "
-            "num_iterations, or steps_per_generation above gradient_accumulation_steps",
+            "%s has no effect with a single update per batch, before which no token has moved: set num_iterations, or "
+            "steps_per_generation above gradient_accumulation_steps",
             live.args.loss_type,
         )
 

@@ -233,7 +233,7 @@ def test_a_second_training_of_one_trainer_begins_anew_and_is_gone_on_with(tmp_pa
 
 def test_rewards_that_never_vary_end_a_training_with_a_checkpoint_and_a_line(tmp_path):
     kinds = (("dyadic", "tenths", "dyadic", "tenths"),) * 4
-    with pytest.raises(RolloutError, match=r"prompts\.refill: the rewards of none of 40 groups differ") as raised:
+    with pytest.raises(RolloutError, match=r"prompts\.refill: all rewards were equal within each of 40") as raised:
         trained(tmp_path, range(16), rollout_table(kinds), prompt_refill=1.0, max_steps=20, save_steps=100)
     assert "\n" not in str(raised.value)
     assert (tmp_path / "checkpoint-4" / "complete.json").is_file()
@@ -250,7 +250,7 @@ def test_rewards_that_never_vary_end_a_training_with_a_checkpoint_and_a_line(tmp
             12,
             r"prompts\.refill: .*kl_in_reward learns too",
         ),
-        ({"prompt_memory": True, "ignore_data_skip": True}, 12, r"ignore_data_skip: begins the data anew"),
+        ({"prompt_memory": True, "ignore_data_skip": True}, 12, r"ignore_data_skip: starts the data again on resume"),
         ({"prompt_explore": 0.3}, 12, r"explore: needs memory: true"),
         ({"prompt_refill": -1.0}, 12, r"refill"),
         ({"prompt_curriculum": "lewel"}, 12, r"prompts\.curriculum: .*no column 'lewel' \(did you mean level"),

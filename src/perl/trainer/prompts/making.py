@@ -102,7 +102,7 @@ def choice_mistakes(
         what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of {generations}"
         found.append(Mistake(what, "prompts.refill", "batches of which each process has whole groups"))
     if args.ignore_data_skip:
-        what = "begins the data anew where a run goes on, and chosen prompts go on"
+        what = "starts the data again on resume, which chosen prompts cannot"
         found.append(Mistake(what, "ignore_data_skip", "leave it out"))
     if size is None:
         what = "chooses among prompts, and this data set is a stream"
@@ -132,7 +132,7 @@ def sampler_of(trainer: GRPOTrainer, sampler: Sampler[int]) -> Sampler[int]:
 def _check_data(trainer: GRPOTrainer) -> None:
     """Refuses what makes prompts of its own, or rows that are more than tokens."""
     if trainer.environment_factories is not None:
-        raise RecipeError("chooses the data's prompts, and an environment makes its own", "prompts", "leave it out")
+        raise RecipeError("cannot be combined with environment_factory, which makes prompts", "prompts", "leave it out")
     if trainer._is_vlm:
         raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
 

@@ -283,8 +283,7 @@ class PromptSelection:
             batches, groups, self._in_vain = len(self._in_vain), sum(self._in_vain.values()), {}
             self._hooks.end()
             raise RolloutError(
-                f"the rewards of none of {groups} groups differ, in {batches} generation batches and what was sampled "
-                "in their place",
+                f"all rewards were equal within each of {groups} groups, in {batches} generation batches with refills",
                 "prompts.refill",
                 "there is nothing to learn from: look at `perl reward check`, at other data, or a higher temperature",
             )
