@@ -135,10 +135,11 @@ def try_library(requirement: str, place: Path) -> dict[str, Any]:
         facts = dict(zip(_PACKAGES[1:], _run([python, "-c", code]).split(), strict=True))
         _run([python, "-c", "import perl; perl.PeftGRPOTrainer, perl.train, perl.evaluate"])
         ended, _ = _ended([python, "-m", "perl", "train", "quickstart", "--output", str(environment / "run")])
-        rows = [json.loads(line) for line in (environment / "run" / "metrics.jsonl").read_text().splitlines()]
+        log = environment / "run" / "metrics.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
         rewards = [row["reward"] for row in rows if "reward" in row]
-        quickstart = {"exit": ended, "reward": [statistics.fmean(rewards[:5]), statistics.fmean(rewards[-5:])]}
-        asked = ("-q", "-n", "2", "--dist", "worksteal", "-m", "not nightly", LIBRARIES[requirement])
+        quickstart = {"exit": ended, "reward": [statistics.fmean(five) for five in (rewards[:5], rewards[-5:]) if five]}
+        asked = ("-q", "-n", "2", "--dist", "worksteal", "-m", "not nightly", LIBRARIES.get(requirement, "tests"))
         _, said = _ended([python, "-m", "pytest", *asked])
         counted = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", said)}
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)

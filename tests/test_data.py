@@ -1,6 +1,7 @@
 """Problems arrive with their questions, answers and further columns whatever form they are stored in."""
 
 import csv
+import gzip
 import json
 import re
 from pathlib import Path
@@ -521,11 +522,13 @@ def test_a_share_is_of_the_problems_to_train_on_and_of_enough_of_them():
     assert recipe.data.eval == recipe.data.train.model_copy(update={"share": 0.5})
 
 
-def test_the_values_of_a_data_set_on_the_hub_are_those_of_its_files(hub, monkeypatch):
+def test_the_values_of_a_data_set_on_the_hub_are_those_of_its_files(hub, monkeypatch, caplog):
     lines = (
-        b'{"prompt": "a", "answer": 0.10, "tests": {"x": 1}}\n{"prompt": "b", "answer": "None", "tests": {"y": "t"}}\n'
+        b'{"prompt": "a", "answer": 0.10, "tests": {"x": 1}}\n{"prompt": "b", "answer": "None", "tests": {"y": 2}}\n'
     )
-    hub.create("user/lines", {"train.jsonl": lines, "test.jsonl": b'{"prompt": "c", "answer": 7.0}\n'})
+    hub.create(
+        "user/lines", {"train.jsonl": lines, "test.jsonl.gz": gzip.compress(b'{"prompt": "c", "answer": 7.0}\n')}
+    )
     cells = b"prompt,answer\na,007\nb,None\nc,9007199254740993\n"
     tabs = cells.replace(b",", b"\t").replace(b"a\t", b'"a, b"\t')
     subsets = {"cells": {"data_files": "cells.csv"}, "tabs": {"data_files": "tabs.tsv", "sep": "\t"}}
@@ -533,13 +536,23 @@ def test_the_values_of_a_data_set_on_the_hub_are_those_of_its_files(hub, monkeyp
     hub.create("user/cells", {"cells.csv": cells, "tabs.tsv": tabs, "README.md": f"---\n{card}---\n".encode()})
     for offline in (False, True):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-        rows = train_rows(train="user/lines", eval="user/lines")
-        assert [(row["solution"], row["tests"]) for row in rows] == [("0.10", {"x": 1}), ("None", {"y": 2})]
-        both = problems(train={"name": "user/lines", "split": "test+train[:1]"})
-        assert both.train["solution"] == ["7.0", "0.10"]
+        both = problems(train="user/lines", eval="user/lines")
+        assert [(row["solution"], row["tests"]) for row in both.train] == [("0.10", {"x": 1}), ("None", {"y": 2})]
+        assert both.heldout["solution"] == ["7.0"]
         for subset, first in (("cells", "a"), ("tabs", "a, b")):
             rows = train_rows(train={"name": "user/cells", "subset": subset})
             assert [row["solution"] for row in rows] == ["007", "None", "9007199254740993"]
             assert rows[0]["prompt"] == first
-    with pytest.raises(DataError, match=r"user/lines cannot be loaded: .*validation.*train"):
-        problems(train={"name": "user/lines", "split": "validation"})
+    assert caplog.records == []
+
+
+def test_what_our_reader_cannot_take_of_a_hub_data_set_the_library_reads_with_a_warning(hub, caplog):
+    uneven = b"prompt,answer,note\na,1,x\nb,2\n"
+    hub.create("user/uneven", {"train.csv": uneven})
+    for split, reason in (("train", "line 3 has not as many cells"), ("train[1:]", "train[1:] is no whole split")):
+        caplog.clear()
+        rows = train_rows(train={"name": "user/uneven", "split": split})
+        assert [row["solution"] for row in rows] == ["1", "2"][-len(rows) :]
+        assert [record.code for record in caplog.records if reason in record.getMessage()] == ["PRL311"]
+    with pytest.raises(DataError, match=r"user/uneven cannot be loaded: .*validation"):
+        problems(train={"name": "user/uneven", "split": "validation"})

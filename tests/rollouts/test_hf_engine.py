@@ -138,13 +138,15 @@ def test_greedy_every_engine_writes_the_likeliest_tokens(drawn, base):
 @pytest.mark.parametrize("batch_size", [2, 3, 100])
 def test_a_group_is_handed_on_once_as_soon_as_it_is_whole(base, tokenizer, batch_size):
     requests = [Request(ids_of(length, length), count, seed=0) for length, count in ((9, 3), (3, 2), (6, 4))]
-    told: list[tuple[int, list[Sampled]]] = []
+    told: list[tuple[int, list[Sampled], str]] = []
     engine = TransformersEngine(base, tokenizer, batch_size)
-    result = engine.start(requests, WARM, lambda position, group: told.append((position, list(group)))).result()
+    hear = lambda position, group: told.append((position, list(group), within_batch(engine)))  # noqa: E731 (a line)
+    result = engine.start(requests, WARM, hear).result()
     longest = max(len(one.token_ids) for group in result for one in group)
-    assert batch_size < 9 or within_batch(engine) == f"token {longest} of the next ones"
-    assert [position for position, _ in told] == [1, 2, 0]  # the shortest prompt first
-    assert [group for _, group in told] == [result[position] for position in (1, 2, 0)]
+    assert batch_size < 9 or {said for *_, said in told} == {f"writing token {longest}"}
+    assert within_batch(engine) == ""
+    assert [position for position, *_ in told] == [1, 2, 0]  # the shortest prompt first
+    assert [group for _, group, _ in told] == [result[position] for position in (1, 2, 0)]
     assert [len(group) for group in result] == [3, 2, 4]
 
 

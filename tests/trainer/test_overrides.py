@@ -24,6 +24,7 @@ from perl.hub.push.retries import HubOutageError
 from perl.trainer.generation import generates_by_itself
 from perl.trainer.overrides import is_replaced
 from tests.conftest import CHECKOUT
+from tests.trainer.test_tools import multiply
 from tests.trainer.test_trainer import arguments, problems, weights_of
 
 COVERED: list[str] = []
@@ -136,16 +137,8 @@ def test_tools_are_run_by_another_loop(tmp_path):
     def loop(_, _prompts, _ids, completion_ids, completions, logprobs, *__):
         return [[1] * len(ids) for ids in completion_ids], completions, completion_ids, logprobs, 24, 0, []
 
-    def shout(text: str) -> str:
-        """Shouts.
-
-        Args:
-            text: What.
-        """
-        return text.upper()
-
     trainer = made(tmp_path, instead(_tool_call_loop=loop))
-    trainer.tools = trainer._standalone_tools = [shout]
+    trainer.tools = trainer._standalone_tools = [multiply]
     trainer.train()
     assert logged(trainer, "tools/call_frequency") == 24 / 8
 

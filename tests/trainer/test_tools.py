@@ -77,11 +77,6 @@ class Doubling(Counting):
     double.__doc__ = Counting.increment.__doc__
 
 
-class Rewarded(Counting):
-    def get_reward(self) -> float:
-        return float(self.count)
-
-
 def by_calls(completions, environments=None, **_):
     """Another reward for each way in which a conversation may have gone."""
     counts = [environment.count for environment in environments] if environments else [0] * len(completions)
@@ -89,6 +84,7 @@ def by_calls(completions, environments=None, **_):
     return [count + 0.01 * length for count, length in zip(counts, said, strict=True)]
 
 
+Rewarded = type("Rewarded", (Counting,), {"get_reward": lambda self: float(self.count)})
 CALLS = [called("multiply", a=3, b=4), called("multiply", a=3, c=4), f"12{END}", called("multiply_later", a=5, b=6)]
 COUNTS = [called("increment", step=1), called("increment", by=2), f"1{END}", called("increment", step=4)]
 MIXED = [called("increment", step=1), called("double", step=2), f"1{END}", called("double", by=4)]

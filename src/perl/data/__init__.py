@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import datasets
 
-from perl.data.files import as_dataset, joined, texts_of
+from perl.data.files import as_dataset, beside, texts_of
 from perl.data.files import read_data_file as read_data_file
 from perl.data.hub import load_hub_rows as load_hub_rows
 from perl.data.hub import split_rows as split_rows
@@ -129,7 +129,7 @@ def _load(
     raise_all(DataError, mistakes)
     rows = as_dataset(columns)
     if others := {column: name for column, name in names.items() if name not in columns}:
-        rows = joined([raw.select_columns(list(others)).rename_columns(others), rows], axis=1)
+        rows = beside(raw.select_columns(list(others)).rename_columns(others), rows)
     if section.eval is None or section.eval.share is None:
         return rows, version, names, None
     part = _part(raw[source.columns.prompt] if source.columns.prompt else prompts, section.eval.share, role)

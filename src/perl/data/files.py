@@ -70,7 +70,7 @@ def read_data_file(path: Path, answers: Named, where: str) -> datasets.Dataset:
         raise DataError(f"{path} cannot be read: {error}", where) from error
 
 
-def rows_of_texts(texts: Iterable[str], answers: Named, between: str | None) -> datasets.Dataset:
+def rows_of_texts(texts: Sequence[str], answers: Named, between: str | None) -> datasets.Dataset:
     """The rows of files of one kind, one after another.
 
     Args:
@@ -84,7 +84,6 @@ def rows_of_texts(texts: Iterable[str], answers: Named, between: str | None) -> 
     if between is not None:
         columns = _columns(row for text in texts for row in _csv_rows(text, between))
         return as_dataset({name: cells if name in answers else _as_numbers(cells) for name, cells in columns.items()})
-    texts = list(texts)
     columns = _columns(row for text in texts for row in _json_rows(text))
     if named := [name for name in columns if name in answers]:
         written = _columns(row for text in texts for row in _json_rows(text, **_AS_WRITTEN))
@@ -101,9 +100,9 @@ def as_dataset(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
     return _dataset(pyarrow.table({name: _array(values) for name, values in columns.items()}))
 
 
-def joined(parts: Sequence[datasets.Dataset], axis: int) -> datasets.Dataset:
-    """The rows of data sets, one after another (axis 0), or their columns beside each other (1)."""
-    return _dataset(datasets.concatenate_datasets(list(parts), axis=axis).data)
+def beside(left: datasets.Dataset, right: datasets.Dataset) -> datasets.Dataset:
+    """The columns of two data sets of as many rows."""
+    return _dataset(datasets.concatenate_datasets([left, right], axis=1).data)
 
 
 def _dataset(table: Any) -> datasets.Dataset:  # noqa: ANN401 (Arrow's, or the library's)

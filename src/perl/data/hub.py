@@ -6,24 +6,23 @@ The library takes 007 for 7 there, None for nothing, and gives objects each othe
 """
 
 import csv
-import json
-import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import datasets
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
 
-from perl.data.files import Named, joined, read_text, rows_of_texts
-from perl.errors import DataError, Mistake
+from perl.data.files import Named, read_text, rows_of_texts
+from perl.errors import DataError, Mistake, first_line, warn
 from perl.policy.hub_files import look_up
-from perl.run.files import parse_json, write_text
+from perl.run.files import write_text
 
 # Characters of what the library says when it cannot load a data set: it lists the subsets or splits that exist.
 _LONGEST_CAUSE = 1000
-# Settings of a subset that say nothing of how its files are read; our reader is told the last one.
-_OF_NO_FILE = {"name", "version", "data_dir", "data_files", "description", "features", "sep"}
+# Settings of a subset that say nothing of how its files are read; our reader is told the last ones.
+_OF_NO_FILE = {"name", "version", "data_dir", "data_files", "description", "features", "sep", "delimiter"}
+# Bytes that our reader holds in memory, several times over; the library maps larger ones.
+_LARGEST = 2**30
 
 
 def load_hub_rows(
@@ -49,19 +48,26 @@ def load_hub_rows(
     commit = look_up("dataset", name, revision)
     if isinstance(commit, Mistake):
         raise DataError(commit.message, where, "; ".join(filter(None, (commit.hint, instead))))
-    known = Path(datasets.config.HF_DATASETS_CACHE, "text", quote(f"{name} {subset} {revision}.json", safe=""))
+    known = Path(datasets.config.HF_DATASETS_CACHE, "text", quote(f"{name} {subset} {revision}", safe=""))
     try:
-        return split_rows(name, subset, split, commit or revision, answers, known), commit
-    except (OSError, ValueError, csv.Error, datasets.exceptions.DatasetsError) as error:
+        if commit is None and known.is_file() and (found := known.read_text(encoding="utf-8")):
+            folder = snapshot_download(name, repo_type="dataset", revision=found, local_files_only=True)
+            return split_rows(folder, subset, split, None, answers)[0], None
+        rows, as_written = split_rows(name, subset, split, commit or revision, answers)
+        if commit is not None:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            write_text(known, commit if as_written else "")  # all files are here, or nothing is known
+        return rows, commit
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # unknown subsets or splits too
         offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if constants.HF_HUB_OFFLINE else ""
         cause = " ".join(str(error).split())[:_LONGEST_CAUSE]
         raise DataError(f"{name} cannot be loaded: {cause}", where, f"{offline}{instead}") from error
 
 
 def split_rows(
-    source: str, subset: str | None, split: str, revision: str | None, answers: Named, known: Path | None = None
-) -> datasets.Dataset:
-    """A split of a data set on the Hub or in a folder.
+    source: str, subset: str | None, split: str, revision: str | None, answers: Named
+) -> tuple[datasets.Dataset, bool]:
+    """A split of a data set on the Hub or in a folder, and whether our reader took it, every value as it is written.
 
     Args:
         source: ``user/name``, or the folder.
@@ -69,36 +75,38 @@ def split_rows(
         split: See there.
         revision: See there.
         answers: See there.
-        known: Where it is written which files the data set has, for when the Hub cannot be asked.
     """
-    if known is not None and constants.HF_HUB_OFFLINE:
-        files = parse_json(known.read_bytes()) if known.is_file() else None
-    else:
-        files = _text_files(source, subset, revision)
-        if known is not None and files is not None:
-            known.parent.mkdir(parents=True, exist_ok=True)
-            write_text(known, json.dumps(files))
-    if files is None:
-        return datasets.load_dataset(source, subset, split=split, revision=revision)
-    rows = {
-        name: rows_of_texts([read_text(Path(path)) for path in paths], answers, files["between"])
-        for name, paths in files["paths"].items()
-        if split == "all" or name in re.split(r"[^\w.]+", split)
-    }
-    lengths = {name: len(rows.get(name, ())) for name in files["paths"]}
-    parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
-    return joined([rows[part.splitname].select(range(part.from_, part.to)) for part in parts], axis=0)
-
-
-def _text_files(source: str, subset: str | None, revision: str | None) -> dict[str, Any] | None:
-    """The files of each split as they lie here, and what stands between two cells; None: they are of another kind."""
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
 
-    builder = datasets.load_dataset_builder(source, subset, revision=revision)
+    builder, reason = datasets.load_dataset_builder(source, subset, revision=revision), ""
+    if isinstance(builder, Csv | Json):
+        try:
+            return _as_written(builder, split, answers), True
+        except (ValueError, TypeError, csv.Error) as error:
+            reason = first_line(error)
+    builder.download_and_prepare()
+    rows = builder.as_dataset(split=split)
+    if reason:
+        what = "the library read it instead, which takes 007 for 7 and the word None for nothing"
+        warn("PRL311", "%s: %s; %s", source, reason, what)
+    return rows, False
+
+
+def _as_written(builder: datasets.DatasetBuilder, split: str, answers: Named) -> datasets.Dataset:
+    """A split of a subset of CSV or JSON files.
+
+    Raises:
+        ValueError: It is not whole files of this name, or they ask for another reader; csv.Error, TypeError likewise.
+    """
     config, usual = builder.config, vars(type(builder.config)())
-    read_otherwise = {name for name, value in vars(config).items() if value != usual[name]} - _OF_NO_FILE
-    if not isinstance(builder, Csv | Json) or read_otherwise:
-        return None
-    files = {str(split): list(paths) for split, paths in config.data_files.items()}
-    return {"between": getattr(config, "sep", None), "paths": datasets.DownloadManager().download_and_extract(files)}
+    said = {name for name, value in vars(config).items() if value != usual[name]} - _OF_NO_FILE
+    asked = {str(name): list(files) for name, files in config.data_files.items()}
+    if said or split not in asked:
+        raise ValueError(f"its card sets {', '.join(sorted(said))}" if said else f"{split} is no whole split")
+    manager = datasets.DownloadManager()
+    found = manager.download_and_extract(asked)  # all splits, for a later run without the Hub
+    paths = [Path(path) for path in manager.iter_files(found[split])]
+    if (size := sum(path.stat().st_size for path in paths)) > _LARGEST:
+        raise ValueError(f"its files have {size / 2**30:.1f} GiB, more than are held in memory")
+    return rows_of_texts([read_text(path) for path in paths], answers, getattr(config, "sep", None))

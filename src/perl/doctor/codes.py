@@ -103,8 +103,3 @@ def find_code(name: str) -> Code:
 def explained(row: Code) -> str:
     """What a code means, as `perl explain` prints it and the page has it."""
     return f"{row.what}\n\n{row.why}\n\n```\n{row.example}\n```\n\n{row.fix}\n"
-
-
-def codes_table() -> str:
-    """The sections of ``docs/codes.md``, in Markdown."""
-    return "\n".join(f"## {row.name}: {row.title}\n\n{explained(row)}" for row in codes().values())

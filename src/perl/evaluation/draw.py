@@ -248,5 +248,5 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 
 def within_batch(engine: Engine) -> str:
-    """How far a batch is, of an engine whose completions are there only when all of it is; else empty."""
-    return f"token {token:,} of the next ones" if (token := getattr(engine, "token", 0)) else ""
+    """How far a batch is, of an engine that counts in ``token`` and hands over whole batches; else empty."""
+    return f"writing token {token:,}" if (token := getattr(engine, "token", 0)) else ""

@@ -165,7 +165,7 @@ def _read_cache(task: Task, where: str) -> tuple[list[dict[str, Any]], str | Non
     """The rows as they were downloaded before, without a network; of a task with no revision those of its main one."""
     try:
         folder = snapshot_download(task.repository, repo_type="dataset", revision=task.revision, local_files_only=True)
-        rows = split_rows(folder, task.subset, task.split, None, ())
+        rows, _ = split_rows(folder, task.subset, task.split, None, ())
         return [dict(row) for row in rows], task.revision
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{task.repository} is not here", where) from error

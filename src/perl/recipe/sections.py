@@ -131,11 +131,11 @@ class DataSection(Section):
         if not isinstance(own, dict) or not isinstance(train, str | dict):
             return value
         percent = _PERCENT.fullmatch(str(own.get("name")))
-        if percent is None and ("name" in own or own.get("share") is None):
+        if ("share" in own) == ("name" in own) or ("name" in own and percent is None):
             return value
         whole = {"name": train} if isinstance(train, str) else train
-        share = own.get("share") if percent is None else float(percent[1]) / 100
-        return {**value, "eval": {**whole, **own, "name": whole.get("name"), "share": share}}
+        share = own["share"] if percent is None else float(percent[1]) / 100
+        return {**value, "eval": {**whole, **{key: own[key] for key in own if key != "name"}, "share": share}}
 
     @model_validator(mode="after")
     def _check_share(self) -> "DataSection":

@@ -235,7 +235,7 @@ def _draw(report: SpectrumReport, file: Path) -> Path:
         for place, row in enumerate(layers):
             label = f"layer {row.name}" if place in (0, len(layers) - 1) and row.name != "-" else None
             shares = _relative(row.right_bins if index else row.left_bins)
-            ink = (0.05, 0.17, 0.36, 0.3 + 0.7 * place / max(1, len(layers) - 1))  # the first layer the lightest
+            ink = (0.05, 0.17, 0.36, 0.3 + 0.7 * (place + 1) / len(layers))  # the first layer the lightest
             axes.plot(middles, shares, color=ink, linewidth=1.4, label=label)
         if base := report.pooled.base_bins:
             axes.plot(middles, _relative(base), color=_BASE, linewidth=2, linestyle="--", label="W itself")

@@ -58,7 +58,7 @@ class TransformersEngine(OneCopy):
         """
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
         self.token = 0
-        """Which of a completion's tokens is being drawn of those that are written together; 0 where nobody counts."""
+        """Which token of the completions that are written together is being drawn; 0: none is, or nobody counts."""
 
     def load(self, update: Update) -> None:
         """Refuses: it needs no update.
@@ -101,6 +101,7 @@ class TransformersEngine(OneCopy):
                     group[row.index] = sampled
                     if on_group is not None and len(group) == requests[row.position].count:
                         on_group(row.position, _in_order(group))
+        self.token = 0
         return FinishedRollouts([_in_order(group) for group in found])
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:

@@ -247,7 +247,7 @@ class PeftRLConfig(GRPOConfig):
         default=0.0,
         metadata={
             "help": "Weight of a process reward, the score that another model gives each step of a completion; 0: only "
-            "the outcome counts. In a recipe better as rewards: {process_reward: {weight: ..., args: {model: ...}}}."
+            "the outcome counts. In a recipe it is rewards: {process_reward: {weight: ..., args: {model: ...}}}."
         },
     )
     process_reward_kwargs: dict[str, Any] | str | None = field(

@@ -83,8 +83,9 @@ def data_section(data: str | Mapping[str, Any], columns: Mapping[str, str], *, j
     except RecipeError as error:
         raise error.moved(lambda where: f"data.{where}") from None
     train = section["train"] = _with_columns(section["train"], "train", columns, judged=judged)
-    if str((section.get("eval") or {}).get("name", "")).endswith("%"):
-        return {**section, "eval": section["eval"]["name"]}
+    held: Mapping[str, Any] = section.get("eval") or {}
+    if held and str(held.get("name", "%")).endswith("%"):  # a share of what is trained on
+        return {**section, "eval": held.get("name", held)}
     if section.get("eval") is not None:
         section["eval"] = _with_columns(section["eval"], "eval", train.get("columns", {}), judged=True)
     elif held_out := _held_out(train):
@@ -136,8 +137,8 @@ def worked_tokens(problems: Dataset, tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of half as much again as the data's worked solutions, but for the longest twentieth; 0: it has none."""
     column = _guessed(_WORKED, problems.column_names)
     texts = [str(text or "") for text in problems[:_LOOKED_AT][column]] if column is not None else [""]
-    lengths = sorted(map(len, tokenizer(texts)["input_ids"]))
-    return 64 * -(-3 * lengths[19 * len(lengths) // 20] // (2 * 64))
+    lengths = sorted(map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]))
+    return 64 * -(-3 * lengths[(19 * len(lengths) - 1) // 20] // (2 * 64))
 
 
 def _held_out(train: Mapping[str, Any]) -> dict[str, Any] | str | None:

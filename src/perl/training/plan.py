@@ -151,8 +151,9 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     """
     if runs_here:
         raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
-        zero2 = missing_package("engine.strategy", SWITCHES["deepspeed"]) if recipe.engine.strategy == "zero2" else ()
-        raise_all(MissingExtraError, [*missing_packages(recipe.train), *zero2])
+        shared = recipe.engine.strategy == "zero2" and recipe.batch.world_size > 1
+        of_strategy = missing_package("engine.strategy", SWITCHES["deepspeed"]) if shared else ()
+        raise_all(MissingExtraError, [*missing_packages(recipe.train), *of_strategy])
         if engine_here:
             check_engine(recipe.rollout)
     checkpoints = str(recipe.output_dir / "checkpoints")  # another machine has a recipe's trackers or not

@@ -4,6 +4,7 @@ JOB, step -> RUN: recipe.yaml, run.json, adapter/ (proven on its base), metrics.
 """
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -281,7 +282,7 @@ def logged_in(text: str) -> Iterator[tuple[int, dict[str, float]]]:
             step, data = int(found["step"]), found["data"].items()
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        yield step, {name: float(value) for name, value in data if type(value) in (int, float)}
+        yield step, {name: float(value) for name, value in data if type(value) in (int, float) and math.isfinite(value)}
 
 
 def _renamed(data: Mapping[str, float], rewards: Mapping[str, float]) -> dict[str, float]:

@@ -131,7 +131,8 @@ def _check_kinds(facts: Mapping[str, Any]) -> None:
     """Names of modules are texts, and patterns stand in a mapping."""
     for name in _NAMES_OF_MODULES:
         value = facts.get(name)
-        if not (value is None or isinstance(value, str) or _is_texts(value)):
+        names = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(one, str) for one in names):
             raise ValueError(f"{CONFIG}: {name} is neither a name nor a list of names")
     for name in _RANKS:
         if isinstance(facts.get(name), bool) or not isinstance(facts.get(name), int | None):
@@ -139,10 +140,6 @@ def _check_kinds(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if name.endswith("_pattern") and name not in _NAMES_OF_MODULES and not isinstance(value, dict | None):
             raise ValueError(f"{CONFIG}: {name} is not a mapping")
-
-
-def _is_texts(value: Any) -> bool:  # noqa: ANN401 (JSON)
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _check_code(facts: Mapping[str, Any]) -> None:
