@@ -113,8 +113,8 @@ def test_processes_whose_launcher_is_killed_stop_in_order(tmp_path, straight):
     while process.poll() is None and not launchers.steps_logged(tmp_path):
         time.sleep(0.01)
     process.kill()
-    launchers.ended(process)  # whose pipes end with the last of them
-    assert launchers.facts(tmp_path)["status"] == "interrupted"
+    _, said = launchers.ended(process)  # whose pipes end with the last of them
+    assert launchers.facts(tmp_path)["status"] == "interrupted", said
     assert_goes_on(BY_US, tmp_path, straight)
 
 

@@ -4,6 +4,8 @@ import os
 import signal
 from types import SimpleNamespace
 
+import pytest
+
 from perl.run.host import Host, hosted_by
 from perl.training.callbacks.graceful_stop import GracefulStop
 
@@ -21,6 +23,15 @@ def test_a_signal_that_was_ignored_at_the_start_does_not_stop_a_training():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_signal_of_a_process_that_another_one_has_asked_to_stop_is_no_second_one():
+    stop = GracefulStop()
+    with stop.listening():
+        stop.requested = True  # as all have agreed after a step in which another process had heard a signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_each_notice_that_a_node_goes_asks_for_one_checkpoint():

@@ -16,29 +16,14 @@ from safetensors.torch import load_file
 import perl
 from perl.policy.checkpoint import latest_checkpoint
 from tests import warm
-from tests.launch.launchers import TRIPWIRE
+from tests.launch import launchers
 
-RECIPE = """
-model: {name: sandbox:base}
-data: {train: sandbox:addition}
-rewards: {accuracy: 1.0, tripwire:reward: 0.0}
-train:
-  prompts_per_step: 2
-  num_generations: 4
-  per_device_train_batch_size: 8
-  max_steps: 4
-  save_steps: 2
-  learning_rate: 1e-3
-  beta: 0.01
-rollout: {max_completion_length: 24}
-eval: {limit: 4, k: 1, max_completion_length: 16}
-engine: {device: cpu, threads: 1}
-"""
+RECIPE = launchers.RECIPE.replace("enabled: false", "limit: 4, k: 1, max_completion_length: 16")
 OUTPUT = Path("runs/recipe")
 
 
 def write_recipe(folder: Path) -> None:
-    (folder / "tripwire.py").write_text(TRIPWIRE)
+    (folder / "tripwire.py").write_text(launchers.TRIPWIRE)
     (folder / "recipe.yaml").write_text(RECIPE)
 
 

@@ -94,6 +94,6 @@ def test_a_recipes_dry_run_names_the_line_and_another_machine_may_lack_trackers(
     (nobody / "recipe.yaml").write_text(RECIPE.replace("  beta: 0.01\n", "  beta: 0.01\n  report_to: wandb\n"))
     assert run(["train", "recipe.yaml", "--dry-run"], "perl") == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: recipe.yaml:13: train.report_to: wandb has no login for api.wandb.ai")
+    assert error.startswith("error: recipe.yaml:12: train.report_to: wandb has no login for api.wandb.ai")
     assert len(error.splitlines()) == 1
     assert make_plan(read_recipe("recipe.yaml"), runs_here=False).arguments.report_to == []

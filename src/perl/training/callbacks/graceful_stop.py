@@ -39,7 +39,7 @@ class GracefulStop(RunCallback):
         Args:
             failures: Of the reward functions that may fail, where somebody counts them; as many on each process.
         """
-        self.requested = False
+        self.requested = self._heard = False
         self.failed: int | None = None
         self._leaves = False
         self._failures = tuple(failures)
@@ -64,7 +64,7 @@ class GracefulStop(RunCallback):
         super().on_train_begin(args, state)
         if self._listens:
             return
-        self.requested, self.failed = False, None
+        self.requested, self._heard, self.failed = False, False, None
         self._restore()  # where an error has ended the training before
         if threading.current_thread() is threading.main_thread():
             heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -98,10 +98,10 @@ class GracefulStop(RunCallback):
         return self.requested
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self.requested:
+        if self._heard:  # a signal that comes after another process has asked for the end is this one's first
             raise KeyboardInterrupt
-        self.requested = True
-        if is_first_process():  # all have been asked
+        first, self.requested, self._heard = not self.requested, True, True
+        if first and is_first_process():  # all have been asked
             warn("PRL313", "stopping after this step, with a checkpoint (again: stop now and lose the step)")
 
     def _on_signal_of_script(self, number: int, frame: FrameType | None) -> None:
