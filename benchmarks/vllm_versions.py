@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "vllm_versions.json"
 VERSIONS = ("0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 LIBRARIES = {
     "torch==2.11.0": "tests/trainer/test_gradient_equality.py",
-    "torch==2.15.0": "tests/trainer/test_gradient_equality.py",
+    "torch==2.14.1": "tests/trainer/test_gradient_equality.py",
     "transformers==5.24.0": "tests",
 }
 # They do not fit torch for CPUs.
@@ -139,7 +139,7 @@ def try_library(requirement: str, place: Path) -> dict[str, Any]:
         rows = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
         rewards = [row["reward"] for row in rows if "reward" in row]
         quickstart = {"exit": ended, "reward": [statistics.fmean(five) for five in (rewards[:5], rewards[-5:]) if five]}
-        asked = ("-q", "-n", "2", "--dist", "worksteal", "-m", "not nightly", LIBRARIES.get(requirement, "tests"))
+        asked = ("-n", "2", "--dist", "worksteal", "-m", "not nightly", LIBRARIES.get(requirement, "tests"))
         _, said = _ended([python, "-m", "pytest", *asked])
         counted = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", said)}
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
