@@ -512,6 +512,7 @@ def test_a_share_is_of_the_problems_to_train_on_and_of_enough_of_them():
         ),
         ({"train": {"name": name, "share": 0.1}}, "train: share is of data.eval"),
         ({"train": name, "eval": "110%"}, "eval: must be less than 1, not 1.1"),
+        ({"train": name, "eval": {"share": None}}, "eval.name: is required"),
         ({"train": name, "eval": {"name": "10%", "limit": 2}}, "eval: share is of the problems of data.train"),
     ):
         with pytest.raises(RecipeError, match=re.escape(f"data.{words}")):
@@ -529,7 +530,7 @@ def test_the_values_of_a_data_set_on_the_hub_are_those_of_its_files(hub, monkeyp
     hub.create(
         "user/lines", {"train.jsonl": lines, "test.jsonl.gz": gzip.compress(b'{"prompt": "c", "answer": 7.0}\n')}
     )
-    cells = b"prompt,answer\na,007\nb,None\nc,9007199254740993\n"
+    cells = b",prompt,answer\n0,a,007\n1,b,None\n2,c,9007199254740993\n"
     tabs = cells.replace(b",", b"\t").replace(b"a\t", b'"a, b"\t')
     subsets = {"cells": {"data_files": "cells.csv"}, "tabs": {"data_files": "tabs.tsv", "sep": "\t"}}
     card = yaml.safe_dump({"configs": [{"config_name": name, **facts} for name, facts in subsets.items()]})

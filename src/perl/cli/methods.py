@@ -13,10 +13,7 @@ from perl.methods.registry import METHODS, Method
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.run.tables import plain_table
 
-_COLUMNS = (
-    *("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving"),
-    *QUANTIZATIONS,
-)
+_COLUMNS = ("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving", *QUANTIZATIONS)
 
 
 @click.command("methods", short_help="List the PEFT methods: settings, parameters, reference, serving.")

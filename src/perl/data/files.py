@@ -157,7 +157,7 @@ def _csv_rows(text: str, between: str) -> Iterator[dict[str, str]]:
     for row in reader:
         if None in row or None in row.values():
             raise ValueError(f"line {reader.line_num} has not as many cells as there are columns, {len(names)}")
-        yield row
+        yield {name: cell for name, cell in row.items() if name}  # the index of a table has none
 
 
 def _as_numbers(cells: list[str]) -> list[Any]:

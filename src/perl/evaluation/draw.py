@@ -249,4 +249,4 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 def within_batch(engine: Engine) -> str:
     """How far a batch is, of an engine that counts in ``token`` and hands over whole batches; else empty."""
-    return f"writing token {token:,}" if (token := getattr(engine, "token", 0)) else ""
+    return f"token {token:,}" if (token := getattr(engine, "token", 0)) else ""

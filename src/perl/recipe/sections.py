@@ -131,10 +131,10 @@ class DataSection(Section):
         if not isinstance(own, dict) or not isinstance(train, str | dict):
             return value
         percent = _PERCENT.fullmatch(str(own.get("name")))
-        if ("share" in own) == ("name" in own) or ("name" in own and percent is None):
+        share = own.get("share") if "name" not in own else float(percent[1]) / 100 if percent else None
+        if share is None or ("name" in own and "share" in own):
             return value
         whole = {"name": train} if isinstance(train, str) else train
-        share = own["share"] if percent is None else float(percent[1]) / 100
         return {**value, "eval": {**whole, **{key: own[key] for key in own if key != "name"}, "share": share}}
 
     @model_validator(mode="after")
@@ -145,7 +145,7 @@ class DataSection(Section):
             if self.train.name.startswith("sandbox:"):
                 raise SettingError("eval", "a task of the sandbox holds out problems of its own: leave it out")
             if self.eval.model_copy(update={"share": None}) != self.train:
-                raise SettingError("eval", "share is of the problems of data.train: data.eval: 10%")
+                raise SettingError("eval", "share is of the problems of data.train, with no other key: data.eval: 10%")
         return self
 
     @model_validator(mode="after")

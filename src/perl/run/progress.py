@@ -43,14 +43,16 @@ class Progress:
     def update(self, count: int = 1) -> None:
         """So many more are done."""
         self.done += count
+        if not self._bar.disable:
+            self.show(refresh=False)
         self._bar.update(count)
 
-    def show(self) -> None:
+    def show(self, *, refresh: bool = True) -> None:
         """Renews the live line, or says the state in the log."""
         if self._bar.disable:
             logger.info("%s", self.line())
-        else:
-            self._bar.set_description_str(", ".join(filter(None, (self._label, self.note()))))
+        else:  # what changes comes first: a narrow terminal cuts the end
+            self._bar.set_description_str(", ".join(filter(None, (self.note(), self._label))), refresh=refresh)
 
     def line(self) -> str:
         """The state for a log, with the time left once there is something to judge it by."""
@@ -114,7 +116,7 @@ def live_line(total: int, label: str, done: int = 0, *, timed: bool = True, aske
         disable=hidden,
         leave=False,
         dynamic_ncols=True,
-        bar_format="{n_fmt}/{total_fmt} |{bar:20}| {desc}" + ("  ETA {remaining}" if timed else ""),
+        bar_format="{n_fmt}/{total_fmt} |{bar:10}| " + ("ETA {remaining}  {desc}" if timed else "{desc}"),
     )
 
 
