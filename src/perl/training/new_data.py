@@ -109,7 +109,7 @@ def _with_columns(
     columns = {**own, **wanted}
     question = columns.get("prompt") or _guessed(QUESTIONS, known) or _only_chat(rows)
     gold = columns["answer"] if "answer" in columns else _guessed(ANSWERS, [name for name in known if name != question])
-    there = f"there are {', '.join(known)}"
+    there = f"there are {', '.join(known)}" if known else f"{source['name']} is empty"
     if question is None:
         raise DataError("which column holds the question?", f"{where}.columns.prompt", there)
     if question in known:
