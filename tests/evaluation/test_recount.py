@@ -202,7 +202,7 @@ def test_no_file_makes_counting_ask_a_network(made, monkeypatch):
     """Not even where the data set is in the cache: the revision may be a commit that a forger proposed."""
     asked = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("perl.data.look_up", lambda *given: asked.append(given))
+    monkeypatch.setattr("perl.data.hub.look_up", lambda *given: asked.append(given))
     monkeypatch.setattr("perl.evaluation.recounting.folder._is_here", lambda _: True)
     monkeypatch.setattr("socket.socket.connect", lambda *given: asked.append(given))
     (task,) = read_results(made).tasks

@@ -227,7 +227,7 @@ def test_it_is_continued_on_the_ordinary_base_which_the_new_run_names(run, tmp_p
 
 def test_it_is_exported_for_the_ordinary_base_and_says_so(run, tmp_path, caplog):
     done = export(run.path, "merged", tmp_path / "merged")
-    assert "trained on a base quantised to nf4; what is written is for the ordinary base" in caplog.text
+    assert "trained on a base quantised to nf4; the export is for the unquantised base" in caplog.text
     assert done.difference < 1e-4
     merged = AutoModelForCausalLM.from_pretrained(done.path)
     ids = torch.arange(40).reshape(2, 20)
