@@ -98,7 +98,8 @@ def why_not_branching(model: nn.Module) -> str | None:
         return "it prepares the inputs of its forward passes itself"
     if base.config.is_encoder_decoder or base.generation_config.cache_implementation not in (None, "dynamic"):
         return "its cache is not the usual one"
-    if not {"past_key_values", "position_ids"} <= inspect.signature(type(base).forward).parameters.keys():
+    parameters = inspect.signature(type(base).forward).parameters.keys()
+    if "position_ids" not in parameters or not parameters & {"cache", "past_key_values"}:
         return "its forward pass takes other arguments"
     layers = {type(layer) for layer in _cache(base).layers}
     others = {layer.__name__ for layer in layers - _LAYERS - {_RoomyLayer}}
@@ -187,7 +188,8 @@ class _State:
         width = max(map(len, prompts))
         self._model, self._cache, self._keeps = model, _cache(model, width + longest - 1), keeps_tokens
         parameters = inspect.signature(type(model).forward).parameters
-        self._options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        given = {"logits_to_keep": 1, "cache": self._cache, "past_key_values": self._cache}  # 5.24 has renamed the last
+        self._options: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
         device = next(model.parameters()).device
         fill = [width - len(ids) for ids in prompts]
         self.tokens = torch.tensor([[padding] * n + list(ids) for n, ids in zip(fill, prompts, strict=True)]).to(device)
@@ -254,7 +256,6 @@ class _State:
             input_ids=tokens,
             attention_mask=self._mask_BL[:, : self._width] if masked else None,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
             return_dict=True,
             **self._options,
