@@ -100,9 +100,9 @@ def as_dataset(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
     return _dataset(pyarrow.table({name: _array(values) for name, values in columns.items()}))
 
 
-def beside(left: datasets.Dataset, right: datasets.Dataset) -> datasets.Dataset:
+def beside(rows: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset:
     """The columns of two data sets of as many rows."""
-    return _dataset(datasets.concatenate_datasets([left, right], axis=1).data)
+    return _dataset(datasets.concatenate_datasets([rows, others], axis=1).data)
 
 
 def _dataset(table: Any) -> datasets.Dataset:  # noqa: ANN401 (Arrow's, or the library's)

@@ -188,7 +188,7 @@ class _State:
         width = max(map(len, prompts))
         self._model, self._cache, self._keeps = model, _cache(model, width + longest - 1), keeps_tokens
         parameters = inspect.signature(type(model).forward).parameters
-        given = {"logits_to_keep": 1, "cache": self._cache, "past_key_values": self._cache}  # 5.24 has renamed the last
+        given = {"logits_to_keep": 1, "cache": self._cache, "past_key_values": self._cache}  # by either name
         self._options: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
         device = next(model.parameters()).device
         fill = [width - len(ids) for ids in prompts]
