@@ -153,9 +153,19 @@ BROKEN = (
 
 @pytest.mark.parametrize(("content", "said"), BROKEN)
 def test_a_file_that_cannot_be_read_right_is_refused_in_one_line_that_says_where(content, said):
-    Path("rows.csv").write_bytes(content)
-    message = message_of(train="rows.csv")
-    assert [part for part in ("data.train: rows.csv cannot be read: ", *said) if part not in message] == []
+    Path("rows.CSV").write_bytes(content)
+    message = message_of(train="rows.CSV")
+    assert [part for part in ("data.train: rows.CSV cannot be read: ", *said) if part not in message] == []
+
+
+def test_what_looks_like_rows_and_is_none_says_what_it_is():
+    Path("one.json").write_text('{\n"rows": [{"prompt": "1+1="}],\n"n": 1}', encoding="utf-8")
+    assert "it is one object, of rows, n; a file is a list of objects" in message_of(train="one.json")
+    Path("folder").mkdir()
+    write("folder/rows.csv", ROWS)
+    assert "data.train: folder is a folder (name a file in it, as folder/rows.csv)" in message_of(train="folder")
+    Path("rows.csv").write_text("prompt, answer\n1,2\n", encoding="utf-8")
+    assert "it has prompt, ' answer' (did you mean ' answer'?)" in message_of(train="rows.csv")
 
 
 @pytest.mark.parametrize("task", ["addition", "multiplication", "chain"])
@@ -518,7 +528,8 @@ def test_a_share_is_of_the_problems_to_train_on_and_of_enough_of_them():
         with pytest.raises(RecipeError, match=re.escape(f"data.{words}")):
             load_recipe({"data": section})
     recipe = load_recipe({"data": {"train": name, "eval": "50%"}})
-    assert load_recipe({"data": {"train": name}}, ["data.eval.share=0.5"]).data == recipe.data
+    for said in ("share=0.5", "share=50%", "name=0.5"):
+        assert load_recipe({"data": {"train": name}}, [f"data.eval.{said}"]).data == recipe.data
     assert load_recipe(recipe.as_dict()).data == recipe.data
     assert recipe.data.eval == recipe.data.train.model_copy(update={"share": 0.5})
 

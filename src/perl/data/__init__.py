@@ -21,7 +21,7 @@ from perl.data.prompts import checked_prompt as checked_prompt
 from perl.data.prompts import prompt_text as prompt_text
 from perl.data.prompts import render_prompts as render_prompts
 from perl.errors import DataError, Mistake, did_you_mean, raise_all
-from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
+from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource, is_data_file
 from perl.run.files import sha256_of
 from perl.sandbox import is_sandbox, load_problems
 
@@ -171,8 +171,11 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
         asked, answers = [problem.question for problem in problems], [problem.answer for problem in problems]
         return as_dataset({"prompt": asked, "answer": answers, **levels}), None
     path = Path(source.name).expanduser()
-    if path.suffix in DATA_FILE_SUFFIXES:
+    if is_data_file(path):
         return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
+    if path.is_dir():
+        file = next((file for file in sorted(path.iterdir()) if is_data_file(file)), path / "FILE")
+        raise DataError(f"{source.name} is a folder", where, f"name a file in it, as {file}")
     wanted = source.split or ("train" if role == "train" or source.share is not None else "test")
     instead = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
     columns = (source.columns.answer,)
@@ -183,10 +186,12 @@ _OR_NONE = {"prompt": "", "answer": "; null: there is none, and nothing judges a
 
 
 def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSection, where: str) -> None:
-    problems, has = [], ", ".join(raw.column_names)
+    problems = []
+    shown = [name if name == name.strip() else repr(name) for name in raw.column_names]
+    has = ", ".join(shown)
     for role, column in (("prompt", source.columns.prompt), ("answer", source.columns.answer)):
         if column is not None and column not in raw.column_names:
-            hint = did_you_mean(column, raw.column_names)
+            hint = did_you_mean(column, shown)
             hint = hint if hint.startswith("did") else f"name the column that holds the {role}{_OR_NONE[role]}"
             what = f"{source.name} has no column {column!r}, it has {has}"
             problems.append(Mistake(what, f"{where}.columns.{role}", hint))

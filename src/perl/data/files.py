@@ -60,12 +60,12 @@ def read_data_file(path: Path, answers: Named, where: str) -> datasets.Dataset:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty", where)
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             table = pyarrow.parquet.read_table(path)
             for i, name in enumerate(table.column_names):
                 table = table.set_column(i, name, _exact(table[name])) if name in answers else table
             return datasets.Dataset(table)
-        return rows_of_texts([read_text(path)], answers, "," if path.suffix == ".csv" else None)
+        return rows_of_texts([read_text(path)], answers, "," if path.suffix.lower() == ".csv" else None)
     except (csv.Error, pyarrow.ArrowException, ValueError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}", where) from error
 
@@ -186,7 +186,10 @@ def _json_rows(text: str, **numbers: Any) -> Iterator[dict[str, Any]]:  # noqa: 
             found = json.loads(part, **numbers)
         except json.JSONDecodeError as error:
             line = error.lineno if whole else number
-            raise ValueError(f"line {line}, column {error.colno}: {error.msg}; {_SHAPES}") from None
+            what = f"line {line}, column {error.colno}: {error.msg}"
+            with suppress(ValueError):
+                what = f"it is one object, of {', '.join(json.loads(text))}"
+            raise ValueError(f"{what}; {_SHAPES}") from None
         for i, row in enumerate(found if whole else [found], start=1):
             if not isinstance(row, dict):
                 place = f"number {i}" if whole else f"line {number}"

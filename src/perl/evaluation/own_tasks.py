@@ -20,7 +20,7 @@ from perl.evaluation.heldout import HELDOUT, RECIPE_SUFFIXES, holds_problems_out
 from perl.evaluation.reward_scorer import find_scorer
 from perl.evaluation.task import MATH, Task, all_tasks, find_tasks, load_module
 from perl.recipe.eval_section import EvalSection
-from perl.recipe.sections import DATA_FILE_SUFFIXES
+from perl.recipe.sections import is_data_file
 
 _PROMPT, _ANSWER, _ID, _CHOICES = "prompt", "answer", "id", "choices"
 ROLES = (_PROMPT, _ANSWER, _ID, _CHOICES)
@@ -93,7 +93,7 @@ def named_tasks(
     """
     files = [name for name in names if is_file_name(name)]
     for option, given in (("--columns", columns), ("--scorer", scorer)):
-        if given and not any(Path(name).suffix in DATA_FILE_SUFFIXES for name in files):
+        if given and not any(map(is_data_file, files)):
             raise PerlError("is about a data file, and none is named", option, "as in --tasks my.jsonl")
     benchmarks = [name for name in names if name not in files]
     known = {task.name: task for task in (find_tasks(benchmarks, where) if benchmarks or not names else [])}
@@ -163,7 +163,7 @@ def for_each(
     """
     if not isinstance(given, Mapping):
         return [given] * len(tasks)
-    spelled = {name: simple_name(Path(name).stem) for name in names if Path(name).suffix in DATA_FILE_SUFFIXES}
+    spelled = {name: simple_name(Path(name).stem) for name in names if is_data_file(name)}
     held_out = [task.name for task in tasks if holds_problems_out(task)]
     recipes = [name for name in names if name == HELDOUT or name.endswith(RECIPE_SUFFIXES)]
     spelled |= dict(zip(recipes, held_out, strict=True))
@@ -177,7 +177,7 @@ def for_each(
 
 def is_file_name(name: str) -> bool:
     """Whether a task's name is that of a file."""
-    return Path(name).suffix in {*DATA_FILE_SUFFIXES, *RECIPE_SUFFIXES} or _PYTHON.fullmatch(name) is not None
+    return is_data_file(name) or name.endswith(RECIPE_SUFFIXES) or _PYTHON.fullmatch(name) is not None
 
 
 def _own(name: str, where: str, columns: Mapping[str, str] | None, scorer: str | None) -> list[Task]:

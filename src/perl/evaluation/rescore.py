@@ -32,7 +32,7 @@ from perl.evaluation.settings import names_of
 from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
 from perl.recipe.eval_section import SCORER_SECONDS
-from perl.recipe.sections import DATA_FILE_SUFFIXES
+from perl.recipe.sections import is_data_file
 from perl.rewards.verifier import verifier_version
 
 _DRAW = "perl eval, or perl eval --predict-only, draws them"
@@ -107,10 +107,7 @@ def _own_tasks(
     for name in names:
         if not is_file_name(name):
             raise PerlError(f"{name!r} is no file", "--tasks", "files of your own, or a recipe; others are found")
-        if name.endswith(tuple(DATA_FILE_SUFFIXES)):
-            found = [file_task(name, columns, one) for one in SCORERS]
-        else:
-            found = named_tasks([name])
+        found = [file_task(name, columns, one) for one in SCORERS] if is_data_file(name) else named_tasks([name])
         if not asked & {one.name for one in found}:
             raise PerlError(f"no task of {name} was asked", "--tasks", f"there are {', '.join(sorted(asked))}")
         for one in found:

@@ -6,6 +6,7 @@ YAML mapping -> Section
 """
 
 import re
+from pathlib import PurePath
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -85,6 +86,17 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 DATA_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
+def is_data_file(name: str | PurePath) -> bool:
+    """Whether a data set's name is that of a file."""
+    return PurePath(name).suffix.lower() in DATA_FILE_SUFFIXES
+
+
+def _as_share(said: Any) -> float | None:  # noqa: ANN401 (whatever the YAML holds)
+    """10% or 0.1 as a number; None: it is no share."""
+    percent = _PERCENT.fullmatch(str(said))
+    return float(percent[1]) / 100 if percent else said if isinstance(said, float) else None
+
+
 class DataSource(Section):
     """One set of problems. A bare name is short for ``{name: ...}``."""
 
@@ -127,11 +139,10 @@ class DataSection(Section):
     def _from_percent(cls, value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
         """``eval: 10%`` is that share of what is trained on, as is ``eval: {share: 0.1}``."""
         given, train = (value.get(role) if isinstance(value, dict) else None for role in ("eval", "train"))
-        own = {"name": given} if isinstance(given, str) else given
+        own = {"name": given} if isinstance(given, str | float) else given
         if not isinstance(own, dict) or not isinstance(train, str | dict):
             return value
-        percent = _PERCENT.fullmatch(str(own.get("name")))
-        share = own.get("share") if "name" not in own else float(percent[1]) / 100 if percent else None
+        share = _as_share(own["name"] if "name" in own else own.get("share"))
         if share is None or ("name" in own and "share" in own):
             return value
         whole = {"name": train} if isinstance(train, str) else train

@@ -5,7 +5,6 @@ name or mapping -> ``data`` as a recipe has it
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from perl.data import ORIGINAL, Role, checked_prompt, read_source
 from perl.errors import DataError, PerlError, RecipeError, visible
 from perl.recipe.plain_yaml import PlainDumper
-from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
+from perl.recipe.sections import DataSection, DataSource, is_data_file
 from perl.recipe.settings_list import shown_value
 from perl.recipe.validation import checked
 from perl.sandbox import is_sandbox
@@ -146,7 +145,7 @@ def _held_out(train: Mapping[str, Any]) -> dict[str, Any] | str | None:
     columns = train.get("columns", {})
     if is_sandbox(train["name"]) or columns["answer"] is None:
         return None
-    if Path(train["name"]).suffix in DATA_FILE_SUFFIXES:
+    if is_data_file(train["name"]):
         rows, _ = read_source(checked(DataSource, train), "train", "data.train")
         return f"{_SHARE}%" if len(rows) >= _FEWEST else None
     own = {key: train[key] for key in ("name", "subset", "revision") if train.get(key) is not None}

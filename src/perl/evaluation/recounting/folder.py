@@ -26,7 +26,7 @@ from perl.evaluation.scorers import SCORERS
 from perl.evaluation.task import MATH, Example, Question, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
-from perl.recipe.sections import DATA_FILE_SUFFIXES
+from perl.recipe.sections import is_data_file
 from perl.run.facts import RECIPE, run_above
 from perl.run.files import parse_mapping
 from perl.sandbox import is_sandbox
@@ -136,7 +136,7 @@ def candidates(
 
 def _is_here(name: str) -> bool:
     """Whether a data set can be read without a download."""
-    if is_sandbox(name) or Path(name).suffix in DATA_FILE_SUFFIXES:
+    if is_sandbox(name) or is_data_file(name):
         return True
     return (Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")).is_dir()
 

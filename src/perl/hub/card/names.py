@@ -6,7 +6,7 @@ name, path -> name without a path
 import re
 from pathlib import Path, PurePath
 
-from perl.recipe.sections import DATA_FILE_SUFFIXES
+from perl.recipe.sections import is_data_file
 from perl.sandbox import is_sandbox
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
@@ -14,7 +14,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 def has_hub_form(name: str) -> bool:
     """Whether a name is ``user/name``: what a published file says of the Hub does not depend on who reads it where."""
-    return _HUB_NAME.fullmatch(name) is not None and PurePath(name).suffix not in DATA_FILE_SUFFIXES
+    return _HUB_NAME.fullmatch(name) is not None and not is_data_file(name)
 
 
 def is_hub_name(name: str) -> bool:
