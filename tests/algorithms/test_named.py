@@ -8,15 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from perl.algorithms.algorithm import NEUTRAL, Algorithm
+from perl.algorithms.algorithm import Algorithm, neutral
 from perl.algorithms.named import ALGORITHMS, find_algorithm, named_facts, shown_settings
 from perl.algorithms.overrides import contradictions
 from perl.algorithms.registry import LOSSES, Paper
+from perl.algorithms.train_fields import train_fields, train_model
 from perl.errors import RecipeError
 from perl.hub.card.citations import loss_name, references
 from perl.hub.card.facts import RunFacts
 from perl.recipe import load_recipe
-from perl.recipe.train_fields import REFUSED, train_fields, train_model
+from perl.recipe.refused_fields import REFUSED
 from tests.conftest import CHECKOUT
 
 ROWS = list(ALGORITHMS.values())
@@ -94,7 +95,7 @@ def test_a_row_sets_fields_that_exist_to_values_that_a_recipe_takes(row):
     assert taken == row.sets
     assert row.settings["loss_type"] in LOSSES
     assert list(row.sets)[: len(row.settings)] == list(row.settings)
-    assert set(NEUTRAL) <= set(row.sets)
+    assert set(neutral()) <= set(row.sets)
     assert set(row.essential) | set(row.least) <= set(row.settings)
     assert all(row.settings[name] >= least for name, least in row.least.items())
     assert row.title
@@ -115,7 +116,7 @@ def test_rows_are_told_apart_and_neutral_is_what_the_trainer_does_by_default():
     assert len(papers) == len(ROWS) - 3  # one of TRL's, and twice two of one paper
     for column in ("key", "arxiv", "title"):
         assert len({getattr(paper, column) for paper in papers}) == len(papers)
-    assert {name: DEFAULTS[name] for name in NEUTRAL} == NEUTRAL == PLAIN
+    assert {name: DEFAULTS[name] for name in neutral()} == neutral() == PLAIN
 
 
 def test_a_name_is_looked_up_without_importing_torch():
@@ -147,7 +148,7 @@ def test_the_documents_have_the_tables_of_the_rows():
     assert tables.algorithms_table() in text
     assert tables.losses_table() in step
     assert tables.advantages_table() in step
-    assert shown_settings(NEUTRAL) in " ".join(text.split())
+    assert shown_settings(neutral()) in " ".join(text.split())
 
 
 def test_only_what_differs_is_overridden_and_trls_two_ways_to_say_the_same_are_the_same():

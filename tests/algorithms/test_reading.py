@@ -13,9 +13,9 @@ from perl.algorithms.losses import LossSettings, objective
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.reading import sometimes_read, unread
 from perl.algorithms.registry import ARGUMENTS, LOSSES, loss_mistakes
+from perl.algorithms.train_fields import train_fields
 from perl.errors import RecipeError
 from perl.recipe import load_recipe
-from perl.recipe.train_fields import train_fields
 from tests.algorithms.test_losses import some_inputs
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}

@@ -13,9 +13,9 @@ from perl.algorithms.gae import value_loss
 from perl.algorithms.importance import SamplingCorrection, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.named import ALGORITHMS
+from perl.algorithms.train_fields import train_fields
 from perl.packing.divergence import reverse_kl
 from perl.packing.micro_batches import SELECTED
-from perl.recipe.train_fields import train_fields
 from perl.trainer import group_rewards
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.rollout_check import TokenGaps

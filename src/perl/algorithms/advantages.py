@@ -152,7 +152,7 @@ def leave_one_out_advantages(rewards_PG: torch.Tensor) -> torch.Tensor:
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740, the RLOO estimator:
         r_i - 1 / (k - 1) sum_{j != i} r_j. Where a reward is missing, k counts those there are. In the paper, and with
-        ``train.kl_in_reward``, r is less beta log (p / p_ref) of the completion (its equation 3).
+        a KL penalty of rewards, r is less beta log (p / p_ref) of the completion (its equation 3).
     """
     if rewards_PG.size(1) < 2:
         raise ValueError("rloo compares a completion with the others of its group, which has only this one")

@@ -11,8 +11,9 @@ from typing import Any
 
 from perl.algorithms.reading import unread
 from perl.algorithms.registry import Paper
+from perl.algorithms.train_fields import defaults_of
 
-NEUTRAL: Mapping[str, Any] = {
+_NEUTRAL: Mapping[str, Any] = {
     "importance_sampling_level": "token",
     "scale_rewards": "group",
     "multi_objective_aggregation": "sum_then_normalize",
@@ -26,11 +27,12 @@ NEUTRAL: Mapping[str, Any] = {
     "entropy_coef": 0.0,
     "use_adaptive_entropy": False,
     "advantage_estimator": "group",
-    "kl_estimator": "k3",
-    "kl_in_reward": False,
-    "entropy_weight": 0.0,
 }
-"""What every name sets where its row says nothing else: the plain parts, so that nothing of an earlier choice stays."""
+
+
+def neutral() -> dict[str, Any]:
+    """What every name sets where its row says nothing else, so that nothing of an earlier choice stays."""
+    return {**_NEUTRAL, **defaults_of("objective")}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Algorithm:
     @property
     def sets(self) -> dict[str, Any]:
         """Every field that the name sets: those of the row, then the neutral rest."""
-        return {**self.settings, **{name: value for name, value in NEUTRAL.items() if name not in self.settings}}
+        return {**self.settings, **{name: value for name, value in neutral().items() if name not in self.settings}}
 
     @property
     def source(self) -> str:

@@ -1,4 +1,4 @@
-"""The settings of PPO's critic: their defaults, the learning rate where none is set, and how a card says them.
+"""The settings of PPO's critic: the learning rate where none is set, and how a card says them.
 
 fields of ``train`` -> rate, words
 
@@ -9,16 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SETTINGS: dict[str, Any] = {
-    "gae_gamma": 1.0,
-    "gae_lambda": 0.95,
-    "value_clip": 0.2,
-    "critic_learning_rate": None,
-    "critic_rank": 16,
-    "critic_warmup_steps": 0,
-    "critic_adapter": None,
-}
-"""What only a critic reads -> its default."""
+from perl.algorithms.train_fields import defaults_of
+
 FASTER = 10.0
 """The critic's learning rate over that of a LoRA as policy, where none is set."""
 CRITIC, CRITIC_ADAPTER, PENALTY = "critic", "critic adapter", "KL penalty"
@@ -52,7 +44,7 @@ def shown_critic(fields: Mapping[str, Any], rate: float) -> str:
         fields: Of ``train``; those that are absent are as by default.
         rate: From :func:`critic_rate`.
     """
-    found = {name: fields.get(name, usual) for name, usual in SETTINGS.items()}
+    found = {name: fields.get(name, usual) for name, usual in defaults_of("critic").items()}
     waits = f"{found['critic_warmup_steps']} steps before the policy's, " if found["critic_warmup_steps"] else ""
     clip = "no value clip" if found["value_clip"] is None else f"value clip {found['value_clip']:g}"
     return (

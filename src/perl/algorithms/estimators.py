@@ -14,7 +14,7 @@ from perl.algorithms.registry import GRPO, RLOO, Paper
 from perl.errors import Mistake
 
 Penalty = Literal["", "completion", "tokens", "whitened"]
-"""What ``train.kl_in_reward`` takes beta times the KL divergence off. Empty: nothing, there is no such penalty;
+"""What beta times the KL divergence is taken off, if it is not in the loss. Empty: nothing, there is no such penalty;
 ``completion``: a completion's reward, all of it; ``tokens``: a token's advantage, that of it and of those after it;
 ``whitened``: likewise, and the differences are whitened over the tokens of the batch."""
 FIELDS: Mapping[str, str] = {"scale": "scale_rewards"}
@@ -34,7 +34,7 @@ class Estimator:
         flat: The advantage where all rewards of a group agree.
         reads: Keywords of the function beside the rewards: ``scale`` (``train.scale_rewards``) and ``lengths_PG``
             (tokens of each completion that are in the loss).
-        penalty: How ``train.kl_in_reward`` acts.
+        penalty: How a KL penalty of the rewards acts.
         before_kl: ``module:function`` of (P, G) rewards, what the KL penalty of tokens is taken off where it is not
             the advantage.
         not_negative: Whether rewards must not be negative.

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from perl.algorithms.kl_place import off_reward
 from perl.algorithms.registry import ARGUMENTS, LOSSES, function_at
 
 RatioLevel = Literal["token", "sequence"]
@@ -29,8 +30,6 @@ _HIGHEST_LOG_WEIGHT = 20.0
 DPPO_THRESHOLDS: Mapping[Divergence, float] = {"tv": 0.15, "kl": 0.05}
 # Least probability of all other tokens together, for its logarithm; verl's value.
 _LEAST_REST = 1e-8
-# Settings that TRL's arguments do not have.
-_OWN_SETTINGS = ("kl_estimator", "entropy_weight", "dppo_divergence", "dppo_threshold", "cov_kl_weight")
 
 
 @dataclass(frozen=True)
@@ -81,14 +80,11 @@ class LossSettings:
                 as it is here by default.
         """
         values: dict[str, Any] = {
-            f.name: getattr(args, f.name, f.default)
-            if f.name in _OWN_SETTINGS
-            else getattr(args, ARGUMENTS.get(f.name, f.name))
-            for f in dataclasses.fields(cls)
+            f.name: getattr(args, ARGUMENTS.get(f.name, f.name), f.default) for f in dataclasses.fields(cls)
         }
         if values["epsilon_high"] is None:
             values["epsilon_high"] = args.epsilon
-        if getattr(args, "kl_in_reward", False):  # and not in the loss
+        if off_reward(vars(args)):
             values["beta"] = 0.0
         return cls(**values)
 

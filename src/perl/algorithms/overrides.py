@@ -11,8 +11,9 @@ from typing import Any
 
 from perl.algorithms.algorithm import Algorithm, in_words, shown_value
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.kl_place import KL_IN_REWARD, off_reward
 from perl.algorithms.named import KEY
-from perl.algorithms.reading import OF_KL, penalised, sometimes_read, unread
+from perl.algorithms.reading import OF_KL, sometimes_read, unread
 from perl.algorithms.registry import LEVEL, LOSSES
 from perl.errors import Mistake
 
@@ -39,9 +40,9 @@ def contradictions(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str,
         elif isinstance(value, int | float) and value < row.least.get(name, value):
             what = f"{value!r} is below {row.least[name]:g}: in {row.name} it bounds the ratio itself"
             found.append(Mistake(what, name, f"{row.settings[name]:g} is usual"))
-        elif name == "kl_estimator" and value != "k1" and penalised({**row.sets, **given}):
+        elif name == "kl_estimator" and value != "k1" and off_reward({**row.sets, **given}):
             what = f"{value} changes nothing: the penalty of a reward is k1, and no KL term is in the loss"
-            found.append(Mistake(what, name, "leave it out, or kl_in_reward: false"))
+            found.append(Mistake(what, name, f"leave it out, or {KL_IN_REWARD}: false"))
     return found or _idle(row, given, {**usual, **row.sets})
 
 
@@ -72,7 +73,7 @@ def has_signal(settings: Mapping[str, Any], *, rewarded: bool) -> bool:
         settings: Fields of ``train``.
         rewarded: Whether a reward counts; else a KL penalty may make them.
     """
-    return rewarded or penalised(settings)
+    return rewarded or off_reward(settings)
 
 
 def nothing_teaches(weights: Iterable[float], where: str) -> list[Mistake]:

@@ -9,16 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from perl.algorithms.estimators import ADVANTAGES, Estimator
+from perl.algorithms.kl_place import KL_IN_REWARD, in_loss
 from perl.algorithms.registry import LEVEL, LOSSES, Loss
 
 _CORRECTED = "use_bias_correction_kl"
 OF_KL = ("kl_estimator", _CORRECTED)
 """Fields that only a KL term reads."""
-
-
-def penalised(settings: Mapping[str, Any]) -> bool:
-    """Whether a KL divergence is taken off the rewards."""
-    return bool(settings.get("kl_in_reward") and settings.get("beta"))
 
 
 def sometimes_read() -> frozenset[str]:
@@ -41,11 +37,10 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
     estimator = ADVANTAGES.get(settings.get("advantage_estimator", "group"))
     if loss is None or estimator is None:
         return {}
-    in_loss = bool(settings.get("beta")) and not settings.get("kl_in_reward")
     of_loss = set(loss.fields)
     if "epsilon_high" in of_loss and settings.get("epsilon_high") is None:  # which then is epsilon
         of_loss.add("epsilon")
-    if in_loss and settings.get("use_bias_correction_kl", True):  # by which the KL estimate is multiplied
+    if in_loss(settings) and settings.get("use_bias_correction_kl", True):  # by which the KL estimate is multiplied
         of_loss.add(LEVEL)
     found = {
         name: f"loss_type {loss.name} does not read it ({_readers(LOSSES, name)} would)"
@@ -63,8 +58,8 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
         found[name] = f"{who} does not read it ({_readers(ADVANTAGES, name)} would)"
     if not settings.get("beta"):
         found |= {name: "there is no KL term to read it: beta is 0" for name in OF_KL}
-    elif not in_loss:
-        found[_CORRECTED] = "kl_in_reward takes the divergence off the reward, and no KL term reads it"
+    elif not in_loss(settings):
+        found[_CORRECTED] = f"{KL_IN_REWARD} takes the divergence off the reward, and no KL term reads it"
     return found
 
 

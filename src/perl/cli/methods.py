@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from perl.algorithms.algorithm import NEUTRAL, Algorithm
+from perl.algorithms.algorithm import Algorithm, neutral
 from perl.algorithms.named import ALGORITHMS, find_algorithm, shown_settings
 from perl.cli.output import say, set_up_output
 from perl.errors import RecipeError, did_you_mean
@@ -142,7 +142,7 @@ def _algorithm_table(rows: list[dict[str, Any]]) -> list[str]:
     return [
         *plain_table(cells, [False] * 4),
         "",
-        f"each also sets, unless its row says otherwise: {shown_settings(NEUTRAL)}",
+        f"each also sets, unless its row says otherwise: {shown_settings(neutral())}",
         "`perl algorithms NAME` says more; `perl train RECIPE algorithm=NAME` takes it",
     ]
 

@@ -13,8 +13,8 @@ from perl.algorithms.algorithm import Algorithm
 from perl.algorithms.named import ALGORITHMS, KEY, find_algorithm
 from perl.algorithms.overrides import contradictions
 from perl.algorithms.reading import unread
+from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake, RecipeError
-from perl.recipe.train_fields import train_fields
 
 _TRAIN = "train"
 

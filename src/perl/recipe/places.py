@@ -7,8 +7,9 @@ import difflib
 from collections import defaultdict
 from collections.abc import Mapping
 
+from perl.algorithms.train_fields import train_fields
+from perl.recipe.refused_fields import REFUSED
 from perl.recipe.sections import FIELD_OF_SETTING, SECTION_NAMES, SECTIONS
-from perl.recipe.train_fields import REFUSED, train_fields
 
 # What other tools, papers and people call our settings.
 _CALLED = {

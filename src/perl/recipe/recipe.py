@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from perl.algorithms.estimators import generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.overrides import counts, has_signal, nothing_teaches, without_rewards
+from perl.algorithms.train_fields import train_fields, train_model
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
@@ -26,6 +27,7 @@ from perl.recipe.eval_section import EvalSection
 from perl.recipe.layers import LENGTHS, KeyPath, Layer, find_in, folders_beside, key_path, read_layers
 from perl.recipe.places import hint_for_section
 from perl.recipe.plain_yaml import dump
+from perl.recipe.refused_fields import REFUSED
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
@@ -42,7 +44,6 @@ from perl.recipe.sections import (
     TeacherSection,
 )
 from perl.recipe.server_address import without_credentials
-from perl.recipe.train_fields import REFUSED, train_fields, train_model
 from perl.recipe.validation import mistakes_of
 
 DEFAULT_REWARDS: Mapping[str, RewardSetting] = MappingProxyType({"accuracy": RewardSetting()})

@@ -17,13 +17,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from perl.algorithms.named import KEY
+from perl.algorithms.train_fields import train_annotation, train_fields
 from perl.errors import RecipeError, did_you_mean
 from perl.recipe.eval_section import EvalTask
 from perl.recipe.places import places_of
 from perl.recipe.plain_yaml import PlainDumper
+from perl.recipe.refused_fields import REFUSED
 from perl.recipe.section import Section
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting
-from perl.recipe.train_fields import REFUSED, train_annotation, train_fields
 
 REQUIRED, COMPUTED = "required", "computed"
 """In the place of a default: there is none, or the sources compute it from other settings."""

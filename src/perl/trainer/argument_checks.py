@@ -18,15 +18,16 @@ from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.estimators import ADVANTAGES, evaluation_mistake
+from perl.algorithms.kl_place import kl_mistakes
 from perl.algorithms.named import KEY
 from perl.algorithms.registry import LOSSES, delta_mistakes
+from perl.algorithms.train_fields import defaults_of, train_fields, train_model, words_of_fields
 from perl.errors import MissingExtraError, Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.layers import Layer
 from perl.recipe.optional_packages import missing_trackers, send_no_statistics, tracker_mistakes, unusable_trackers
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import FIELD_OF_SETTING
-from perl.recipe.train_fields import CHOICES, train_fields, train_model
 from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device
 from perl.trainer.derived_fields import check_applied
@@ -59,7 +60,7 @@ def check_types(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which impor
     """
     ours = itertools.takewhile(lambda kind: kind is not GRPOConfig, type(args).__mro__)
     own = {name for kind in ours for name in vars(kind).get("__annotations__", ())} | {*_OF_TRL}
-    own = own.difference(FIELD_OF_SETTING.values(), CHOICES, [KEY], _FREER)
+    own = own.difference(FIELD_OF_SETTING.values(), words_of_fields(), [KEY], _FREER)
     for name in train_fields():
         if hasattr(getattr(args, name), "item"):  # a number of NumPy or torch
             setattr(args, name, _plain(getattr(args, name)))
@@ -123,7 +124,7 @@ def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
     check_strategy(args)
     check_push(getattr(args, "strategy", ""), asked=args.push_to_hub)
     check_teacher(args)
-    words = {"loss_type": tuple(LOSSES), **CHOICES}
+    words = {"loss_type": tuple(LOSSES), **words_of_fields()}
     if own_loss:
         del words["loss_type"], words["importance_sampling_level"]
     words = {name: choices for name, choices in words.items() if hasattr(args, name)}  # TRL's own lack some of ours
@@ -147,19 +148,7 @@ def _impossible_numbers(args: GRPOConfig) -> list[Mistake]:
 
 def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
     """Impossible numbers of our own fields, and advantages that two fields ask for in two ways."""
-    found = []
-    if args.kl_in_reward:
-        with_penalty = [name for name, row in ADVANTAGES.items() if row.penalty]
-        if args.advantage_estimator not in with_penalty:
-            what = f"has no meaning with advantage_estimator {args.advantage_estimator}"
-            found.append(Mistake(what, "kl_in_reward", f"advantage_estimator: {' or '.join(with_penalty)}"))
-        if args.beta == 0.0:
-            hint = "false, which no KL penalty needs, or a beta above 0"
-            found.append(Mistake("takes off the divergence times beta, which is 0", "kl_in_reward", hint))
-        if args.kl_estimator != "k1":
-            what = f"the penalty of a reward is k1, and {args.kl_estimator} is a term of the loss"
-            if args.kl_estimator != "k3":  # the default says nothing
-                found.append(Mistake(what, "kl_estimator", "k1, or kl_in_reward: false"))
+    found = kl_mistakes(vars(args))
     if args.multi_objective_aggregation == "normalize_then_sum" and args.advantage_estimator != "group":
         what = (
             f"normalize_then_sum has advantages of its own, not those of advantage_estimator {args.advantage_estimator}"
@@ -222,7 +211,7 @@ def unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
     """A mistake for each setting of the loss that TRL's does not have."""
     loss = LOSSES.get(args.loss_type)
     found = [] if loss is None or loss.in_trl else [Mistake(f"{args.loss_type} {what}", "loss_type")]
-    for name, usual in {"kl_estimator": "k3", "kl_in_reward": False, "entropy_weight": 0.0}.items():
+    for name, usual in defaults_of("objective").items():
         if getattr(args, name, usual) != usual:
             found.append(Mistake(f"{getattr(args, name)} {what}", name, f"{usual}"))
     if has_teacher(args):

@@ -52,6 +52,17 @@ from perl.trainer.shown_to_trl import for_arguments
 _S = TypeVar("_S", bound=Section)
 
 
+def own(default: Any, text: str, **_: Any) -> Any:  # noqa: ANN401 (a dataclass field)
+    """A field of ours: all that is known of it stands in its line, which :mod:`perl.algorithms.train_fields` reads.
+
+    Args:
+        default: A constant.
+        text: What it is, for a person.
+        _: Bounds and the like; see :class:`perl.algorithms.train_fields.TrainField`.
+    """
+    return field(default=default, metadata={"help": text})
+
+
 def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
     """A field that mirrors a setting of a recipe's section: same default, same sentence."""
     setting = section.model_fields[name]
@@ -79,26 +90,21 @@ class PeftRLConfig(GRPOConfig):
             word where there is none of that name.
     """
 
-    learning_rate: float | None = field(
-        default=None, metadata={"help": "The initial learning rate. None: the method's usual one, 1e-5 for LoRA."}
+    learning_rate: float | None = own(None, "The initial learning rate. None: the method's usual one, 1e-5 for LoRA.")
+    logging_steps: float = own(1, "Log every X optimizer steps.")
+    save_steps: float = own(50, "Save a checkpoint every X optimizer steps.")
+    gradient_checkpointing: bool | None = own(
+        None, "Recompute activations in the backward pass. None: if they would not fit otherwise."
     )
-    logging_steps: float = field(default=1, metadata={"help": "Log every X optimizer steps."})
-    save_steps: float = field(default=50, metadata={"help": "Save a checkpoint every X optimizer steps."})
-    gradient_checkpointing: bool | None = field(
-        default=None,
-        metadata={"help": "Recompute activations in the backward pass. None: if they would not fit otherwise."},
+    dataloader_pin_memory: bool | None = own(None, "Pin memory in data loaders. None: not on a CPU.")
+    per_device_train_batch_size: int | None = own(
+        None, "Rows in one forward pass. None: 8, or what prompts_per_step leaves."
     )
-    dataloader_pin_memory: bool | None = field(
-        default=None, metadata={"help": "Pin memory in data loaders. None: not on a CPU."}
+    gradient_accumulation_steps: int | None = own(
+        None, "Forward passes in one optimizer step. None: 1, or as prompts_per_step needs."
     )
-    per_device_train_batch_size: int | None = field(
-        default=None, metadata={"help": "Rows in one forward pass. None: 8, or what prompts_per_step leaves."}
-    )
-    gradient_accumulation_steps: int | None = field(
-        default=None, metadata={"help": "Forward passes in one optimizer step. None: 1, or as prompts_per_step needs."}
-    )
-    prompts_per_step: int | None = field(
-        default=None, metadata={"help": "Different prompts in one optimizer step; the other batch numbers follow."}
+    prompts_per_step: int | None = own(
+        None, "Different prompts in one optimizer step; the other batch numbers follow.", ge=1
     )
     strategy: str = _setting("strategy", EngineSection)
     quantization: str | None = _setting("quantization", ModelSection)
@@ -116,12 +122,10 @@ class PeftRLConfig(GRPOConfig):
         default=None, metadata={"help": PeftSection.model_fields["kwargs"].description}
     )
 
-    algorithm: str | None = field(
-        default=None,
-        metadata={
-            "help": "Name of an algorithm from `perl algorithms`, which sets the fields that make it; those given "
-            "besides override it. In a recipe it stands at the top. None: only the fields count."
-        },
+    algorithm: str | None = own(
+        None,
+        "Name of an algorithm from `perl algorithms`, which sets the fields that make it; those given besides "
+        "override it. In a recipe it stands at the top. None: only the fields count.",
     )
     _algorithm_applied: str | None = field(  # so that dataclasses.replace can tell what a name set from what was given
         default=None, repr=False, compare=False, metadata={"help": "Internal: the name whose fields are set already."}
@@ -131,13 +135,11 @@ class PeftRLConfig(GRPOConfig):
         default=None, repr=False, compare=False, metadata={"help": "Internal: numbers that TRL has derived already."}
     )
 
-    reference: str | None = field(
-        default=None,
-        metadata={
-            "help": "What the KL divergence is measured against: base (the pristine base), initial (the policy before "
-            "the first step), or rolling:N (the policy as it was at the last multiple of N steps). None: base for a "
-            "new adapter, initial for one that is continued."
-        },
+    reference: str | None = own(
+        None,
+        "What the KL divergence is measured against: base (the pristine base), initial (the policy before the "
+        "first step), or rolling:N (the policy as it was at the last multiple of N steps). None: base for a new "
+        "adapter, initial for one that is continued.",
     )
 
     rollout_backend: str = _setting("backend", RolloutSection)
@@ -153,81 +155,72 @@ class PeftRLConfig(GRPOConfig):
     rollout_prefetch: int = _setting("prefetch", RolloutSection)
     rollout_max_staleness: int | None = _setting("max_staleness", RolloutSection)
     rollout_in_flight: str = _setting("in_flight", RolloutSection)
-    vllm_importance_sampling_mode: str = field(
-        default="token_truncate",
-        metadata={
-            "help": "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, "
-            "token_mask, sequence_truncate or sequence_mask."
-        },
+    vllm_importance_sampling_mode: str = own(
+        "token_truncate",
+        "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, token_mask, "
+        "sequence_truncate or sequence_mask.",
+        words=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
 
-    advantage_estimator: str = field(
-        default="group",
-        metadata={
-            "help": "What rewards are compared with: group (GRPO; scale_rewards says what divides), rloo, batch "
-            "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg, remax (of one greedy completion "
-            "more), pass_at_k, or gae (PPO), which trains a critic. batch, remax and gae take one completion too."
-        },
+    advantage_estimator: str = own(
+        "group",
+        "What rewards are compared with: group (GRPO; scale_rewards says what divides), rloo, batch "
+        "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg, remax (of one greedy completion"
+        " more), pass_at_k, or gae (PPO), which trains a critic. batch, remax and gae take one completion too.",
     )
-    gae_gamma: float = field(
-        default=1.0, metadata={"help": "Discount of a token under advantage_estimator: gae, from 0 to 1."}
+    gae_gamma: float = own(
+        1.0, "Discount of a token under advantage_estimator: gae, from 0 to 1.", ge=0, le=1, part="critic"
     )
-    gae_lambda: float = field(
-        default=0.95,
-        metadata={"help": "GAE's lambda: 0 is one-step TD, 1 is Monte Carlo."},
+    gae_lambda: float = own(0.95, "GAE's lambda: 0 is one-step TD, 1 is Monte Carlo.", ge=0, le=1, part="critic")
+    value_clip: float | None = own(
+        0.2,
+        "How far a value may move from that of the rollouts before its loss stops. None: no bound.",
+        gt=0,
+        part="critic",
     )
-    value_clip: float | None = field(
-        default=0.2,
-        metadata={"help": "How far a value may move from that of the rollouts before its loss stops. None: no bound."},
+    critic_learning_rate: float | None = own(
+        None,
+        "The critic's, constant, with AdamW. None: ten times learning_rate over the method's rate, 1 for LoRA.",
+        ge=0,
+        part="critic",
     )
-    critic_learning_rate: float | None = field(
-        default=None,
-        metadata={
-            "help": "The critic's, constant, with AdamW. None: ten times learning_rate over the method's rate, 1 for "
-            "LoRA."
-        },
+    critic_rank: int = own(16, "Rank of the critic's adapter, a LoRA of its own.", ge=1, part="critic")
+    critic_warmup_steps: int = own(
+        0, "Steps at the begin in which only the critic moves, and the policy waits.", ge=0, part="critic"
     )
-    critic_rank: int = field(default=16, metadata={"help": "Rank of the critic's adapter, a LoRA of its own."})
-    critic_warmup_steps: int = field(
-        default=0, metadata={"help": "Steps at the begin in which only the critic moves, and the policy waits."}
+    critic_adapter: str | None = own(
+        None, "An exported critic to start from, the folder critic/ of a run. None: from the value 0.", part="critic"
     )
-    critic_adapter: str | None = field(
-        default=None,
-        metadata={"help": "An exported critic to start from, the folder critic/ of a run. None: from the value 0."},
+    kl_estimator: str = own(
+        "k3",
+        "Schulman's estimator of the KL divergence that beta weighs: k1, k2 or k3.",
+        words=("k1", "k2", "k3"),
+        part="objective",
     )
-    kl_estimator: str = field(
-        default="k3", metadata={"help": "Schulman's estimator of the KL divergence that beta weighs: k1, k2 or k3."}
+    kl_in_reward: bool = own(
+        False,
+        "Take beta times the KL divergence off the reward instead of adding it to the loss: a completion's "
+        "(advantage_estimator rloo), or token by token (batch, group_then_batch, remax, gae).",
+        part="objective",
     )
-    kl_in_reward: bool = field(
-        default=False,
-        metadata={
-            "help": "Take beta times the KL divergence off the reward instead of adding it to the loss: a completion's "
-            "(advantage_estimator rloo), or token by token (batch, group_then_batch, remax, gae)."
-        },
+    entropy_weight: float = own(
+        0.0,
+        "The entropy of each token's distribution, times this, is taken off the token's objective; 0: not.",
+        finite=True,
+        part="objective",
     )
-    entropy_weight: float = field(
-        default=0.0,
-        metadata={
-            "help": "The entropy of each token's distribution, times this, is taken off the token's objective; 0: not."
-        },
+    dppo_divergence: str = own(
+        "tv", "What loss_type: dppo bounds: tv (a difference of probabilities) or kl (nats).", words=("tv", "kl")
     )
-    dppo_divergence: str = field(
-        default="tv",
-        metadata={"help": "What loss_type: dppo bounds: tv (a difference of probabilities) or kl (nats)."},
+    dppo_threshold: float | None = own(
+        None, "Bound of dppo_divergence for each token. None: 0.15 for tv, 0.05 for kl.", ge=0
     )
-    dppo_threshold: float | None = field(
-        default=None,
-        metadata={"help": "Bound of dppo_divergence for each token. None: 0.15 for tv, 0.05 for kl."},
+    cov_fraction: float = own(
+        2e-4, "Share of a batch's tokens that loss_type clip_cov or kl_cov selects, at least one token.", gt=0, le=1
     )
-    cov_fraction: float = field(
-        default=2e-4,
-        metadata={"help": "Share of a batch's tokens that loss_type clip_cov or kl_cov selects, at least one token."},
-    )
-    cov_low: float = field(default=1.0, metadata={"help": "clip_cov draws from tokens of a covariance above this."})
-    cov_high: float = field(default=5.0, metadata={"help": "And below this."})
-    cov_kl_weight: float = field(
-        default=1.0, metadata={"help": "What loss_type: kl_cov multiplies abs(log r) of selected tokens by."}
-    )
+    cov_low: float = own(1.0, "clip_cov draws from tokens of a covariance above this.")
+    cov_high: float = own(5.0, "And below this.")
+    cov_kl_weight: float = own(1.0, "What loss_type: kl_cov multiplies abs(log r) of selected tokens by.", gt=0)
 
     teacher_adapter: str | None = _setting("adapter", TeacherSection)
     teacher_hint: str | None = _setting("hint", TeacherSection)
@@ -243,70 +236,50 @@ class PeftRLConfig(GRPOConfig):
     prompt_curriculum_start: float = _setting("curriculum_start", PromptsSection)
     prompt_curriculum_until: float = _setting("curriculum_until", PromptsSection)
 
-    process_reward_weight: float = field(
-        default=0.0,
-        metadata={
-            "help": "Weight of a process reward, the score that another model gives each step of a completion; 0: only "
-            "the outcome counts. In a recipe it is rewards: {process_reward: {weight: ..., args: {model: ...}}}."
-        },
+    process_reward_weight: float = own(
+        0.0,
+        "Weight of a process reward, the score that another model gives each step of a completion; 0: only the "
+        "outcome counts. In a recipe it is rewards: {process_reward: {weight: ..., args: {model: ...}}}.",
     )
-    process_reward_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Arguments of perl.rewards.process_reward, model among them; needs a weight."}
+    process_reward_kwargs: dict[str, Any] | str | None = own(  # noqa: RUF009 (a field)
+        None, "Arguments of perl.rewards.process_reward, model among them; needs a weight."
     )
-    flat_reward_steps: int = field(
-        default=5,
-        metadata={"help": "Say why after this many steps in a row in which no group's rewards differ; 0: never."},
+    flat_reward_steps: int = own(
+        5, "Say why after this many steps in a row in which no group's rewards differ; 0: never.", ge=0
     )
-    padding_free: bool = field(
-        default=True,
-        metadata={
-            "help": "Run rows end to end, without padding, where the model allows it; else every micro-batch is padded "
-            "to its own longest row."
-        },
+    padding_free: bool = own(
+        True,
+        "Run rows end to end, without padding, where the model allows it; else every micro-batch is padded to its"
+        " own longest row.",
     )
-    train_tokens_per_microbatch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens in one forward and backward pass; the rows of an optimizer step are distributed over such "
-            "passes. None: 2048 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them."
-        },
+    train_tokens_per_microbatch: int | None = own(
+        None,
+        "Tokens in one forward and backward pass; the rows of an optimizer step are distributed over such passes."
+        " None: 2048 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them.",
+        ge=0,
     )
-    skip_zero_advantage: bool = field(
-        default=True,
-        metadata={"help": "Leave out rows that add exactly nothing to the gradient: no advantage, no KL term."},
+    skip_zero_advantage: bool = own(
+        True, "Leave out rows that add exactly nothing to the gradient: no advantage, no KL term."
     )
-    reuse_old_log_probs: bool = field(
-        default=True,
-        metadata={
-            "help": "Take the old policy's log-probabilities from the training pass where no update lies between."
-        },
+    reuse_old_log_probs: bool = own(
+        True, "Take the old policy's log-probabilities from the training pass where no update lies between."
     )
-    share_prompts: bool = field(
-        default=True, metadata={"help": "Run a prompt once for all completions of its group where that saves tokens."}
-    )
-    fused_lora: bool = field(
-        default=True,
-        metadata={"help": "Run plain LoRA layers as one operation instead of six; the same numbers in float32."},
-    )
+    share_prompts: bool = own(True, "Run a prompt once for all completions of its group where that saves tokens.")
+    fused_lora: bool = own(True, "Run plain LoRA layers as one operation instead of six; the same numbers in float32.")
 
-    fused_head: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Take the derivative of the log-probabilities in the head's forward pass, which is two products "
-            "with the head instead of three. None: on a CPU; elsewhere TRL's kernel."
-        },
+    fused_head: bool | None = own(
+        None,
+        "Take the derivative of the log-probabilities in the head's forward pass, which is two products with the "
+        "head instead of three. None: on a CPU; elsewhere TRL's kernel.",
     )
-    compile_layers: bool = field(
-        default=False,
-        metadata={"help": "Compile the layers for packed rows, which takes a minute or more before the first step."},
+    compile_layers: bool = own(
+        False, "Compile the layers for packed rows, which takes a minute or more before the first step."
     )
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs", "process_reward_kwargs"]
 
-    bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
-    activation_checkpointing: bool | None = field(
-        default=None, metadata={"help": "transformers' new name of gradient_checkpointing."}
-    )
+    bf16: bool | None = own(None, "Train in bfloat16. None: not on a CPU.")
+    activation_checkpointing: bool | None = own(None, "transformers' new name of gradient_checkpointing.")
 
     def __new__(cls, *args: Any, **given: Any) -> "PeftRLConfig":  # noqa: ANN401 (what the constructor takes)
         """Notes which fields are given: a default, too, overrides what an algorithm's name sets."""

@@ -23,11 +23,11 @@ from perl.algorithms.advantages import (
     whitened,
 )
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.kl_place import off_reward
 from perl.algorithms.registry import function_at
 from perl.errors import RecipeError, RewardError, warn
 from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
 from perl.trainer import shown_to_trl
-from perl.trainer.config import own_setting
 from perl.trainer.generation import generates_by_itself
 from perl.trainer.given_rewards import checked_reward
 from perl.trainer.greedy_baseline import greedy_rewards
@@ -196,7 +196,7 @@ def complete(
         rewards_NK: Of all processes.
         rows: Of this process.
     """
-    needs_log_probs = own_setting(trainer.args, "kl_in_reward")
+    needs_log_probs = off_reward(vars(trainer.args))
     if needs_log_probs:
         trainer.add_log_probs(output)
     put_advantages(trainer, group_rewards, output, rewards_NK, rows)
@@ -227,7 +227,7 @@ def put_advantages(
         greedy_PG = weighted_rewards(greedy_PGK, trainer.reward_weights)
         metrics["reward/greedy"].append(greedy_PG.nanmean().item())
         metrics["rows/without_baseline"].append(greedy_PG.isnan().float().mean().item())
-    penalised, critic = own_setting(trainer.args, "kl_in_reward"), group_rewards.estimator.critic
+    penalised, critic = off_reward(vars(trainer.args)), group_rewards.estimator.critic
     divergences_NT, penalties_PG = torch.zeros(()), None
     if penalised:
         divergences_NT = _divergences(trainer, output, metrics)

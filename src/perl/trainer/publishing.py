@@ -17,12 +17,13 @@ from perl.algorithms.critic_settings import (
     CRITIC_ADAPTER,
     IN_REWARD,
     PENALTY,
-    SETTINGS,
     critic_rate,
     shown_critic,
 )
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.kl_place import off_reward
 from perl.algorithms.named import named_facts
+from perl.algorithms.train_fields import defaults_of
 from perl.errors import PerlError
 from perl.hub.card.facts import RUN_FACTS, made_facts, plain_word, showable_settings
 from perl.hub.card.form import LARGEST_CARD
@@ -124,10 +125,10 @@ def shown_algorithm(args: Any, method: Method) -> dict[str, str]:  # noqa: ANN40
         method: Of the policy.
     """
     found = {}
-    if own_setting(args, "kl_in_reward") and args.beta:
+    if off_reward(vars(args)):
         found[PENALTY] = IN_REWARD
     if ADVANTAGES[own_setting(args, "advantage_estimator")].critic:
-        fields = {name: own_setting(args, name) for name in SETTINGS}
+        fields = {name: own_setting(args, name) for name in defaults_of("critic")}
         rate = critic_rate(fields["critic_learning_rate"], args.learning_rate, method.rate)
         found[CRITIC] = shown_critic(fields, rate)
         if fields["critic_adapter"] is not None:

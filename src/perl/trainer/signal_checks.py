@@ -9,12 +9,12 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from perl.algorithms.critic_settings import SETTINGS
 from perl.algorithms.estimators import ADVANTAGES, generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.overrides import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.algorithms.reading import sometimes_read
 from perl.algorithms.registry import LOSSES
+from perl.algorithms.train_fields import defaults_of, train_fields
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.policy.sharding import FSDP2
 
@@ -87,7 +87,7 @@ def check_signal(args: GRPOConfig, weights: Sequence[float] | None, *, rewarded:
     raise_all(RecipeError, single_completion(args, rewarded=rewarded))
     if rewarded:
         return
-    names = sometimes_read().union(FIELDS_OF_ADVANTAGES, ("beta", "kl_in_reward", "loss_type"))
+    names = sometimes_read().union(FIELDS_OF_ADVANTAGES, defaults_of("objective"), ("beta", "loss_type"))
     usual = {field.name: field.default for field in dataclasses.fields(args) if field.name in names}
     row = ALGORITHMS.get(getattr(args, KEY, None) or "")
     given = {name: getattr(args, name) for name in usual}
@@ -107,7 +107,7 @@ def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig
     if row.critic:
         return found + _cannot_be_trained(args)
     with_critic = " or ".join(name for name, row in ADVANTAGES.items() if row.critic)
-    for name, usual in SETTINGS.items():
+    for name, usual in defaults_of("critic").items():
         if getattr(args, name) != usual:
             what = f"belongs to a critic, and advantage_estimator {row.name} has none"
             found.append(Mistake(what, name, f"advantage_estimator: {with_critic}, or algorithm: ppo"))
@@ -132,10 +132,6 @@ def _cannot_be_trained(args: Any) -> list[Mistake]:  # noqa: ANN401
     return found
 
 
-SELECTION_SETTINGS: dict[str, float] = {"cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "cov_kl_weight": 1.0}
-"""What only such losses read -> its default."""
-
-
 def selection_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
     """Settings that the loss does not read, that contradict each other, or that leave no single tokens to select.
 
@@ -146,8 +142,8 @@ def selection_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLCon
     if row is None:  # said elsewhere
         return []
     found = []
-    for name, usual in SELECTION_SETTINGS.items():
-        if name not in row.fields and getattr(args, name) != usual:
+    for name in dict.fromkeys(name for other in LOSSES.values() for name in other.fields if train_fields()[name].ours):
+        if name not in row.fields and getattr(args, name) != train_fields()[name].default:
             readers = " or ".join(other.name for other in LOSSES.values() if name in other.fields)
             what = f"belongs to {readers}, and loss_type {row.name} does not read it"
             found.append(Mistake(what, name, f"algorithm: {readers}"))

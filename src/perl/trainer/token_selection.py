@@ -13,6 +13,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.covariance import CovarianceSettings, covariances, drawn, highest
+from perl.algorithms.kl_place import off_reward
 from perl.algorithms.registry import LOSSES, Selection, function_at
 from perl.errors import warn
 from perl.packing.micro_batches import SELECTED
@@ -38,7 +39,7 @@ def reads_old(trainer: GRPOTrainer) -> bool:
     """
     args, ours = trainer.args, (trainer.step_is_ours or trainer.loss_is_ours) and trainer.model.training
     asked = trainer.correction is not None and not own_setting(args, "reuse_old_log_probs")
-    return bool(own_setting(args, "kl_in_reward") or (ours and (not _one_update(args) or asked)))
+    return bool(off_reward(vars(args)) or (ours and (not _one_update(args) or asked)))
 
 
 def selects(trainer: GRPOTrainer) -> bool:

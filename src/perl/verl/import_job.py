@@ -18,6 +18,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from perl.algorithms.named import ALGORITHMS, KEY
+from perl.algorithms.train_fields import train_fields
 from perl.errors import ModelError, RunFolderError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, continued_adaptation, method_of, resolved_settings
@@ -37,7 +38,6 @@ from perl.policy.probe import write_probe
 from perl.policy.save_adapter import log_probs_in_float32, write_adapter
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe import Recipe
-from perl.recipe.train_fields import train_fields
 from perl.run.facts import RECIPE
 from perl.run.files import new_folder, sha256_of, write_text
 from perl.run.folder import Run, installed_versions

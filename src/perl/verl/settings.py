@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from perl.algorithms.kl_place import KL_IN_REWARD, in_loss, off_reward
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.methods.registry import ALL_LINEAR, LARGEST_RANK
 from perl.policy.saved.adapter import SavedAdapter
@@ -158,11 +159,11 @@ def settings(job: Handover) -> Settings:
 def _conditions(job: Handover) -> list[str]:
     """Which parts of the table are told."""
     arguments = job.arguments
-    in_reward = bool(arguments.beta and arguments.kl_in_reward)
+    fields = vars(arguments)
     conditions = {
         "always": True,
-        "kl_in_loss": arguments.beta and not in_reward,
-        "kl_in_reward": in_reward,
+        "kl_in_loss": in_loss(fields),
+        "kl_off_reward": off_reward(fields),
         "cosine": job.setting("train.lr_scheduler_type").startswith("cosine"),
         "dr_grpo": arguments.loss_type == "dr_grpo",
         "sapo": arguments.loss_type == "sapo",
@@ -286,7 +287,7 @@ def _loss(job: Handover, made: _Made) -> None:
         made.refuse("train.scale_rewards", what, "group or none")
     if estimator == "group" and scale == "group":
         made.notes.append("advantages: verl adds 1e-6 to a group's deviation, here it is 1e-4")
-    if estimator == "group_then_batch" or (estimator == "batch" and not (arguments.beta and arguments.kl_in_reward)):
+    if estimator == "group_then_batch" or (estimator == "batch" and not off_reward(vars(arguments))):
         made.notes.append("advantages: mean and deviation of a batch weigh each completion by its tokens in verl")
 
 
@@ -298,13 +299,13 @@ def _divergence(job: Handover, made: _Made) -> None:
     if reference.startswith("rolling") or (job.saved is not None and reference != "base"):
         what = f"{reference}: verl's reference is the base, not the adapter that is continued"
         made.refuse("train.reference", what, "base, or train.beta: 0")
-    if not arguments.kl_in_reward:
+    if in_loss(vars(arguments)):
         if arguments.use_bias_correction_kl:
             what = "verl's KL term is not multiplied by the ratio"
             made.refuse("train.use_bias_correction_kl", what, "false, as GRPO's paper has it")
     elif arguments.advantage_estimator in ("group", "opo", "group_then_batch"):
         what = "verl takes no such penalty off the reward with this advantage, or off the whole completion"
-        made.refuse("train.kl_in_reward", what, "false")
+        made.refuse(f"train.{KL_IN_REWARD}", what, "false")
 
 
 def _correction(job: Handover, made: _Made) -> None:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from perl.algorithms.named import ALGORITHMS
+from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.sections import SECTIONS
-from perl.recipe.train_fields import train_fields
 
 TABLE: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("keys.toml").read_text(encoding="utf-8"))
 CANNOT: Mapping[str, Any] = TABLE["cannot"]
 METHODS_THAT_GO = ("lora", "rslora")
 """As they are; rsLoRA as the plain LoRA with alpha sqrt(rank), which is the same adapter."""
+# Of a key of train that stands nowhere in the table, as a new setting of ours does.
+_UNNAMED = {"why": "verl has no such setting", "instead": "leave it out"}
 # What Hydra reads as text without quotes and as nothing else.
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 _WORDS = {"true", "false", "null", "none", "yes", "no", "on", "off", "nan", "inf"}
@@ -33,9 +35,10 @@ def cannot_go(why: str, key: str, instead: str = "leave it out") -> Mistake:
 def refusals(recipe: Recipe) -> list[Mistake]:
     """What of a recipe cannot go at all, each with the reason and the nearest thing that works."""
     rows = {key: row for row in CANNOT["keys"] for key in row["keys"]}
+    named = named_keys()
     found = []
     for key, value in _written(recipe):
-        if (row := rows.get(key)) is not None:
+        if (row := rows.get(key, _UNNAMED if key.startswith("train.") and key not in named else None)) is not None:
             what = f"{_shown(value)} cannot go to verl: {row['why']}{_set_by(recipe, key)}"
             found.append(Mistake(what, key, row.get("instead", "leave it out")))
     method = recipe.peft.method
@@ -43,6 +46,18 @@ def refusals(recipe: Recipe) -> list[Mistake]:
         why, instead = method_refusal(method)
         found.append(Mistake(f"{method} cannot go to verl: {why}", "peft.method", instead))
     return found
+
+
+def named_keys() -> set[str]:
+    """The keys that the table has a word for; any other one is of this package alone."""
+    given = [cell for rows in TABLE["told"].values() for _, cell in cells(rows) if isinstance(cell, Mapping)]
+    keys = {key for cell in given for key in _as_list(cell.get("from", cell.get("made_from")))}
+    keys |= {key for part in (TABLE["elsewhere"], TABLE["unread"]) for row in part.values() for key in row}
+    return {key.removesuffix(".context") if key.startswith("engine.parallel") else key for key in keys}
+
+
+def _as_list(keys: Any) -> list[str]:  # noqa: ANN401 (a key or a list of them)
+    return [keys] if isinstance(keys, str) else list(keys)
 
 
 def method_refusal(name: str) -> tuple[str, str]:
@@ -98,7 +113,7 @@ def _value(setting: Callable[[str], Any], cell: Any) -> Any:  # noqa: ANN401 (wh
     if not isinstance(cell, Mapping):
         return cell
     keys = cell.get("from", [])
-    found = (setting(key) for key in ([keys] if isinstance(keys, str) else keys))
+    found = (setting(key) for key in _as_list(keys))
     return next((value for value in found if value is not None), cell.get("unset"))
 
 

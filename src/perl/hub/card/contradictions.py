@@ -14,8 +14,9 @@ from peft import PeftConfig
 
 from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, critic_rate, shown_critic
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.kl_place import off_reward
 from perl.algorithms.named import ALGORITHMS
-from perl.algorithms.reading import penalised
+from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake
 from perl.evaluation.results import Results
 from perl.hub.card.facts import RUN_FACTS, RunFacts, showable_settings
@@ -37,7 +38,6 @@ from perl.methods.settings import resolved_settings
 from perl.policy.saved.adapter import BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, WEIGHTS
 from perl.policy.teacher import ADAPTER_NAME
 from perl.recipe import Recipe
-from perl.recipe.train_fields import train_fields
 
 _AGAIN = "perl push writes both anew"
 _SETTING = "settings."
@@ -164,7 +164,7 @@ def _recipe_settings(recipe: Recipe, method: Method | None) -> dict[str, Any]:
 def _critic_settings(train: Mapping[str, Any], rate: float | None, method: Method | None) -> dict[str, Any]:
     """What values were learned beside the policy, and whether rewards were less the KL divergence."""
     estimator = ADVANTAGES.get(train.get("advantage_estimator", "group"))
-    found = {PENALTY: IN_REWARD if penalised(train) else None, CRITIC_ADAPTER: train.get("critic_adapter")}
+    found = {PENALTY: IN_REWARD if off_reward(train) else None, CRITIC_ADAPTER: train.get("critic_adapter")}
     if estimator is None or not estimator.critic:
         return {**found, CRITIC: None}
     if rate is None or method is None:

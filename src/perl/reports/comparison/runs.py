@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake, PerlError, RunFolderError, did_you_mean, raise_all
 from perl.evaluation.found_results import FoundResults, differing_settings, is_setting, naturally, settings_text
 from perl.evaluation.results import RESULTS, read_results
@@ -21,7 +22,6 @@ from perl.hub.gate.secrets import without_secrets
 from perl.methods.registry import METHODS
 from perl.methods.settings import resolved_settings
 from perl.recipe.sections import PeftSection
-from perl.recipe.train_fields import train_fields
 from perl.reports.comparison.measure import of_another
 from perl.reports.run_log import METRICS, RunLog, mapping, read_run
 from perl.run.facts import CARD_FACTS, RUN_FACTS

@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.kl_place import KL_IN_REWARD, off_reward
 from perl.algorithms.registry import function_at
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.recipe.sections import PromptsSection
@@ -142,8 +143,8 @@ def _teaches_too(args: Any) -> str:  # noqa: ANN401
     estimator = ADVANTAGES[own_setting(args, "advantage_estimator")]
     if estimator.flat != "0":
         return f"advantage_estimator: {estimator.name}"
-    if own_setting(args, "kl_in_reward"):
-        return "kl_in_reward"
+    if off_reward(vars(args)):
+        return KL_IN_REWARD
     return "a teacher" if has_teacher(args) else ""
 
 

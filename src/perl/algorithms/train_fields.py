@@ -1,17 +1,19 @@
-"""Names, types and sentences of every training argument, read from sources without importing them.
+"""Every training argument: name, type, bounds, default and sentence, read from sources without importing them.
 
 sources of transformers, TRL and perl.trainer.config -> TrainField
 
 A recipe's ``train`` section takes any field of ``PeftRLConfig``. Importing that class costs seconds (torch,
 transformers, TRL); a mistyped key must be refused at once and against the versions that are installed. Hence the
-dataclasses are parsed, not imported.
+dataclasses are parsed, not imported. Our own fields state all there is to know of them in their line of
+``trainer/config.py``; what TRL and transformers state in words only is in ``_NARROWED``.
 """
 
 import ast
 import functools
 import importlib.util
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -36,60 +38,29 @@ def _reference(spec: str) -> str:
     return spec
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
+# Bounds and words that the sources state in their text only. Whatever else is impossible, PeftRLConfig refuses before a
+# model loads.
+_WORDS: dict[str, tuple[str, ...]] = {
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "advantage_estimator": tuple(ADVANTAGES),
-    "kl_estimator": ("k1", "k2", "k3"),
-    "dppo_divergence": ("tv", "kl"),
 }
-"""Arguments that are one of these words, which the sources state in their text only."""
-
-# Bounds that the sources state in words only. Whatever else is impossible, PeftRLConfig refuses before a model loads.
-_BATCH = ("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
 _AT_LEAST_ONE, _COUNT = Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]
 _POSITIVE, _NOT_NEGATIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)], Annotated[float, Field(ge=0)]
-_SHARE = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _NARROWED: dict[str, Any] = {
     # of most estimators two generations
-    **dict.fromkeys(("num_generations", "max_steps", "critic_rank", "num_iterations"), _AT_LEAST_ONE),
+    **dict.fromkeys(("num_generations", "max_steps", "num_iterations"), _AT_LEAST_ONE),
     **dict.fromkeys((*_BATCH, "save_total_limit"), _AT_LEAST_ONE | None),
-    **dict.fromkeys(("critic_warmup_steps", "flat_reward_steps", "seed"), _COUNT),
-    **dict.fromkeys(("num_train_epochs", "logging_steps", "save_steps", "cov_kl_weight"), _POSITIVE),
-    **dict.fromkeys(("learning_rate", "value_clip"), _POSITIVE | None),
+    **dict.fromkeys(("num_train_epochs", "logging_steps", "save_steps"), _POSITIVE),
     **dict.fromkeys(("warmup_steps", "weight_decay", "max_grad_norm", "beta", "epsilon"), _NOT_NEGATIVE),
-    **dict.fromkeys(("dppo_threshold", "epsilon_high"), _NOT_NEGATIVE | None),
-    **dict.fromkeys(("gae_gamma", "gae_lambda"), _SHARE),
-    "train_tokens_per_microbatch": _COUNT | None,
-    "entropy_weight": Annotated[float, Field(allow_inf_nan=False)],
-    "critic_learning_rate": Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
-    "cov_fraction": Annotated[float, Field(gt=0, le=1)],
+    "seed": _COUNT,
+    "learning_rate": _POSITIVE | None,
+    "epsilon_high": _NOT_NEGATIVE | None,
     "reference": Annotated[str, AfterValidator(_reference)] | None,
-    **{name: Literal[words] for name, words in CHOICES.items()},
-    "scale_rewards": Literal[CHOICES["scale_rewards"]] | bool,
-}
-# Fields that a recipe must not set: what they would do to a run, and where to say it instead.
-REFUSED: dict[str, str] = {
-    "auto_find_batch_size": "a smaller batch would break the prompt groups; set train.per_device_train_batch_size",
-    "disable_tqdm": "use --quiet",
-    "hub_token": "a token must not stand in a file that is saved with the run; use `hf auth login`",
-    "model_init_kwargs": "the model section holds them",
-    "process_reward_kwargs": "write rewards: {process_reward: {weight: 0.5, args: {model: ...}}}",
-    "process_reward_weight": "write rewards: {process_reward: {weight: 0.5, args: {model: ...}}}",
-    "push_to_hub": "hub: {repo_id: user/name, push: end} does it",
-    "remove_unused_columns": "rewards need the columns, the gold answer among them",
-    "resume_from_checkpoint": "run the same command again, it resumes by itself",
-    "reward_weights": "write each weight in rewards, as {accuracy: 1.0, format: 0.2}",
-    "save_only_model": "a checkpoint without the optimizer's state cannot be resumed exactly",
-    "sync_ref_model": "write train.reference: rolling:N",
-    "trust_remote_code": "code from a model's repository is not executed",
-    "use_cpu": "write engine.device: cpu",
-    "use_vllm": "write rollout.backend: vllm",
-    "vllm_mode": "write rollout.backend: vllm or vllm-server",
-    **{f"vllm_server_{name}": "write rollout.servers: [URL, ...]" for name in ("base_url", "host", "port")},
-    "vllm_server_timeout": "write rollout.server_timeout",
+    **{name: Literal[words] for name, words in _WORDS.items()},
+    "scale_rewards": Literal[_WORDS["scale_rewards"]] | bool,
 }
 _PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict, "list": list}
 
@@ -103,6 +74,9 @@ class TrainField:
         help: Its sentence, empty if the source builds it at run time.
         default: Its value where nobody sets it; None also if the source computes it.
         computed: Whether it does.
+        rules: Of our own fields: bounds (``ge``, ``gt``, ``le``, ``finite``), the ``words`` that it is one of, and what
+            it is ``part`` of: the ``objective`` of any loss, or a ``critic``.
+        ours: Whether TRL's arguments lack it.
     """
 
     name: str
@@ -110,6 +84,8 @@ class TrainField:
     help: str
     default: Any = None
     computed: bool = False
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    ours: bool = False
 
 
 @functools.cache
@@ -123,13 +99,38 @@ def train_fields() -> dict[str, TrainField]:
                     continue
                 name, value = node.target.id, node.value
                 default, known = _default_of(value)
-                fields[name] = TrainField(name, _type_of(node.annotation), _help_of(value), default, computed=not known)
+                rules, ours = _rules_of(value), package == "perl" and name not in fields
+                kind = _type_of(node.annotation)
+                fields[name] = TrainField(name, kind, _help_of(value), default, not known, rules, ours)
     return fields
+
+
+def defaults_of(part: str) -> dict[str, Any]:
+    """The default of each of our own fields that are part of something, in the order of definition."""
+    return {name: field.default for name, field in train_fields().items() if field.rules.get("part") == part}
+
+
+def words_of_fields() -> dict[str, tuple[str, ...]]:
+    """The fields that are one of several words -> these."""
+    own = {name: field.rules["words"] for name, field in train_fields().items() if "words" in field.rules}
+    return {**_WORDS, **own}
 
 
 def train_annotation(name: str) -> Any:  # noqa: ANN401 (a type or a union of types)
     """The type that a recipe's value of an argument is checked against."""
-    return _NARROWED.get(name, train_fields()[name].annotation)
+    known = train_fields()[name]
+    if name in _NARROWED or not known.rules.keys() & {"ge", "gt", "le", "finite", "words"}:
+        return _NARROWED.get(name, known.annotation)
+    if "words" in known.rules:
+        return Literal[known.rules["words"]]
+    kind: Any = _without_none(known.annotation)
+    bounds = {rule: bound for rule, bound in known.rules.items() if rule in ("ge", "gt", "le")}
+    finite = Field(**bounds) if kind is int else Field(**bounds, allow_inf_nan=False)
+    return Annotated[kind, finite] if kind is known.annotation else Annotated[kind, finite] | None
+
+
+def _without_none(annotation: Any) -> Any:  # noqa: ANN401 (a type or a union of types)
+    return annotation.__args__[0] if type(None) in getattr(annotation, "__args__", ()) else annotation
 
 
 @functools.lru_cache
@@ -175,20 +176,32 @@ def _type_of(node: ast.expr) -> Any:  # noqa: ANN401 (a type or a union of types
 
 
 def _default_of(node: ast.expr) -> tuple[Any, bool]:
-    """The constant that a field is set to, or the constant ``default`` of a ``field(...)``, and whether it is one."""
+    """The constant that a field is set to, or that is the default of a call, and whether it is one."""
     if isinstance(node, ast.Call):
-        given = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
-        if given is None:
+        given = [keyword.value for keyword in node.keywords if keyword.arg == "default"]
+        if not given and not _is_own(node):
             return None, False
-        node = given
+        node = given[0] if given else node.args[0]
     try:
         return ast.literal_eval(node), True
     except ValueError:
         return None, False
 
 
+def _is_own(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "own"
+
+
+def _rules_of(node: ast.expr) -> dict[str, Any]:
+    """What ``own(default, help, ...)`` says besides."""
+    keywords = node.keywords if isinstance(node, ast.Call) and _is_own(node) else []
+    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+
+
 def _help_of(node: ast.expr) -> str:
-    """The constant ``help`` of a ``field(metadata={...})``."""
+    """The constant sentence of ``own(default, help)``, or ``help`` of a ``field(metadata={...})``."""
+    if isinstance(node, ast.Call) and _is_own(node):
+        return str(ast.literal_eval(node.args[1]))
     for inner in ast.walk(node):
         for key, value in zip(inner.keys, inner.values, strict=True) if isinstance(inner, ast.Dict) else ():
             if isinstance(key, ast.Constant) and key.value == "help" and isinstance(value, ast.Constant):
