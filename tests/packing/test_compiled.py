@@ -203,9 +203,7 @@ def test_two_steps_of_a_compiled_policy_are_those_of_another():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"packed": False}, "padded"),
-        ({"packed": True, "whole": False}, "shards"),
-        ({"packed": True}, "none"),
+        *(({"packed": False}, "padded"), ({"packed": True, "whole": False}, "shards"), ({"packed": True}, "none")),
         ({"packed": True}, "quantised"),
     ],
     ids=["padded", "shards", "none", "quantised"],

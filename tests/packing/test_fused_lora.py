@@ -24,40 +24,35 @@ from tests.oracles.lora_twins import (
     saved_bytes,
     twins,
 )
+from tests.packing.test_attention import COMMON
 
 
-@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5), (0, 5)])
-@pytest.mark.parametrize(("scaling", "bias"), [(1.0, True), (2.0, False), (1 / 3, True)])
-def test_float32_output_is_pefts_bit_for_bit_and_gradients_to_rounding(shape, scaling, bias):
-    theirs, ours = twins(adapted(scaling=scaling, bias=bias))
-    x = torch.randn(*shape, INPUTS)
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5), (0, 5), (65,)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"scaling": 1.0, "bias": True}, {"scaling": 2.0}, {"scaling": 1 / 3, "bias": True}),
+        *({"rank": 1, "dtype": torch.float64}, {"rank": 3, "use_rslora": True}),  # of an irrational scale
+        *({"rank": 256, "use_rslora": True, "dtype": torch.float64}, {"rank": 320}),
+    ],
+    ids=str,
+)
+def test_output_is_pefts_bit_for_bit_at_every_rank_and_scale_and_gradients_to_rounding(shape, how):
+    theirs, ours = twins(adapted(**how))
+    x = torch.randn(*shape, INPUTS, dtype=how.get("dtype", torch.float32))
     expected, got = results(theirs, x), results(ours, x)
     assert torch.equal(got["y"], expected["y"])
     if x.numel():
-        assert_close(got, expected, 1e-6)
+        assert_close(got, expected, 1e-6 if x.dtype == torch.float32 else 1e-13)
     else:
         assert {n: t.shape for n, t in got.items()} == {n: t.shape for n, t in expected.items()}
 
 
 @pytest.mark.parametrize(
-    ("rank", "rslora", "dtype"),
-    [(1, False, torch.float64), (3, True, torch.float32), (256, True, torch.float64), (320, False, torch.float32)],
-)
-def test_output_is_pefts_bit_for_bit_at_every_rank_and_irrational_scale(rank, rslora, dtype):
-    theirs, ours = twins(adapted(rank=rank, use_rslora=rslora, dtype=dtype))
-    x = torch.randn(65, INPUTS, dtype=dtype)
-    expected, got = results(theirs, x), results(ours, x)
-    assert torch.equal(got["y"], expected["y"])
-    assert_close(got, expected, 1e-6 if dtype == torch.float32 else 1e-13)
-
-
-@pytest.mark.parametrize(
     "x",
     [
-        torch.randn(INPUTS, 5).T,
-        torch.randn(5, 3, INPUTS).transpose(0, 1),
-        torch.randn(3, INPUTS, 5).transpose(1, 2),
-        torch.randn(3, 5, 2 * INPUTS)[..., ::2],
+        *(torch.randn(INPUTS, 5).T, torch.randn(5, 3, INPUTS).transpose(0, 1)),
+        *(torch.randn(3, INPUTS, 5).transpose(1, 2), torch.randn(3, 5, 2 * INPUTS)[..., ::2]),
         torch.randn(1, 1, INPUTS).expand(3, 5, INPUTS),
     ],
     ids=["transposed", "batch_second", "features_first", "strided", "expanded"],
@@ -69,16 +64,6 @@ def test_inputs_that_are_not_contiguous(x):
     assert_close(got, expected, 1e-6)
     theirs, ours = theirs.to(torch.bfloat16), ours.to(torch.bfloat16)
     assert_close(results(ours, x.to(torch.bfloat16)), results(theirs, x.to(torch.bfloat16)), 1e-2)
-
-
-def test_gradients_agree_with_finite_differences():
-    _, policy = twins(adapted(rank=2, scaling=3.0, bias=True, dtype=torch.float64))
-    layer = layer_of(policy)
-    layer.base_layer.bias.requires_grad_(True)
-    trained = [p for p in policy.parameters() if p.requires_grad]
-    assert len(trained) == 3
-    x = torch.randn(2, 3, INPUTS, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, *_: policy(x), (x, *trained), fast_mode=False)
 
 
 @pytest.mark.parametrize("frozen", [["lora_A"], ["lora_B"], ["lora_A", "lora_B"]])
@@ -139,13 +124,8 @@ def rounding(policy, x, autocast) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("base", "adapter", "x", "autocast"),
     [
-        (FULL, FULL, FULL, True),
-        (FULL, FULL, HALF, True),
-        (HALF, FULL, HALF, True),
-        (HALF, HALF, HALF, True),
-        (HALF, FULL, HALF, False),
-        (HALF, HALF, HALF, False),
-        (FULL, HALF, FULL, False),
+        *((FULL, FULL, FULL, True), (FULL, FULL, HALF, True), (HALF, FULL, HALF, True), (HALF, HALF, HALF, True)),
+        *((HALF, FULL, HALF, False), (HALF, HALF, HALF, False), (FULL, HALF, FULL, False)),
     ],
 )
 @pytest.mark.parametrize("scaling", [2.0, 16 / math.sqrt(8)])
@@ -162,15 +142,7 @@ def test_half_precision_is_no_further_from_float64_than_pefts(base, adapter, x, 
         assert ours[name] <= theirs[name] * (1.15 if "lora_" in name else 1.05), name
 
 
-SIZES = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
+SIZES = {**COMMON, "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True)),

@@ -14,21 +14,12 @@ from perl.packing import head
 from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.head import LogitSettings, add_scored_forward, head_bytes
-from perl.packing.memory import MemoryPlan, TokenBytes, free_bytes, kept_bytes, measure, plan_memory
+from perl.packing.memory import MemoryPlan, TokenBytes, kept_bytes, measure, plan_memory
 from perl.packing.rows import Row
 from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
+from tests.packing.test_attention import COMMON
 
 GIGA = 2**30
-
-
-@pytest.mark.parametrize("trained", [0, 10**6])
-@pytest.mark.parametrize("free", [GIGA, 8 * GIGA])
-def test_a_pass_is_as_long_as_what_it_keeps_fits(free, trained):
-    per_token = TokenBytes(kept=10**6, recomputed=10**5)
-    plan = plan_memory(free, trained, per_token, longest_row=100)
-    assert not plan.recompute
-    usable = 0.7 * (free - 12 * trained)  # in float32: a gradient and Adam's two averages
-    assert plan.tokens == usable // per_token.kept
 
 
 # Bytes that a token keeps in bfloat16 with LoRA on all layers; 28 layers, 1536 wide, 8960 inside, worked out by hand:
@@ -94,18 +85,8 @@ def test_bytes_are_counted_as_by_hand_without_parameters_and_each_tensor_once():
 
 def qwen(layers=2, dropout=0.0, width=32) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=1024,
-        initializer_range=0.1,
-    )
-    model = Qwen3ForCausalLM(config)
+    sizes = {**COMMON, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, max_position_embeddings=1024))
     for layer in model.model.layers:
         layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(dropout))
     add_scored_forward(model, LogitSettings())
@@ -115,43 +96,17 @@ def qwen(layers=2, dropout=0.0, width=32) -> Qwen3ForCausalLM:
     return model.train()
 
 
-def pass_bytes(model, tokens: int) -> int:
-    """What is kept of one row of so many tokens."""
-    ids = torch.randint(64, (tokens + 1,))
-    row = Row(ids[:1], ids[1:], torch.ones(tokens, dtype=torch.bool))
-    return kept_bytes(lambda: score(model, [row], [[0]], packed=True, columns=tokens), model)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_bytes_per_token_tell_what_a_longer_pass_keeps(packed):
-    model = qwen()
-    per_token = measure(model, packed=packed)
-    assert pass_bytes(model, 600) == pytest.approx(600 * per_token.kept, rel=0.1)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputing_keeps_less_and_no_more_than_is_said(reentrant):
-    model = qwen(layers=4)
-    per_token = measure(model, packed=True)
-    assert per_token.recomputed < per_token.kept
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    checkpointed = pass_bytes(model, 256) / 256
-    assert checkpointed < per_token.kept / 2
-    assert checkpointed <= per_token.recomputed
-
-
 def adapted(model, rank=4, dtype=torch.float32):
     """With LoRA on all layers, as PEFT runs it."""
     model = model.to(dtype)
     return get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")).train()
 
 
-def true_peak(policy, tokens: int, *, recompute: bool, prompt: int = 1, completions: int = 1) -> int:
+def true_peak(policy, tokens: int, *, recompute: bool, reentrant=False, prompt: int = 1, completions: int = 1) -> int:
     """The most that a pass holds at once, counted storage by storage, gradients of parameters left out."""
     base = policy.get_base_model()
     if recompute:
-        base.activation_checkpointing_enable({"use_reentrant": False})
+        base.activation_checkpointing_enable({"use_reentrant": reentrant})
         base.enable_input_require_grads()
     seen, scored = torch.randint(64, (prompt,)), torch.ones(tokens, dtype=torch.bool)
     rows = [Row(seen, torch.randint(64, (tokens,)), scored) for _ in range(completions)]
@@ -166,12 +121,12 @@ def true_peak(policy, tokens: int, *, recompute: bool, prompt: int = 1, completi
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("recompute", [False, True])
-def test_what_is_planned_for_a_pass_is_its_true_peak(recompute, dtype):
+@pytest.mark.parametrize(("recompute", "reentrant"), [(False, False), (True, False), (True, True)])
+def test_what_is_planned_for_a_pass_is_its_true_peak(recompute, reentrant, dtype):
     policy = adapted(qwen(layers=4, width=64), dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16):
         per_token = measure(policy, packed=True)
-        peak = true_peak(policy, 600, recompute=recompute)
+        peak = true_peak(policy, 600, recompute=recompute, reentrant=reentrant)
     assert peak == pytest.approx(per_token.of_pass(600, 600, recompute=recompute), rel=0.15)
 
 
@@ -231,13 +186,3 @@ def test_the_tile_of_logits_is_as_large_as_the_kernels(monkeypatch):
     with LiveBytes() as live:
         head.head_log_probs(hidden, weight, None, torch.zeros(100, dtype=torch.long), LogitSettings())
     assert live.largest == tile_bytes(200, torch.float32) == 32 * 64 * 4
-
-
-def test_what_an_engine_releases_while_it_sleeps_is_not_free_and_what_the_allocator_keeps_is(monkeypatch):
-    total, reserved, allocated, cache = 80 * GIGA, 20 * GIGA, 3 * GIGA, 26 * GIGA
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (total - reserved, total))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated)
-    assert free_bytes(0) == total - allocated
-    assert free_bytes(cache) == total - allocated - cache

@@ -20,6 +20,7 @@ from perl.packing.micro_batches import join, micro_batches, token_batches
 from perl.packing.rope import of_width, rope_width
 from tests.oracles.rollouts import EOS, PAD, VOCABULARY
 from tests.oracles.two_trainers import OracleTrainer, Training, norm, relative_difference, train
+from tests.packing.test_attention import COMMON
 from tests.packing.test_micro_batches import micro_batch, some_window
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureWarning")  # TRL's
@@ -28,26 +29,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureW
 USUAL = 16
 # Large enough for factors, by which alone a pass could be told from another, to change log-probabilities by a lot.
 SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.15,
-    "tie_word_embeddings": False,
-    "pad_token_id": PAD,
-    "bos_token_id": None,
-    "eos_token_id": EOS,
+    **{**COMMON, "vocab_size": VOCABULARY, "intermediate_size": 64, "initializer_range": 0.15},
+    **{"tie_word_embeddings": False, "pad_token_id": PAD, "bos_token_id": None, "eos_token_id": EOS},
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
 LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 100.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [8.0, 3.0, 6.0, 2.0],
-    "original_max_position_embeddings": USUAL,
-    "partial_rotary_factor": 1.0,
+    **{"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 4, "long_factor": [8.0, 3.0, 6.0, 2.0]},
+    **{"original_max_position_embeddings": USUAL, "partial_rotary_factor": 1.0},
 }
 
 
@@ -55,15 +43,13 @@ LONG = {
 def model(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     if name == "phi3":
-        config = Phi3Config(
-            **SIZES, max_position_embeddings=256, original_max_position_embeddings=USUAL, rope_parameters=LONG
-        )
-        return Phi3ForCausalLM(config)
+        lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": USUAL}
+        return Phi3ForCausalLM(Phi3Config(**SIZES, **lengths, rope_parameters=LONG))
     if name == "llama":
         return LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=USUAL, rope_parameters=DYNAMIC))
     if name == "plain":
         return LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=USUAL))
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, max_position_embeddings=USUAL, rope_parameters=DYNAMIC))
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, max_position_embeddings=USUAL, rope_parameters=DYNAMIC))
 
 
 ADAPTER = {"phi3": "lora everywhere", "llama": "lora", "qwen3": "lora"}
@@ -89,14 +75,8 @@ def oracle(name: str) -> Training:
 )
 def test_the_update_is_trls_in_passes_of_any_length(name, padding_free):
     theirs = oracle(name)
-    ours = train(
-        PeftGRPOTrainer,
-        model=model(name),
-        adapter=ADAPTER[name],
-        padding_free=padding_free,
-        train_tokens_per_microbatch=30,
-        **OPTIONS,
-    )
+    options = {**OPTIONS, "padding_free": padding_free, "train_tokens_per_microbatch": 30}
+    ours = train(PeftGRPOTrainer, model=model(name), adapter=ADAPTER[name], **options)
     first = ours.history[0]
     assert first["tokens/passes"] >= 4
     assert first["kl"] == pytest.approx(0, abs=1e-6)  # the policy is its reference

@@ -15,13 +15,8 @@ def row(prompt: list[int], completion: list[int], scored: list[int] | None = Non
 
 # A tool's tokens in the middle, a completion of one token, a prompt of one, nothing scored, no completion at all.
 ROWS = [
-    row([11, 12, 13], [21, 22, 23, 24], [1, 0, 1, 1]),
-    row([14], [31, 32]),
-    row([11, 12, 13], [41]),
-    row([15, 16], [51, 52, 53], [0, 0, 0]),
-    row([14], [61, 62, 63]),
-    row([17, 18, 19, 20], []),
-    row([14], [71]),
+    *(row([11, 12, 13], [21, 22, 23, 24], [1, 0, 1, 1]), row([14], [31, 32]), row([11, 12, 13], [41])),
+    *(row([15, 16], [51, 52, 53], [0, 0, 0]), row([14], [61, 62, 63]), row([17, 18, 19, 20], []), row([14], [71])),
     row([11, 12, 13], [81, 82], [0, 1]),
 ]
 ALONE = [[index] for index in range(len(ROWS))]

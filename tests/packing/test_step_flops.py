@@ -6,6 +6,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.packing.test_attention import COMMON
+
 RANK, PROMPT, COMPLETION = 3, 5, 7
 TOKENS = PROMPT + COMPLETION
 # By hand, for the model below. A layer: q 16x16, k and v 16x8, o 16x16, gate, up and down 16x24; two layers.
@@ -21,18 +23,8 @@ ATTENTION = 2 * 16 * 4 * PAIRS  # layers x heads x head_dim; two products, two o
 def base() -> Qwen3ForCausalLM:
     """Two layers with grouped-query attention."""
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=40,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=4,
-            tie_word_embeddings=False,
-        )
-    )
+    sizes = {**COMMON, "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "head_dim": 4}
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=False))
 
 
 def with_lora(model: Qwen3ForCausalLM) -> torch.nn.Module:

@@ -63,10 +63,7 @@ def test_a_kill_while_a_better_one_is_kept_pairs_no_weights_with_anothers_step(a
     ("arguments", "line"),
     [
         ({"tasks": ["aime42"]}, "BenchmarkScores(tasks[0]): there is no task 'aime42' (did you mean aime24?)"),
-        (
-            {"tasks": [{"name": "aime24", "few_shot": 9}], "limit": 8},
-            "BenchmarkScores(limit): a limit of 8 is below the 9 examples",
-        ),
+        ({"tasks": [{"name": "aime24", "few_shot": 9}], "limit": 8}, "Scores(limit): a limit of 8 is below the 9"),
         ({"tasks": [{"name": "aime24", "limits": 8}]}, "BenchmarkScores(tasks[0].limits): unknown key"),
         ({"tasks": ["aime24"], "k": 0}, "BenchmarkScores(k): must be greater than or equal to 1, not 0"),
         ({"tasks": ["aime24"], "best": "aime24/avg@5"}, "no score 'aime24/avg@5' (did you mean aime24/avg@4?)"),

@@ -79,7 +79,6 @@ def test_a_notebook_trains_twice_and_the_logs_are_of_the_second_training(tmp_pat
     check_files(tmp_path / "out")
 
 
-@pytest.mark.nightly
 def started(folder, *words, processes=1):
     """Exit code and output of the script with every callback."""
     arguments, environment = ["-m", "tests.training.scripted_callbacks", str(folder), *words], dict(os.environ)

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from perl.policy.critic import Critic
 from perl.recipe.sections import STRATEGIES, PeftSection
 from perl.training.cost_flops import Execution, Group, executed_flops, generation_flops, largest_pass, size_of
 from perl.training.decoder import ALONE, Sharing, Types, base_bytes, decoder_of, trained_bytes, weight_bytes
-from perl.training.hardware import GIB, HARDWARE, hardware_named, sold_as, this_machine
+from perl.training.hardware import HARDWARE, hardware_named, sold_as
 from perl.training.memory_estimate import Work, estimate_memory
 
 RANK = 4
@@ -207,28 +206,3 @@ def test_hardware_is_found_by_name_or_by_its_memory():
     for name, said in (("H1000", r"no hardware 'H1000' \(did you mean H100"), ("0", "no GPU has 0 GB")):
         with pytest.raises(PerlError, match=said):
             hardware_named(name)
-
-
-@pytest.mark.parametrize(
-    ("seen", "memory", "capability", "row"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 79.2, (8, 0), "A100 80GB"),
-        ("NVIDIA A10", 22.0, (8, 6), "A10"),
-        ("NVIDIA L4", 22.0, (8, 9), "L4"),
-        ("NVIDIA L40S", 44.4, (8, 9), None),
-        ("Tesla T4", 14.6, (7, 5), "T4"),
-        ("Tesla V100-SXM2-16GB", 15.8, (7, 0), None),
-        ("NVIDIA H100 80GB HBM3", 79.1, (9, 0), "H100"),
-    ],
-)
-def test_a_card_is_known_by_whole_words_and_has_the_memory_that_is_there(monkeypatch, seen, memory, capability, row):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: seen)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    properties = SimpleNamespace(total_memory=memory * GIB)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
-    found = this_machine()
-    assert found.name == (row or seen)
-    assert found.memory == pytest.approx(memory * GIB)
-    assert found.bfloat16 == (capability >= (8, 0))
-    assert row is None or found.bandwidth == HARDWARE[row].bandwidth

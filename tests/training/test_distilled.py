@@ -18,11 +18,8 @@ from perl.training.stages import prepare, read_recipe
 from tests.saved_adapters import save_adapter
 
 SHORT = {
-    "extends": "quickstart",
-    "rewards": {"accuracy": None},
-    "algorithm": "opd",
-    "rollout": {"max_completion_length": 8},
-    "eval": {"enabled": False},
+    **{"extends": "quickstart", "rewards": {"accuracy": None}, "algorithm": "opd"},
+    **{"rollout": {"max_completion_length": 8}, "eval": {"enabled": False}},
     "engine": {"device": "cpu", "threads": 1},
     "train": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 2, "per_device_train_batch_size": 4},
 }
@@ -47,9 +44,7 @@ def test_perl_train_with_a_teacher_and_no_reward(tmp_path, monkeypatch, capsys):
     given += [*small, "train.save_steps=1", "rollout.max_completion_length=8", "eval.limit=4", "eval.k=1"]
     planned = command("train", "quickstart", *given, "--dry-run")
     lines = [line.removeprefix("# ") for line in planned.out.splitlines()]
-    assert any(
-        line.startswith("teacher  the base with another adapter, a hint; KL over the vocabulary") for line in lines
-    )
+    assert "teacher  the base with another adapter, a hint; KL over the vocabulary" in planned.out
     assert "rewards  none: the teacher alone" in lines
     done = command("train", "quickstart", *given, "--output", "run")
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -94,10 +89,7 @@ def test_a_run_without_a_gradient_in_any_step_fails(tmp_path):
         (["teacher.hint='{answer}'", "data.train.name=./q.jsonl"], "teacher.hint: contains {answer}"),
         (["teacher.system_prompt=x", "data.chat=false"], "teacher.system_prompt: a system prompt needs chat messages"),
         (["teacher.hint=" + "x" * 1100], "teacher.hint: the teacher's longest prompt has"),
-        (
-            ["teacher.hint=x", "peft.method=full", "peft.rank=null", "peft.alpha=null"],
-            "teacher: the base itself is trained",
-        ),
+        (["teacher.hint=x", "peft.method=full", *GOES_ON[2:]], "teacher: the base itself is trained"),
         (["teacher.hint=x", "engine.strategy=fsdp2", "engine.processes=2"], "teacher: a base in shards"),
         (["teacher.hint='{prompt}'"], "teacher: is the policy itself, asked what the policy is asked"),
         (["teacher.adapter=./short", *GOES_ON], "teacher: is the policy itself"),

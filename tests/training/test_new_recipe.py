@@ -31,16 +31,9 @@ def write_sums(name="sums.jsonl", rows=SUMS):
 
 def weightless(size, layers=28):
     """A model's config and a tokenizer; nothing that is planned reads weights."""
-    config = Qwen2Config(
-        vocab_size=151936,
-        num_hidden_layers=layers,
-        max_position_embeddings=32768,
-        dtype="bfloat16",
-        tie_word_embeddings=size == "1.5b",
-        architectures=["Qwen2ForCausalLM"],
-        **SIZES[size],
-    )
-    config.save_pretrained(size)
+    sizes = {"vocab_size": 151936, "num_hidden_layers": layers, "max_position_embeddings": 32768, **SIZES[size]}
+    kind = {"dtype": "bfloat16", "tie_word_embeddings": size == "1.5b", "architectures": ["Qwen2ForCausalLM"]}
+    Qwen2Config(**sizes, **kind).save_pretrained(size)
     AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(size)
     return f"./{size}"
 

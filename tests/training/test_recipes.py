@@ -13,6 +13,7 @@ from tests.conftest import CHECKOUT
 
 RECIPES = {name: path for name, path in packaged_recipes().items() if "/" not in name}  # others: test_recipe_folders
 OF_THE_SANDBOX = [name for name in RECIPES if is_sandbox(read_recipe(name).model.name)]  # no network is needed
+FOR_GPUS = [name for name in RECIPES if name not in OF_THE_SANDBOX]
 
 
 def test_every_recipe_begins_with_a_sentence_and_can_be_read_written_and_read_again(tmp_path):
@@ -54,12 +55,7 @@ def plans_of_recipes():
 
 @pytest.mark.skipif(KERNEL_CALL is None or not KERNEL_CALL.grouped, reason="this torch repeats keys and values")
 @pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "node-7b" else pytest.param(name, marks=pytest.mark.nightly)
-        for name in RECIPES
-        if name not in OF_THE_SANDBOX
-    ],
+    "name", ["node-7b", *(pytest.param(name, marks=pytest.mark.nightly) for name in FOR_GPUS if name != "node-7b")]
 )
 def test_a_recipe_for_gpus_fits_them_and_has_the_memory_of_its_plan_at_its_head(name, plans_of_recipes, tmp_path):
     sizes, gpu = plans_of_recipes.HEADED[name]

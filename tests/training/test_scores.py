@@ -26,14 +26,10 @@ TASKS = {"tasks": [{"name": "sandbox:chain", "limit": None}], "k": 2, "limit": 6
 
 def recipe(**evaluation):
     return {
-        "model": {"name": "sandbox:base"},
-        "peft": {"rank": 2},
-        "data": {"train": "sandbox:addition"},
-        "rewards": {"accuracy": 1.0},
-        "rollout": {"max_completion_length": 24},
+        **{"model": {"name": "sandbox:base"}, "peft": {"rank": 2}, "data": {"train": "sandbox:addition"}},
+        **{"rewards": {"accuracy": 1.0}, "rollout": {"max_completion_length": 24}},
         "train": {"max_steps": 4, "prompts_per_step": 2, "num_generations": 4, "learning_rate": 2e-3, "save_steps": 2},
-        "eval": TASKS | evaluation,
-        "engine": {"device": "cpu", "threads": 1},
+        **{"eval": TASKS | evaluation, "engine": {"device": "cpu", "threads": 1}},
     }
 
 
@@ -136,9 +132,6 @@ def test_scores_between_steps_change_nothing_of_the_training(run, unscored):
     assert all(torch.equal(ours[name], other[name]) for name in ours)
     assert unscored.facts["fingerprint"]["adapter"] == run.facts["fingerprint"]["adapter"]
     assert not (unscored.path / "best").exists()
-
-
-def test_no_evaluation_leaves_no_folder(unscored):
     assert not (unscored.path / "eval").exists()
     assert "eval" not in unscored.facts
 

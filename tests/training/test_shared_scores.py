@@ -10,24 +10,11 @@ import perl
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
 from tests import warm
+from tests.training.test_scores import recipe
 
 COUNTS = re.compile(r"^(\w+) on (\S+): .* by 2 processes: (\d+) \+ (\d+) completions$", re.MULTILINE)
-RECIPE = {
-    "model": {"name": "sandbox:base"},
-    "peft": {"rank": 2},
-    "data": {"train": "sandbox:addition"},
-    "rewards": {"accuracy": 1.0},
-    "rollout": {"max_completion_length": 16},
-    "train": {
-        **{"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 4},
-        **{"learning_rate": 5e-3, "save_steps": 1},
-    },
-    "eval": {
-        "tasks": [{"name": "sandbox:chain", "limit": None}],
-        **{"k": 1, "limit": 6, "max_completion_length": 16, "every": 1, "batch_size": 50},
-    },
-    "engine": {"device": "cpu", "threads": 1},
-}
+RECIPE = recipe(k=1, max_completion_length=16, every=1, batch_size=50) | {"rollout": {"max_completion_length": 16}}
+RECIPE["train"] |= {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 5e-3, "save_steps": 1}
 # The whole task is asked.
 SETTINGS = EvalSettings(temperature=1.0, top_p=1.0, max_new_tokens=16, lighteval=False, preset="base")
 

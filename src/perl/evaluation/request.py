@@ -259,7 +259,8 @@ def _engine(settings: EvalSettings) -> RolloutSection:
     """What draws the completions, decided."""
     backend = settings.backend
     if backend not in ENGINES:
-        backend = best_backend(on_gpu=torch.cuda.is_available(), servers=bool(settings.servers))
+        on_gpu = torch.cuda.is_available() and settings.device != "cpu"
+        backend = best_backend(on_gpu=on_gpu, servers=bool(settings.servers))
     engine = ENGINES[backend]
     if not engine.installed:
         problem = missing_vllm(f"--backend {backend}")

@@ -38,9 +38,10 @@ def choose_backend(how: RolloutSection, trainer: GRPOTrainer) -> RolloutSection:
         else:
             check_own(trainer)
         return how
-    best = how.model_copy(update={"backend": best_backend(on_gpu=torch.cuda.is_available())})
-    own = how.model_copy(update={"backend": TRANSFORMERS.name})
     args = trainer.args
+    on_gpu = torch.cuda.is_available() and not args.use_cpu
+    best = how.model_copy(update={"backend": best_backend(on_gpu=on_gpu)})
+    own = how.model_copy(update={"backend": TRANSFORMERS.name})
     asked = hasattr(args, "rollout_backend") and not args.use_transformers_continuous_batching
     if not best.capabilities.takes_updates or not asked:
         check_own(trainer)

@@ -68,6 +68,8 @@ SIZES: dict[float, float] = {16: 14.7, 24: 22.0, 40: 39.4, 48: 44.4, 80: 79.2, 1
 # Of another size: what the driver leaves.
 _LEFT = 0.93
 _LARGEST = 1024.0
+# Words in the name of a part of a card (multi-instance GPU), or of a smaller chip that is named like a card.
+_LESS = {"mig", "laptop"}
 # Assumed of a CPU: two AVX2 units of 8 float32, multiply and add, at 2.5 GHz.
 _CORE_PEAK = 2 * 8 * 2 * 2.5e9
 _CORE_BANDWIDTH = 5e9
@@ -134,6 +136,8 @@ def _with_memory_of(memory: float) -> Hardware:
 def _row_of(seen: str) -> Hardware | None:
     """The row of a card by the name that CUDA has for it, word for word: an L40S is no L4."""
     words = set(re.split(r"[^a-z0-9]+", seen.lower()))
+    if words & _LESS:
+        return None
     named = {name: name.lower().split() for name in HARDWARE}
     found = [name for name, own in named.items() if {word for word in own if not word.endswith("gb")} <= words]
     return HARDWARE[max(found, key=lambda name: len(words.intersection(named[name])))] if found else None

@@ -35,14 +35,8 @@ def rows_for(candidate, seeds, stage, scores):
 @pytest.fixture
 def result(tmp_path):
     """A study of three methods whose cells are made up, and its results."""
-    study = load_study(
-        {
-            "recipe": "quickstart",
-            "grid": {"peft.method": [*METHODS], "train.learning_rate": [*RATES]},
-            "seeds": {"choose": [*CHOOSE], "score": [*SCORE]},
-            "baseline": {"peft.method": "lora"},
-        }
-    )
+    grid, seeds = {"peft.method": [*METHODS], "train.learning_rate": [*RATES]}, {"choose": [*CHOOSE], "score": [*SCORE]}
+    study = load_study({"recipe": "quickstart", "grid": grid, "seeds": seeds, "baseline": {"peft.method": "lora"}})
     arms = dict(zip(METHODS, study.arms, strict=True))
     found = StudyResult(tmp_path)
     for name, arm in arms.items():

@@ -68,11 +68,7 @@ def test_a_list_of_grids_has_the_cells_of_all(tmp_path):
         ("{peft.method: ia3}", "{peft.method: lora}", "mine.yaml:8: baseline: is 2 of the compared"),
         ("recipe: quickstart", "recipe: quikstart", "mine.yaml:1: recipe: no recipe named 'quikstart' (did you mean"),
         ("baseline", "basline", "mine.yaml:8: basline: unknown key (did you mean baseline?)"),
-        (
-            "train.max_steps: 2",
-            "train: {max_steps: 2}",
-            "mine.yaml:2: overrides: train is no key of a recipe: section.key",
-        ),
+        ("train.max_steps: 2", "train: {max_steps: 2}", "mine.yaml:2: overrides: train is no key of a recipe: section"),
         ("train.max_steps: 2", "train.seed: 2", "mine.yaml:2: overrides"),
         ("train.max_steps: 2", "peft.rank: 2", "mine.yaml:2: overrides: peft.rank varies too"),
         ("seeds", "halving: {at: [0.5, 1.2]}\nseeds", "mine.yaml:7: halving.at"),
