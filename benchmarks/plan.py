@@ -44,7 +44,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Printe
 from perl import PeftGRPOTrainer
 from perl.run.folder import installed_versions
 from perl.sandbox import BASE_FOLDER
-from perl.trainer.recipe_arguments import training_arguments
+from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training import measured_rates
 from perl.training.forecast import Question, answer
 from perl.training.forecast_text import forecast_values

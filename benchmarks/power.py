@@ -25,8 +25,8 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from perl.evaluation.metrics import SHOWN_IN, SMALL_P, guessed_error, paired_difference, smallest_gain
-from perl.evaluation.table import is_shown
+from perl.evaluation.scoring.metrics import SHOWN_IN, SMALL_P, guessed_error, paired_difference, smallest_gain
+from perl.evaluation.scoring.table import is_shown
 from perl.zoo.intervals import intervals
 
 # Dimensions: E evaluations, P problems.
@@ -57,7 +57,7 @@ class Cell:
 
     Attributes:
         tasks: Differences that are looked at together.
-        gain: The true one; what :func:`perl.evaluation.metrics.smallest_gain` says.
+        gain: The true one; what :func:`perl.evaluation.scoring.metrics.smallest_gain` says.
         shown: Share of evaluations that show it; where problems cannot gain so much, None.
         by_formula: The gain by Miller's formula alone.
         formula_shown: Share of evaluations that show that.

@@ -127,8 +127,8 @@ def run_once(name: str, seed: int, data: Path, arguments: argparse.Namespace) ->
     from perl import PeftGRPOTrainer
     from perl.data import render_prompts
     from perl.errors import PerlError
-    from perl.evaluation.heldout import evaluate_policy
-    from perl.evaluation.protocol import Protocol
+    from perl.evaluation.scoring.protocol import Protocol
+    from perl.evaluation.tasks.heldout import evaluate_policy
     from perl.policy.model import load_base
     from perl.training.stages import prepare, read_recipe
 

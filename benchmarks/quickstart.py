@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 
 import perl
 from perl.data import render_prompts
-from perl.evaluation.heldout import evaluate_policy
+from perl.evaluation.tasks.heldout import evaluate_policy
 from perl.methods.settings import adaptation
 from perl.policy.model import load_base
 from perl.run.folder import installed_versions

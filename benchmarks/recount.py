@@ -18,13 +18,13 @@ from pathlib import Path
 
 from result_lines import as_lines
 
-from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples, read_published
 from perl.evaluation.recounting.recount import Golds, KeptSamples, recount, with_figures
-from perl.evaluation.results import SAMPLES, Results, TaskResult, read_results
-from perl.evaluation.samples import Sample, SampleFile
-from perl.evaluation.task import all_tasks
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import SAMPLES, Results, TaskResult, read_results
+from perl.evaluation.scoring.samples import Sample, SampleFile
+from perl.evaluation.scoring.task import all_tasks
 from perl.policy.name import policy_name
 from perl.rewards.verifier import check_all, start_workers, verifier_version
 

@@ -21,7 +21,7 @@ from result_lines import as_lines
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_THREADS="1")
 
 import perl
-from perl.evaluation.results import SAMPLES
+from perl.evaluation.scoring.results import SAMPLES
 from perl.run.folder import installed_versions
 from perl.run.tables import plain_table
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from perl.evaluation.figure import new_figure, save_figure
+from perl.evaluation.scoring.figure import new_figure, save_figure
 from perl.run.logs import read_log
 from perl.trainer.callbacks.plots import Panel, draw_panel
 

@@ -7,7 +7,7 @@ Contamination: problems and solutions have been on the web since February 2024, 
 was collected; Wu et al. 2025 (arXiv:2507.10532) doubt gains of Qwen2.5 on it. AIME 2025 is the safer comparison.
 """
 
-from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed
+from perl.evaluation.scoring.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(
     name="aime24",

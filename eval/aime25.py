@@ -6,7 +6,7 @@ declares no licence. ``aime25`` asks as lighteval 0.13 does, ``aime25_boxed`` wi
 Contamination: newer than the data of bases published before February 2025, Qwen2.5 among them; on the web since.
 """
 
-from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed
+from perl.evaluation.scoring.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(
     name="aime25",

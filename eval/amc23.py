@@ -6,7 +6,7 @@ their five choices. The problems are the MAA's, the data set declares no licence
 Contamination: on the web since November 2023, before the data of most current bases was collected.
 """
 
-from perl.evaluation.task import BOXED_SOURCE, Task
+from perl.evaluation.scoring.task import BOXED_SOURCE, Task
 
 TASKS = (
     Task(

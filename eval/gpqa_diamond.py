@@ -7,7 +7,7 @@ The prompt is that of lighteval's ``gpqa:diamond``. lighteval draws the order of
 hash of the question places the right one, so every run and every model sees the same letters.
 """
 
-from perl.evaluation.task import Task
+from perl.evaluation.scoring.task import Task
 
 TASKS = (
     Task(

@@ -6,7 +6,7 @@ by "Question:", which suits bases rather than chat models. ``gsm8k_boxed`` asks 
 Contamination: on the web since 2021 and rewritten in many synthetic training sets.
 """
 
-from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed
+from perl.evaluation.scoring.task import LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(
     name="gsm8k",

@@ -6,7 +6,7 @@ are HMMT's.
 Contamination: newer than the data of bases published before February 2025; on the web since.
 """
 
-from perl.evaluation.task import BOXED_SOURCE, Task
+from perl.evaluation.scoring.task import BOXED_SOURCE, Task
 
 TASKS = (
     Task(

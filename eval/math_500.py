@@ -9,7 +9,7 @@ word for more than half of them (Wu et al. 2025, arXiv:2507.10532): compare base
 families.
 """
 
-from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed
+from perl.evaluation.scoring.task import LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL_PROMPT = (
     "Solve the following problem. The final line of your response MUST be of the following format:\n"

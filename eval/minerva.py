@@ -9,7 +9,7 @@ meaning.
 Contamination: the courses have been on the web for many years.
 """
 
-from perl.evaluation.task import BOXED_SOURCE, Task
+from perl.evaluation.scoring.task import BOXED_SOURCE, Task
 
 TASKS = (
     Task(

@@ -8,7 +8,7 @@ lighteval's own ``olympiad_bench`` compares text with text and cuts at 2,048 tok
 Contamination: contests of many years, on the web since.
 """
 
-from perl.evaluation.task import BOXED_SOURCE, Task
+from perl.evaluation.scoring.task import BOXED_SOURCE, Task
 
 TASKS = (
     Task(

@@ -5,7 +5,7 @@ licence. The prompt is the question itself in the base's chat template, as in tr
 of its text, is held out from every training set and from the base's own training.
 """
 
-from perl.evaluation.task import Task
+from perl.evaluation.scoring.task import Task
 from perl.sandbox import PREFIX
 from perl.sandbox.tasks import TASKS as SANDBOX
 

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from perl.algorithms.advantages import group_advantages
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.data import render_prompts
-from perl.evaluation.heldout import evaluate_policy
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.tasks.heldout import evaluate_policy
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import base_identity, eos_token_ids, load_base, load_tokenizer

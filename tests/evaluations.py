@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perl.evaluation.metrics import paired_difference
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.results import ProblemResult, Results, TaskResult
-from perl.evaluation.samples import Sample
-from perl.evaluation.score import score_samples
+from perl.evaluation.scoring.metrics import paired_difference
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import ProblemResult, Results, TaskResult
+from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.scoring.score import score_samples
 from perl.policy.name import policy_name
 
 SHA = "0123456789abcdef" * 4

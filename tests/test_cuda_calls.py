@@ -16,8 +16,8 @@ import torch
 
 import perl
 from perl.errors import ModelError
-from perl.evaluation.request import EvalSettings
-from perl.evaluation.request import _engine as engine_of_evaluation
+from perl.evaluation.drawing.request import EvalSettings
+from perl.evaluation.drawing.request import _engine as engine_of_evaluation
 from perl.packing.attention import KernelCall, machine_of, why_by_segment
 from perl.packing.head import memory_of, tile_rows
 from perl.packing.in_step import InStep
@@ -31,8 +31,8 @@ from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.vllm import in_process
 from perl.run.devices import processor_name
-from perl.trainer.optimizer_step import OptimizerStep
-from perl.trainer.rollout_choice import choose_backend
+from perl.trainer.arguments.rollout_choice import choose_backend
+from perl.trainer.step.optimizer_step import OptimizerStep
 from perl.training import difficulty, measured_rates
 from perl.training.hardware import GIB, HARDWARE, this_machine
 from tests.trainer import test_optimizer_step as steps
@@ -42,7 +42,7 @@ GPU = torch.device("cuda")
 # Each function that calls torch.cuda, and the test that runs all of its calls; the fixture ``cuda`` sees that it does.
 CALLS = {
     "evaluation/evaluate.py evaluate": "test_random_states_of_all_gpus_are_afterwards_what_they_were",
-    "evaluation/request.py _engine": "test_an_engine_is_chosen_by_whether_there_is_a_gpu",
+    "evaluation/drawing/request.py _engine": "test_an_engine_is_chosen_by_whether_there_is_a_gpu",
     "packing/attention.py machine_of": "test_what_a_gpu_is_given",
     "packing/in_step.py InStep._catch_up": "test_a_process_without_memory_gives_it_back_and_stays_in_step",
     "packing/memory.py free_bytes": "test_memory_of_a_sleeping_engine_is_not_free_and_the_allocators_is",
@@ -54,10 +54,10 @@ CALLS = {
     "rollouts/vllm/in_process.py _free_bytes": "test_vllm_sleeps_wakes_and_ends_with_the_memory_there",
     "rollouts/vllm/in_process.py module": "test_vllm_gets_and_leaves_the_random_states_of_all_gpus",
     "run/devices.py processor_name": "test_what_a_gpu_is_given",
-    "trainer/log_prob_passes.py LogProbPasses._score_all": "test_what_did_not_fit_gives_its_memory_back",
-    "trainer/optimizer_step.py OptimizerStep._train_critic": "test_a_critic_that_did_not_fit_gives_its_memory_back",
-    "trainer/optimizer_step.py OptimizerStep.run_window": "test_what_did_not_fit_gives_its_memory_back",
-    "trainer/rollout_choice.py choose_backend": "test_an_engine_is_chosen_by_whether_there_is_a_gpu",
+    "trainer/step/log_prob_passes.py LogProbPasses._score_all": "test_what_did_not_fit_gives_its_memory_back",
+    "trainer/step/optimizer_step.py OptimizerStep._train_critic": "test_a_critic_that_did_not_fit_gives_memory_back",
+    "trainer/step/optimizer_step.py OptimizerStep.run_window": "test_what_did_not_fit_gives_its_memory_back",
+    "trainer/arguments/rollout_choice.py choose_backend": "test_an_engine_is_chosen_by_whether_there_is_a_gpu",
     "training/difficulty.py _engine": "test_an_engine_is_chosen_by_whether_there_is_a_gpu",
     "training/difficulty.py pass_rates": "test_random_states_of_all_gpus_are_afterwards_what_they_were",
     "training/hardware.py this_machine": "test_a_card_that_is_not_listed_is_taken_for_one_of_its_memory",
@@ -210,9 +210,9 @@ def test_a_model_that_free_memory_does_not_hold_is_not_measured(cuda, monkeypatc
 
 def test_an_engine_is_chosen_by_whether_there_is_a_gpu(cuda, monkeypatch):
     monkeypatch.setattr("perl.recipe.rollout_section.Capabilities.installed", True)
-    monkeypatch.setattr("perl.trainer.rollout_choice.check_own", lambda _: None)
+    monkeypatch.setattr("perl.trainer.arguments.rollout_choice.check_own", lambda _: None)
     for name in ("check_served", "choose_form", "check_version"):
-        monkeypatch.setattr(f"perl.trainer.rollout_choice.{name}", lambda *_: None)
+        monkeypatch.setattr(f"perl.trainer.arguments.rollout_choice.{name}", lambda *_: None)
     monkeypatch.setattr("importlib.metadata.version", lambda _: "")
     recipe, on_cpu = (load_recipe("quickstart", [f"engine.device={device}"]) for device in ("auto", "cpu"))
     args = SimpleNamespace(rollout_backend="auto", use_transformers_continuous_batching=False, use_cpu=False)
@@ -298,7 +298,7 @@ def test_what_did_not_fit_gives_its_memory_back(cuda, events, caplog, monkeypatc
     assert len(events) == caplog.text.count("rollouts are scored again with")
 
 
-def test_a_critic_that_did_not_fit_gives_its_memory_back(cuda, events):  # noqa: ARG001
+def test_a_critic_that_did_not_fit_gives_memory_back(cuda, events):  # noqa: ARG001
     fits = iter([False, True])
     critic = noting(events, "rehearse", "drop_gradients", "step")
     critic = SimpleNamespace(**critic, rows_with_value=list, accumulate=lambda _: next(fits))

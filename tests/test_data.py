@@ -14,8 +14,8 @@ import yaml
 from perl.data import load_problem_set, prompt_text, render_prompts
 from perl.data.overlap import near_copies
 from perl.errors import DataError, RecipeError
-from perl.evaluation.own_tasks import file_task
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.tasks.own_tasks import file_task
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe import load_recipe
 from perl.recipe.sections import DataSection, ModelSection

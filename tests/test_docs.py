@@ -150,7 +150,7 @@ def test_examples_in_docstrings_are_true():
     for module in pkgutil.walk_packages(perl.__path__, "perl."):
         # Those of lighteval import it, which switches autograd off and has a process of its own; here it would be every
         # later test's. They have no examples.
-        if module.name not in ("perl.__main__", "perl.evaluation.lighteval_process"):
+        if module.name not in ("perl.__main__", "perl.evaluation.tasks.lighteval_process"):
             result = doctest.testmod(importlib.import_module(module.name))
             assert result.failed == 0, module.name
             tried += result.attempted

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perl.reports.plan_table import plan as plan
     from perl.reports.spectrum import spectrum as spectrum
     from perl.run.folder import Run as Run
-    from perl.trainer.config import PeftRLConfig as PeftRLConfig
+    from perl.trainer.arguments.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
     from perl.training.new_recipe import new_recipe as new_recipe
     from perl.training.stages import train as train
@@ -32,7 +32,7 @@ logging.getLogger("torchao").setLevel(logging.ERROR)
 # Public name -> module that defines it. No module may bear the name of a function here: importing it would hide it.
 _HOMES = {
     "PeftGRPOTrainer": "perl.trainer.trainer",
-    "PeftRLConfig": "perl.trainer.config",
+    "PeftRLConfig": "perl.trainer.arguments.config",
     "Recipe": "perl.recipe",
     "Run": "perl.run.folder",
     "callbacks": "perl.callbacks",

@@ -17,8 +17,8 @@ from perl.algorithms.train_fields import train_fields
 from perl.packing.divergence import reverse_kl
 from perl.packing.micro_batches import SELECTED
 from perl.trainer import group_rewards
-from perl.trainer.critic_training import CriticTraining
-from perl.trainer.rollout_check import TokenGaps
+from perl.trainer.sampling.rollout_check import TokenGaps
+from perl.trainer.step.critic_training import CriticTraining
 from tests.oracles.named_objectives import NAMED, Batch
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}

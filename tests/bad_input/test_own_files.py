@@ -16,14 +16,15 @@ import pytest
 
 from perl.cli.train import _summary
 from perl.errors import PerlError
-from perl.evaluation import compare, comparison_text, table
-from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.drawn_samples import stored_samples
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.results import Results, read_results
-from perl.evaluation.samples import Sample, SampleFile
-from perl.evaluation.subject import find_subject
-from perl.evaluation.task import all_tasks
+from perl.evaluation import compare, comparison_text
+from perl.evaluation.drawing.drawn_samples import stored_samples
+from perl.evaluation.drawing.subject import find_subject
+from perl.evaluation.scoring import table
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import Results, read_results
+from perl.evaluation.scoring.samples import Sample, SampleFile
+from perl.evaluation.scoring.task import all_tasks
+from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest
 from perl.hub.card.candidate import checkpoint_steps, find_candidate
 from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.evaluation.task import all_tasks
+from perl.evaluation.scoring.task import all_tasks
 from perl.recipe.assets import evaluation_tasks
 from perl.sandbox import BASE_FOLDER
 from tests import warm

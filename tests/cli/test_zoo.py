@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.results import read_results
 from tests.hub.zoo_entry_runs import trained as trained_run
 from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
 

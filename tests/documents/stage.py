@@ -39,7 +39,7 @@ def score(completions, solution, **kwargs):
 '''
 _TASKS = '''"""A task of one's own."""
 
-from perl.evaluation.own_tasks import file_task
+from perl.evaluation.tasks.own_tasks import file_task
 
 TASKS = [file_task("sums.jsonl", scorer="exact")]
 '''

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.published_samples import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount
-from perl.evaluation.results import read_results
-from perl.evaluation.samples import SampleFile
-from perl.evaluation.task import all_tasks
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import read_results
+from perl.evaluation.scoring.samples import SampleFile
+from perl.evaluation.scoring.task import all_tasks
 
 TASK = "sandbox:addition"
 

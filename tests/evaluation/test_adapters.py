@@ -10,9 +10,9 @@ import torch
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation import policies
-from perl.evaluation.request import EvalSettings
-from perl.evaluation.results import read_results
+from perl.evaluation.drawing import policies
+from perl.evaluation.drawing.request import EvalSettings
+from perl.evaluation.scoring.results import read_results
 from perl.policy.model import base_fingerprint, load_tokenizer
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.questions import set_template
-from perl.evaluation.request import EvalSettings, plan_evaluation
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
+from perl.evaluation.tasks.questions import set_template
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.by_processes import start_several, to_start
-from perl.evaluation.request import EvalSettings, plan_evaluation
+from perl.evaluation.drawing.by_processes import start_several, to_start
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 
 
 def test_processes_are_started_only_where_no_launcher_did(monkeypatch):

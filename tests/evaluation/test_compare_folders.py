@@ -11,9 +11,9 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.compare import compare_folders
 from perl.evaluation.comparison_text import as_dict, as_plain
-from perl.evaluation.found_results import find_results
-from perl.evaluation.metrics import corrected
-from perl.evaluation.results import RESULTS, read_results
+from perl.evaluation.scoring.found_results import find_results
+from perl.evaluation.scoring.metrics import corrected
+from perl.evaluation.scoring.results import RESULTS, read_results
 from perl.recipe import load_recipe
 from tests.evaluations import results, task_result
 from tests.hub.scored import TASK, write_scored

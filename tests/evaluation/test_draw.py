@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from perl.data import render_prompts
-from perl.evaluation.draw import RenderedProblem, TaskRequest, draw
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.samples import Sample
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest, draw
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.rollouts.hf_engine import TransformersEngine

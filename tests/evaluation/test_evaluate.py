@@ -12,8 +12,8 @@ from filelock import FileLock
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation.request import EvalSettings
-from perl.evaluation.results import read_results
+from perl.evaluation.drawing.request import EvalSettings
+from perl.evaluation.scoring.results import read_results
 from perl.policy.model import base_fingerprint, load_tokenizer
 from perl.policy.name import adapter_policy_name
 from perl.recipe.sections import ModelSection

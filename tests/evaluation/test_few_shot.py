@@ -10,14 +10,14 @@ from click.testing import CliRunner
 import perl
 from perl.cli.eval import _numbers_of_tasks, command
 from perl.errors import PerlError
-from perl.evaluation.few_shot import as_text, shown_before, shown_hash
-from perl.evaluation.own_tasks import chosen_tasks
+from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.recounting.folder import recount_folder
-from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
-from perl.evaluation.results import RESULTS, read_results
-from perl.evaluation.task import all_tasks
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.scoring.results import RESULTS, read_results
+from perl.evaluation.scoring.task import all_tasks
+from perl.evaluation.tasks.few_shot import as_text, shown_before, shown_hash
+from perl.evaluation.tasks.own_tasks import chosen_tasks
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.sections import ModelSection

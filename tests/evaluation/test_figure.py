@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from perl.evaluation.figure import draw_problems
+from perl.evaluation.scoring.figure import draw_problems
 from tests.evaluations import results, task_result
 
 DOTS_AN_INCH = 120
@@ -39,7 +39,7 @@ def test_without_matplotlib_the_extra_is_named(checkout):
     code = (
         "import sys\nsys.modules['matplotlib'] = None\n"
         "from pathlib import Path\nfrom perl.errors import MissingExtraError\n"
-        "from perl.evaluation.figure import draw_problems\nfrom tests.evaluations import results, task_result\n"
+        "from perl.evaluation.scoring.figure import draw_problems\nfrom tests.evaluations import results, task_result\n"
         "try:\n    draw_problems(results(task_result(base=['10'], adapter=['11'])), Path('.'))\n"
         "except MissingExtraError as error:\n    print(error)\n"
     )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from perl.data import render_prompts
-from perl.evaluation.heldout import evaluate_policy, heldout_task
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.tasks.heldout import evaluate_policy, heldout_task
 from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import load_problems

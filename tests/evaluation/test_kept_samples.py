@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.drawn_samples import stored_samples
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.samples import Sample
+from perl.evaluation.drawing.drawn_samples import stored_samples
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest
 
 PROTOCOL = Protocol(k=2, max_new_tokens=8, seed=3)
 GOLDS = {"p0": "3", "p1": "4"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from perl.evaluation.reporting import judge_with_lighteval, lighteval_installed, scored_by_lighteval
-from perl.evaluation.samples import Sample
-from perl.evaluation.task import TaskData, all_tasks, questions_hash
-from perl.evaluation.task_data import load_task_data, question_of
+from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.scoring.task import TaskData, all_tasks, questions_hash
+from perl.evaluation.tasks.task_data import load_task_data, question_of
 from perl.rewards.verifier import check_all
 
 pytestmark = pytest.mark.skipif(not lighteval_installed(), reason="lighteval is not installed")
@@ -27,8 +27,8 @@ ROWS = {"aime24": AIME_ROW, "aime25": AIME_ROW, "math_500": MATH_ROW, "gsm8k": G
 BESIDE_LIGHTEVAL = """
 import json, sys
 request = json.load(sys.stdin)
-from perl.evaluation.lighteval_process import lighteval_config, lighteval_row
-from perl.evaluation.task import all_tasks
+from perl.evaluation.tasks.lighteval_process import lighteval_config, lighteval_row
+from perl.evaluation.scoring.task import all_tasks
 
 # What lighteval makes of each row, with its own prompt functions, and its own definitions.
 tasks, definitions = all_tasks(), {}

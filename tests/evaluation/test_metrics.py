@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy
 import pytest
 
-from perl.evaluation.metrics import (
+from perl.evaluation.scoring.metrics import (
     Difference,
     corrected,
     error_of_mean,

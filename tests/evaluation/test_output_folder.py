@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.found_results import beside_earlier
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.found_results import beside_earlier
+from perl.evaluation.scoring.results import read_results
 from tests.evaluations import results, task_result
 
 SUMS = task_result("sums", ["1100", "0000"], ["1110", "0100"])

@@ -9,13 +9,13 @@ import pytest
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation import policies
-from perl.evaluation.own_tasks import named_tasks
+from perl.evaluation.drawing import policies
+from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.recounting.folder import recount_folder
-from perl.evaluation.request import EvalSettings
 from perl.evaluation.rescore import rescore
-from perl.evaluation.results import read_results
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.scoring.results import read_results
+from perl.evaluation.tasks.own_tasks import named_tasks
+from perl.evaluation.tasks.task_data import load_task_data
 from tests.oracles.counted_scores import check_scores
 
 SUMS = [{"question": f"{i}+{i + 1}=", "gold": str(2 * i + 1), "id": f"sum{i}"} for i in range(6)]
@@ -142,8 +142,8 @@ def test_a_reward_scores_and_a_results_file_starts_no_code(adapter, monkeypatch)
 
 PYTHON = """
 from pathlib import Path
-from perl.evaluation.own_tasks import file_task
-from perl.evaluation.task import Task, all_tasks
+from perl.evaluation.tasks.own_tasks import file_task
+from perl.evaluation.scoring.task import Task, all_tasks
 
 TASKS = (
     file_task("sums.jsonl", columns={"prompt": "question", "answer": "gold"}, prompt="What is {problem}"),
@@ -186,7 +186,7 @@ BAD_FILES = {
     "raises.py": ("def f():\n    return 1 / 0\n\nf()\n", "raises.py:2: cannot be imported: ZeroDivisionError: "),
     "without.py": ("x = 1\n", "without.py: defines no TASKS"),
     "scorer.py": (
-        "from perl.evaluation.own_tasks import file_task\nTASKS = [file_task('a.jsonl', scorer='chioce')]\n",
+        "from perl.evaluation.tasks.own_tasks import file_task\nTASKS = [file_task('a.jsonl', scorer='chioce')]\n",
         r"scorer.py:2: --scorer: no scorer 'chioce' \(did you mean choice\?",
     ),
 }

@@ -12,7 +12,7 @@ import torch
 
 import perl
 from perl.errors import RolloutError
-from perl.evaluation.request import EvalSettings
+from perl.evaluation.drawing.request import EvalSettings
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
@@ -106,7 +106,7 @@ def test_vllm_in_this_process_scores_as_transformers(adapter, checkout, tmp_path
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    inside = perl.evaluation.results.read_results(tmp_path / "inside")
+    inside = perl.evaluation.scoring.results.read_results(tmp_path / "inside")
     here = by_transformers
     for who in ("base", "adapter"):
         assert_same_within_noise(shares(inside, who), shares(here, who))

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.protocol import PRESETS, Protocol, resolve_protocol, short_hash
+from perl.evaluation.scoring.protocol import PRESETS, Protocol, resolve_protocol, short_hash
 from tests.oracles.evaluation import digest, seed_by_hand
 
 BASE = {"temperature": 0.3, "top_p": 0.5, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "eos_token_id": 2}

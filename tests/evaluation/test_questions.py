@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import prepare_task, prompts_hash
-from perl.evaluation.task import find_tasks
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.task import find_tasks
+from perl.evaluation.tasks.questions import prepare_task, prompts_hash
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from tests.oracles.evaluation import digest

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.folder import find_golds, recount_folder, recount_published
 from perl.evaluation.recounting.published_samples import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount, with_figures
-from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, read_results
-from perl.evaluation.samples import Sample, SampleFile
-from perl.evaluation.score import HASHED
-from perl.evaluation.task import all_tasks
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import RESULTS, SAMPLES, Results, TaskResult, read_results
+from perl.evaluation.scoring.samples import Sample, SampleFile
+from perl.evaluation.scoring.score import HASHED
+from perl.evaluation.scoring.task import all_tasks
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.policy.name import policy_name
 from perl.rewards.verifier import check_all, verifier_version
 from perl.types import Verdict

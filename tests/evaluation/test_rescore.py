@@ -10,10 +10,10 @@ from click.testing import CliRunner
 import perl
 from perl.cli.eval import command
 from perl.errors import PerlError
-from perl.evaluation import policies
-from perl.evaluation.request import EvalSettings
+from perl.evaluation.drawing import policies
+from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.rescore import rescore
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.results import read_results
 from tests.oracles.counted_scores import check_scores
 
 TASKS = ("sandbox:addition", "sandbox:chain")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.results import OtherScore, read_results
+from perl.evaluation.scoring.results import OtherScore, read_results
 from tests.evaluations import SHA, results, task_result
 from tests.oracles import evaluation as by_hand
 

@@ -11,10 +11,10 @@ import perl
 from perl.errors import PerlError, RewardError
 from perl.evaluation.compare import compare
 from perl.evaluation.comparison_text import as_plain
-from perl.evaluation.request import EvalSettings
+from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.rescore import rescore
-from perl.evaluation.reward_scorer import find_scorer
-from perl.evaluation.task import Question
+from perl.evaluation.scoring.reward_scorer import find_scorer
+from perl.evaluation.scoring.task import Question
 from perl.rewards.verifier import Judging
 
 COLUMNS = {"prompt": "question", "answer": "gold"}

@@ -6,8 +6,8 @@ import numpy
 import pytest
 from scipy import stats
 
-from perl.evaluation.metrics import SMALL_P, Difference, corrected
-from perl.evaluation.seeds import mean_over_seeds, paired_by_seed, smallest_difference
+from perl.evaluation.scoring.metrics import SMALL_P, Difference, corrected
+from perl.evaluation.scoring.seeds import mean_over_seeds, paired_by_seed, smallest_difference
 from perl.reports.comparison.rows import family_size
 
 STUDIES = 2_000

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.samples import Sample, SampleFile
+from perl.evaluation.scoring.samples import Sample, SampleFile
 
 ONE = Sample("sums", "p1", 0, 7, "It is \\boxed{3}.\nSo — 3\u2028", 12, False, "right", "3")
 TWO = replace(ONE, index=1, status="no_answer", extracted=None, text="", truncated=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.samples import Sample
-from perl.evaluation.score import score_samples
+from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.scoring.score import score_samples
 from tests.evaluations import samples
 from tests.oracles import evaluation as by_hand
 

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from perl.evaluation.choices import announced_letter, right_letters
-from perl.evaluation.reward_scorer import find_scorer
-from perl.evaluation.scorers import SCORERS, normal
-from perl.evaluation.task import Question
+from perl.evaluation.scoring.choices import announced_letter, right_letters
+from perl.evaluation.scoring.reward_scorer import find_scorer
+from perl.evaluation.scoring.scorers import SCORERS, normal
+from perl.evaluation.scoring.task import Question
 from perl.rewards.verifier import Judging, check_all
 
 CHOICES = ("Paris", "London", "Rome", "Bern")

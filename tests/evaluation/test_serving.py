@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from perl.errors import PerlError
-from perl.evaluation.request import EvalSettings, plan_evaluation
-from perl.evaluation.serving import serving_command
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
+from perl.evaluation.drawing.serving import serving_command
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.model import load_base

@@ -7,8 +7,8 @@ import numpy
 import power as measured
 import pytest
 
-from perl.evaluation.metrics import guessed_error, power_line, power_words, smallest_gain
-from perl.evaluation.table import is_shown, markdown
+from perl.evaluation.scoring.metrics import guessed_error, power_line, power_words, smallest_gain
+from perl.evaluation.scoring.table import is_shown, markdown
 from tests.evaluations import results, task_result
 
 Z_975, Z_80 = 1.959964, 0.841621

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.subject import find_subject
+from perl.evaluation.drawing.subject import find_subject
 from perl.sandbox import BASE_FOLDER
 from tests.saved_adapters import BASE
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.metrics import Difference
-from perl.evaluation.results import OtherScore
-from perl.evaluation.table import WIDEST, difference_cell, markdown, p_cell, plain
+from perl.evaluation.scoring.metrics import Difference
+from perl.evaluation.scoring.results import OtherScore
+from perl.evaluation.scoring.table import WIDEST, difference_cell, markdown, p_cell, plain
 from tests.evaluations import results, task_result
 from tests.oracles import evaluation as by_hand
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.task import all_tasks, find_tasks
+from perl.evaluation.scoring.task import all_tasks, find_tasks
 from perl.recipe.assets import evaluation_tasks
 
 AS_LIGHTEVAL = {"aime24", "aime25", "math_500", "gsm8k"}
@@ -16,7 +16,7 @@ SANDBOX = {f"sandbox:{name}" for name in ("addition", "multiplication", "chain",
 
 LIST_THEM = """
 import json, sys
-from perl.evaluation.task import all_tasks
+from perl.evaluation.scoring.task import all_tasks
 tasks = all_tasks()
 heavy = sorted({"torch", "lighteval", "datasets", "transformers", "numpy", "huggingface_hub"} & set(sys.modules))
 print(json.dumps([len(tasks), heavy]))

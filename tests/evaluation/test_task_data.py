@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from perl.errors import DataError
-from perl.evaluation.task import all_tasks
-from perl.evaluation.task_data import load_task_data, question_of
+from perl.evaluation.scoring.task import all_tasks
+from perl.evaluation.tasks.task_data import load_task_data, question_of
 from perl.rewards.verifier import check_all
 
 PUBLIC_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.results import Results
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import Results
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, resolved_settings
 from perl.policy.attach import attach_adapter

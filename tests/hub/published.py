@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.published_samples import published_samples
 from perl.evaluation.recounting.recount import with_figures
-from perl.evaluation.results import TaskResult
-from perl.evaluation.samples import SampleFile
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import TaskResult
+from perl.evaluation.scoring.samples import SampleFile
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.facts import RunFacts
 from perl.hub.card.render import render_card

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.published_samples import published_samples
 from perl.evaluation.recounting.recount import with_figures
-from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
-from perl.evaluation.samples import Sample, SampleFile
-from perl.evaluation.task import TaskData, all_tasks
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
+from perl.evaluation.scoring.samples import Sample, SampleFile
+from perl.evaluation.scoring.task import TaskData, all_tasks
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.rewards.verifier import check_all
 
 TASK = "sandbox:addition"

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants, parse_eval_result_entries
 
 from perl.errors import RecipeError
-from perl.evaluation.task import Task, all_tasks
+from perl.evaluation.scoring.task import Task, all_tasks
 from perl.hub.card.candidate import Candidate, find_candidate
 from perl.hub.card.card_facts import CardFacts, Serving, facts_from_files, serving_of
 from perl.hub.card.eval_results import BENCHMARKS, eval_result_files, model_index

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.results import read_results
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.published import PUBLIC_RECIPE, SCORES
 from perl.hub.push.package import MOST_ROWS, Package, package_candidate, package_mistakes, read_package, thinned

@@ -7,7 +7,7 @@ import pytest
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_USER_MISTAKE, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.results import read_results
 from perl.hub.card.candidate import find_candidate
 from perl.hub.push.publish import pack
 from perl.run.folder import Run

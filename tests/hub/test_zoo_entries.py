@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.results import read_results
 from perl.hub.zoo_entries.adding import add
 from perl.hub.zoo_entries.verification import _remeasured, compare, verify
 from perl.policy.name import adapter_policy_name, policy_name

@@ -8,7 +8,7 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, read_published
 from perl.evaluation.recounting.recount import recount
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.results import read_results
 from perl.hub.card.candidate import find_candidate
 from perl.hub.push.package import package_candidate
 from perl.hub.zoo_entries.adding import add

@@ -7,7 +7,7 @@ import statistics
 import numpy
 import pytest
 
-from perl.evaluation.metrics import error_of_mean, majority_by_problem, paired_difference, pass_at_k_by_problem
+from perl.evaluation.scoring.metrics import error_of_mean, majority_by_problem, paired_difference, pass_at_k_by_problem
 from perl.zoo.intervals import interval, intervals
 
 ROWS = [[True] * right + [False] * (9 - right) for right in range(10)]

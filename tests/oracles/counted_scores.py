@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.evaluation.results import Results
+from perl.evaluation.scoring.results import Results
 
 
 def check_scores(results: Results, folder: str | Path) -> Results:

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from perl.errors import ModelError
-from perl.evaluation.subject import find_subject
+from perl.evaluation.drawing.subject import find_subject
 from perl.policy.saved.adapter import find_adapter
 from perl.policy.saved.download import fetch_adapter
 from tests.saved_adapters import save_adapter

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 import perl
 from perl import PeftRLConfig
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError
-from perl.evaluation.request import EvalSettings, plan_evaluation
-from perl.evaluation.results import read_results
-from perl.evaluation.subject import find_subject
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
+from perl.evaluation.drawing.subject import find_subject
+from perl.evaluation.scoring.results import read_results
 from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
 from perl.hub.push.publish import push_run, wanted_push

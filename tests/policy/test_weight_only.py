@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 
 import perl
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError
-from perl.evaluation.results import read_results
+from perl.evaluation.scoring.results import read_results
 from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
 from perl.methods.base_parameters import is_packed

@@ -117,7 +117,7 @@ def sample(name, hint):
 
 
 def test_train_takes_every_field_of_the_trainers_arguments():
-    from perl.trainer.config import PeftRLConfig
+    from perl.trainer.arguments.config import PeftRLConfig
 
     hints = typing.get_type_hints(PeftRLConfig)
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}

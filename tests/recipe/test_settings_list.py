@@ -9,7 +9,7 @@ from perl.cli.commands import run
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, RecipeError
 from perl.recipe.sections import SECTIONS
 from perl.recipe.settings_list import COMPUTED, chosen_settings, settings, shown_value
-from perl.trainer.config import PeftRLConfig
+from perl.trainer.arguments.config import PeftRLConfig
 
 
 def test_every_training_arguments_default_is_that_of_the_class():

@@ -22,7 +22,7 @@ def modules_after(program):
 
 @pytest.fixture(scope="module")
 def config_fields():
-    from perl.trainer.config import PeftRLConfig
+    from perl.trainer.arguments.config import PeftRLConfig
 
     return {field.name: field for field in dataclasses.fields(PeftRLConfig) if field.init}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy
 
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.results import Results
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import Results
 from perl.recipe import load_recipe
 from tests.evaluations import results, task_result
 from tests.reports.written import metrics_of, write_rows

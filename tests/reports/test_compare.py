@@ -14,7 +14,7 @@ from scipy import stats
 import perl
 from perl.cli.commands import run as run_command
 from perl.errors import PerlError, RunFolderError
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.scoring.protocol import Protocol
 from perl.reports.comparison.runs import find_runs
 from tests.reports.compared import marks, write_finished
 from tests.reports.written import write_run

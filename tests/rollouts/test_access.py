@@ -4,12 +4,12 @@ import pytest
 
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_USER_MISTAKE, PerlError
-from perl.evaluation.request import EvalSettings, plan_evaluation
-from perl.evaluation.serving import _port
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
+from perl.evaluation.drawing.serving import _port
 from perl.recipe import Recipe
 from perl.recipe.server_address import ServerAddress, server_address, server_option, without_credentials
 from perl.rollouts.vllm.http import VllmServer
-from perl.trainer.config import PeftRLConfig, rollout_section
+from perl.trainer.arguments.config import PeftRLConfig, rollout_section
 
 SECRET = "hunter2-Zq"  # noqa: S105 (of nobody)
 

@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 from perl.errors import ModelError
-from perl.evaluation.draw import within_batch
+from perl.evaluation.tasks.draw import within_batch
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, load_tokenizer

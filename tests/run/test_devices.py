@@ -10,9 +10,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import perl
 from perl.errors import DataError, PerlError, RecipeError
-from perl.evaluation import request
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.request import EvalSettings, plan_evaluation
+from perl.evaluation.drawing import request
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
+from perl.evaluation.scoring.protocol import Protocol
 from perl.policy.model import load_base, load_tokenizer
 from perl.recipe import load_recipe
 from perl.recipe.sections import ModelSection
@@ -23,7 +23,7 @@ from perl.run import devices
 from perl.run.devices import accelerator, check_device, fitting_threads, threads_for, threads_kept, use_threads
 from perl.run.launched import own_share
 from perl.sandbox import load_problems
-from perl.trainer.config import PeftRLConfig
+from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.trainer import PeftGRPOTrainer
 
 ALL = 4

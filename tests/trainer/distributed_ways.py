@@ -18,8 +18,8 @@ from perl.errors import BrokenPromiseError, PerlError
 from perl.policy.guards import Movement
 from perl.recipe.rollout_section import RolloutSection
 from perl.run.shards import is_sharded
-from perl.trainer import optimizer_step
-from perl.trainer.rollout_choice import choose_backend
+from perl.trainer.arguments.rollout_choice import choose_backend
+from perl.trainer.step import optimizer_step
 from tests.trainer.strategies import found, trainer_of
 
 STRATEGIES = ("ddp", "fsdp2", *(["zero2"] if find_spec("deepspeed") else []))

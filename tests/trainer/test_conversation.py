@@ -9,7 +9,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
 from perl.rewards import accuracy_reward
 from perl.rollouts.vllm.servers import ServerPool
-from perl.trainer.generation import Opening, tokens_left
+from perl.trainer.sampling.generation import Opening, tokens_left
 from tests.rollouts.loopback import FakeVllm
 from tests.trainer.test_rollout_source import SMALL, problems
 

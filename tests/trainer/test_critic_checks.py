@@ -58,7 +58,7 @@ def test_a_setting_of_a_critic_without_one_is_refused_and_with_one_taken(name):
 )
 def test_what_cannot_be_is_one_line_with_its_key(given, words):
     if "entropy_coef" in given:  # what TRL's step adds is looked at by the trainer
-        from perl.trainer.argument_checks import check_arguments
+        from perl.trainer.arguments.argument_checks import check_arguments
 
         with pytest.raises(RecipeError) as caught:
             check_arguments(PeftRLConfig("run", use_cpu=True, algorithm="ppo", **given), own_loss=False)

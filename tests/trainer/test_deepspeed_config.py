@@ -11,9 +11,9 @@ from transformers.optimization import Adafactor
 from perl import PeftRLConfig
 from perl.errors import MissingExtraError, RecipeError
 from perl.recipe import Recipe
-from perl.trainer.deepspeed_config import chosen_deepspeed
-from perl.trainer.partitioned_optimizer import check_divisible
-from perl.trainer.recipe_arguments import training_arguments
+from perl.trainer.arguments.deepspeed_config import chosen_deepspeed
+from perl.trainer.arguments.recipe_arguments import training_arguments
+from perl.trainer.step.partitioned_optimizer import check_divisible
 
 STAGE = "zero_optimization"
 
@@ -64,7 +64,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch):
 def test_arguments_that_contradict_it_are_refused_when_they_are_made(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr("perl.trainer.config.exchange_by_gloo", lambda: None)
+    monkeypatch.setattr("perl.trainer.arguments.config.exchange_by_gloo", lambda: None)
     with pytest.raises(RecipeError, match="losses are not scaled") as caught:
         PeftRLConfig(str(tmp_path), strategy="zero2", fp16=True)
     assert caught.value.mistakes[0].where == "fp16"

@@ -9,7 +9,7 @@ from perl import PeftGRPOTrainer
 from perl.errors import RecipeError
 from perl.rollouts.engine import EngineSampling
 from perl.trainer import group_rewards
-from perl.trainer.greedy_baseline import _groups, check_greedy, greedy_rewards
+from perl.trainer.sampling.greedy_baseline import _groups, check_greedy, greedy_rewards
 from tests.trainer.test_trainer import arguments, problems
 
 SHORT = {"max_completion_length": 6, "learning_rate": 1e-2, "optim": "sgd", "advantage_estimator": "remax"}

@@ -13,7 +13,8 @@ from torch import nn
 from transformers.optimization import Adafactor
 
 from perl.errors import ModelError, PerlError
-from perl.trainer.optimizer_state import (
+from perl.trainer.resume_state import redivided
+from perl.trainer.step.optimizer_state import (
     load_named_state,
     load_random_state,
     named_state,
@@ -22,8 +23,7 @@ from perl.trainer.optimizer_state import (
     seed_random_state,
     write_state,
 )
-from perl.trainer.partitioned_optimizer import PartitionedOptimizer, partition_optimizer
-from perl.trainer.resume_state import redivided
+from perl.trainer.step.partitioned_optimizer import PartitionedOptimizer, partition_optimizer
 
 CPU = torch.device("cpu")
 

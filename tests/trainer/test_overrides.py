@@ -21,8 +21,8 @@ from trl.trainer.base_trainer import _BaseTrainer
 from perl import PeftGRPOTrainer
 from perl.errors import PerlError
 from perl.hub.push.retries import HubOutageError
-from perl.trainer.generation import generates_by_itself
 from perl.trainer.overrides import is_replaced
+from perl.trainer.sampling.generation import generates_by_itself
 from tests.conftest import CHECKOUT
 from tests.trainer.test_tools import multiply
 from tests.trainer.test_trainer import arguments, problems, weights_of

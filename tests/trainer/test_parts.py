@@ -15,9 +15,9 @@ from transformers import TrainerState
 from perl import PeftRLConfig
 from perl.policy.checkpoint import load_policy
 from perl.trainer.live import Position
-from perl.trainer.log_prob_passes import LogProbPasses
-from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.resume_state import ResumeState
+from perl.trainer.step.log_prob_passes import LogProbPasses
+from perl.trainer.step.optimizer_step import OptimizerStep, StepHooks
 from tests.oracles.rollouts import EOS, PAD
 from tests.oracles.two_trainers import ADAPTERS, OFFSET, QUIET, base, displace, relative_difference
 

@@ -93,7 +93,7 @@ def on_servers(tmp_path, monkeypatch):
         reward = Seen()
         trainer = PeftGRPOTrainer("sandbox:base", reward, args, train_dataset=problems())
         servers = Servers(trainer.policy, trainer.processing_class, names)
-        monkeypatch.setattr("perl.trainer.rollout_source.open_engine", lambda *_: servers)
+        monkeypatch.setattr("perl.trainer.sampling.rollout_source.open_engine", lambda *_: servers)
         begin = trainer.rollout_source.rollouts
 
         def rollouts(prompt_ids):

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import perl
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import BrokenPromiseError
-from perl.evaluation.request import EvalSettings
-from perl.evaluation.results import read_results
+from perl.evaluation.drawing.request import EvalSettings
+from perl.evaluation.scoring.results import read_results
 from perl.policy.model import base_fingerprint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
@@ -235,7 +235,7 @@ QUESTIONS = 200  # of 500
 @pytest.mark.nightly
 def test_scores_between_steps_and_at_the_end_come_from_the_server(lone_server, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "perl.evaluation.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]
+        "perl.evaluation.tasks.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]
     )
     monkeypatch.setattr("perl.evaluation.reporting.lighteval_installed", lambda: False)  # it takes ten seconds a policy
     recipe = {

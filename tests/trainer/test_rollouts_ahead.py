@@ -11,11 +11,11 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
 from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, Sampled
-from perl.trainer.generation import Prompts
 from perl.trainer.live import Position, updates_of_a_batch
 from perl.trainer.prompts.order import later_prompts
-from perl.trainer.rollout_source import RolloutSource
-from perl.trainer.rollouts_ahead import LaterPrompts
+from perl.trainer.sampling.generation import Prompts
+from perl.trainer.sampling.rollout_source import RolloutSource
+from perl.trainer.sampling.rollouts_ahead import LaterPrompts
 from tests.oracles.rollouts import EOS
 from tests.oracles.two_trainers import ADAPTERS, QUIET, base, tokenizer
 from tests.trainer.test_parts import Bare

@@ -25,7 +25,7 @@ def on_policy_servers(tmp_path, monkeypatch):
         args = PeftRLConfig(str(tmp_path / "run"), **settings)
         made = PeftGRPOTrainer("sandbox:base", reward, args, train_dataset=problems(8))
         servers = Servers(made.policy, made.processing_class, ["http://a"])
-        monkeypatch.setattr("perl.trainer.rollout_source.open_engine", lambda *_: servers)
+        monkeypatch.setattr("perl.trainer.sampling.rollout_source.open_engine", lambda *_: servers)
         return made, reward
 
     return made

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perl.packing.micro_batches import SHOWN
-from perl.trainer.rollout_check import TokenGaps
+from perl.trainer.sampling.rollout_check import TokenGaps
 
 
 class Letters:

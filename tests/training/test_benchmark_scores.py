@@ -6,7 +6,7 @@ import pytest
 from transformers import TrainerState
 
 from perl.errors import PerlError
-from perl.evaluation.protocol import Protocol
+from perl.evaluation.scoring.protocol import Protocol
 from perl.run.facts import read_best
 from perl.training.callbacks.benchmark_scores import BenchmarkScores, Questions
 

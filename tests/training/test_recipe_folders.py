@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForTokenClassification
 from perl.errors import PerlError
 from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER, is_sandbox
-from perl.trainer.recipe_arguments import training_arguments
+from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training.forecast import Question, answer
 from perl.training.stages import prepare, read_recipe, train
 from tests.conftest import CHECKOUT

@@ -7,8 +7,8 @@ from transformers import TrainerState
 
 from perl.errors import MissingExtraError, PerlError, RecipeError
 from perl.recipe.optional_packages import Package, unusable_trackers
-from perl.trainer.config import PeftRLConfig
-from perl.trainer.trackers import KeptRuns
+from perl.trainer.arguments.config import PeftRLConfig
+from perl.trainer.callbacks.trackers import KeptRuns
 from tests.launch.launchers import TRIPWIRE
 from tests.ports import free_port
 from tests.training.test_interruptions import RECIPE

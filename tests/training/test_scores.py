@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation.request import EvalSettings
-from perl.evaluation.results import read_results
+from perl.evaluation.drawing.request import EvalSettings
+from perl.evaluation.scoring.results import read_results
 from perl.hub.card.candidate import find_candidate, identity_mistakes
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe import load_recipe
@@ -38,7 +38,7 @@ def _few_questions():
     """The task's first ones, of 500."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "perl.evaluation.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]
+            "perl.evaluation.tasks.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]
         )
         yield
 

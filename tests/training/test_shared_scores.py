@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import perl
-from perl.evaluation.request import EvalSettings
-from perl.evaluation.results import read_results
+from perl.evaluation.drawing.request import EvalSettings
+from perl.evaluation.scoring.results import read_results
 from tests import warm
 from tests.training.test_scores import recipe
 

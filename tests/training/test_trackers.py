@@ -15,15 +15,15 @@ import pytest
 from transformers import TrainerState
 
 from perl.recipe.optional_packages import send_no_statistics
-from perl.trainer.config import PeftRLConfig
-from perl.trainer.trackers import FILE, KeptRuns
+from perl.trainer.arguments.config import PeftRLConfig
+from perl.trainer.callbacks.trackers import FILE, KeptRuns
 from tests.training.tracker_fixtures import INSTALLED, SQL
 
 SCORES = {"eval/final/sums/avg@2/base": 0.5, "eval/final/sums/avg@2/adapter": 0.75}
 SCRIPT = """
 import json, pathlib, sys
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.trainer.trackers import log_scores
+from perl.trainer.callbacks.trackers import log_scores
 from tests.evaluations import results, task_result
 from tests.trainer.test_trainer import arguments, problems
 
@@ -103,7 +103,7 @@ def test_the_users_own_run_wins_and_only_the_main_process_names_runs(tmp_path, m
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / FILE).write_text('{"mlflow": {"id": ')
     monkeypatch.setattr(
-        "perl.trainer.trackers._NAMES", {"mlflow": lambda *_: "new", "tensorboard": lambda *_: "curves"}
+        "perl.trainer.callbacks.trackers._NAMES", {"mlflow": lambda *_: "new", "tensorboard": lambda *_: "curves"}
     )
     args.report_to = ["mlflow", "tensorboard"]
     runs.on_train_begin(args, TrainerState(is_world_process_zero=True, global_step=3))
@@ -111,7 +111,7 @@ def test_the_users_own_run_wins_and_only_the_main_process_names_runs(tmp_path, m
     assert json.loads((tmp_path / "out" / FILE).read_text()) == {"mlflow": "new", "tensorboard": "curves"}
     monkeypatch.delenv("MLFLOW_RUN_ID")
     for step, of_this_training in ((3, "new"), (0, "newer")):
-        monkeypatch.setattr("perl.trainer.trackers._NAMES", {"mlflow": lambda *_: "newer"})
+        monkeypatch.setattr("perl.trainer.callbacks.trackers._NAMES", {"mlflow": lambda *_: "newer"})
         runs.on_train_begin(args, TrainerState(is_world_process_zero=True, global_step=step))
         assert os.environ["MLFLOW_RUN_ID"] == of_this_training
 

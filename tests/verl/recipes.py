@@ -6,7 +6,7 @@ from types import MappingProxyType
 from perl.methods.settings import adaptation
 from perl.recipe import Recipe
 from perl.recipe.sections import PeftSection
-from perl.trainer.recipe_arguments import training_arguments
+from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training.on_verl import Export, planned_here, read_for_verl
 from perl.verl.settings import Settings, settings
 

@@ -17,7 +17,7 @@ from perl.algorithms.losses import LossSettings
 from perl.algorithms.registry import ARGUMENTS
 from perl.policy.saved.adapter import WEIGHTS
 from perl.sandbox import BASE_FOLDER
-from perl.trainer.recipe_arguments import training_arguments
+from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training.on_verl import export_verl, planned_here
 from perl.verl.import_job import import_job
 from perl.verl.job_folder import FOLDER

@@ -7,7 +7,7 @@ import pytest
 
 from perl.cli.commands import run as run_command
 from perl.errors import PerlError
-from perl.evaluation.subject import find_subject
+from perl.evaluation.drawing.subject import find_subject
 from perl.policy.attach import continue_adapter
 from perl.policy.model import load_empty_base
 from perl.policy.saved.adapter import find_adapter

@@ -1,11 +1,11 @@
 """Every training argument: name, type, bounds, default and sentence, read from sources without importing them.
 
-sources of transformers, TRL and perl.trainer.config -> TrainField
+sources of transformers, TRL and perl.trainer.arguments.config -> TrainField
 
 A recipe's ``train`` section takes any field of ``PeftRLConfig``. Importing that class costs seconds (torch,
 transformers, TRL); a mistyped key must be refused at once and against the versions that are installed. Hence the
 dataclasses are parsed, not imported. Our own fields state all there is to know of them in their line of
-``trainer/config.py``; what TRL and transformers state in words only is in ``_NARROWED``.
+``trainer/arguments/config.py``; what TRL and transformers state in words only is in ``_NARROWED``.
 """
 
 import ast
@@ -26,7 +26,7 @@ _CLASSES = (
     ("transformers", "training_args.py", "TrainingArguments"),
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-    ("perl", "trainer/config.py", "PeftRLConfig"),
+    ("perl", "trainer/arguments/config.py", "PeftRLConfig"),
 )
 REFERENCE_PATTERN = r"base|initial|rolling:[1-9]\d*"
 """What ``train.reference`` may say."""

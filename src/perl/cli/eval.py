@@ -9,7 +9,7 @@ import click
 
 from perl.cli.output import ARGUMENTS, say, set_up_output
 from perl.errors import EXIT_DONE, InterruptedRunError, Mistake, PerlError, raise_all
-from perl.evaluation.task import DEFAULT_TASKS
+from perl.evaluation.scoring.task import DEFAULT_TASKS
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
@@ -18,7 +18,7 @@ from perl.run.launched import adopt_launcher
 from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
-    from perl.evaluation.results import Results
+    from perl.evaluation.scoring.results import Results
 
 
 EPILOG = """\b
@@ -186,10 +186,10 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     if list_tasks:
         say("\n".join(_tasks(as_json=as_json)))
         return EXIT_DONE
-    from perl.evaluation.by_processes import sharing, start_several, to_start
+    from perl.evaluation.drawing.by_processes import sharing, start_several, to_start
+    from perl.evaluation.drawing.request import plan_adapters
+    from perl.evaluation.drawing.settings import EvalSettings
     from perl.evaluation.evaluate import carry_out_all
-    from perl.evaluation.request import plan_adapters
-    from perl.evaluation.settings import EvalSettings
 
     if tensor_parallel is not None and not server_command:
         what = "is about the command that starts a server"
@@ -210,7 +210,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     names = _names(tasks)
     plans = plan_adapters(adapters, base, names, k, data, output, chosen)
     if server_command:
-        from perl.evaluation.serving import serving_command
+        from perl.evaluation.drawing.serving import serving_command
 
         say(serving_command(plans, servers[0] if servers else None, tensor_parallel or 1))
         return EXIT_DONE
@@ -355,7 +355,7 @@ def _check_once(names: Sequence[str], option: str) -> None:
 
 def _tasks(*, as_json: bool) -> list[str]:
     """A line a task."""
-    from perl.evaluation.task import all_tasks
+    from perl.evaluation.scoring.task import all_tasks
 
     tasks = all_tasks().values()
     if as_json:
@@ -366,8 +366,8 @@ def _tasks(*, as_json: bool) -> list[str]:
 def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
     from perl.evaluation.compare import compare_adapters
     from perl.evaluation.comparison_text import as_plain
-    from perl.evaluation.results import FIGURE, RESULTS
-    from perl.evaluation.table import plain
+    from perl.evaluation.scoring.results import FIGURE, RESULTS
+    from perl.evaluation.scoring.table import plain
 
     if as_json:
         _say_json([one.as_dict() for one in results])
@@ -385,7 +385,7 @@ def _say_json(each: Sequence[object]) -> None:
 
 def _print_drawn(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
     """Where completions are that were drawn without being judged, and how that is done."""
-    from perl.evaluation.results import SAMPLES
+    from perl.evaluation.scoring.results import SAMPLES
 
     if as_json:
         _say_json([{"perl": one.facts()} for one in results])

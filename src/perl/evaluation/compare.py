@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
-from perl.evaluation.found_results import (
+from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.recount import Recount
+from perl.evaluation.scoring.found_results import (
     SHORT_SHA,
     FoundResults,
     conflicts_of,
@@ -21,13 +23,11 @@ from perl.evaluation.found_results import (
     numbered,
     ways_of,
 )
-from perl.evaluation.metrics import Difference, corrected, paired_difference
-from perl.evaluation.recounting.folder import recount_folder
-from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import OtherScore, Results, TaskResult, Who
-from perl.evaluation.score import Score
-from perl.evaluation.table import Scored, asked_as_lighteval, doubts, protocol_note, scores_of
-from perl.evaluation.task import MATH
+from perl.evaluation.scoring.metrics import Difference, corrected, paired_difference
+from perl.evaluation.scoring.results import OtherScore, Results, TaskResult, Who
+from perl.evaluation.scoring.score import Score
+from perl.evaluation.scoring.table import Scored, asked_as_lighteval, doubts, protocol_note, scores_of
+from perl.evaluation.scoring.task import MATH
 from perl.run.progress import progress
 
 BASE = "base"
@@ -176,7 +176,7 @@ def compare_folders(paths: Sequence[str | Path], *, force: bool = False, against
     """Puts the results in several folders beside each other.
 
     Args:
-        paths: As :func:`perl.evaluation.found_results.find_results` takes them.
+        paths: As :func:`perl.evaluation.scoring.found_results.find_results` takes them.
         force: As in :func:`compare`.
         against: Likewise.
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from perl.evaluation.compare import Comparison, PolicyScores
-from perl.evaluation.metrics import SMALL_P
-from perl.evaluation.table import (
+from perl.evaluation.scoring.metrics import SMALL_P
+from perl.evaluation.scoring.table import (
     MARKDOWN,
     PLAIN,
     Marks,

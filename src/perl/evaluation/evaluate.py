@@ -18,15 +18,15 @@ from filelock import FileLock
 from perl.errors import PerlError, warn
 from perl.evaluation.compare import compare_adapters
 from perl.evaluation.comparison_text import as_markdown
-from perl.evaluation.drawn_samples import draw_samples
-from perl.evaluation.found_results import usable
-from perl.evaluation.policies import BaseInMemory, Policies
+from perl.evaluation.drawing.drawn_samples import draw_samples
+from perl.evaluation.drawing.policies import BaseInMemory, Policies
+from perl.evaluation.drawing.request import Evaluation, naming_options, plan_adapters
+from perl.evaluation.drawing.settings import EvalSettings, checked_arguments, names_of
 from perl.evaluation.reporting import write_found
-from perl.evaluation.request import Evaluation, naming_options, plan_adapters
-from perl.evaluation.results import SAMPLES, TABLE, Results
-from perl.evaluation.samples import SampleFile
-from perl.evaluation.settings import EvalSettings, checked_arguments, names_of
-from perl.evaluation.task import DEFAULT_TASKS
+from perl.evaluation.scoring.found_results import usable
+from perl.evaluation.scoring.results import SAMPLES, TABLE, Results
+from perl.evaluation.scoring.samples import SampleFile
+from perl.evaluation.scoring.task import DEFAULT_TASKS
 from perl.run.devices import threads_kept, use_threads
 from perl.run.files import write_text
 from perl.run.joint_work import Processes
@@ -116,7 +116,7 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
     """Does what was planned for each adapter, each base loaded once; see :func:`carry_out`.
 
     Args:
-        plans: From :func:`perl.evaluation.request.plan_adapters`.
+        plans: From :func:`perl.evaluation.drawing.request.plan_adapters`.
         processes: That share the work; None: this one does it alone.
 
     Returns:
@@ -143,7 +143,7 @@ def carry_out(
     """Does what was planned.
 
     Args:
-        plan: From :func:`perl.evaluation.request.plan_evaluation`, or a run's.
+        plan: From :func:`perl.evaluation.drawing.request.plan_evaluation`, or a run's.
         policies: Base and trained policy, where they are in memory already; None: they are loaded.
         processes: That share the work, all of which call this at once with the same plan; None: this one does it alone.
         bases: Loads them, and may have the base from an adapter before; None: all is loaded.

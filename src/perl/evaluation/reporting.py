@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import MissingExtraError, PerlError, warn
-from perl.evaluation import table
-from perl.evaluation.drawn_samples import DrawnSamples, Groups
-from perl.evaluation.few_shot import shown_hash, titled
-from perl.evaluation.figure import draw_problems
-from perl.evaluation.found_results import beside_earlier
-from perl.evaluation.metrics import error_of_mean
-from perl.evaluation.policies import Policies, Who
-from perl.evaluation.questions import PreparedTask
+from perl.evaluation.drawing.drawn_samples import DrawnSamples, Groups
+from perl.evaluation.drawing.policies import Policies, Who
+from perl.evaluation.drawing.request import Evaluation
 from perl.evaluation.recounting.recount import with_figures
-from perl.evaluation.request import Evaluation
-from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
-from perl.evaluation.samples import Place, SampleFile
-from perl.evaluation.score import rights
-from perl.evaluation.task import TaskData
+from perl.evaluation.scoring import table
+from perl.evaluation.scoring.figure import draw_problems
+from perl.evaluation.scoring.found_results import beside_earlier
+from perl.evaluation.scoring.metrics import error_of_mean
+from perl.evaluation.scoring.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
+from perl.evaluation.scoring.samples import Place, SampleFile
+from perl.evaluation.scoring.score import rights
+from perl.evaluation.scoring.task import TaskData
+from perl.evaluation.tasks.few_shot import shown_hash, titled
+from perl.evaluation.tasks.questions import PreparedTask
 from perl.policy.model import base_dtype, base_identity, base_of, public_name
 from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
@@ -207,7 +207,7 @@ def judge_with_lighteval(
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
     }
-    command = [sys.executable, "-P", "-m", "perl.evaluation.lighteval_process"]
+    command = [sys.executable, "-P", "-m", "perl.evaluation.tasks.lighteval_process"]
     done = subprocess.run(command, input=request, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 (ourselves)
     if done.returncode != 0:
         sys.stderr.write(done.stderr)

@@ -11,26 +11,26 @@ from pathlib import Path
 from filelock import FileLock
 
 from perl.errors import DataError, PerlError
-from perl.evaluation.draw import RenderedProblem, TaskRequest
-from perl.evaluation.drawn_samples import Groups, stored_samples
-from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.found_results import usable
-from perl.evaluation.heldout import held_out_by_run
-from perl.evaluation.own_tasks import file_task, is_file_name, named_tasks
-from perl.evaluation.policies import Who
-from perl.evaluation.protocol import Protocol, asking_of
-from perl.evaluation.questions import protocol_hash, scorer_of
+from perl.evaluation.drawing.drawn_samples import Groups, stored_samples
+from perl.evaluation.drawing.policies import Who
+from perl.evaluation.drawing.request import check_pass_at
+from perl.evaluation.drawing.settings import names_of
 from perl.evaluation.recounting.folder import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
 from perl.evaluation.reporting import scored_by_lighteval, write_results
-from perl.evaluation.request import check_pass_at
-from perl.evaluation.results import SAMPLES, Results, TaskResult, is_held_out, read_results
-from perl.evaluation.reward_scorer import check_judged, check_scorer_timeout
-from perl.evaluation.samples import SampleFile
-from perl.evaluation.scorers import SCORERS, Scorer
-from perl.evaluation.settings import names_of
-from perl.evaluation.task import Task, TaskData, all_tasks, questions_hash
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.scoring.found_results import usable
+from perl.evaluation.scoring.protocol import Protocol, asking_of
+from perl.evaluation.scoring.results import SAMPLES, Results, TaskResult, is_held_out, read_results
+from perl.evaluation.scoring.reward_scorer import check_judged, check_scorer_timeout
+from perl.evaluation.scoring.samples import SampleFile
+from perl.evaluation.scoring.scorers import SCORERS, Scorer
+from perl.evaluation.scoring.task import Task, TaskData, all_tasks, questions_hash
+from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest
+from perl.evaluation.tasks.few_shot import shown_hash
+from perl.evaluation.tasks.heldout import held_out_by_run
+from perl.evaluation.tasks.own_tasks import file_task, is_file_name, named_tasks
+from perl.evaluation.tasks.questions import protocol_hash, scorer_of
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.sections import is_data_file
 from perl.rewards.verifier import verifier_version

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from perl.errors import PerlError, raise_all
-from perl.evaluation.results import RESULTS, Results, read_results
-from perl.evaluation.subject import model_digests
+from perl.evaluation.drawing.subject import model_digests
+from perl.evaluation.scoring.results import RESULTS, Results, read_results
 from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_mistakes, owns
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.facts import RUN_FACTS, RunFacts

@@ -33,8 +33,8 @@ from perl.run.tables import differing, flat
 from perl.zoo.intervals import score_text
 
 if TYPE_CHECKING:
-    from perl.evaluation.results import Results
-    from perl.evaluation.score import Score
+    from perl.evaluation.scoring.results import Results
+    from perl.evaluation.scoring.score import Score
 
 _LONGEST_RECIPE = 100_000
 _MOST_ALARMS = 500

@@ -25,7 +25,7 @@ from perl.run.logs import log_rows
 from perl.run.progress import duration
 
 if TYPE_CHECKING:
-    from perl.evaluation.results import Results
+    from perl.evaluation.scoring.results import Results
 
 METRICS = "metrics.jsonl"
 _STATE = "trainer_state.json"
@@ -266,7 +266,9 @@ def _rows_of(path: Path) -> tuple[list[dict[str, Any]], int]:
 def _results(folder: Path, notes: list[str]) -> "Results | None":
     if not (folder / "eval" / "results.json").exists():
         return None
-    from perl.evaluation.results import read_results  # with torch, which a run that is not scored yet can do without
+    from perl.evaluation.scoring.results import (
+        read_results,  # with torch, which a run that is not scored yet can do without
+    )
 
     try:
         return read_results(folder / "eval" / "results.json")

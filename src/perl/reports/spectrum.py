@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from perl.errors import ModelError, PerlError, RecipeError, warn
-from perl.evaluation.figure import new_figure, save_figure
-from perl.evaluation.subject import Subject, find_subject
+from perl.evaluation.drawing.subject import Subject, find_subject
+from perl.evaluation.scoring.figure import new_figure, save_figure
 from perl.policy.attach import continue_adapter, own_method
 from perl.policy.model import load_base, public_name
 from perl.policy.spectrum import (

@@ -26,31 +26,31 @@ from perl.recipe.sections import TeacherSection
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
+from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section
+from perl.trainer.arguments.deepspeed_config import check_stage
+from perl.trainer.arguments.rollout_choice import choose_backend
+from perl.trainer.arguments.signal_checks import taught_alone
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.run_callback import bind_callbacks
-from perl.trainer.config import own_setting, rollout_section, teacher_section
-from perl.trainer.critic_training import CriticTraining
-from perl.trainer.deepspeed_config import check_stage
-from perl.trainer.generation import Prompts
-from perl.trainer.given_rewards import is_rewarded
-from perl.trainer.greedy_baseline import check_greedy
+from perl.trainer.callbacks.trackers import KeptRuns
 from perl.trainer.group_rewards import GroupRewards
 from perl.trainer.live import Metrics, Position
-from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
-from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.overrides import is_replaced
-from perl.trainer.partitioned_optimizer import Exchange, check_divisible, exchange_of, partition_optimizer
 from perl.trainer.prompts.making import made_selection
 from perl.trainer.prompts.order import later_prompts
 from perl.trainer.prompts.selection import PromptSelection
 from perl.trainer.resume_state import ResumeState
-from perl.trainer.rollout_check import RolloutCheck
-from perl.trainer.rollout_choice import choose_backend
-from perl.trainer.rollout_source import RolloutSource
-from perl.trainer.signal_checks import taught_alone
-from perl.trainer.teaching import TeacherModel, Teaching, check_prompts, context_of
-from perl.trainer.trackers import KeptRuns
+from perl.trainer.sampling.generation import Prompts
+from perl.trainer.sampling.given_rewards import is_rewarded
+from perl.trainer.sampling.greedy_baseline import check_greedy
+from perl.trainer.sampling.rollout_check import RolloutCheck
+from perl.trainer.sampling.rollout_source import RolloutSource
+from perl.trainer.step.critic_training import CriticTraining
+from perl.trainer.step.log_prob_passes import LogProbPasses, longest_prompt
+from perl.trainer.step.optimizer_step import OptimizerStep, StepHooks
+from perl.trainer.step.partitioned_optimizer import Exchange, check_divisible, exchange_of, partition_optimizer
+from perl.trainer.step.teaching import TeacherModel, Teaching, check_prompts, context_of
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ from perl.algorithms.kl_place import off_reward
 from perl.algorithms.registry import function_at
 from perl.errors import RecipeError, RewardError, warn
 from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
-from perl.trainer import shown_to_trl
-from perl.trainer.generation import generates_by_itself
-from perl.trainer.given_rewards import checked_reward
-from perl.trainer.greedy_baseline import greedy_rewards
+from perl.trainer.arguments import shown_to_trl
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced, received
 from perl.trainer.prompts.refill import Examples, Rollouts
-from perl.trainer.token_selection import select_tokens
+from perl.trainer.sampling.generation import generates_by_itself
+from perl.trainer.sampling.given_rewards import checked_reward
+from perl.trainer.sampling.greedy_baseline import greedy_rewards
+from perl.trainer.step.token_selection import select_tokens
 
 
 class GroupRewards:

@@ -52,7 +52,7 @@ from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_sh
 from perl.policy.teacher import find_teacher
 from perl.recipe.quantisations import Quantization, quantised_base
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
+from perl.trainer.arguments.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 from perl.trainer.live import LiveTrainer
 
 

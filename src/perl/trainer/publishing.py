@@ -41,9 +41,9 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
-from perl.trainer.config import own_setting, prompts_section
-from perl.trainer.given_rewards import no_reward
+from perl.trainer.arguments.config import own_setting, prompts_section
 from perl.trainer.overrides import is_replaced
+from perl.trainer.sampling.given_rewards import no_reward
 
 _PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
 _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config

@@ -30,9 +30,11 @@ from perl.policy.checkpoint import (
 from perl.policy.reference import Reference
 from perl.run.host import host
 from perl.run.joint_work import gather_files, joined
-from perl.trainer.critic_training import CriticTraining
 from perl.trainer.live import LiveTrainer, Position, generation_interval
-from perl.trainer.optimizer_state import (
+from perl.trainer.prompts.refill import padded
+from perl.trainer.prompts.selection import PromptSelection
+from perl.trainer.step.critic_training import CriticTraining
+from perl.trainer.step.optimizer_state import (
     OPTIMIZER,
     SCALER,
     SCHEDULER,
@@ -47,8 +49,6 @@ from perl.trainer.optimizer_state import (
     seed_random_state,
     write_state,
 )
-from perl.trainer.prompts.refill import padded
-from perl.trainer.prompts.selection import PromptSelection
 
 _PROMPTS = "prompts.safetensors"
 # Counters beside TRL's.

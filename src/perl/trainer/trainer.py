@@ -28,21 +28,22 @@ from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.run.files import named
 from perl.run.shards import is_sharded
-from perl.trainer import publishing, shown_to_trl
-from perl.trainer.argument_checks import check_arguments, check_best, check_step, unknown_to_trl
+from perl.trainer import publishing
+from perl.trainer.arguments import shown_to_trl
+from perl.trainer.arguments.argument_checks import check_arguments, check_best, check_step, unknown_to_trl
+from perl.trainer.arguments.config import own_setting
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
-from perl.trainer.config import own_setting
-from perl.trainer.critic_training import trained_critic
-from perl.trainer.generation import Opening, generated
-from perl.trainer.given_rewards import given_rewards, unique_names
 from perl.trainer.group_rewards import latest_group, means_of, scored_rollouts
 from perl.trainer.live import mode_of
-from perl.trainer.log_prob_passes import images_of, scored_as_trl
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, reasons_for_trls_loss
 from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
 from perl.trainer.prompts.making import sampler_of
-from perl.trainer.token_selection import reads_old, selects
+from perl.trainer.sampling.generation import Opening, generated
+from perl.trainer.sampling.given_rewards import given_rewards, unique_names
+from perl.trainer.step.critic_training import trained_critic
+from perl.trainer.step.log_prob_passes import images_of, scored_as_trl
+from perl.trainer.step.token_selection import reads_old, selects
 
 
 class PeftGRPOTrainer(GRPOTrainer):

@@ -15,7 +15,7 @@ import torch
 
 from perl.packing.micro_batches import group_tokens, renumbered, token_batches
 from perl.packing.rows import Row
-from perl.trainer.log_prob_passes import FORWARD_ONLY
+from perl.trainer.step.log_prob_passes import FORWARD_ONLY
 from perl.training.decoder import Decoder
 
 # Products over (queries, keys) that a kernel computes: scores and output; in the backward pass the scores again, and

@@ -19,7 +19,7 @@ from perl.recipe import Recipe
 from perl.recipe.quantisations import in_few_bits
 from perl.run.progress import duration
 from perl.run.tables import plain_table
-from perl.trainer.config import PeftRLConfig
+from perl.trainer.arguments.config import PeftRLConfig
 from perl.training.forecast import Forecast, StrategyForecast
 from perl.training.hardware import GIB, Range
 from perl.training.memory_estimate import MemoryEstimate

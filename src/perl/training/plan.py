@@ -16,8 +16,8 @@ from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.overrides import counts
 from perl.data import ProblemSet, load_problem_set
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError, raise_all
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import PreparedTask
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.tasks.questions import PreparedTask
 from perl.methods.base_checks import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
@@ -44,10 +44,10 @@ from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.server_command import server_command
 from perl.rollouts.vllm.version import check_engine
-from perl.trainer.argument_checks import of_our_step
-from perl.trainer.config import PeftRLConfig
-from perl.trainer.recipe_arguments import training_arguments
-from perl.trainer.signal_checks import check_teacher, taught_alone
+from perl.trainer.arguments.argument_checks import of_our_step
+from perl.trainer.arguments.config import PeftRLConfig
+from perl.trainer.arguments.recipe_arguments import training_arguments
+from perl.trainer.arguments.signal_checks import check_teacher, taught_alone
 from perl.training.plan_checks import (
     asked_problems,
     check_rewards,

@@ -20,13 +20,13 @@ from perl.rewards.custom import unsendable
 from perl.rewards.resolve import GOLD, by_own_names, judging_of
 from perl.rewards.verifier import Judging, unreadable
 from perl.run.progress import live_line
-from perl.trainer.config import PeftRLConfig
+from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.live import generation_interval
 from perl.trainer.prompts.curriculum import difficulties
 from perl.trainer.prompts.making import choice_mistakes
 from perl.trainer.prompts.refill import extra_prompts
-from perl.trainer.teacher_prompts import check_answers, check_differs, teacher_prompt
-from perl.trainer.teaching import check_context, context_of
+from perl.trainer.step.teacher_prompts import check_answers, check_differs, teacher_prompt
+from perl.trainer.step.teaching import check_context, context_of
 
 # A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
 _MOST_UNREADABLE = 0.05
@@ -220,7 +220,7 @@ def check_teacher_prompts(
         tokenizer: The base's.
         config: The base's.
         arguments: Of the trainer.
-        same: As of :func:`perl.trainer.teacher_prompts.check_differs`.
+        same: As of :func:`perl.trainer.step.teacher_prompts.check_differs`.
 
     Raises:
         DataError: A prompt cannot be made.

@@ -14,13 +14,13 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from perl.evaluation.drawn_samples import draw_samples
+from perl.evaluation.drawing.drawn_samples import draw_samples
+from perl.evaluation.drawing.policies import Policies
+from perl.evaluation.drawing.request import EvalSettings, Evaluation
+from perl.evaluation.drawing.subject import Subject, adapter_digests, model_digests
 from perl.evaluation.evaluate import carry_out
-from perl.evaluation.policies import Policies
-from perl.evaluation.questions import template_hash
-from perl.evaluation.request import EvalSettings, Evaluation
-from perl.evaluation.results import SAMPLES, Results, TaskResult
-from perl.evaluation.subject import Subject, adapter_digests, model_digests
+from perl.evaluation.scoring.results import SAMPLES, Results, TaskResult
+from perl.evaluation.tasks.questions import template_hash
 from perl.launch.together import see_files
 from perl.policy.attach import continue_adapter
 from perl.policy.model import clean_base

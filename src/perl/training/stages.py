@@ -30,7 +30,7 @@ from perl.run.folder import Run, follow_run, open_run
 from perl.run.host import host
 from perl.run.joint_work import joined
 from perl.trainer.callbacks.plots import draw_plots
-from perl.trainer.trackers import log_scores
+from perl.trainer.callbacks.trackers import log_scores
 from perl.training.checked_recipe import checked_recipe, located
 from perl.training.on_ray import train_on_ray
 from perl.training.on_verl import train_on_verl

@@ -12,13 +12,13 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.data import ProblemSet, render_prompts
 from perl.errors import RecipeError, did_you_mean
-from perl.evaluation.heldout import heldout_task
-from perl.evaluation.own_tasks import chosen_tasks, in_keys
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import PreparedTask, prepare_task
-from perl.evaluation.request import end_tokens, generation_settings
-from perl.evaluation.results import is_held_out
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.drawing.request import end_tokens, generation_settings
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.results import is_held_out
+from perl.evaluation.tasks.heldout import heldout_task
+from perl.evaluation.tasks.own_tasks import chosen_tasks, in_keys
+from perl.evaluation.tasks.questions import PreparedTask, prepare_task
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.eval_section import EvalSection
 

@@ -16,15 +16,23 @@ from huggingface_hub.file_download import repo_folder_name
 
 from perl.data import heldout_name
 from perl.errors import PerlError
-from perl.evaluation.few_shot import shown_hash
-from perl.evaluation.heldout import heldout_questions
 from perl.evaluation.recounting.published_samples import LARGEST, read_published
 from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, file_mistakes, recount
-from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file
-from perl.evaluation.samples import SampleFile
-from perl.evaluation.scorers import SCORERS
-from perl.evaluation.task import MATH, Example, Question, all_tasks, questions_hash
-from perl.evaluation.task_data import load_task_data
+from perl.evaluation.scoring.results import (
+    RESULTS,
+    SAMPLES,
+    Results,
+    TaskResult,
+    parse_results,
+    read_results,
+    results_file,
+)
+from perl.evaluation.scoring.samples import SampleFile
+from perl.evaluation.scoring.scorers import SCORERS
+from perl.evaluation.scoring.task import MATH, Example, Question, all_tasks, questions_hash
+from perl.evaluation.tasks.few_shot import shown_hash
+from perl.evaluation.tasks.heldout import heldout_questions
+from perl.evaluation.tasks.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.sections import is_data_file
 from perl.run.facts import RECIPE, run_above
@@ -38,7 +46,7 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     """Counts the results of a folder again: an evaluation's, a run's, or one that was published.
 
     Args:
-        path: The folder, as :func:`perl.evaluation.results.read_results` takes it.
+        path: The folder, as :func:`perl.evaluation.scoring.results.read_results` takes it.
         recipe: Of the run that it belongs to; None: the one that lies above it, if one does.
 
     Raises:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from perl.errors import Mistake
-from perl.evaluation.few_shot import shown_fact, titled
-from perl.evaluation.protocol import Protocol, task_facts
-from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, TaskResult, Who
-from perl.evaluation.samples import Place, Sample
-from perl.evaluation.scorers import SCORERS
-from perl.evaluation.task import MATH, Question, Task, all_tasks
+from perl.evaluation.scoring.protocol import Protocol, task_facts
+from perl.evaluation.scoring.results import HELD_OUT, RESULTS, SAMPLES, TaskResult, Who
+from perl.evaluation.scoring.samples import Place, Sample
+from perl.evaluation.scoring.scorers import SCORERS
+from perl.evaluation.scoring.task import MATH, Question, Task, all_tasks
+from perl.evaluation.tasks.few_shot import shown_fact, titled
 from perl.rewards.verifier import Judging, check_all
 from perl.sandbox import is_sandbox
 from perl.types import Verdict
@@ -105,7 +105,7 @@ def stated_mistakes(
         task: As a file has it.
         protocol: Likewise.
         held_out: What the run's held-out problems are called (:func:`perl.data.heldout_name`); None: nobody knows.
-        asking: What the file says of template and thinking, see :func:`perl.evaluation.protocol.asking_of`.
+        asking: What the file says of template and thinking, see :func:`perl.evaluation.scoring.protocol.asking_of`.
     """
     known, own = all_tasks().get(task.name), task.title == task.name + HELD_OUT
     mistakes = []

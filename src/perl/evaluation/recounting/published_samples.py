@@ -16,11 +16,11 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from perl.errors import PerlError
-from perl.evaluation.metrics import answer_classes
 from perl.evaluation.recounting.recount import WHO, KeptSamples
-from perl.evaluation.results import SAMPLES, Results
-from perl.evaluation.samples import Sample, SampleFile
-from perl.evaluation.score import HASHED, same_meaning
+from perl.evaluation.scoring.metrics import answer_classes
+from perl.evaluation.scoring.results import SAMPLES, Results
+from perl.evaluation.scoring.samples import Sample, SampleFile
+from perl.evaluation.scoring.score import HASHED, same_meaning
 from perl.types import VerdictStatus
 
 PUBLISHED = f"eval/{SAMPLES}"

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from perl.errors import Mistake
-from perl.evaluation.metrics import paired_difference
-from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.recounting.judged_again import (
     AGAIN,
     judge_again,
@@ -24,10 +22,12 @@ from perl.evaluation.recounting.judged_again import (
     stated_mistakes,
     unequal,
 )
-from perl.evaluation.results import RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
-from perl.evaluation.samples import Sample
-from perl.evaluation.score import rights, score_samples
-from perl.evaluation.task import Question
+from perl.evaluation.scoring.metrics import paired_difference
+from perl.evaluation.scoring.protocol import Protocol, asking_of
+from perl.evaluation.scoring.results import RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
+from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.scoring.score import rights, score_samples
+from perl.evaluation.scoring.task import Question
 
 Groups = Sequence[Sequence[Sample]]
 Golds = Mapping[str, Mapping[str, str | Question]]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from perl.errors import Mistake, PerlError, RecipeError, RunFolderError, warn
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import RESULTS, Results, read_results
+from perl.evaluation.scoring.results import RESULTS, Results, read_results
 from perl.policy.checkpoint import complete_checkpoints, is_complete, step_of
 from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS

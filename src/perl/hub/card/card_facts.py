@@ -14,7 +14,7 @@ from typing import Any, Literal
 from peft import PeftConfig
 
 from perl.errors import PerlError
-from perl.evaluation.results import Results
+from perl.evaluation.scoring.results import Results
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
 from perl.hub.card.names import has_hub_form, published_label
 from perl.hub.card.published import Files, config_in, content_of, evenly, log_in, public_recipe_in, results_in

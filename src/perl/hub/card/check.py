@@ -13,7 +13,7 @@ from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import Results
+from perl.evaluation.scoring.results import Results
 from perl.hub.card.card_facts import CardFacts, facts_from_files
 from perl.hub.card.contradictions import contradictions
 from perl.hub.card.eval_results import LEADERBOARDS, leaderboard_mistakes

@@ -18,7 +18,7 @@ from perl.algorithms.kl_place import off_reward
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake
-from perl.evaluation.results import Results
+from perl.evaluation.scoring.results import Results
 from perl.hub.card.facts import RUN_FACTS, RunFacts, showable_settings
 from perl.hub.card.form import shown
 from perl.hub.card.names import published_label

@@ -11,8 +11,8 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, eval_result_entries_to_yaml
 
 from perl.errors import Mistake, PerlError
-from perl.evaluation.results import RESULTS, Results, TaskResult
-from perl.evaluation.task import MATH, Task, all_tasks
+from perl.evaluation.scoring.results import RESULTS, Results, TaskResult
+from perl.evaluation.scoring.task import MATH, Task, all_tasks
 from perl.hub.card.form import shown
 from perl.hub.card.published import SCORES, Files, content_of
 from perl.hub.gate.gate import is_simple_name

@@ -17,7 +17,7 @@ from peft import PeftConfig
 
 from perl.algorithms.registry import loss_mistakes
 from perl.errors import PerlError, RecipeError, first_line
-from perl.evaluation.results import RESULTS, Results, parse_results
+from perl.evaluation.scoring.results import RESULTS, Results, parse_results
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.config import read_config
 from perl.recipe import Recipe, load_recipe

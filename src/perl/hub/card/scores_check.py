@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 
 from perl.errors import Mistake
-from perl.evaluation.few_shot import titled
-from perl.evaluation.protocol import PRESETS, asking_of
-from perl.evaluation.results import HELD_OUT, Results
-from perl.evaluation.task import all_tasks
+from perl.evaluation.scoring.protocol import PRESETS, asking_of
+from perl.evaluation.scoring.results import HELD_OUT, Results
+from perl.evaluation.scoring.task import all_tasks
+from perl.evaluation.tasks.few_shot import titled
 from perl.hub.card.form import shown
 from perl.hub.card.published import SCORES
 from perl.policy.name import adapter_config_digest, adapter_policy_name

@@ -5,9 +5,9 @@ Results -> lines of Markdown
 Differences of several tasks are shown by p values that are corrected for their number, as in the table below them.
 """
 
-from perl.evaluation.metrics import SMALL_P
-from perl.evaluation.results import HELD_OUT, Results, TaskResult, is_held_out
-from perl.evaluation.table import (
+from perl.evaluation.scoring.metrics import SMALL_P
+from perl.evaluation.scoring.results import HELD_OUT, Results, TaskResult, is_held_out
+from perl.evaluation.scoring.table import (
     MARKDOWN,
     difference_cell,
     excludes_zero,
@@ -17,7 +17,7 @@ from perl.evaluation.table import (
     markdown,
     score_cell,
 )
-from perl.evaluation.task import MATH
+from perl.evaluation.scoring.task import MATH
 from perl.zoo.intervals import percent
 
 _MOST_IN_HEADLINE = 3

@@ -15,7 +15,7 @@ from typing import Any
 
 from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
-from perl.evaluation.results import RESULTS, SAMPLES
+from perl.evaluation.scoring.results import RESULTS, SAMPLES
 from perl.hub.card.candidate import Candidate, recipe_of
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.check import check_card

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perl.errors import Mistake, PerlError, raise_all
-from perl.evaluation.protocol import Protocol, asking_of
 from perl.evaluation.recounting.recount import Recount
-from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.scoring.protocol import Protocol, asking_of
+from perl.evaluation.scoring.results import Results, TaskResult
 from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate, why_unscored
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
 from perl.hub.card.published import evenly

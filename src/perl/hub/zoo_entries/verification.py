@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perl.errors import PerlError, did_you_mean
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.evaluate import carry_out
-from perl.evaluation.protocol import PRESETS
-from perl.evaluation.request import EvalSettings, plan_evaluation
-from perl.evaluation.results import Results
-from perl.evaluation.task import all_tasks
+from perl.evaluation.scoring.protocol import PRESETS
+from perl.evaluation.scoring.results import Results
+from perl.evaluation.scoring.task import all_tasks
 from perl.hub.zoo_entries.material import score_of
 from perl.policy.saved.download import zoo_adapter
 from perl.run.tables import percent

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perl.errors import PerlError, did_you_mean
-from perl.evaluation.metrics import error_of_mean, pass_at_k_by_problem
-from perl.evaluation.results import RESULTS, Results, TaskResult
+from perl.evaluation.scoring.metrics import error_of_mean, pass_at_k_by_problem
+from perl.evaluation.scoring.results import RESULTS, Results, TaskResult
 from perl.reports.run_log import RunLog, mapping, number
 from perl.run.logs import ends
 from perl.run.tables import flat

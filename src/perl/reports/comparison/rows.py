@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import PerlError, did_you_mean
-from perl.evaluation.found_results import numbered
-from perl.evaluation.metrics import Difference, corrected, paired_difference
-from perl.evaluation.seeds import mean_over_seeds, paired_by_seed
+from perl.evaluation.scoring.found_results import numbered
+from perl.evaluation.scoring.metrics import Difference, corrected, paired_difference
+from perl.evaluation.scoring.seeds import mean_over_seeds, paired_by_seed
 from perl.reports.comparison.measure import REWARD, Measure, Measured, choose_measure, last_mean, measured
 from perl.reports.comparison.runs import SEEDS, differing_of, identity_of, seed_of, settings_of, what_differs
 from perl.reports.run_log import RunLog, names_of, number

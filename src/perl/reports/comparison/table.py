@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from perl.errors import RunFolderError
 from perl.evaluation.compare import engines_note
-from perl.evaluation.found_results import settings_text, ways_of
-from perl.evaluation.metrics import SMALL_P, guessed_error, smallest_gain
-from perl.evaluation.seeds import smallest_difference
-from perl.evaluation.table import difference_cell, is_shown, p_cell
+from perl.evaluation.scoring.found_results import settings_text, ways_of
+from perl.evaluation.scoring.metrics import SMALL_P, guessed_error, smallest_gain
+from perl.evaluation.scoring.seeds import smallest_difference
+from perl.evaluation.scoring.table import difference_cell, is_shown, p_cell
 from perl.reports.comparison.rows import PROBLEM, SEED, Comparison, Row, compare_runs
 from perl.reports.comparison.runs import find_runs, read_logs
 from perl.run.progress import duration

@@ -27,9 +27,9 @@ from perl.trainer.alarms.of_policy import usual_rate
 from perl.trainer.alarms.of_samples import truncated_at_once, typical
 from perl.trainer.alarms.rule import Judge, Rule, Setup, Sign, as_in_a_script
 from perl.trainer.alarms.table import RULES
+from perl.trainer.arguments.config import own_setting, teacher_section
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, folder_of, reopened
-from perl.trainer.config import own_setting, teacher_section
-from perl.trainer.given_rewards import is_rewarded
+from perl.trainer.sampling.given_rewards import is_rewarded
 
 logger = logging.getLogger("perl")
 

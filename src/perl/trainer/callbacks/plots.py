@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perl.evaluation.figure import new_figure, save_figure
+from perl.evaluation.scoring.figure import new_figure, save_figure
 from perl.run.logs import read_log
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from perl.errors import MissingExtraError, warn
 from perl.run.logs import append_row
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, check_every, folder_of, reopened
-from perl.trainer.given_rewards import is_rewarded
+from perl.trainer.sampling.given_rewards import is_rewarded
 
 METRICS, PLOTS = "metrics.jsonl", "plots"
 

@@ -16,7 +16,8 @@ from perl.algorithms.kl_place import KL_IN_REWARD, off_reward
 from perl.algorithms.registry import function_at
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.recipe.sections import PromptsSection
-from perl.trainer.config import own_setting, prompts_section
+from perl.trainer.arguments.config import own_setting, prompts_section
+from perl.trainer.arguments.signal_checks import has_teacher
 from perl.trainer.live import Metrics, Position, generation_interval
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
 from perl.trainer.prompts.curriculum import Curriculum, difficulties, ranked
@@ -24,8 +25,7 @@ from perl.trainer.prompts.memory import PromptMemory
 from perl.trainer.prompts.order import ResumableRepeatSampler
 from perl.trainer.prompts.refill import BatchLayout
 from perl.trainer.prompts.selection import PromptSelection, RewardGroups, SelectionHooks
-from perl.trainer.rollout_source import RolloutSource
-from perl.trainer.signal_checks import has_teacher
+from perl.trainer.sampling.rollout_source import RolloutSource
 
 
 def made_selection(

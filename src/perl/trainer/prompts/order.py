@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from perl.trainer.rollouts_ahead import LaterPrompts
+from perl.trainer.sampling.rollouts_ahead import LaterPrompts
 
 
 class EpochSampler(RepeatSampler):

@@ -18,15 +18,15 @@ from typing import Any
 from transformers import TrainerState, TrainingArguments
 
 from perl.errors import PerlError, RecipeError, warn
-from perl.evaluation.draw import Sharing, draw, share, within_batch
-from perl.evaluation.own_tasks import chosen_tasks, in_keys
-from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import PreparedTask, prepare_task
-from perl.evaluation.request import end_tokens
-from perl.evaluation.samples import Sample
-from perl.evaluation.score import score_samples
-from perl.evaluation.task import MATH
-from perl.evaluation.task_data import check_files, load_task_data
+from perl.evaluation.drawing.request import end_tokens
+from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.scoring.score import score_samples
+from perl.evaluation.scoring.task import MATH
+from perl.evaluation.tasks.draw import Sharing, draw, share, within_batch
+from perl.evaluation.tasks.own_tasks import chosen_tasks, in_keys
+from perl.evaluation.tasks.questions import PreparedTask, prepare_task
+from perl.evaluation.tasks.task_data import check_files, load_task_data
 from perl.policy.model import base_of
 from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.eval_section import EvalSection

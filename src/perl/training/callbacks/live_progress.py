@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from perl.run.progress import Recurring, TimeLeft, duration, live_line
 from perl.trainer.callbacks.run_callback import Logs, RunCallback
-from perl.trainer.given_rewards import is_rewarded
+from perl.trainer.sampling.given_rewards import is_rewarded
 from perl.training.callbacks.benchmark_scores import BenchmarkScores
 
 # In a log: a line each time another tenth of the steps is done.

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perl.evaluation.metrics import Difference, corrected
-from perl.evaluation.seeds import SeedMean, mean_over_seeds, paired_by_seed, smallest_difference
+from perl.evaluation.scoring.metrics import Difference, corrected
+from perl.evaluation.scoring.seeds import SeedMean, mean_over_seeds, paired_by_seed, smallest_difference
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, titled
 from perl.training.studies.plan import Study
 from perl.training.studies.results import Row, StudyResult, at_baseline

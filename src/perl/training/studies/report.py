@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perl.errors import MissingExtraError, warn
-from perl.evaluation.figure import new_figure, save_figure
-from perl.evaluation.table import difference_cell, p_cell
+from perl.evaluation.scoring.figure import new_figure, save_figure
+from perl.evaluation.scoring.table import difference_cell, p_cell
 from perl.run.files import write_text
 from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table

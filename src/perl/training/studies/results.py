@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from perl.errors import RunFolderError
-from perl.evaluation.metrics import error_of_mean
+from perl.evaluation.scoring.metrics import error_of_mean
 from perl.run.files import write_text
 from perl.run.folder import Run
 from perl.run.tables import plain_table

@@ -1,0 +1,1 @@
+"""Who is asked and by which engine, and the completions that are drawn."""

@@ -1,0 +1,1 @@
+"""The problems of a task as prompts: benchmarks, files of your own, held-out problems."""

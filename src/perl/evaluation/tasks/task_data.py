@@ -1,0 +1,290 @@
+"""The questions of a task with their gold answers, from a file, a folder, the Hub or the sandbox, checked.
+
+Task -> rows -> questions -> TaskData
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+from huggingface_hub import snapshot_download
+
+from perl.data import checked_prompt, empty_cells, load_hub_rows, prompt_text, read_data_file, split_rows
+from perl.data.overlap import same
+from perl.errors import DataError, Mistake, raise_all
+from perl.evaluation.scoring.choices import LETTERS, listed, right_letters
+from perl.evaluation.scoring.scorers import SCORERS
+from perl.evaluation.scoring.task import MATH, Example, Question, Split, Task, TaskData, questions_hash
+from perl.evaluation.tasks.few_shot import choose_examples, example
+from perl.evaluation.tasks.heldout import heldout_questions, holds_problems_out
+from perl.recipe import Recipe
+from perl.rewards.answers import gold_answer
+from perl.sandbox import is_sandbox, load_problems
+
+
+def load_task_data(
+    task: Task,
+    data: Path | None = None,
+    limit: int | None = None,
+    few_shot: int = 0,
+    seed: int = 0,
+    *,
+    cached: bool = False,
+) -> TaskData:
+    """Reads the questions of a task.
+
+    Args:
+        task: Sandbox tasks and files of the user's own need neither folder nor network.
+        data: Folder that holds ``task.file``, with the Hub's columns or ``problem`` and ``answer``; None: the Hub.
+        limit: Only the first so many questions; None: all.
+        few_shot: Examples before every question: of the split that the task names, else questions of its own, which
+            are not asked then.
+        seed: Decides which examples.
+        cached: Instead of the Hub only what was downloaded from it at the task's revision; without a network.
+
+    Raises:
+        DataError: The data is absent, gated, unreachable, broken or empty, or a question or an answer is missing.
+    """
+    where = f"task {task.name}"
+    if limit is not None and limit < 1:
+        raise DataError(f"{limit} questions are too few", where, "at least 1")
+    every, source, revision = _read(task, data, where, cached=cached)
+    examples: tuple[Example, ...] = ()
+    if few_shot:
+        pool = every
+        if task.examples is not None:
+            found, _, _ = _read(_of_split(task, task.examples), data, where, cached=cached)
+            asked_too = set(same([one.text for one in found], [question.text for question in every]))
+            pool = tuple(one for i, one in enumerate(found) if i not in asked_too)
+        chosen = choose_examples(task, pool, few_shot, seed)
+        examples = tuple(example(task, question) for question in chosen)
+        if task.examples is None:
+            every = tuple(question for question in every if question not in chosen)
+        if not every:
+            raise DataError(f"examples: {few_shot}, problems left to be asked: 0", where, "fewer examples")
+    asked, further = every[:limit], every[len(every[:limit]) :]
+    return TaskData(task, asked, source, revision, questions_hash(asked), further, examples)
+
+
+def check_files(task: Task, data: Path | None, few_shot: int) -> None:
+    """Refuses a task whose files, that of its examples included, are not here; reads none of them.
+
+    Args:
+        task: As in :func:`load_task_data`, and so on.
+        data: See there.
+        few_shot: See there.
+
+    Raises:
+        DataError: Names the file.
+    """
+    where = f"task {task.name}"
+    if task.path is not None and not Path(task.path).is_file():
+        raise DataError(f"no such file: {task.file or task.path}", where)
+    if task.path is not None or data is None or is_sandbox(task.repository):
+        return
+    _file_in(data, task, where)
+    if few_shot and task.examples is not None:
+        _file_in(data, _of_split(task, task.examples), where)
+
+
+def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[tuple[Question, ...], str, str | None]:
+    """All questions of a split, what they are from, and the commit of that."""
+    revision = None
+    if holds_problems_out(task):
+        every = heldout_questions(Recipe.of_run(str(task.path)))
+        if not every:
+            hint = "name their column in the recipe: data.eval"
+            raise DataError("the held-out problems have no answers", where, hint)
+        return every, task.repository, None
+    if task.path is not None:
+        source, rows = task.file, _read_file(task, Path(task.path), where)
+    elif is_sandbox(task.repository):
+        problems = load_problems(task.repository, "train" if task.split == "train" else "heldout")
+        source, rows = task.repository, [{"problem": p.question, "answer": p.answer} for p in problems]
+    elif data is not None:
+        source, rows = task.file, _read_file(task, _file_in(data, task, where), where)
+    else:
+        source = task.repository
+        rows, revision = _read_cache(task, where) if cached else _read_hub(task, where)
+    if not rows:
+        raise DataError(f"{source} is empty", where)
+    every = _questions(task, rows, source, where)
+    if task.path is not None:
+        _check_once(every, source, where)
+    return every, source, revision
+
+
+def _of_split(task: Task, split: Split) -> Task:
+    """The task of another split of the same data; of a folder the file that is named after it."""
+    stem = task.file.removesuffix(".jsonl").removesuffix(f"_{task.split}")
+    return replace(task, split=split, file=f"{stem}_{split}.jsonl")
+
+
+def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question:
+    """What a row of the data asks.
+
+    Args:
+        task: Says which columns count; the row must have them.
+        row: As the data set holds it.
+        identifier: The question's id.
+    """
+    cell, choices = checked_prompt(row[_column(task.problem, row)], identifier, f"task {task.name}"), tuple[str, ...]()
+    if isinstance(cell, list) and task.prompt == "{problem}" and task.options is None:  # chat messages
+        return Question(identifier, prompt_text(cell), _gold(task, row), row, prompt=tuple(cell))
+    problem = prompt_text(cell) if isinstance(cell, list) else str(cell)
+    if task.choices:
+        choices, gold = _in_order(problem.strip(), [_text(row[name]) for name in task.choices])
+    else:
+        gold = _gold(task, row)
+        choices = tuple(map(_text, row[task.options])) if task.options is not None else ()
+    asked = listed(problem.strip(), choices) if choices else problem
+    return Question(identifier, task.prompt.replace("{problem}", asked), gold, row, choices)
+
+
+def _file_in(data: Path, task: Task, where: str) -> Path:
+    folder = data.expanduser()
+    if not folder.is_dir():
+        raise DataError(f"no such folder: {data}", where, f"the folder that holds {task.file}")
+    path = folder / task.file
+    if not path.is_file():
+        raise DataError(f"{data} has no file {task.file}", where, "one JSON object a line")
+    return path
+
+
+def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows and the commit they are from, as far as it is known."""
+    instead = f"{'' if task.revision is None else '--newest-data, or '}--data DIR with {task.file}"
+    rows, commit = load_hub_rows(task.repository, task.subset, task.split, task.revision, (), where, instead)
+    return [dict(row) for row in rows], commit or task.revision
+
+
+def _read_cache(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows as they were downloaded before, without a network; of a task with no revision those of its main one."""
+    try:
+        folder = snapshot_download(task.repository, repo_type="dataset", revision=task.revision, local_files_only=True)
+        rows, _ = split_rows(folder, task.subset, task.split, None, ())
+        return [dict(row) for row in rows], task.revision
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{task.repository} is not here", where) from error
+
+
+def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> tuple[Question, ...]:
+    _check_columns(task, rows, source, where)
+    ids = _identifiers(task, rows)
+    questions = tuple(question_of(task, row, name) for row, name in zip(rows, ids, strict=True))
+    if task.options is not None:
+        letters = right_letters([one.gold for one in questions], [one.choices for one in questions])
+        if isinstance(letters, Mistake):
+            raise DataError(letters.message, where, letters.hint)
+        questions = tuple(replace(one, gold=letter) for one, letter in zip(questions, list(letters), strict=True))
+    if task.scorer not in SCORERS:  # a reward may do without an answer
+        return questions
+    bare = [not question.gold for question in questions]
+    raise_all(DataError, empty_cells(bare, "answer", source, where))
+    return questions
+
+
+def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> None:
+    """Refuses rows that lack a question or an answer; an absent column and an empty cell are different errors."""
+    needed = {"problem": task.problem}
+    if task.choices:
+        needed |= {name: (name,) for name in task.choices}
+    elif task.scorer in SCORERS:  # a reward may do without
+        needed["answer"] = task.answer
+    problems = []
+    for what, candidates in needed.items():
+        absent = [i for i, row in enumerate(rows) if _column(candidates, row) not in row]
+        if absent:
+            has = ", ".join(map(str, rows[absent[0]])) or "nothing"
+            message = f"row {absent[0] + 1} of {source} has no {' or '.join(candidates)}, it has {has}"
+            own = "" if task.path is None else f", as in --columns {'prompt' if what == 'problem' else what}=NAME"
+            problems.append(Mistake(message, where, f"the column that holds the {what}{own}"))
+        else:
+            empty = [not _text(row[_column(candidates, row)]) for row in rows]
+            problems += empty_cells(empty, what, source, where)
+    raise_all(DataError, [*problems, *(_choice_mistakes(task.options, rows, source, where) if task.options else ())])
+
+
+def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> Iterator[Mistake]:
+    """The first row whose choices are no list of different texts."""
+    for number, row in enumerate(rows, 1):
+        cell = row.get(column)
+        if not cell:
+            hint = f"the column that holds the choices; there are {', '.join(map(str, row))}"
+            yield Mistake(f"row {number} of {source} has no choices under {column!r}", where, hint)
+            return
+        texts = [" ".join(_text(choice).split()) for choice in cell] if isinstance(cell, list) else []
+        if not 2 <= len(texts) <= len(LETTERS) or not all(texts) or len(set(texts)) < len(texts):
+            what = f"no list of 2 to {len(LETTERS)} different texts"
+            message = f"the choices of row {number} of {source} are {what}: {cell!r:.60}"
+            yield Mistake(message, where, "the place in the list gives the letter")
+            return
+
+
+def _read_file(task: Task, file: Path, where: str) -> list[dict[str, Any]]:
+    """The rows of a file, each with what it has."""
+    try:
+        rows = read_data_file(file, task.answer if task.path is not None else (), where)
+    except DataError as error:  # which names the whole path, as the user may not have typed it
+        raise error.moved(lambda _: where) from None
+    return [dict(row) for row in rows]
+
+
+def _check_once(questions: Sequence[Question], source: str, where: str) -> None:
+    """Refuses a question that stands twice."""
+    first: dict[str, int] = {}
+    texts = [" ".join(question.text.split()) for question in questions]
+    twice = [(first[text], i) for i, text in enumerate(texts) if first.setdefault(text, i) != i]
+    if twice:
+        one, two = twice[0]
+        message = f"rows {one + 1} and {two + 1} of {source} ask the same question: {texts[two][:60]!r}"
+        raise DataError(f"{message}; {len(twice)} rows repeat an earlier one", where, "leave each in once")
+
+
+def _column(candidates: Sequence[str], row: Mapping[str, Any]) -> str:
+    """The first of these columns that a row has; the first of all where it has none."""
+    return next((name for name in candidates if name in row), candidates[0])
+
+
+def _identifiers(task: Task, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the rows, or their numbers where the data set does not name all rows or names two alike."""
+    names = [_text(row.get(_column(task.identifier, row))) for row in rows]
+    return names if all(names) and len(set(names)) == len(names) else [str(i) for i in range(len(rows))]
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 (a cell, as the data set holds it)
+    """A cell as text: of a list the first entry, of a whole float the integer."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value).strip()
+
+
+def _gold(task: Task, row: Mapping[str, Any]) -> str:
+    """The answer as the scorer takes it; of a reward none where there is none."""
+    text = _text(row.get(_column(task.answer, row)))
+    return _without_dollars(gold_answer(text)) if task.scorer == MATH and task.options is None else text
+
+
+def _without_dollars(gold: str) -> str:
+    """A gold that is one formula, without its ``$``: some copies of a data set write them and some do not."""
+    inner = gold.removeprefix("$").removesuffix("$")
+    return inner.strip() if len(inner) == len(gold) - 2 and "$" not in inner else gold
+
+
+def _in_order(question: str, choices: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """Choices in the order of their letters, and the letter of the right one, whose place a hash of the question gives.
+
+    Args:
+        question: Without choices.
+        choices: The right one, then the others, which keep their order.
+
+    Source: ``gpqa_instruct_prompt`` of lighteval 0.13, which draws the place instead.
+    """
+    right, *others = choices
+    place = int.from_bytes(hashlib.sha256(question.encode()).digest()) % len(choices)
+    return (*others[:place], right, *others[place:]), LETTERS[place]

@@ -1,0 +1,125 @@
+"""Rollouts by transformers in this process: those that TRL's ``generate`` would sample, in less time where that can be.
+
+prompts -> their tokens -> tokens of the completions
+
+A completion's length is that of the whole conversation after the prompt: what the policy wrote and what tools answered.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import torch
+from peft import PeftModel, PeftModelForCausalLM
+from torch import nn
+from transformers import GenerationConfig, GenerationMixin
+from trl import GRPOTrainer
+
+from perl.packing.forward import drops_out
+from perl.policy.model import base_of, evaluating
+from perl.rollouts.branching import why_not_branching
+from perl.rollouts.next_token import as_the_policy, sampling_of, write_as_generate
+from perl.trainer.arguments import shown_to_trl
+
+# What decides on tokens, as the libraries had it before any script ran.
+_GENERATE = {name: method for name, method in vars(GenerationMixin).items() if inspect.isfunction(method)}
+_OF_PEFT = PeftModel.generate, PeftModelForCausalLM.generate
+
+
+def generated(
+    trainer: GRPOTrainer,
+    policy: nn.Module,
+    prompt_ids: Sequence[Sequence[int]],
+    others: Sequence[Any],
+    by_trl: Callable[[], Any],
+) -> Any:  # noqa: ANN401 (TRL's)
+    """What ``_generate_single_turn`` returns.
+
+    Args:
+        trainer: Whose generation config says how tokens are drawn.
+        policy: Without wrappers.
+        prompt_ids: Of each completion.
+        others: TRL's next arguments: images, and what else a multimodal model is given.
+        by_trl: TRL's own generation, for what is none of ours.
+    """
+    batched = trainer.use_transformers_continuous_batching
+    written = None if batched or any(others[:2]) else as_generate(policy, prompt_ids, trainer.generation_config)
+    if written is not None:
+        return written, None  # transformers' log-probs are not asked for
+    with shown_to_trl.for_generation(trainer.args, base_of(policy), batched=batched), as_the_policy(policy):
+        return by_trl()
+
+
+def as_generate(
+    policy: nn.Module, prompt_ids: Sequence[Sequence[int]], config: GenerationConfig
+) -> list[list[int]] | None:
+    """What ``generate`` would sample, drawn with the same random numbers; None: only ``generate`` can.
+
+    Args:
+        policy: Without wrappers.
+        prompt_ids: Of each completion.
+        config: The trainer's.
+    """
+    sampling = sampling_of(config)
+    if sampling is None or (policy.training and drops_out(policy)):  # it would draw what it drops for each row
+        return None
+    if generates_by_itself(policy) or why_not_branching(policy):
+        return None
+    with evaluating(policy), torch.no_grad():
+        return write_as_generate(policy, prompt_ids, int(config.pad_token_id or 0), sampling)
+
+
+def generates_by_itself(policy: nn.Module) -> bool:
+    """Whether a method of ``generate``, or one that it calls, is not the libraries': a script has put its own there.
+
+    Args:
+        policy: Without wrappers.
+    """
+    base = base_of(policy)
+    put = any(name in vars(owner) for owner in (policy, base) for name in _GENERATE)
+    changed = any(getattr(type(base), name, None) is not theirs for name, theirs in _GENERATE.items())
+    return put or changed or (isinstance(policy, PeftModel) and type(policy).generate not in _OF_PEFT)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """How prompts become tokens, and tokens text.
+
+    Attributes:
+        processing_class: The tokenizer or processor.
+        tokenize: The tokens of prompts, as TRL makes them.
+        longest: Tokens of the longest prompt that may come, from the longest seen and how many to look at.
+    """
+
+    processing_class: Any
+    tokenize: Callable[[list[Any]], list[list[int]]]
+    longest: Callable[[int, int], int]
+
+
+class Opening(list[int]):
+    """Token ids of a prompt, which remember how many they were when a conversation is added to them.
+
+    Attributes:
+        prompt_tokens: How many of them are the prompt.
+    """
+
+    def __init__(self, ids: Sequence[int], prompt_tokens: int | None = None) -> None:
+        """Begins a conversation."""
+        super().__init__(ids)
+        self.prompt_tokens = len(self) if prompt_tokens is None else prompt_tokens
+
+    def __add__(self, further: list[int]) -> "Opening":  # type: ignore[override]  # of the same kind
+        """The conversation with more at its end."""
+        return Opening([*self, *further], self.prompt_tokens)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[list[int], int]]:
+        """Copies remember it too."""
+        return Opening, (list(self), self.prompt_tokens)
+
+
+def tokens_left(ids: Sequence[int], max_completion_length: int) -> int | None:
+    """Tokens that may follow; None: it is a prompt alone, and a completion may have all of its length."""
+    if not isinstance(ids, Opening) or len(ids) == ids.prompt_tokens:
+        return None
+    return max(0, max_completion_length - (len(ids) - ids.prompt_tokens))
