@@ -156,7 +156,7 @@ def logged(
     from perl import PeftGRPOTrainer
     from perl.errors import PerlError
     from perl.policy.model import load_base
-    from perl.training.stages import prepare, read_recipe
+    from perl.training.prepare import prepare, read_recipe
 
     warnings.simplefilter("ignore")
     row, started = dict[str, Any](), time.process_time()

@@ -252,7 +252,7 @@ def speed(place: Path) -> dict[str, Any]:
 
     from perl.data import render_prompts
     from perl.sandbox import BASE_FOLDER
-    from perl.training.stages import prepare, read_recipe
+    from perl.training.prepare import prepare, read_recipe
 
     torch.set_num_threads(1)
     plan = prepare(read_recipe("quickstart"))

@@ -48,7 +48,7 @@ from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training import measured_rates
 from perl.training.forecast import Question, answer
 from perl.training.forecast_text import forecast_values
-from perl.training.stages import read_recipe
+from perl.training.prepare import read_recipe
 
 RESULTS = Path(__file__).parent / "results"
 M_MMAP_THRESHOLD = -3  # of malloc.h

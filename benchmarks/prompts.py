@@ -130,7 +130,7 @@ def run_once(name: str, seed: int, data: Path, arguments: argparse.Namespace) ->
     from perl.evaluation.scoring.protocol import Protocol
     from perl.evaluation.tasks.heldout import evaluate_policy
     from perl.policy.model import load_base
-    from perl.training.stages import prepare, read_recipe
+    from perl.training.prepare import prepare, read_recipe
 
     warnings.simplefilter("ignore")
     row: dict[str, Any] = {"choice": name, "seed": seed}

@@ -26,7 +26,7 @@ from perl.evaluation.tasks.heldout import evaluate_policy
 from perl.methods.settings import adaptation
 from perl.policy.model import load_base
 from perl.run.folder import installed_versions
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 
 def with_perl(overrides: list[str], folder: Path) -> dict[str, float]:

@@ -40,7 +40,7 @@ from perl.data import render_prompts
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.vllm.servers import ServerPool
 from perl.run.folder import installed_versions
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 RESULTS, PARTS = Path(__file__).parent / "results", ("training", "speed", "kills")
 ARMS = {"transformers": None, "server": 0, "server, 1 ahead": 1}

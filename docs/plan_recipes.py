@@ -18,7 +18,7 @@ from perl.sandbox import BASE_FOLDER
 from perl.training.forecast import Forecast, Question, answer
 from perl.training.forecast_text import forecast_lines
 from perl.training.hardware import GIB
-from perl.training.stages import read_recipe
+from perl.training.prepare import read_recipe
 
 PAGE = Path(__file__).parent / "scaling.md"
 SHOWN = "node-7b"

@@ -16,7 +16,7 @@ from perl.policy.model import load_tokenizer
 from perl.recipe import load_recipe
 from perl.recipe.sections import DataSection, ModelSection
 from perl.sandbox import BASE_FOLDER
-from perl.training.stages import prepare
+from perl.training.prepare import prepare
 
 MESSAGES = [
     [{"role": "user", "content": "12+34="}],

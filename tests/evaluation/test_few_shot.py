@@ -24,7 +24,7 @@ from perl.recipe.sections import ModelSection
 from perl.recipe.validation import checked
 from perl.sandbox import load_problems
 from perl.training.callbacks.benchmark_scores import BenchmarkScores
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 from tests.oracles.counted_scores import check_scores
 
 CHAIN = "sandbox:chain"

@@ -38,7 +38,7 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.run.folder import Run
 from perl.sandbox import BASE_FOLDER
 from perl.training.forecast_text import plan_lines
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, recipe
 from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
 from tests.rollouts.policies import ON_NF4

@@ -37,7 +37,7 @@ from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.server_command import server_command
 from perl.sandbox import BASE_FOLDER
 from perl.training.forecast_text import plan_lines
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, lengths_of_rows, recipe
 from tests.policy.test_quantised import of_the_file, trainer
 

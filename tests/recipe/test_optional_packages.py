@@ -10,7 +10,7 @@ from transformers.training_args import OptimizerNames
 
 from perl.errors import MissingExtraError
 from perl.recipe.optional_packages import OPTIMIZERS, SWITCHES, TRACKERS, Package, missing_packages, tracker_mistakes
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 # Of the libraries that transformers imports for an optimizer, those that come with it.
 _OURS = {"torch", "transformers", "packaging", "importlib", "functools"}

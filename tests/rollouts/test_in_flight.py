@@ -8,7 +8,7 @@ from perl.errors import ModelError, RecipeError
 from perl.recipe.recipe import load_recipe
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.vllm.answers import GrowingGroup, Part, ServerDownError, read_choices
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 from tests.rollouts.policies import completion_log_probs
 from tests.rollouts.test_vllm_server import TOKENS, open_pool, policy, update_of, wait_until, written  # noqa: F401 (a fixture)
 

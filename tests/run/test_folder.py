@@ -8,7 +8,7 @@ import pytest
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, RunFolderError
 from perl.run.folder import check_folder, open_run
-from perl.training.stages import read_recipe
+from perl.training.prepare import read_recipe
 
 SETTINGS = ("train.max_steps=40", "peft.rank=4")
 

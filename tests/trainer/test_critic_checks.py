@@ -7,7 +7,7 @@ from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.train_fields import defaults_of
 from perl.errors import RecipeError
 from perl.recipe import load_recipe
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 OTHERS = {
     "gae_gamma": 0.99,

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.training.prepare import prepare, read_recipe
 from perl.training.run_shape import execution_of, shape_of
-from perl.training.stages import prepare, read_recipe
 from tests import warm
 from tests.oracles.covariance import CLIP, KL, PlainSelection, places, recording
 from tests.oracles.two_trainers import norm, relative_difference, train

@@ -14,7 +14,7 @@ from perl.hub.card.public_recipe import public_recipe
 from perl.recipe import load_recipe
 from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER, BASE_NAME
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 from tests.saved_adapters import save_adapter
 
 SHORT = {

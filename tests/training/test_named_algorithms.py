@@ -11,7 +11,7 @@ from perl.algorithms.registry import Paper
 from perl.errors import RecipeError, RunFolderError
 from perl.recipe import load_recipe
 from perl.training.forecast_text import plan_lines
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 SHORT = {
     "extends": "quickstart",

@@ -16,7 +16,7 @@ from perl.policy.critic import Critic
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 from perl.training.forecast_text import plan_lines
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 SHORT = {
     "extends": "quickstart",

@@ -6,7 +6,7 @@ import pytest
 
 from perl.errors import PerlError
 from perl.training.forecast_text import plan_lines
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER, is_sandbox
 from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training.forecast import Question, answer
-from perl.training.stages import prepare, read_recipe, train
+from perl.training.prepare import prepare, read_recipe
+from perl.training.stages import train
 from tests.conftest import CHECKOUT
 
 IN_FOLDERS = {name: path for name, path in packaged_recipes().items() if "/" in name}

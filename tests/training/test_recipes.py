@@ -8,7 +8,7 @@ import pytest
 from perl.packing.attention import KERNEL_CALL
 from perl.recipe.assets import assets_folder, packaged_recipes
 from perl.sandbox import is_sandbox
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 from tests.conftest import CHECKOUT
 
 RECIPES = {name: path for name, path in packaged_recipes().items() if "/" not in name}  # others: test_recipe_folders

@@ -88,7 +88,7 @@ def test_a_scripts_arguments_refuse_a_tracker_in_one_line(tmp_path, monkeypatch)
 def test_a_recipes_dry_run_names_the_line_and_another_machine_may_lack_trackers(nobody, capsys):
     from perl.cli.commands import run
     from perl.training.plan import make_plan
-    from perl.training.stages import read_recipe
+    from perl.training.prepare import read_recipe
 
     (nobody / "tripwire.py").write_text(TRIPWIRE)
     (nobody / "recipe.yaml").write_text(RECIPE.replace("  beta: 0.01\n", "  beta: 0.01\n  report_to: wandb\n"))

@@ -18,7 +18,7 @@ from perl.recipe import load_recipe
 from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.sandbox import load_problems
-from perl.training.stages import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe
 
 QUESTIONS = 32
 TASKS = {"tasks": [{"name": "sandbox:chain", "limit": None}], "k": 2, "limit": 6, "max_completion_length": 24}

@@ -15,7 +15,7 @@ from perl.recipe import Recipe
 from perl.recipe.refused_fields import REFUSED
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, RewardSetting
 from perl.training.on_verl import prepare_export, read_for_verl
-from perl.training.stages import read_recipe
+from perl.training.prepare import read_recipe
 from perl.verl.table import CANNOT, METHODS_THAT_GO, TABLE, cells, named_keys, override, refusals
 from tests.verl.recipes import ALGORITHMS, of_algorithm, recipe, told, with_train
 

@@ -100,7 +100,7 @@ def plan(
         hardware_named(asked["gpu"])
     from perl.training.forecast import Question, answer
     from perl.training.forecast_text import forecast_lines, forecast_values
-    from perl.training.stages import read_recipe
+    from perl.training.prepare import read_recipe
 
     forecast = answer(read_recipe(recipe, overrides), Question(**asked))
     if as_json:
@@ -124,7 +124,7 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     Reads the recipe, its data and the model's config; loads no weights.
     """
     set_up_output(quiet=True)
-    from perl.training.stages import prepare, read_recipe
+    from perl.training.prepare import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides), engine_here=False)
     say(plan.server_command(port, on_cpu=plan.recipe.engine.device == "cpu"))
@@ -142,7 +142,7 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     set_up_output(quiet=True)
     from perl.errors import RecipeError
     from perl.rollouts.open_engine import check_servers
-    from perl.training.stages import prepare, read_recipe
+    from perl.training.prepare import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides))
     if not plan.recipe.rollout.capabilities.needs_servers:

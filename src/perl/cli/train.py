@@ -60,8 +60,9 @@ def command(
     from perl.training.checked_recipe import located
     from perl.training.forecast import forecast_of
     from perl.training.forecast_text import plan_lines, summary_lines
+    from perl.training.prepare import prepare, read_recipe
     from perl.training.reward_trial import check_rewards_work
-    from perl.training.stages import prepare, read_recipe, train
+    from perl.training.stages import train
 
     if dry_run:
         resolved = read_recipe(recipe, overrides, output, on_verl=not launched())

@@ -39,7 +39,7 @@ def _look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
     """A line for each mistake, as a dry run prints them; else its plan, and its servers where it has some."""
     from perl.training.forecast import forecast_of
     from perl.training.forecast_text import first_prompt, summary_lines
-    from perl.training.stages import prepare, read_recipe
+    from perl.training.prepare import prepare, read_recipe
 
     try:
         plan = prepare(read_recipe(recipe, overrides))

@@ -13,7 +13,7 @@ from perl.recipe import Recipe
 from perl.run.tables import html_table
 from perl.training.forecast import Forecast, Question, answer
 from perl.training.forecast_text import forecast_lines, forecast_tables, forecast_values, run_lines
-from perl.training.stages import read_recipe
+from perl.training.prepare import read_recipe
 
 
 @dataclass(frozen=True)

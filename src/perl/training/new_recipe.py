@@ -34,8 +34,8 @@ from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_mach
 from perl.training.memory_estimate import MemoryEstimate
 from perl.training.new_data import data_section, recipe_text, worked_tokens
 from perl.training.plan import Plan, make_plan
+from perl.training.prepare import read_recipe
 from perl.training.run_shape import Setup, lengths_of, memory_on, shape_of
-from perl.training.stages import read_recipe
 
 BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 """Around the question, where answers are judged."""

@@ -1,6 +1,6 @@
-"""The stage that trains: from a base to an adapter that is saved and proven to be the trained one.
+"""The stage that trains: from a base to an adapter that is saved, proven to be the trained one, and described.
 
-Plan, base, run -> trainer, trained -> adapter/
+Plan, base, run -> trainer, trained -> adapter/ -> curves, card
 """
 
 import logging
@@ -14,9 +14,18 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from perl.algorithms.named import named_facts
 from perl.data import render_prompts
-from perl.errors import BrokenPromiseError, InterruptedRunError, PerlError, RewardError, RunFolderError, warn
+from perl.errors import (
+    BrokenPromiseError,
+    InterruptedRunError,
+    MissingExtraError,
+    PerlError,
+    RewardError,
+    RunFolderError,
+    warn,
+)
 from perl.hub.card.candidate import source_of_run
 from perl.hub.card.names import published_label
+from perl.hub.run_card import write_card
 from perl.launch.together import see_files
 from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
 from perl.policy.guards import check_saved_adapter, check_saved_model
@@ -36,6 +45,7 @@ from perl.run.joint_work import Processes, joined
 from perl.run.logs import log_rows
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
+from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.step_logs import LearningCurves, SamplesLog
 from perl.trainer.publishing import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
@@ -258,3 +268,12 @@ def _settings(plan: Plan) -> dict[str, Any]:
 def run_title(run: Run) -> str:
     """Over its pictures."""
     return f"{run.path.name}: {run.facts['method']} on {published_label(str(run.facts['base']))}"
+
+
+def finish(run: Run) -> None:
+    """What a person looks at first, of a run that has been trained: curves with the last scores, and the card."""
+    try:
+        draw_plots(run.metrics, run.plots, run_title(run), rewarded=any(run.facts["rewards"].values()))
+    except MissingExtraError as error:
+        warn("PRL306", "%s", error)
+    write_card(run)

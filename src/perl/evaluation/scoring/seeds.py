@@ -59,7 +59,8 @@ def paired_by_seed(reference: Mapping[int, float], other: Mapping[int, float]) -
         spread to take an error from, which is no certainty: interval and p value are NaN then.
 
     Source: Student 1908, Biometrika 6. Intervals by problem are those of
-        :func:`perl.evaluation.scoring.metrics.paired_difference`, bounded by what scores can be; over three to ten seeds those would be too wide to show anything.
+        :func:`perl.evaluation.scoring.metrics.paired_difference`, bounded by what scores can be; over three to ten
+        seeds those would be too wide to show anything.
     """
     seeds = sorted(reference.keys() & other.keys())
     if len(seeds) < 2:

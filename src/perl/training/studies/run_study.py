@@ -14,7 +14,7 @@ from perl.run.progress import duration
 from perl.run.tables import plain_table
 from perl.training.forecast import forecast_of
 from perl.training.hardware import GIB, Range
-from perl.training.stages import prepare
+from perl.training.prepare import prepare
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, Cell, cells_of, counted
 from perl.training.studies.plan import Study, load_study, opened, steps_of
 from perl.training.studies.processes import CellEnd, CellProcesses
