@@ -29,7 +29,7 @@ from perl.methods.registry import METHODS
 from perl.sandbox.tasks import TASKS
 from perl.trainer.alarms.history import History
 from perl.trainer.alarms.of_policy import usual_rate
-from perl.trainer.alarms.rule import Setup
+from perl.trainer.alarms.rule import AlarmSetup
 from perl.trainer.alarms.table import RULES
 
 # The quickstart's learning rate, which its recipe gives for LoRA.
@@ -314,13 +314,13 @@ def drifting_engine(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def setup_of(recipe_text: str) -> Setup:
+def setup_of(recipe_text: str) -> AlarmSetup:
     """What the callback reads from a run's arguments."""
     recipe = yaml.safe_load(recipe_text)
     train = recipe["train"]
     method = METHODS[recipe["peft"]["method"]]
     estimator = ADVANTAGES[train.get("advantage_estimator", "group")]
-    return Setup(
+    return AlarmSetup(
         usual_rate=usual_rate(method.learning_rate, SANDBOX_WIDTH),
         by_sequence=train.get("importance_sampling_level") == "sequence",
         waits=train.get("critic_warmup_steps", 0),
@@ -331,7 +331,7 @@ def setup_of(recipe_text: str) -> Setup:
     )
 
 
-def judged(log: list[dict[str, Any]], setup: Setup) -> dict[str, tuple[float, float, bool]]:
+def judged(log: list[dict[str, Any]], setup: AlarmSetup) -> dict[str, tuple[float, float, bool]]:
     """Of each rule that could be judged: the worst statistic, its limit then, whether it was an alarm."""
     history, worst = History(), dict[str, tuple[float, float, bool]]()
     for row in log:
@@ -401,7 +401,7 @@ def _steps(log: list[dict[str, Any]]) -> list[int]:
     return sorted({row["step"] for row in log})
 
 
-def _raised_by(log: list[dict[str, Any]], setup: Setup, step: int) -> list[str]:
+def _raised_by(log: list[dict[str, Any]], setup: AlarmSetup, step: int) -> list[str]:
     return [name for name, (*_, alarm) in judged([r for r in log if r["step"] <= step], setup).items() if alarm]
 
 

@@ -21,7 +21,7 @@ from result_lines import as_lines
 
 from perl.errors import Mistake
 from perl.hub.gate.gate import text_of
-from perl.hub.gate.leaks import Machine, find_leaks
+from perl.hub.gate.leaks import MachineFacts, find_leaks
 from perl.run.folder import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -171,7 +171,9 @@ def of_problems(folder: Path, in_one: int = 100) -> Iterator[tuple[str, bytes]]:
 
 def now(files: dict[str, bytes]) -> list[Mistake]:
     """Today's search, without what is this machine's own."""
-    return [line for name, content in files.items() for line in find_leaks(name, text_of(name, content), Machine())]
+    return [
+        line for name, content in files.items() for line in find_leaks(name, text_of(name, content), MachineFacts())
+    ]
 
 
 def missed(texts: dict[str, str]) -> dict[str, list[str]]:

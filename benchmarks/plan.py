@@ -46,7 +46,7 @@ from perl.run.folder import installed_versions
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training import measured_rates
-from perl.training.forecast import Question, answer
+from perl.training.forecast import ForecastRequest, answer
 from perl.training.forecast_text import forecast_values
 from perl.training.prepare import read_recipe
 
@@ -207,7 +207,7 @@ def plan(case: Case, folder: Path, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     set_conditions()
     recipe = read_recipe(recipe_of(case, folder), ["engine.strategy=ddp"])
-    measured = forecast_values(answer(recipe, Question(run=str(folder / "run"), measured=True)))
+    measured = forecast_values(answer(recipe, ForecastRequest(run=str(folder / "run"), measured=True)))
     column = measured["strategies"]["ddp"]
     return {
         "memory": column["memory"]["least"],

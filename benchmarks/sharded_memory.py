@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 
 from perl.run.folder import installed_versions
-from perl.training.decoder import Sharing, Types, base_bytes, decoder_of, weight_bytes
+from perl.training.decoder import ModelSharing, Types, base_bytes, decoder_of, weight_bytes
 
 HERE = Path(__file__).parent
 WORLDS = (1, 2, 4)
@@ -124,7 +124,7 @@ def measure(config: LlamaConfig) -> list[dict[str, Any]]:
         for world in WORLDS:
             spawn(one_process, (world, folder), nprocs=world)
             ranks = [json.loads((Path(folder) / f"{world}-{rank}.json").read_text()) for rank in range(world)]
-            part, gathered = base_bytes(model, types, Sharing("fsdp2", world))
+            part, gathered = base_bytes(model, types, ModelSharing("fsdp2", world))
             largest = max(model.head_parameters, model.hidden * model.inner) * 4
             rows.append(
                 {

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from perl.evaluation.scoring.figure import new_figure, save_figure
 from perl.run.logs import read_log
-from perl.trainer.callbacks.plots import Panel, draw_panel
+from perl.trainer.callbacks.plots import CurvePanel, draw_panel
 
 PNG = Path(__file__).parent / "first_run.png"
 _INK, _BASE, _ADAPTER = "#333333", "#b9cfe8", "#1f5fa8"
 _CURVES = (
-    Panel("reward", "Reward: share of right answers", "mean of 64 completions"),
-    Panel("completions/mean_length", "Length: it learns to work it out", "tokens of a completion"),
+    CurvePanel("reward", "Reward: share of right answers", "mean of 64 completions"),
+    CurvePanel("completions/mean_length", "Length: it learns to work it out", "tokens of a completion"),
 )
 
 

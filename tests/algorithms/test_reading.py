@@ -11,7 +11,7 @@ from perl import PeftRLConfig
 from perl.algorithms.estimators import ADVANTAGES, FIELDS
 from perl.algorithms.losses import LossSettings, objective
 from perl.algorithms.named import ALGORITHMS
-from perl.algorithms.reading import sometimes_read, unread
+from perl.algorithms.reading import sometimes_read, unused_fields
 from perl.algorithms.registry import ARGUMENTS, LOSSES, loss_mistakes
 from perl.algorithms.train_fields import train_fields
 from perl.errors import RecipeError
@@ -49,7 +49,7 @@ def of_selection() -> set[str]:
 def test_an_objective_depends_on_the_fields_that_its_row_names_and_on_no_other(loss_type, beta):
     bound = {"epsilon_high": 1.3} if loss_type == "cispo" else {}  # which there bounds the ratio itself
     settings = {**REACHED, **bound, "loss_type": loss_type, "beta": beta}
-    idle = unread(settings)
+    idle = unused_fields(settings)
     names = sometimes_read() - of_selection() - set(FIELDS.values())
     assert names == set(OTHER)
     if LOSSES[loss_type].selection is not None:  # with which one ratio of a completion is refused
@@ -61,16 +61,16 @@ def test_an_objective_depends_on_the_fields_that_its_row_names_and_on_no_other(l
 
 def test_a_bound_that_stands_for_another_is_read_and_a_level_that_only_the_divergence_has():
     cispo = {"loss_type": "cispo", "epsilon_high": None}
-    assert "epsilon" not in unread(cispo)
-    assert "epsilon" in unread({**cispo, "epsilon_high": 5.0})
+    assert "epsilon" not in unused_fields(cispo)
+    assert "epsilon" in unused_fields({**cispo, "epsilon_high": 5.0})
     gmpo = {"loss_type": "gmpo", "beta": 0.1}
-    assert "importance_sampling_level" not in unread(gmpo)
-    assert "importance_sampling_level" in unread({**gmpo, "use_bias_correction_kl": False})
+    assert "importance_sampling_level" not in unused_fields(gmpo)
+    assert "importance_sampling_level" in unused_fields({**gmpo, "use_bias_correction_kl": False})
     in_reward = {"advantage_estimator": "rloo", "beta": 0.1, "kl_in_reward": True}
-    assert "kl_estimator" not in unread(in_reward)
-    assert "kl_in_reward" in unread(in_reward)["use_bias_correction_kl"]
-    assert "scale_rewards" in unread({"multi_objective_aggregation": "normalize_then_sum"})
-    assert unread({"loss_type": "unknown"}) == unread({"advantage_estimator": "unknown"}) == {}
+    assert "kl_estimator" not in unused_fields(in_reward)
+    assert "kl_in_reward" in unused_fields(in_reward)["use_bias_correction_kl"]
+    assert "scale_rewards" in unused_fields({"multi_objective_aggregation": "normalize_then_sum"})
+    assert unused_fields({"loss_type": "unknown"}) == unused_fields({"advantage_estimator": "unknown"}) == {}
 
 
 def test_rows_name_what_their_functions_are_given():

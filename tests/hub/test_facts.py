@@ -8,7 +8,7 @@ from huggingface_hub import constants, parse_eval_result_entries
 
 from perl.errors import RecipeError
 from perl.evaluation.scoring.task import Task, all_tasks
-from perl.hub.card.candidate import Candidate, find_candidate
+from perl.hub.card.candidate import RunAdapter, find_candidate
 from perl.hub.card.card_facts import CardFacts, Serving, facts_from_files, serving_of
 from perl.hub.card.eval_results import BENCHMARKS, eval_result_files, model_index
 from perl.hub.card.facts import Licence
@@ -38,7 +38,7 @@ def run(made) -> Run:
     return Run.read(made.path)
 
 
-def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
+def card_facts(candidate: RunAdapter, repo_id: str | None = None) -> CardFacts:
     """What a run tells of one of its adapters, as its card shows it."""
     return facts_from_files(package_candidate(candidate, repo_id).files)
 
@@ -93,7 +93,7 @@ def test_what_is_unknown_cut_short_or_of_another_adapter_gives_no_facts_and_a_br
         card_facts(find_candidate(changed))
     bare = Run(tmp_path / "bare", {"base": str(tmp_path / "someone" / "tiny"), "method": "lora"})
     bare.path.mkdir()
-    facts = card_facts(Candidate(bare, "final", bare.adapter, 0, "0" * 64, None, None))
+    facts = card_facts(RunAdapter(bare, "final", bare.adapter, 0, "0" * 64, None, None))
     assert (facts.base, facts.name) == ("tiny", "bare")
     known = {"version", "perl", "base", "name", "method", "step", "seconds"}
     empty = {n: v for n, v in vars(facts).items() if n not in known and v not in (None, (), {}, False)}

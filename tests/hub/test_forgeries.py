@@ -14,7 +14,7 @@ from perl.evaluation.recounting.recount import Recount, recount
 from perl.hub.card.check import check_card
 from perl.hub.card.published import results_in
 from perl.hub.found_card import find_card
-from perl.hub.push.package import Package
+from perl.hub.push.package import PushPackage
 from perl.hub.run_card import run_package, write_card
 from tests.hub.card_runs import make_quantised_run, make_run
 from tests.hub.forgeries import FORGERIES, SAMPLES, SCORES, WEIGHTS, Files
@@ -81,7 +81,7 @@ def test_how_completions_were_asked_is_reported_only_and_no_line_holds_the_hash_
 
 def test_the_header_of_weights_that_are_at_hand_is_read_and_of_others_that_is_reported(tmp_path):
     (forgery,) = [one for one in FORGERIES if one.name == "quantization left out of all but the weights"]
-    Package(forgery.forged(published(quantised=True))).write(tmp_path)
+    PushPackage(forgery.forged(published(quantised=True))).write(tmp_path)
     found = find_card(str(tmp_path))
     (mistake,) = check_card(found.files, found.weights_sha256).mistakes
     assert mistake.where == "perl_run.json: quantization"

@@ -12,9 +12,9 @@ from perl.hub.card.candidate import find_candidate
 from perl.hub.card.eval_results import eval_result_files
 from perl.hub.gate import gate
 from perl.hub.gate.gate import gate_mistakes, is_ours, is_simple_name, largest, take
-from perl.hub.gate.leaks import Machine
+from perl.hub.gate.leaks import MachineFacts
 from perl.hub.push.commit import push_package
-from perl.hub.push.package import Package, package_candidate, read_package
+from perl.hub.push.package import PushPackage, package_candidate, read_package
 from perl.hub.push.publish import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push
 from perl.hub.run_card import write_card
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
@@ -26,7 +26,7 @@ TOKEN = b"hf" + b"_" + b"aB3" * 11
 
 
 def refused(name, content):
-    return [str(problem) for problem in gate_mistakes({name: content}, Machine())]
+    return [str(problem) for problem in gate_mistakes({name: content}, MachineFacts())]
 
 
 def link(path, elsewhere):
@@ -65,7 +65,7 @@ def test_only_our_names_and_sizes_pass_and_no_name_leads_out_of_a_folder(tmp_pat
         with pytest.raises(PerlError):
             take(tmp_path / "run", name)
         with pytest.raises(PerlError, match="is not the name of a file in it"):
-            Package({name: b"x"}).write(tmp_path / "run")
+            PushPackage({name: b"x"}).write(tmp_path / "run")
         assert refused(name, b"{}"), name
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["run", "x"]
     found = find_candidate(publishable("another")).results
@@ -105,7 +105,7 @@ def test_a_file_is_what_its_ending_says():
     for name, content, said in NOT_ITS_KIND:
         assert any(said in line for line in refused(name, content)), (name, content[:80], said)
     honest = {WEIGHTS: weights(b"1234", format="pt"), CONFIG: b"{}", "README.md": "# Über\n\n\tπ ≤ θ\n".encode()}
-    assert gate_mistakes(honest, Machine()) == []
+    assert gate_mistakes(honest, MachineFacts()) == []
 
 
 def test_what_was_looked_at_is_what_is_sent(hub, monkeypatch):
@@ -150,7 +150,7 @@ def test_what_waits_in_the_outbox_is_looked_at_again_and_the_sender_looks_itself
     # Whoever packs, nothing goes round the gate; of a script too only our files are sent.
     for name, content in (("diary.txt", DIARY), ("plots/x.png", DIARY), ("README.md", TOKEN)):
         with pytest.raises(PerlError, match=name.replace("/", ".")):
-            push_package(Package({WEIGHTS: weights(b"x"), CONFIG: b"{}", name: content}), REPO, sleep=pytest.fail)
+            push_package(PushPackage({WEIGHTS: weights(b"x"), CONFIG: b"{}", name: content}), REPO, sleep=pytest.fail)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "training_args.bin").write_bytes(b"\x80\x04")
     with pytest.raises(PerlError, match=r"training_args.bin: is not a file that perl publishes"):

@@ -10,7 +10,7 @@ from perl import __version__
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.facts import RUN_FACTS
 from perl.hub.card.published import PUBLIC_RECIPE
-from perl.hub.push.package import Package, package_candidate, package_mistakes
+from perl.hub.push.package import PushPackage, package_candidate, package_mistakes
 from perl.recipe import load_recipe
 from perl.recipe.plain_yaml import plain_value
 from perl.run.folder import installed_versions
@@ -76,7 +76,7 @@ def test_a_log_that_lacks_what_was_asked_for_is_found(tmp_path):
         assert any(said in str(problem) for problem in package_mistakes(package, run.path)), said
     run = _logged(tmp_path / "emptied", {"max_steps": 50}, _rows(range(1, 51)))
     package = package_candidate(find_candidate(run), "user/adapter")
-    emptied = Package({**package.files, "metrics.jsonl": b"\n"})
+    emptied = PushPackage({**package.files, "metrics.jsonl": b"\n"})
     said = [str(problem) for problem in package_mistakes(emptied, run.path)]
     assert any("metrics.jsonl: is absent or empty" in line for line in said)
 
@@ -137,7 +137,7 @@ def test_a_run_that_chose_its_prompts_says_how_as_its_recipe_does(tmp_path):
     facts = json.loads(package.files[RUN_FACTS])
     for forged in ({}, {"prompts": shown.replace("2", "1")}, {"prompts": f"{shown}; see [here](nobody)"}):
         facts["settings"] = {key: value for key, value in facts["settings"].items() if key != "prompts"} | forged
-        changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
+        changed = PushPackage({**package.files, RUN_FACTS: json.dumps(facts).encode()})
         assert any("settings" in str(problem) for problem in package_mistakes(changed, run.path))
 
 

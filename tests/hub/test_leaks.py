@@ -6,10 +6,10 @@ import pytest
 from leaks import PATHS, SECRETS, carriers, in_repository, now
 
 from perl.hub.gate.gate import gate_mistakes
-from perl.hub.gate.leaks import Machine, find_leaks, this_machine
+from perl.hub.gate.leaks import MachineFacts, find_leaks, this_machine
 from perl.hub.gate.secrets import own_secrets, without_secrets
 
-SOMEBODY = Machine(
+SOMEBODY = MachineFacts(
     folders=("/srv2/runs/mine",), users=("alice",), hosts=("gpu-17",), secrets={"secret-of-mine": "your token"}
 )
 # What the rules let pass on purpose: they have no form of their own, or one that hashes have too.
@@ -35,7 +35,7 @@ def test_secrets_and_paths_of_every_form_are_found_in_every_kind_of_file_and_sec
             missed |= set() if any("names a path" in str(problem) for problem in now(files)) else {path}
     assert (missed, shown) == (NO_FORM, [])
     text = f"/mnt/x/y\n/home/alice/c and {SECRETS['Hub']}"
-    found = [problem.where for problem in find_leaks("a", text, Machine())]
+    found = [problem.where for problem in find_leaks("a", text, MachineFacts())]
     assert found == ["a:1", "a:2", "a:2"]  # every line at once
 
 
@@ -108,6 +108,6 @@ def test_the_secrets_of_this_process_are_compared_and_not_shown_whatever_their_f
 def test_of_weights_the_header_is_read():
     header = json.dumps({"__metadata__": {"made": "/home/alice/x"}}).encode()
     weights = len(header).to_bytes(8, "little") + header + b"/tmp/abc/def"
-    (line,) = map(str, gate_mistakes({"adapter_model.safetensors": weights}, Machine()))
+    (line,) = map(str, gate_mistakes({"adapter_model.safetensors": weights}, MachineFacts()))
     assert "/home/alice/x" in line
-    assert gate_mistakes({"adapter_model.safetensors": b"\x02" + bytes(7) + b"{}/tmp/abc/d"}, Machine()) == []
+    assert gate_mistakes({"adapter_model.safetensors": b"\x02" + bytes(7) + b"{}/tmp/abc/d"}, MachineFacts()) == []

@@ -11,7 +11,7 @@ from perl.errors import PerlError
 from perl.evaluation.scoring.results import read_results
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.published import PUBLIC_RECIPE, SCORES
-from perl.hub.push.package import MOST_ROWS, Package, package_candidate, package_mistakes, read_package, thinned
+from perl.hub.push.package import MOST_ROWS, PushPackage, package_candidate, package_mistakes, read_package, thinned
 from perl.hub.run_card import write_card
 from perl.policy.name import policy_name
 from perl.run.folder import Run
@@ -99,12 +99,12 @@ def test_a_sound_package_has_no_problems_and_a_leak_is_one(tmp_path, monkeypatch
     package = package_candidate(find_candidate(run), "user/a")
     assert package_mistakes(package, run.path) == []
     for name, leak in (("metrics.jsonl", b'{"x": "/home/alice/x"}'), ("perl_recipe.yaml", TOKEN.encode())):
-        changed = Package({**package.files, name: leak})
+        changed = PushPackage({**package.files, name: leak})
         # The card, which comes from these files, is found to say something else too.
         assert f"{name}:1" in {problem.where for problem in package_mistakes(changed, run.path)}
     assert json.loads(package.files["eval/results.json"])["perl"]["tasks"]
     wrong = package.files["README.md"].replace(b"value: ", b"value: 9")
-    assert package_mistakes(Package({**package.files, "README.md": wrong}), run.path)
+    assert package_mistakes(PushPackage({**package.files, "README.md": wrong}), run.path)
     package.write(tmp_path / "staged")  # it is the same when it was written
     assert read_package(tmp_path / "staged").files == package.files
     assert package.size == sum(path.stat().st_size for path in (tmp_path / "staged").rglob("*") if path.is_file())

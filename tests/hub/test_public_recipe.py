@@ -3,7 +3,7 @@
 import pytest
 
 from perl.hub.card.public_recipe import public_recipe, without_paths
-from perl.hub.gate.leaks import Machine, find_leaks
+from perl.hub.gate.leaks import MachineFacts, find_leaks
 from perl.recipe import load_recipe
 
 PRIVATE = {
@@ -28,7 +28,7 @@ PRIVATE = {
 def test_nothing_of_this_machine_is_in_it_and_it_is_the_same_recipe_otherwise(source, tmp_path):
     before = load_recipe(PRIVATE)
     text = public_recipe(before)
-    machine = Machine(users=("alice",), hosts=("gpu-17.alice.org",))
+    machine = MachineFacts(users=("alice",), hosts=("gpu-17.alice.org",))
     assert find_leaks("perl_recipe.yaml", text, machine) == []
     assert "alice" not in text
     assert "gpu-17" not in text

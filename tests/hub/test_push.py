@@ -13,7 +13,7 @@ from perl.errors import BrokenPromiseError, PerlError, RunFolderError
 from perl.hub.card.published import CARD
 from perl.hub.push.commit import push_package, push_revision
 from perl.hub.push.outbox import read_push, read_pushes, write_push
-from perl.hub.push.package import Package
+from perl.hub.push.package import PushPackage
 from perl.hub.push.publish import publish, push, push_run, push_script, wanted_push
 from perl.hub.push.retries import HubOutageError
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
@@ -67,12 +67,12 @@ def test_checkpoints_are_revisions_that_never_change_and_one_of_another_adapter_
     push_run(run, wanted_push(run, REPO, checkpoints=True))
     assert not [r for r in hub.log[requests:] if "/commit/" in r.path]
     hub.create("user/tags", {})
-    push_revision(Package(OTHER | {CARD: TEXT + b"one"}), "user/tags", "step-10")
-    again = push_revision(Package(OTHER | {CARD: TEXT + b"two"}), "user/tags", "step-10")
+    push_revision(PushPackage(OTHER | {CARD: TEXT + b"one"}), "user/tags", "step-10")
+    again = push_revision(PushPackage(OTHER | {CARD: TEXT + b"two"}), "user/tags", "step-10")
     assert hub.repo("user/tags").files("step-10")[CARD] == TEXT + b"one"
     assert hub.repo("user/tags").at("step-10").oid == again
     with pytest.raises(PerlError, match=r"^user/tags: has a revision step-10 with another adapter \(choose"):
-        push_revision(Package(OTHER | {WEIGHTS: weights(b"third")}), "user/tags", "step-10")
+        push_revision(PushPackage(OTHER | {WEIGHTS: weights(b"third")}), "user/tags", "step-10")
 
 
 def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(hub):
@@ -81,11 +81,11 @@ def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(
         hub.faults.fail(1, status, times=100, path="/commit/")
         before = hub.requests
         with pytest.raises(PerlError, match=f"^{REPO}: .*{said}.*hf auth login"):
-            push_package(Package(OTHER), REPO, sleep=pytest.fail)
+            push_package(PushPackage(OTHER), REPO, sleep=pytest.fail)
         assert len([r for r in hub.log[before:] if "/commit/" in r.path]) == 1
         hub.faults.clear()
     with pytest.raises(PerlError, match=r"somebody/adapter: .*hf auth login"):
-        push_package(Package(OTHER), "somebody/adapter", sleep=pytest.fail)
+        push_package(PushPackage(OTHER), "somebody/adapter", sleep=pytest.fail)
     for name, held, said in (  # not for an adapter
         ("user/whole", {"config.json": b"{}", "model-00001-of-2.safetensors": b""}, "holds a model: model-00001-of-2"),
         ("user/pickled", {"adapter_model.bin": b"x"}, "holds pickles, .*: adapter_model.bin"),
@@ -93,9 +93,9 @@ def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(
     ):
         hub.create(name, held)
         with pytest.raises(PerlError, match=f"^{name}: {said}"):
-            push_package(Package(OTHER), name, private=name == "user/public")
+            push_package(PushPackage(OTHER), name, private=name == "user/public")
         assert hub.repo(name).files().keys() - {".gitattributes"} == held.keys()
-    push_package(Package(OTHER), "user/private", private=True)
+    push_package(PushPackage(OTHER), "user/private", private=True)
     assert hub.repo("user/private").private
 
 
@@ -108,7 +108,7 @@ def test_a_hub_that_holds_other_bytes_than_were_sent_is_a_broken_promise(monkeyp
 
     monkeypatch.setattr(HfApi, "create_commit", exchanged)
     with pytest.raises(BrokenPromiseError, match=f"holds other bytes than were sent: {WEIGHTS}, {CONFIG}"):
-        push_package(Package(OTHER), REPO, sleep=pytest.fail)
+        push_package(PushPackage(OTHER), REPO, sleep=pytest.fail)
 
 
 @pytest.mark.usefixtures("hub")
@@ -122,7 +122,7 @@ def test_a_run_without_a_login_a_name_a_network_or_its_files_is_refused_at_once(
         wanted_push(run)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PerlError, match="is unreachable"):
-        push_package(Package(OTHER), REPO, sleep=pytest.fail)
+        push_package(PushPackage(OTHER), REPO, sleep=pytest.fail)
     os.mkfifo(run.path / "push.json")  # a pipe in place of a file is not waited for
     with pytest.raises(PerlError, match="it is no regular file"):
         perl.push(run.path, REPO)
@@ -209,7 +209,7 @@ def test_a_run_replaces_what_it_pushed_itself_also_before_a_kill_and_not_what_an
 
 def test_a_script_replaces_as_transformers_does_and_says_so_unless_it_is_its_own(hub, caplog):
     def push_card(text):
-        package = Package({WEIGHTS: weights(b"mine"), CONFIG: b"{}", CARD: text})
+        package = PushPackage({WEIGHTS: weights(b"mine"), CONFIG: b"{}", CARD: text})
         push_script(package, REPO, message="m", private=False, revision=None, blocking=True)
 
     words = TEXT + b"Words of somebody.\n"
@@ -235,7 +235,7 @@ def test_a_card_that_somebody_edited_stays_and_one_that_says_nothing_does_not_co
     assert files_of(hub)[CARD] == edited
     push(run, REPO, replace=True)
     assert b"medicine" not in files_of(hub)[CARD]
-    package = Package(OTHER | {CARD: TEXT + b"Ours.\n"})
+    package = PushPackage(OTHER | {CARD: TEXT + b"Ours.\n"})
     hub.create("user/form", {CARD: b"---\nlicense: mit\n---\n"})
     push_package(package, "user/form")
     assert hub.repo("user/form").files()[CARD] == package.files[CARD]
@@ -245,7 +245,7 @@ def test_an_own_adapter_is_known_where_the_hub_keeps_no_large_files(tmp_path):
     with LocalHub(USER, TOKEN, lfs_patterns=()) as plain, taken_for_the_hub(plain, tmp_path / "home"):
         run = publishable()
         first = push(run, REPO)
-        assert push_package(Package(OTHER), REPO, may_replace=read_push(run).sent).before == first.commit
+        assert push_package(PushPackage(OTHER), REPO, may_replace=read_push(run).sent).before == first.commit
 
 
 def test_what_is_remembered_of_a_push_is_checked_when_it_is_read():

@@ -21,7 +21,7 @@ from perl.cli.push import command
 from perl.errors import PerlError
 from perl.hub.push.commit import push_package
 from perl.hub.push.outbox import alone, queued_steps, read_push, read_pushes
-from perl.hub.push.package import Package
+from perl.hub.push.package import PushPackage
 from perl.hub.push.publish import pack_checkpoint, publish, push, push_run, wanted_push
 from perl.hub.push.retries import HubOutageError
 from perl.recipe.sections import HubSection
@@ -65,7 +65,7 @@ def count_requests(hub: LocalHub) -> int:
     """Requests of a push without faults."""
     repo_id, files = prepared(hub, 0)
     before = hub.requests
-    push_package(Package(files), repo_id, may_replace=None)
+    push_package(PushPackage(files), repo_id, may_replace=None)
     return hub.requests - before
 
 
@@ -84,7 +84,7 @@ def _no_waiting_in_the_client(monkeypatch):
 def test_a_push_is_one_commit_of_exactly_the_package_others_files_stay_and_older_ones_of_ours_go(hub):
     repo_id, files = prepared(hub, 0)
     before = len(hub.repo(repo_id).commits)
-    pushed = push_package(Package(files), repo_id, may_replace=None)
+    pushed = push_package(PushPackage(files), repo_id, may_replace=None)
     assert ours_and_known(hub, repo_id) == files | {"NOTES.md": b"mine"}
     assert len(hub.repo(repo_id).commits) == before + 1
     assert (hub.repo(repo_id).commits[-1].oid, pushed.changed) == (pushed.commit, True)
@@ -105,7 +105,7 @@ def test_under_every_fault_the_repository_is_untouched_or_whole_and_waits_double
         commits = len(hub.repo(repo_id).commits) + ("412" in name)  # the one that is slipped in
         fault(hub)
         try:
-            push_package(Package(files), repo_id, may_replace=None, sleep=sleeps.append)
+            push_package(PushPackage(files), repo_id, may_replace=None, sleep=sleeps.append)
             an_outage = False
         except HubOutageError:
             an_outage = True
@@ -117,7 +117,7 @@ def test_under_every_fault_the_repository_is_untouched_or_whole_and_waits_double
         if "412" in name:  # nothing is written over a commit that was not looked at
             statuses = [request.status for request in hub.log[before:] if "/commit/" in request.path]
             assert statuses[:2] == [412, 200]
-        push_package(Package(files), repo_id, may_replace=None)
+        push_package(PushPackage(files), repo_id, may_replace=None)
         assert ours_and_known(hub, repo_id) == wanted, name
         assert len(hub.repo(repo_id).commits) == commits + 1, name
 
@@ -131,7 +131,7 @@ def test_a_web_page_in_the_place_of_an_answer_is_an_outage_that_names_the_proxy(
     hub.faults.page(status, times=FOR_EVER, path=path)
     files = {"adapter_model.safetensors": weights(b"new"), "adapter_config.json": b"{}"}
     with pytest.raises(HubOutageError, match="proxy") as caught:
-        push_package(Package(files), REPO, sleep=lambda _: None)
+        push_package(PushPackage(files), REPO, sleep=lambda _: None)
     assert "hf auth login" not in str(caught.value)
     assert files.keys().isdisjoint(hub.repo(REPO).files())
 

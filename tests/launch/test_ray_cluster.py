@@ -24,7 +24,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from perl.launch.on_ray import cluster, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_room, connected, gpus_of_server
 from perl.launch.on_ray.driver import _cause
-from perl.launch.on_ray.worker import Outcome, cause
+from perl.launch.on_ray.worker import ProcessEnd, cause
 from perl.rollouts.vllm.answers import AccessError
 from perl.training.on_ray import _beside, _storage
 
@@ -91,10 +91,10 @@ def test_processes_of_a_cluster_that_starts_here_have_the_priority_of_who_starts
 
 def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it(monkeypatch):
     """Its rank, its code and its exit code; a class that the driver has not keeps its code."""
-    lost = Outcome.of(LostProcessError("rank 1 (pid 7) failed"))
+    lost = ProcessEnd.of(LostProcessError("rank 1 (pid 7) failed"))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    wrong = Outcome.of(AccessError("401 from http://a:1", "rollout.servers", "its key"))
+    wrong = ProcessEnd.of(AccessError("401 from http://a:1", "rollout.servers", "its key"))
     assert (lost.lost, wrong.lost, wrong.kind) == (True, False, "RolloutError")
     found = cause({0: lost, 1: wrong}).error()
     assert isinstance(found, RolloutError)

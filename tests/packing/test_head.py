@@ -22,7 +22,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 import perl.packing.head
 from perl.packing.head import LogitSettings, add_scored_forward, head_bytes, head_log_probs, logit_settings
-from perl.packing.rows import Row, Scored, pad_right
+from perl.packing.rows import Row, ScoredTokens, pad_right
 from tests.packing.test_attention import COMMON
 
 VOCABULARY, WIDTH = 97, 12
@@ -228,7 +228,7 @@ def test_single_tokens_that_train_in_a_tied_head_too_have_their_numbers_and_grad
     wanted = torch.autograd.grad(expected.sum(), trained)
     add_scored_forward(tied, LogitSettings())
     found, _ = policy(
-        input_ids=ids, scored=Scored(torch.arange(3), ids[0, 1:], torch.zeros(3).long(), torch.arange(3), 4)
+        input_ids=ids, scored=ScoredTokens(torch.arange(3), ids[0, 1:], torch.zeros(3).long(), torch.arange(3), 4)
     )
     assert_close((found, *torch.autograd.grad(found.sum(), trained)), (expected, *wanted), 1e-5)
 
@@ -240,7 +240,7 @@ def test_virtual_tokens_in_front_are_not_scored_and_other_calls_are_as_they_were
     before = model(inputs_embeds=inputs).logits
     add_scored_forward(model, LogitSettings())
     assert torch.equal(model(inputs_embeds=inputs).logits, before)
-    scored = Scored(
+    scored = ScoredTokens(
         torch.tensor([1, 4, 9]), torch.tensor([7, 8, 9]), torch.tensor([0, 0, 1]), torch.tensor([0, 3, 2]), 6
     )
     log_probs, _ = model(inputs_embeds=inputs, scored=scored)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perl.packing.rows import Batch, Layout, Row, Segment, pack, pad_right
+from perl.packing.rows import Layout, PackedBatch, Row, Segment, pack, pad_right
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ ALONE = [[index] for index in range(len(ROWS))]
 GROUPS = [[1, 4, 6], [3], [7, 0, 2], [5]]
 
 
-def history(batch: Batch, predictor: int) -> list[int]:
+def history(batch: PackedBatch, predictor: int) -> list[int]:
     """The tokens that a place sees, its own the last, by a walk over segments or the columns of its row."""
     width = batch.input_ids.size(1)
     place, start = predictor % width, predictor // width * width

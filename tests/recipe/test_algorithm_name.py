@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perl.algorithms.named import ALGORITHMS
-from perl.algorithms.reading import unread
+from perl.algorithms.reading import unused_fields
 from perl.errors import RecipeError
 from perl.recipe import Recipe, load_recipe
 
@@ -99,7 +99,7 @@ def test_what_no_name_sets_stays_and_null_takes_the_name_back():
 
 def test_a_saved_recipe_loads_to_the_same_one_and_another_name_replaces_what_the_first_has_written_out():
     for name, row in ALGORITHMS.items():
-        free = "beta" if "delta" in unread({**row.sets, "delta": 2.5}) else "delta"
+        free = "beta" if "delta" in unused_fields({**row.sets, "delta": 2.5}) else "delta"
         recipe = load_recipe("quickstart", [f"algorithm={name}", f"train.{free}=2.5"])
         text = recipe.to_yaml()
         assert text.startswith(f"algorithm: {name}\n")

@@ -9,7 +9,14 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.training_args import OptimizerNames
 
 from perl.errors import MissingExtraError
-from perl.recipe.optional_packages import OPTIMIZERS, SWITCHES, TRACKERS, Package, missing_packages, tracker_mistakes
+from perl.recipe.optional_packages import (
+    OPTIMIZERS,
+    SWITCHES,
+    TRACKERS,
+    RequiredPackage,
+    missing_packages,
+    tracker_mistakes,
+)
 from perl.training.prepare import prepare, read_recipe
 
 # Of the libraries that transformers imports for an optimizer, those that come with it.
@@ -18,7 +25,7 @@ _OURS = {"torch", "transformers", "packaging", "importlib", "functools"}
 
 @pytest.fixture
 def nothing_installed(monkeypatch):
-    monkeypatch.setattr(Package, "installed", property(lambda _: False))
+    monkeypatch.setattr(RequiredPackage, "installed", property(lambda _: False))
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
 
 
@@ -67,18 +74,18 @@ def test_the_package_of_a_strategy_is_needed_where_several_processes_run():
 def test_a_switch_is_refused_without_its_package_and_what_is_off_or_installed_is_no_mistake(monkeypatch):
     assert SWITCHES
     with monkeypatch.context() as patched:
-        patched.setattr(Package, "installed", property(lambda _: False))
+        patched.setattr(RequiredPackage, "installed", property(lambda _: False))
         for name in SWITCHES:
             (problem,) = problems(**{name: True})
             assert problem.where == f"train.{name}"
             assert [off for off in (None, False, "") if problems(**{name: off})] == [], name
     assert problems() == problems(report_to=None, optim=None) == []
     assert problems(report_to="none") == problems(report_to="all") == problems(report_to=[]) == []
-    monkeypatch.setattr(Package, "installed", property(lambda _: True))
+    monkeypatch.setattr(RequiredPackage, "installed", property(lambda _: True))
     names = [name for name in TRACKERS if name != "kubeflow"]
     assert problems(report_to=names, optim="lomo", deepspeed={}, use_liger_kernel=True) == []
     # A package is found by any of its modules, and not by a parent.
     monkeypatch.undo()
-    assert Package(("nowhere_at_all", "json"), "x").installed
-    assert Package(("os.path",), "x").installed
-    assert not Package(("nowhere_at_all.deeper",), "x").installed
+    assert RequiredPackage(("nowhere_at_all", "json"), "x").installed
+    assert RequiredPackage(("os.path",), "x").installed
+    assert not RequiredPackage(("nowhere_at_all.deeper",), "x").installed

@@ -17,7 +17,7 @@ from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.trainer.alarms.history import History
 from perl.trainer.alarms.of_policy import usual_rate
-from perl.trainer.alarms.rule import Setup, as_in_a_script
+from perl.trainer.alarms.rule import AlarmSetup, as_in_a_script
 from perl.trainer.alarms.table import RULES, rules_table
 from perl.trainer.callbacks.alarms import Alarm, FlatRewards, HealthAlarms
 from tests.conftest import CHECKOUT
@@ -54,7 +54,7 @@ def judged(logs, setup=None):
     for step, row in enumerate(logs, start=1):
         history.add(row.pop("step", step), row)
         for rule in RULES.values():
-            if rule.judge(history, setup or Setup(usual_rate=1e-5)) is not None:
+            if rule.judge(history, setup or AlarmSetup(usual_rate=1e-5)) is not None:
                 found.setdefault(rule.name, []).append(step)
     return found
 
@@ -182,14 +182,14 @@ def test_a_history_raises_what_it_deserves(logs, alarm):
 
 def test_another_trainers_logs_are_silent():
     row = {"loss": 1.0, "grad_norm": 2.0, "learning_rate": 2e-4, "mean_token_accuracy": 0.5}
-    assert judged([row] * 20, Setup()) == {}
+    assert judged([row] * 20, AlarmSetup()) == {}
 
 
 def test_what_is_set_explains_gradients_of_zero_and_ratios_of_whole_completions():
-    assert judged(norms(*[0.0] * 6), Setup(waits=6)) == {}  # only the critic moves
+    assert judged(norms(*[0.0] * 6), AlarmSetup(waits=6)) == {}  # only the critic moves
     clipped = [step_logs(clip_ratio__region_mean=0.9) for _ in range(9)]
     assert set(judged(clipped)) == {"ratios_clipped"}
-    assert judged(clipped, Setup(by_sequence=True)) == {}
+    assert judged(clipped, AlarmSetup(by_sequence=True)) == {}
 
 
 def test_held_out_scores_fall_while_the_reward_rises():
@@ -210,7 +210,7 @@ def test_held_out_scores_fall_while_the_reward_rises():
     for problems, found in ((10, set()), (500, {"heldout_falling"})):
         counted = {"eval_runtime": 10.0, "eval_samples_per_second": problems / 10}
         rows = [{**row, **counted} if "eval_reward" in row else dict(row) for row in less]
-        assert set(judged(rows, Setup(values={"num_generations": 4}))) == found
+        assert set(judged(rows, AlarmSetup(values={"num_generations": 4}))) == found
     # Scores may be in the log of a step, too, as a recipe has them.
     rows = [step_logs(0.4 + at / 100) for at in range(45)]
     for at, score in zip((9, 19, 29, 39), falling, strict=True):

@@ -95,7 +95,7 @@ class Stands:
     def begin(self) -> None:
         self.begun = True
 
-    def stands(self, gap: float | None) -> bool:
+    def accepts(self, gap: float | None) -> bool:
         return gap is None
 
     def make_again(self, asked: Any) -> Any:

@@ -20,9 +20,9 @@ from perl.policy.attach import attach_adapter
 from perl.policy.critic import Critic
 from perl.recipe.sections import STRATEGIES, PeftSection
 from perl.training.cost_flops import Execution, Group, executed_flops, generation_flops, largest_pass, size_of
-from perl.training.decoder import ALONE, Sharing, Types, base_bytes, decoder_of, trained_bytes, weight_bytes
+from perl.training.decoder import ALONE, ModelSharing, Types, base_bytes, decoder_of, trained_bytes, weight_bytes
 from perl.training.hardware import HARDWARE, hardware_named, sold_as
-from perl.training.memory_estimate import Work, estimate_memory
+from perl.training.memory_estimate import GpuWork, estimate_memory
 
 RANK = 4
 
@@ -149,21 +149,21 @@ def test_what_is_executed_is_never_less_than_what_is_needed_but_for_last_tokens(
 
 def test_memory_of_the_adapter_is_added_up_by_hand():
     assert trained_bytes(1000, ALONE).total == 16_000  # parameter, gradient, two averages
-    assert trained_bytes(1000, Sharing("fsdp2", 8)) == trained_bytes(1000, ALONE)
-    assert trained_bytes(1000, Sharing("ddp", 8)).gradients == 8000  # the gradient, and DDP's buckets
-    assert trained_bytes(1000, Sharing("ddp", 8)).total == 20_000
-    held = trained_bytes(1000, Sharing("zero2", 4))
+    assert trained_bytes(1000, ModelSharing("fsdp2", 8)) == trained_bytes(1000, ALONE)
+    assert trained_bytes(1000, ModelSharing("ddp", 8)).gradients == 8000  # the gradient, and DDP's buckets
+    assert trained_bytes(1000, ModelSharing("ddp", 8)).total == 20_000
+    held = trained_bytes(1000, ModelSharing("zero2", 4))
     # The share: a copy of its parameters, its gradient during the step, two averages.
     assert (held.parameters, held.gradients, held.optimizer) == (4000, 4000, 16_000 / 4)
     for strategy in STRATEGIES:
-        assert trained_bytes(1000, Sharing(strategy, 1)) == trained_bytes(1000, ALONE)
+        assert trained_bytes(1000, ModelSharing(strategy, 1)) == trained_bytes(1000, ALONE)
 
 
 def test_a_base_in_shards_is_a_part_and_the_layers_that_are_gathered():
     model, types = decoder_of(config_of(layers=40)), Types(2, 2)
     whole = weight_bytes(model, types)
-    assert base_bytes(model, types, Sharing("ddp", 4)) == (whole, 0)
-    part, gathered = base_bytes(model, types, Sharing("fsdp2", 4))
+    assert base_bytes(model, types, ModelSharing("ddp", 4)) == (whole, 0)
+    part, gathered = base_bytes(model, types, ModelSharing("fsdp2", 4))
     layer = 2 * (2 * 32 * (32 + 16) + 3 * 32 * 80)
     assert part == whole / 4
     assert gathered == pytest.approx(3 * layer + 2 * 96 * 32, rel=0.03)  # norms and biases besides
@@ -172,10 +172,10 @@ def test_a_base_in_shards_is_a_part_and_the_layers_that_are_gathered():
 @pytest.mark.parametrize(("layers", "tied"), [(1, True), (2, False), (5, True), (40, False)])
 def test_more_processes_never_need_more_memory_but_for_buckets_and_shards_never_more_than_copies(layers, tied):
     model, types = decoder_of(config_of(tied=tied, layers=layers)), Types(2, 2)
-    work = Work(200, completions=0)
+    work = GpuWork(200, completions=0)
 
     def held(strategy: str, processes: int) -> float:
-        found = estimate_memory(model, types, RANK, work, sold_as(16), Sharing(strategy, processes))
+        found = estimate_memory(model, types, RANK, work, sold_as(16), ModelSharing(strategy, processes))
         assert not found.plan.recompute
         return found.least
 

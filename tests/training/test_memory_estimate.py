@@ -21,7 +21,7 @@ from perl.recipe.quantisations import QUANTISATIONS
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.training.decoder import Decoder, Types, cached_bytes, decoder_of, weight_bytes
 from perl.training.hardware import GIB, sold_as
-from perl.training.memory_estimate import Attention, Work, estimate_memory, token_bytes
+from perl.training.memory_estimate import Attention, GpuWork, estimate_memory, token_bytes
 from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
 
 WITHIN = 0.01
@@ -142,7 +142,7 @@ def test_a_known_model_has_the_parameters_and_the_cache_that_are_published():
 
 
 def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
-    found = estimate_memory(QWEN2_1B5, Types(), 16, Work(4096, completions=64), sold_as(80))
+    found = estimate_memory(QWEN2_1B5, Types(), 16, GpuWork(4096, completions=64), sold_as(80))
     assert found.weights == 2 * 1_543_714_304
     assert found.adapter == 16 * 18_464_768
     assert found.cache == 28_672 * 4096 * 64

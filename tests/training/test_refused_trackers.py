@@ -6,7 +6,7 @@ import pytest
 from transformers import TrainerState
 
 from perl.errors import MissingExtraError, PerlError, RecipeError
-from perl.recipe.optional_packages import Package, unusable_trackers
+from perl.recipe.optional_packages import RequiredPackage, unusable_trackers
 from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.callbacks.trackers import KeptRuns
 from tests.launch.launchers import TRIPWIRE
@@ -48,7 +48,9 @@ def test_a_store_that_mlflow_would_refuse_is_refused_before(monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     assert mistakes(report_to="mlflow") == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///x.db")
-    monkeypatch.setattr(Package, "installed", property(lambda package: package.pip not in ("sqlalchemy", "alembic")))
+    monkeypatch.setattr(
+        RequiredPackage, "installed", property(lambda package: package.pip not in ("sqlalchemy", "alembic"))
+    )
     assert ["sqlalchemy" in line and "perl-rl[track]" in line for line in mistakes(report_to="mlflow")] == [True, False]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")  # is not asked
     assert mistakes(report_to="mlflow") == []
@@ -76,7 +78,7 @@ def test_a_scripts_arguments_refuse_a_tracker_in_one_line(tmp_path, monkeypatch)
     if "wandb" in INSTALLED:
         with pytest.raises(RecipeError, match=r"^report_to: wandb has no login[^\n]*$"):
             PeftRLConfig(str(tmp_path), use_cpu=True, report_to=["wandb"])
-    monkeypatch.setattr(Package, "installed", property(lambda _: False))
+    monkeypatch.setattr(RequiredPackage, "installed", property(lambda _: False))
     with pytest.raises(
         MissingExtraError, match=r"^report_to needs the package trackio \(pip install 'perl-rl\[track\]'\)$"
     ):

@@ -7,7 +7,7 @@ from perl.methods.settings import adaptation
 from perl.recipe import Recipe
 from perl.recipe.sections import PeftSection
 from perl.trainer.arguments.recipe_arguments import training_arguments
-from perl.training.on_verl import Export, planned_here, read_for_verl
+from perl.training.on_verl import VerlExport, planned_here, read_for_verl
 from perl.verl.settings import Settings, settings
 
 TRAIN = {"prompts_per_step": 4, "num_generations": 4, "max_steps": 8, "lr_scheduler_type": "constant", "seed": 7}
@@ -33,7 +33,7 @@ def of_algorithm(name: str, strategy: str = "fsdp2", rollout: str = "vllm") -> R
     return recipe(algorithm=name, train=dict(train), engine=engine, **chosen)
 
 
-def told(export: Export, of: Recipe) -> Settings:
+def told(export: VerlExport, of: Recipe) -> Settings:
     """What verl is told of another recipe with the same data and adapter, without reading them again."""
     arguments = training_arguments(planned_here(of), "none")
     if not arguments.learning_rate_asked:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perl.algorithms.reading import unread
+from perl.algorithms.reading import unused_fields
 from perl.algorithms.registry import Paper
 from perl.algorithms.train_fields import defaults_of
 
@@ -90,7 +90,7 @@ class Algorithm:
         Args:
             given: Likewise.
         """
-        idle = unread({**self.sets, **given})
+        idle = unused_fields({**self.sets, **given})
         return {name: value for name, value in self.changed(given).items() if name not in idle}
 
 

@@ -13,7 +13,7 @@ from perl.algorithms.algorithm import Algorithm, in_words, shown_value
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.kl_place import KL_IN_REWARD, off_reward
 from perl.algorithms.named import KEY
-from perl.algorithms.reading import OF_KL, sometimes_read, unread
+from perl.algorithms.reading import OF_KL, sometimes_read, unused_fields
 from perl.algorithms.registry import LEVEL, LOSSES
 from perl.errors import Mistake
 
@@ -48,7 +48,7 @@ def contradictions(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str,
 
 def _idle(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Mistake]:
     """Settings that nothing reads: of those that make the algorithm, and of those that were written."""
-    idle = unread({**row.sets, **given})
+    idle = unused_fields({**row.sets, **given})
     lost = [name for name in row.essential if name in idle]
     if lost:  # for another loss, or other advantages
         changed = [name for name in _DECIDES_WHAT_IS_READ if name in given and given[name] != usual[name]]
@@ -112,7 +112,7 @@ def without_rewards(row: Algorithm | None, given: Mapping[str, Any], usual: Mapp
     if not row.needs_teacher:
         what = f"{row.name} makes advantages of rewards, and none counts: the teacher alone teaches"
         return [Mistake(what, KEY, "algorithm: opd, or a reward with a weight")]
-    idle = _without_advantages(settings) - unread(settings).keys()  # which is refused already
+    idle = _without_advantages(settings) - unused_fields(settings).keys()  # which is refused already
     written = [name for name in given if name in idle and in_words(name, given[name]) != usual.get(name, ...)]
     what = "changes nothing: the teacher alone teaches, and no reward makes an advantage"
     return [Mistake(f"{shown_value(given[name])} {what}", name, "leave it out, or name a reward") for name in written]

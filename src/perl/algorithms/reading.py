@@ -23,7 +23,7 @@ def sometimes_read() -> frozenset[str]:
     return frozenset(OF_KL).union(*(row.fields for row in rows))
 
 
-def unread(settings: Mapping[str, Any]) -> dict[str, str]:
+def unused_fields(settings: Mapping[str, Any]) -> dict[str, str]:
     """The fields that are read under other settings, but not under these.
 
     Args:

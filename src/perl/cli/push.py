@@ -10,7 +10,7 @@ from perl.run.tables import plain_table
 if TYPE_CHECKING:
     from perl.hub.push.commit import Pushed
     from perl.hub.push.outbox import Push
-    from perl.hub.push.package import Package
+    from perl.hub.push.package import PushPackage
 
 
 @click.command("push", short_help="Publish a run's adapter on the Hub, with its card, scores and recipe.")
@@ -66,7 +66,7 @@ def command(
         say("\n".join(_summary(done, difference, steps)))
 
 
-def _preview(package: "Package", wanted: "Push") -> list[str]:
+def _preview(package: "PushPackage", wanted: "Push") -> list[str]:
     """The files with their sizes, then the card."""
     from perl.hub.card.published import CARD
 

@@ -26,7 +26,7 @@ from perl.evaluation.scoring.found_results import (
 from perl.evaluation.scoring.metrics import Difference, corrected, paired_difference
 from perl.evaluation.scoring.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.scoring.score import Score
-from perl.evaluation.scoring.table import Scored, asked_as_lighteval, doubts, protocol_note, scores_of
+from perl.evaluation.scoring.table import PolicyScore, asked_as_lighteval, doubts, protocol_note, scores_of
 from perl.evaluation.scoring.task import MATH
 from perl.run.progress import progress
 
@@ -83,7 +83,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _PolicyRow:
     """A policy with what its scores and its differences are taken from.
 
     Attributes:
@@ -101,7 +101,7 @@ class _Row:
     group: int | None
     name: str
 
-    def called_with(self, way: str) -> "_Row":
+    def called_with(self, way: str) -> "_PolicyRow":
         """The row, its heading with the settings under which it was scored."""
         return replace(self, shown=replace(self.shown, name=f"{self.name} ({way})")) if way else self
 
@@ -162,11 +162,11 @@ def compare_adapters(results: Sequence[Results]) -> Comparison:
     names = adapter_names(results)
     scored = any(task.base for one in results for task in one.tasks)
     found = compare(results, force=True, against=BASE if scored else None)
-    every: dict[tuple[str, str, str], Scored] = {}  # a base that several have, once
+    every: dict[tuple[str, str, str], PolicyScore] = {}  # a base that several have, once
     for name, task in ((name, task) for name, one in zip(names, results, strict=True) for task in one.tasks):
         for who, score in scores_of(task):
             called = "the base" if who == "base" else name
-            one_of = Scored(called, task, score, task.lighteval.get(who))
+            one_of = PolicyScore(called, task, score, task.lighteval.get(who))
             every.setdefault((called, task.name, repr(score)), one_of)
     how = dict.fromkeys(protocol_note(one) for one in results)
     return replace(found, notes=(*how, *doubts(list(every.values())), *found.notes))
@@ -240,10 +240,10 @@ def _rows(
     titles: Mapping[str, str],
     conflicts: Mapping[tuple[int, str], str],
     found: Sequence[FoundResults] | None,
-) -> list[_Row]:
+) -> list[_PolicyRow]:
     """Bases, then adapters."""
 
-    def row(name: str, numbers: Sequence[int], who: Who, group: int | None) -> _Row:
+    def row(name: str, numbers: Sequence[int], who: Who, group: int | None) -> _PolicyRow:
         tasks: dict[str, TaskResult] = {}
         for task in (task for i in numbers for task in results[i].tasks if task.name in titles):
             if (task.base if who == "base" else task.adapter) is not None:
@@ -263,7 +263,7 @@ def _rows(
         if found is not None and who == "adapter":
             (i,) = numbers
             shown = replace(shown, folder=str(found[i].folder), settings=settings[i])
-        return _Row(shown, who, tasks, numbers, group, name)
+        return _PolicyRow(shown, who, tasks, numbers, group, name)
 
     settings = [] if found is None else differing_settings(found)
     adapters = [i for i, one in enumerate(results) if any(t.adapter and t.name in titles for t in one.tasks)]
@@ -277,7 +277,9 @@ def _rows(
     return [*bases, *(row(names[i], [i], "adapter", of.get(i)) for i in adapters)]
 
 
-def _compared(rows: Sequence[_Row], against: str | None, *, searched: bool) -> tuple[str, list[tuple[_Row, _Row]]]:
+def _compared(
+    rows: Sequence[_PolicyRow], against: str | None, *, searched: bool
+) -> tuple[str, list[tuple[_PolicyRow, _PolicyRow]]]:
     """What they are compared with, and each policy behind the one that it is compared with."""
     bases = {row.group: row for row in rows if row.who == "base"}
     adapters = [row for row in rows if row.who == "adapter"]
@@ -297,7 +299,7 @@ def _compared(rows: Sequence[_Row], against: str | None, *, searched: bool) -> t
 
 
 def _with_differences(
-    rows: Sequence[_Row], compared: Sequence[tuple[_Row, _Row]], titles: Mapping[str, str]
+    rows: Sequence[_PolicyRow], compared: Sequence[tuple[_PolicyRow, _PolicyRow]], titles: Mapping[str, str]
 ) -> tuple[PolicyScores, ...]:
     """Every row with its differences, whose p values are corrected for the number of all of them."""
     own = {row.shown.name: _differences(first, row, titles) for first, row in compared}
@@ -315,7 +317,7 @@ def _with_differences(
     )
 
 
-def _differences(first: _Row, other: _Row, tasks: Mapping[str, str]) -> dict[str, Difference]:
+def _differences(first: _PolicyRow, other: _PolicyRow, tasks: Mapping[str, str]) -> dict[str, Difference]:
     """The other policy less the first on the tasks whose problems are the same."""
     found: dict[str, Difference] = {}
     for name in (name for name in tasks if name in first.tasks and name in other.tasks):

@@ -13,19 +13,19 @@ from pathlib import Path
 from perl.errors import PerlError, raise_all
 from perl.evaluation.drawing.subject import model_digests
 from perl.evaluation.scoring.results import RESULTS, Results, read_results
-from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_mistakes, owns
+from perl.hub.card.candidate import RunAdapter, base_of_run, find_candidate, identity_mistakes, owns
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.facts import RUN_FACTS, RunFacts
 from perl.hub.card.form import split_author, with_author
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES
 from perl.hub.card.render import render_card
-from perl.hub.push.package import Package, package_candidate
+from perl.hub.push.package import PushPackage, package_candidate
 from perl.policy.saved.adapter import CONFIG
 from perl.run.files import write_file, write_text
 from perl.run.folder import Run
 
 
-def run_package(run: Run, repo_id: str | None = None) -> Package:
+def run_package(run: Run, repo_id: str | None = None) -> PushPackage:
     """What would be published of a run's final adapter, or of the model that it trained.
 
     Args:
@@ -83,7 +83,7 @@ def _digest(card: str) -> str:
     return hashlib.sha256(split_author(card)[0].rstrip().encode()).hexdigest()
 
 
-def shown_candidate(run: Run) -> Candidate:
+def shown_candidate(run: Run) -> RunAdapter:
     """What a run's card is of: its final adapter, or the model that it trained, which is not one to publish."""
     if run.facts.get("method") != "full":
         return find_candidate(run)
@@ -92,7 +92,7 @@ def shown_candidate(run: Run) -> Candidate:
     if results is not None and not owns(results, *digests, base_of_run(run)):
         results = None
     steps = int(run.facts.get("steps", 0))
-    return Candidate(run, "final", run.adapter, steps, digests[0], folder if results else None, results, digests[1])
+    return RunAdapter(run, "final", run.adapter, steps, digests[0], folder if results else None, results, digests[1])
 
 
 def write_folder_card(folder: Path, facts: RunFacts) -> None:

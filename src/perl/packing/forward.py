@@ -20,7 +20,7 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.head import EntropyKind, HeadStates
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
-from perl.packing.rows import Batch, Row, Scored, pack, pad_right
+from perl.packing.rows import PackedBatch, Row, ScoredTokens, pack, pad_right
 from perl.policy.attach import adapter_by_row
 from perl.policy.model import base_of, evaluating
 from perl.policy.precision import HALF, compute_dtype, layers_of, tolerance_of
@@ -113,7 +113,7 @@ def score_beside(
     packed: bool,
     columns: int,
     entropy: EntropyKind,
-    beside: Callable[[Scored, HeadStates], tuple[torch.Tensor, ...]] | None,
+    beside: Callable[[ScoredTokens, HeadStates], tuple[torch.Tensor, ...]] | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
     """As :func:`score`, and what is made of the head's states besides.
 
@@ -145,7 +145,7 @@ def score_beside(
 @torch.no_grad()
 def last_hidden_states(
     model: nn.Module, rows: Sequence[Row], groups: Sequence[Sequence[int]], *, packed: bool
-) -> tuple[torch.Tensor, Scored]:
+) -> tuple[torch.Tensor, ScoredTokens]:
     """The last hidden states that predict the scored tokens, without gradient and without logits.
 
     Args:
@@ -165,7 +165,7 @@ def last_hidden_states(
     return hidden_SD, batch.scored
 
 
-def _inputs(batch: Batch) -> dict[str, Any]:
+def _inputs(batch: PackedBatch) -> dict[str, Any]:
     """The arguments with which a model runs a batch."""
     arguments: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     if batch.layout is not None:

@@ -24,7 +24,7 @@ from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from perl.packing.compiled import compiled as compiled_function
-from perl.packing.rows import Scored
+from perl.packing.rows import ScoredTokens
 
 EntropyKind = Literal["none", "value", "gradient"]
 
@@ -129,7 +129,7 @@ def add_scored_forward(
     def forward(
         self: PreTrainedModel,
         *args: Any,  # noqa: ANN401
-        scored: Scored | None = None,
+        scored: ScoredTokens | None = None,
         entropy: EntropyKind | Literal["alone"] = "value",
         beside: Beside | None = None,
         **kwargs: Any,  # noqa: ANN401

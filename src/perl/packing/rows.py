@@ -117,7 +117,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredTokens:
     """The tokens whose log-probabilities are wanted.
 
     Attributes:
@@ -142,7 +142,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PackedBatch:
     """What goes through the model at once.
 
     Attributes:
@@ -157,10 +157,10 @@ class Batch:
     position_ids: torch.Tensor | None
     attention_mask: torch.Tensor | None
     layout: Layout | None
-    scored: Scored
+    scored: ScoredTokens
 
 
-def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> Batch:
+def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
     """Puts rows end to end, without padding.
 
     Args:
@@ -192,7 +192,7 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> Batch:
     return builder.packed()
 
 
-def pad_right(rows: Sequence[Row]) -> Batch:
+def pad_right(rows: Sequence[Row]) -> PackedBatch:
     """The same rows as a rectangle, padded on the right to the longest of them.
 
     Causal models need no more for the same numbers: what stands to the right of a token does not reach it, and
@@ -207,7 +207,7 @@ def pad_right(rows: Sequence[Row]) -> Batch:
         mask_NL[index, : row.tokens] = 1
         prompt_end = index * width + row.prompt.numel()
         builder.score(row, index, before=prompt_end - 1, after=prompt_end)
-    return Batch(ids_NL, None, mask_NL, None, builder.scored(width))
+    return PackedBatch(ids_NL, None, mask_NL, None, builder.scored(width))
 
 
 class _Builder:
@@ -243,13 +243,13 @@ class _Builder:
         self.rows.append(torch.full_like(columns, index))
         self.columns.append(columns)
 
-    def packed(self) -> Batch:
+    def packed(self) -> PackedBatch:
         ids_1L = torch.cat(self.tokens).unsqueeze(0)
         positions_1L = torch.cat(self.positions).to(self.device).unsqueeze(0)
         layout = Layout(tuple(self.segments), self.device)
-        return Batch(ids_1L, positions_1L, None, layout, self.scored(self.length))
+        return PackedBatch(ids_1L, positions_1L, None, layout, self.scored(self.length))
 
-    def scored(self, width: int) -> Scored:
+    def scored(self, width: int) -> ScoredTokens:
         indices = torch.stack([torch.cat(self.predictors), torch.cat(self.rows), torch.cat(self.columns)])
         predictors, rows, columns = indices.to(self.device)
-        return Scored(predictors, torch.cat(self.targets), rows, columns, width)
+        return ScoredTokens(predictors, torch.cat(self.targets), rows, columns, width)

@@ -12,7 +12,7 @@ from typing import Any
 from perl.algorithms.algorithm import Algorithm
 from perl.algorithms.named import ALGORITHMS, KEY, find_algorithm
 from perl.algorithms.overrides import contradictions
-from perl.algorithms.reading import unread
+from perl.algorithms.reading import unused_fields
 from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake, RecipeError
 
@@ -53,7 +53,7 @@ def without_replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
     if row is None or not isinstance(train, Mapping):
         return dict(before)
     later = after.get(_TRAIN)
-    gone = {*row.sets, *unread({**row.sets, **(later if isinstance(later, Mapping) else {})})}
+    gone = {*row.sets, *unused_fields({**row.sets, **(later if isinstance(later, Mapping) else {})})}
     earlier = _row(before.get(KEY))
     if earlier is not None:  # a saved recipe has what its name set written out
         gone |= {key for key, value in earlier.sets.items() if train.get(key) == value}

@@ -27,7 +27,7 @@ _WANDB_HOST = "https://api.wandb.ai"
 
 
 @dataclass(frozen=True)
-class Package:
+class RequiredPackage:
     """What must be installed.
 
     Attributes:
@@ -47,38 +47,38 @@ class Package:
 
 
 # The trackers of transformers by their names in `report_to`, with the packages that each needs.
-TRACKERS: dict[str, tuple[Package, ...]] = {
-    "azure_ml": (Package(("azureml.core",), "azureml-core"),),
-    **{name: (Package((name,), name),) for name in ("clearml", "codecarbon", "dvclive", "neptune", "swanlab")},
-    "comet_ml": (Package(("comet_ml",), "comet-ml"),),
-    "dagshub": (Package(("dagshub",), "dagshub"), Package(("mlflow",), "mlflow")),
-    "flyte": (Package(("flytekit",), "flytekit"),),
+TRACKERS: dict[str, tuple[RequiredPackage, ...]] = {
+    "azure_ml": (RequiredPackage(("azureml.core",), "azureml-core"),),
+    **{name: (RequiredPackage((name,), name),) for name in ("clearml", "codecarbon", "dvclive", "neptune", "swanlab")},
+    "comet_ml": (RequiredPackage(("comet_ml",), "comet-ml"),),
+    "dagshub": (RequiredPackage(("dagshub",), "dagshub"), RequiredPackage(("mlflow",), "mlflow")),
+    "flyte": (RequiredPackage(("flytekit",), "flytekit"),),
     "kubeflow": (),
-    "mlflow": (Package(("mlflow",), "mlflow-skinny", "track"),),
-    "tensorboard": (Package(("tensorboard", "tensorboardX"), "tensorboard", "track"),),
-    "trackio": (Package(("trackio",), "trackio", "track"),),
-    "wandb": (Package(("wandb",), "wandb", "track"),),
+    "mlflow": (RequiredPackage(("mlflow",), "mlflow-skinny", "track"),),
+    "tensorboard": (RequiredPackage(("tensorboard", "tensorboardX"), "tensorboard", "track"),),
+    "trackio": (RequiredPackage(("trackio",), "trackio", "track"),),
+    "wandb": (RequiredPackage(("wandb",), "wandb", "track"),),
 }
-_BITSANDBYTES = Package(("bitsandbytes",), "bitsandbytes")
-_TORCHAO = Package(("torchao",), "torchao")
+_BITSANDBYTES = RequiredPackage(("bitsandbytes",), "bitsandbytes")
+_TORCHAO = RequiredPackage(("torchao",), "torchao")
 # The optimizers of transformers by how their names begin, the longest that fits; all others are in torch.
-OPTIMIZERS: dict[str, Package] = {
-    **dict.fromkeys(("adalomo", "lomo"), Package(("lomo_optim",), "lomo-optim")),
+OPTIMIZERS: dict[str, RequiredPackage] = {
+    **dict.fromkeys(("adalomo", "lomo"), RequiredPackage(("lomo_optim",), "lomo-optim")),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb", "ademamix", "lion", "paged", "rmsprop_bnb"), _BITSANDBYTES),
     **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), _TORCHAO),
-    "adamw_anyprecision": Package(("torchdistx",), "torchdistx"),
-    "adamw_torch_npu": Package(("torch_npu",), "torch-npu"),
-    "adamw_torch_xla": Package(("torch_xla",), "torch-xla"),
-    "apollo": Package(("apollo_torch",), "apollo-torch"),
-    "galore": Package(("galore_torch",), "galore-torch"),
-    "grokadamw": Package(("grokadamw",), "grokadamw"),
-    "schedule_free": Package(("schedulefree",), "schedulefree"),
-    "stable_adamw": Package(("optimi",), "torch-optimi"),
+    "adamw_anyprecision": RequiredPackage(("torchdistx",), "torchdistx"),
+    "adamw_torch_npu": RequiredPackage(("torch_npu",), "torch-npu"),
+    "adamw_torch_xla": RequiredPackage(("torch_xla",), "torch-xla"),
+    "apollo": RequiredPackage(("apollo_torch",), "apollo-torch"),
+    "galore": RequiredPackage(("galore_torch",), "galore-torch"),
+    "grokadamw": RequiredPackage(("grokadamw",), "grokadamw"),
+    "schedule_free": RequiredPackage(("schedulefree",), "schedulefree"),
+    "stable_adamw": RequiredPackage(("optimi",), "torch-optimi"),
 }
 # Arguments that need a package as soon as they say anything but no.
-SWITCHES: dict[str, Package] = {
-    "deepspeed": Package(("deepspeed",), "deepspeed", "deepspeed"),
-    "use_liger_kernel": Package(("liger_kernel",), "liger-kernel"),
+SWITCHES: dict[str, RequiredPackage] = {
+    "deepspeed": RequiredPackage(("deepspeed",), "deepspeed", "deepspeed"),
+    "use_liger_kernel": RequiredPackage(("liger_kernel",), "liger-kernel"),
 }
 
 
@@ -123,7 +123,7 @@ def _written(report_to: object) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
-def missing_package(where: str, package: Package, value: str = "") -> Iterator[Mistake]:
+def missing_package(where: str, package: RequiredPackage, value: str = "") -> Iterator[Mistake]:
     """The problem of a package, unless it is installed.
 
     Args:
@@ -148,7 +148,7 @@ def _found(module: str) -> bool:
         return False
 
 
-_SQL = (Package(("sqlalchemy",), "sqlalchemy", "track"), Package(("alembic",), "alembic", "track"))
+_SQL = (RequiredPackage(("sqlalchemy",), "sqlalchemy", "track"), RequiredPackage(("alembic",), "alembic", "track"))
 
 
 def named_trackers(report_to: object) -> list[str]:

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from perl.recipe.optional_packages import Package
+from perl.recipe.optional_packages import RequiredPackage
 
 Quantization = Literal["nf4", "int8", "fp8"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """What a base can be quantised to as it is loaded."""
 EXTRA = "quantised"
-_BITSANDBYTES = Package(("bitsandbytes",), "bitsandbytes", EXTRA)
-_TORCHAO = Package(("torchao",), "torchao", EXTRA)
+_BITSANDBYTES = RequiredPackage(("bitsandbytes",), "bitsandbytes", EXTRA)
+_TORCHAO = RequiredPackage(("torchao",), "torchao", EXTRA)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Quantisation:
     name: Quantization
     summary: str
     bits: int
-    package: Package
+    package: RequiredPackage
     weight_bytes: float
     row_bytes: float
     devices: tuple[str, ...]

@@ -32,7 +32,7 @@ POLICY = "policy"
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Wanted:
     """One completion that is wanted: the request's position, and which of its completions."""
 
     position: int
@@ -128,7 +128,7 @@ class TransformersEngine(OneCopy):
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device
 
-    def _try(self, rows: Sequence[_Row], sampling: EngineSampling) -> list[Sampled] | None:
+    def _try(self, rows: Sequence[_Wanted], sampling: EngineSampling) -> list[Sampled] | None:
         """A completion for each row; None: the memory does not suffice for so many."""
         try:
             return self._draw(rows, sampling)
@@ -142,7 +142,7 @@ class TransformersEngine(OneCopy):
             message = f"not enough memory for one completion: {longest} tokens with its prompt"
             raise ModelError(message, hint="allow fewer tokens a completion, or a smaller model") from error
 
-    def _draw(self, rows: Sequence[_Row], sampling: EngineSampling) -> list[Sampled]:
+    def _draw(self, rows: Sequence[_Wanted], sampling: EngineSampling) -> list[Sampled]:
         uniforms = None
         if sampling.temperature:
             uniforms = uniforms_of([row.seed for row in rows], sampling.max_completion_length, self._device)
@@ -167,7 +167,9 @@ class TransformersEngine(OneCopy):
         pairs = zip(written.token_ids, written.log_probs or (), strict=True)
         return [Sampled(tuple(ids), tuple(log_probs), POLICY) for ids, log_probs in pairs]
 
-    def _generate(self, rows: Sequence[_Row], sampling: EngineSampling, uniforms: torch.Tensor | None) -> list[Sampled]:
+    def _generate(
+        self, rows: Sequence[_Wanted], sampling: EngineSampling, uniforms: torch.Tensor | None
+    ) -> list[Sampled]:
         """By transformers' own loop, for models whose cache cannot be selected by rows."""
         prompts = {"input_ids": [list(row.prompt_ids) for row in rows]}
         batch = self._tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(self._device)
@@ -185,15 +187,15 @@ class TransformersEngine(OneCopy):
         return [_sampled(written, scores, sampling.end_token_ids) for written, scores in pairs]
 
 
-def _rows(requests: Sequence[Request]) -> list[_Row]:
+def _rows(requests: Sequence[Request]) -> list[_Wanted]:
     rows = []
     for position, request in enumerate(requests):
         first = secrets.randbits(63) if request.seed is None else request.seed
-        rows += [_Row(position, i, request.prompt_ids, first + i) for i in range(request.count)]
+        rows += [_Wanted(position, i, request.prompt_ids, first + i) for i in range(request.count)]
     return rows
 
 
-def _by_length(rows: Sequence[_Row]) -> list[_Row]:
+def _by_length(rows: Sequence[_Wanted]) -> list[_Wanted]:
     """In the order in which they are written: by the length of the prompt, all of one prompt together."""
     first: dict[tuple[int, ...], int] = {}
     for row in rows:

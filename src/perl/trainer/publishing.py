@@ -30,7 +30,7 @@ from perl.hub.card.form import LARGEST_CARD
 from perl.hub.card.names import has_hub_form, label
 from perl.hub.card.published import CARD
 from perl.hub.gate.gate import take
-from perl.hub.push.package import Package
+from perl.hub.push.package import PushPackage
 from perl.hub.push.publish import full_repo_id, pack_folder, push_script, write_log
 from perl.hub.push.round_trip import check_files
 from perl.hub.run_card import write_folder_card
@@ -50,7 +50,7 @@ _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's confi
 
 
 @dataclass(frozen=True)
-class Push:
+class PushRequest:
     """How an adapter is pushed, as transformers' ``push_to_hub`` is asked.
 
     Attributes:
@@ -136,7 +136,7 @@ def shown_algorithm(args: Any, method: Method) -> dict[str, str]:  # noqa: ANN40
     return found
 
 
-def push(trainer: GRPOTrainer, how: Push, token: str | None) -> Any:  # noqa: ANN401 (transformers' result)
+def push(trainer: GRPOTrainer, how: PushRequest, token: str | None) -> Any:  # noqa: ANN401 (transformers' result)
     """What a script's ``push_to_hub`` does for an adapter, in each process: one commit of it, its card and log.
 
     The main process alone sends it, once what was saved is found to be what was trained. A subclass's own card takes
@@ -186,7 +186,7 @@ def push(trainer: GRPOTrainer, how: Push, token: str | None) -> Any:  # noqa: AN
     )
 
 
-def pack_script_checkpoint(trainer: GRPOTrainer, checkpoint: Path, repo_id: str) -> Package:
+def pack_script_checkpoint(trainer: GRPOTrainer, checkpoint: Path, repo_id: str) -> PushPackage:
     """What is published of a script's checkpoint: its adapter with card and log, looked through.
 
     Args:

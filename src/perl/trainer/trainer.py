@@ -488,13 +488,10 @@ class PeftGRPOTrainer(GRPOTrainer):
         """
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
-        return publishing.push(self, publishing.Push(commit_message, blocking, revision, private, kwargs), token)
+        return publishing.push(self, publishing.PushRequest(commit_message, blocking, revision, private, kwargs), token)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Replaces ``Trainer._push_from_checkpoint`` for adapters, which sends pickles too: sends nothing.
-
-        ``push_to_hub`` publishes; with a recipe ``hub.push: every_save`` publishes checkpoints too.
-        """
+        """Replaces ``Trainer._push_from_checkpoint``, which sends pickles too; ``hub.push: every_save`` publishes."""
         if not isinstance(self.policy, PeftModel):
             super()._push_from_checkpoint(checkpoint_folder)
         elif self.args.hub_strategy != HubStrategy.END:

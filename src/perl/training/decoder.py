@@ -160,7 +160,7 @@ def types_of(recipe: Recipe, base: Any, *, on_cpu: bool = False) -> Types:  # no
 
 
 @dataclass(frozen=True)
-class Sharing:
+class ModelSharing:
     """How the processes of a run share what each would hold alone.
 
     Attributes:
@@ -172,7 +172,7 @@ class Sharing:
     processes: int = 1
 
 
-ALONE = Sharing()
+ALONE = ModelSharing()
 """One process."""
 
 
@@ -197,7 +197,7 @@ class TrainedBytes:
         return self.parameters + self.gradients + self.optimizer
 
 
-def trained_bytes(trained: int, sharing: Sharing) -> TrainedBytes:
+def trained_bytes(trained: int, sharing: ModelSharing) -> TrainedBytes:
     """What a process holds of so many trained parameters, all of them float32.
 
     One process has 16 bytes of each: the parameter, its gradient, two averages. DDP's reducer keeps buckets besides,
@@ -212,7 +212,7 @@ def trained_bytes(trained: int, sharing: Sharing) -> TrainedBytes:
     return TrainedBytes(whole, 2 * whole, _ADAM * trained)
 
 
-def base_bytes(model: Decoder, types: Types, sharing: Sharing) -> tuple[float, float]:
+def base_bytes(model: Decoder, types: Types, sharing: ModelSharing) -> tuple[float, float]:
     """The part of the base that a process keeps, and what it holds besides while a pass runs.
 
     FSDP2 as transformers applies it: each layer is gathered for its turn, the next one while it computes, and both are

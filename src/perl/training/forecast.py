@@ -30,14 +30,14 @@ from perl.training.measured_rates import measure_rates
 from perl.training.memory_estimate import MemoryEstimate
 from perl.training.plan import Plan, make_plan
 from perl.training.plan_checks import most_completions
-from perl.training.run_shape import Setup, Shape, execution_of, groups_of_process, lengths_of, memory_on, shape_of
+from perl.training.run_shape import PlanSetup, Shape, execution_of, groups_of_process, lengths_of, memory_on, shape_of
 
 GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
 """As GPUs are sold."""
 
 
 @dataclass(frozen=True)
-class Question:
+class ForecastRequest:
     """What a run is to be planned for.
 
     Attributes:
@@ -87,12 +87,12 @@ class Forecast:
     """
 
     plan: Plan
-    setup: Setup
+    setup: PlanSetup
     shape: Shape
     strategies: Mapping[Strategy, StrategyForecast]
 
 
-def answer(recipe: Recipe, question: Question) -> Forecast:
+def answer(recipe: Recipe, question: ForecastRequest) -> Forecast:
     """What the run costs; refuses what cannot run before anything is read that takes long.
 
     Args:
@@ -109,7 +109,7 @@ def answer(recipe: Recipe, question: Question) -> Forecast:
         lengths = lengths_of(plan, completion=question.completion, run=question.run)
         # The strategy that the recipe names, or the command line; else all, to be compared.
         named = ("engine", "strategy") in recipe.written_at.origins
-        setup = Setup(recipe.batch, device, (recipe.engine.strategy,) if named else STRATEGIES, lengths)
+        setup = PlanSetup(recipe.batch, device, (recipe.engine.strategy,) if named else STRATEGIES, lengths)
         return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if question.measured else setup)
 
 
@@ -122,11 +122,11 @@ def forecast_of(plan: Plan) -> Forecast:
     recipe = plan.recipe
     if recipe.batch.world_size > 1:
         plan = _plan_of_one_process(recipe)
-    setup = Setup(recipe.batch, _device(recipe, Question()), (recipe.engine.strategy,), lengths_of(plan))
+    setup = PlanSetup(recipe.batch, _device(recipe, ForecastRequest()), (recipe.engine.strategy,), lengths_of(plan))
     return make_forecast(plan, setup)
 
 
-def _device(recipe: Recipe, question: Question) -> Hardware:
+def _device(recipe: Recipe, question: ForecastRequest) -> Hardware:
     on_cpu = question.gpu is None and recipe.engine.device == "cpu"
     return hardware_named("cpu" if on_cpu else question.gpu)
 
@@ -141,7 +141,7 @@ def _plan_of_one_process(recipe: Recipe) -> Plan:
     return make_plan(replace(recipe, batch=alone), runs_here=False)
 
 
-def make_forecast(plan: Plan, setup: Setup) -> Forecast:
+def make_forecast(plan: Plan, setup: PlanSetup) -> Forecast:
     """Derives what a run costs.
 
     Args:
@@ -155,7 +155,7 @@ def make_forecast(plan: Plan, setup: Setup) -> Forecast:
     return Forecast(plan, setup, shape, {name: _under(name, plan, setup, shape) for name in setup.strategies})
 
 
-def _under(strategy: Strategy, plan: Plan, setup: Setup, shape: Shape) -> StrategyForecast:
+def _under(strategy: Strategy, plan: Plan, setup: PlanSetup, shape: Shape) -> StrategyForecast:
     """A step under one strategy."""
     memory = memory_on(plan, setup, shape, strategy, setup.device.memory / setup.sharing)
     sizes = {name: memory_on(plan, setup, shape, strategy, size) for name, size in GPUS.items()}
@@ -176,7 +176,7 @@ def _under(strategy: Strategy, plan: Plan, setup: Setup, shape: Shape) -> Strate
     return StrategyForecast(memory, fits, replace(flops, rollouts=flops.rollouts / steps), seconds, step)
 
 
-def _flops_of(plan: Plan, shape: Shape, memory: MemoryEstimate, setup: Setup) -> StepFlops:
+def _flops_of(plan: Plan, shape: Shape, memory: MemoryEstimate, setup: PlanSetup) -> StepFlops:
     """Of a process, with those of a whole generation: its share of the completions, in whole groups if it can be."""
     lengths, groups = setup.lengths, groups_of_process(setup)
     how = execution_of(plan, shape, memory, setup.device)
@@ -187,7 +187,7 @@ def _flops_of(plan: Plan, shape: Shape, memory: MemoryEstimate, setup: Setup) ->
     return replace(found, rollouts=_writing_flops(plan, setup, shape, setup.rows) * (1 + _greedy_share(plan, setup)))
 
 
-def _writing_flops(plan: Plan, setup: Setup, shape: Shape, rows: int) -> float:
+def _writing_flops(plan: Plan, setup: PlanSetup, shape: Shape, rows: int) -> float:
     """Of so many completions; transformers pad them to the longest."""
     served, lengths = plan.recipe.rollout.capabilities.takes_updates, setup.lengths
     return generation_flops(
@@ -200,13 +200,13 @@ def _writing_flops(plan: Plan, setup: Setup, shape: Shape, rows: int) -> float:
     )
 
 
-def _greedy_share(plan: Plan, setup: Setup) -> float:
+def _greedy_share(plan: Plan, setup: PlanSetup) -> float:
     """Of the sampled completions, those that are written greedily besides, one of each prompt."""
     greedy = ADVANTAGES[plan.arguments.advantage_estimator].writes_greedy
     return 1 / setup.batch.num_generations if greedy else 0.0
 
 
-def _rollout_seconds(plan: Plan, setup: Setup, shape: Shape, products: Range) -> Range:
+def _rollout_seconds(plan: Plan, setup: PlanSetup, shape: Shape, products: Range) -> Range:
     """Until an engine has written all of its completions at once: in the process, or on a server like its device."""
     engine, lengths, device = plan.recipe.rollout.capabilities, setup.lengths, setup.device
     weights, of_token = weight_bytes(shape.model, shape.types), cached_bytes(shape.model, shape.types)

@@ -31,7 +31,7 @@ from perl.training.cost_flops import Execution, Group, executed_flops
 from perl.training.decoder import weight_bytes
 from perl.training.hardware import cpu
 from perl.training.plan import Plan
-from perl.training.run_shape import Setup, Shape, execution_of, memory_on, shape_of
+from perl.training.run_shape import PlanSetup, Shape, execution_of, memory_on, shape_of
 
 # Of the memory that is free, for the weights of the model that is measured.
 _SHARE = 0.4
@@ -40,7 +40,7 @@ _REPEATS = 3
 _WRITTEN = (2, 10)
 
 
-def measure_rates(plan: Plan, setup: Setup) -> dict[str, float]:
+def measure_rates(plan: Plan, setup: PlanSetup) -> dict[str, float]:
     """Of a process: ``products``, FLOP/s of passes, and ``token``, seconds of a token where transformers write.
 
     Processes that share a CPU are taken to have equal parts of it.

@@ -17,7 +17,7 @@ from perl.packing.memory import BYTES_PER_TRAINED, CPU_TOKENS, MemoryPlan, Token
 from perl.training.decoder import (
     ALONE,
     Decoder,
-    Sharing,
+    ModelSharing,
     TrainedBytes,
     Types,
     base_bytes,
@@ -50,7 +50,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Work:
+class GpuWork:
     """What a run does on a GPU.
 
     Attributes:
@@ -197,9 +197,9 @@ def estimate_memory(
     model: Decoder,
     types: Types,
     rank: int,
-    work: Work,
+    work: GpuWork,
     available: float,
-    sharing: Sharing = ALONE,
+    sharing: ModelSharing = ALONE,
     *,
     trained: int | None = None,
     on_cpu: bool = False,

@@ -35,7 +35,7 @@ from perl.training.memory_estimate import MemoryEstimate
 from perl.training.new_data import data_section, recipe_text, worked_tokens
 from perl.training.plan import Plan, make_plan
 from perl.training.prepare import read_recipe
-from perl.training.run_shape import Setup, lengths_of, memory_on, shape_of
+from perl.training.run_shape import PlanSetup, lengths_of, memory_on, shape_of
 
 BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 """Around the question, where answers are judged."""
@@ -290,5 +290,5 @@ def _memory(plan: Plan, device: Hardware, sizes: Sizes) -> MemoryEstimate:
     return memory_on(changed, _setup(changed, device), shape_of(changed, on_cpu=device.on_cpu), "ddp", device.memory)
 
 
-def _setup(plan: Plan, device: Hardware) -> Setup:
-    return Setup(plan.recipe.batch, device, ("ddp",), lengths_of(plan))
+def _setup(plan: Plan, device: Hardware) -> PlanSetup:
+    return PlanSetup(plan.recipe.batch, device, ("ddp",), lengths_of(plan))

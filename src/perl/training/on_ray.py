@@ -15,7 +15,7 @@ from perl.errors import EXIT_DONE, InterruptedRunError, RecipeError, RunFolderEr
 from perl.launch.start import ProcessFailedError, record_end
 from perl.recipe import Recipe
 from perl.recipe.layers import folders_beside
-from perl.recipe.optional_packages import Package, missing_package
+from perl.recipe.optional_packages import RequiredPackage, missing_package
 from perl.run.files import write_text
 from perl.run.folder import Run, check_folder, held, in_use
 from perl.run.progress import Progress, progress
@@ -47,11 +47,13 @@ def train_on_ray(
     Raises:
         PerlError: Whatever ends a run; the cluster, or a node of it, cannot be used.
     """
-    raise_all(errors.MissingExtraError, [*missing_package("engine.name", Package(("ray",), "ray", "ray"), "ray")])
+    raise_all(
+        errors.MissingExtraError, [*missing_package("engine.name", RequiredPackage(("ray",), "ray", "ray"), "ray")]
+    )
     from perl.launch.on_ray.cluster import check_room, connected, gpus_of_server
     from perl.launch.on_ray.driver import drive
     from perl.launch.on_ray.rollout_servers import PORT, ServerCommand, folder_in_memory
-    from perl.launch.on_ray.worker import Task
+    from perl.launch.on_ray.worker import ProcessTask
 
     folder, engine, servers = recipe.output_dir.absolute(), recipe.engine, recipe.rollout.started
     check_folder(recipe)
@@ -71,7 +73,7 @@ def train_on_ray(
                 started = plan.server_command(PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
                 command = ServerCommand(started, servers.python, gpus, key)
             with held(folder, in_use(folder)) if storage else nullcontext():  # where no process does
-                task = Task(
+                task = ProcessTask(
                     train=train,
                     recipe=source.as_dict() if isinstance(source, Recipe) else source,
                     overrides=tuple(overrides),

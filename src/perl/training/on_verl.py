@@ -42,7 +42,7 @@ _OR_EXPORT = "or perl export-verl RECIPE -o DIR, for where they are"
 
 
 @dataclass(frozen=True)
-class Export:
+class VerlExport:
     """What would be written.
 
     Attributes:
@@ -104,7 +104,7 @@ def read_for_verl(source: str | Path | Mapping[str, Any] | Recipe, changes: Sequ
         raise error.moved(lambda where: f"engine.{where}") from None
 
 
-def prepare_export(recipe: Recipe) -> Export:
+def prepare_export(recipe: Recipe) -> VerlExport:
     """What a recipe is in verl's words; no weights are loaded.
 
     Args:
@@ -119,19 +119,19 @@ def prepare_export(recipe: Recipe) -> Export:
         check_rewards({reward.name: reward.needs for reward in plan.rewards})
         reward_files(recipe.rewards)
         job = _handover(recipe, plan)
-        return Export(job, settings(job), plan)
+        return VerlExport(job, settings(job), plan)
     except PerlError as error:
         raise recipe.located(error) from None
 
 
-def prepared(recipe: Recipe) -> Export:
+def prepared(recipe: Recipe) -> VerlExport:
     """As :func:`prepare_export`, of a recipe whose folder is the run's."""
     return prepare_export(recipe.with_train(output_dir=None))
 
 
 def export_verl(
     source: str | Path | Mapping[str, Any] | Recipe, output: str | Path, changes: Sequence[str] = ()
-) -> tuple[Path, Export]:
+) -> tuple[Path, VerlExport]:
     """Writes a recipe's job folder for verl.
 
     Args:
@@ -214,7 +214,7 @@ def python_of_verl(asked: str | None) -> str:
     return str(Path(found).absolute())
 
 
-def _write_once(export: Export, folder: Path) -> None:
+def _write_once(export: VerlExport, folder: Path) -> None:
     """Writes the job, unless it is there; one of another recipe of which nothing was trained is replaced.
 
     Raises:

@@ -44,7 +44,7 @@ from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.server_command import server_command
 from perl.rollouts.vllm.version import check_engine
-from perl.trainer.arguments.argument_checks import of_our_step
+from perl.trainer.arguments.argument_checks import step_mistakes
 from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.trainer.arguments.signal_checks import check_teacher, taught_alone
@@ -212,7 +212,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
 def _check_arguments(arguments: PeftRLConfig) -> None:
     """Refuses a teacher where none can be, and settings of our step beside those that TRL's step is run for."""
     check_teacher(arguments)
-    found = of_our_step(arguments)
+    found = step_mistakes(arguments)
     fields = [one.where if one.where == "teacher" else f"train.{one.where}" for one in found]
     raise_all(RecipeError, [replace(one, where=where) for one, where in zip(found, fields, strict=True)])
 

@@ -20,9 +20,9 @@ from perl.recipe.batch_plan import BatchPlan
 from perl.recipe.sections import Strategy
 from perl.run.logs import read_log
 from perl.training.cost_flops import Execution, Group, ModelSize, largest_pass, size_of
-from perl.training.decoder import Decoder, Sharing, Types, decoder_of, types_of
+from perl.training.decoder import Decoder, ModelSharing, Types, decoder_of, types_of
 from perl.training.hardware import Hardware
-from perl.training.memory_estimate import Attention, MemoryEstimate, Work, estimate_memory
+from perl.training.memory_estimate import Attention, GpuWork, MemoryEstimate, estimate_memory
 from perl.training.plan import Plan
 
 # Of an earlier run's steps the last ones count: completions grow or shrink while it trains.
@@ -52,7 +52,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Setup:
+class PlanSetup:
     """What a plan is made for.
 
     Attributes:
@@ -175,7 +175,7 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
     )
 
 
-def memory_on(plan: Plan, setup: Setup, shape: Shape, strategy: Strategy, available: float) -> MemoryEstimate:
+def memory_on(plan: Plan, setup: PlanSetup, shape: Shape, strategy: Strategy, available: float) -> MemoryEstimate:
     """What a process holds.
 
     Args:
@@ -187,7 +187,7 @@ def memory_on(plan: Plan, setup: Setup, shape: Shape, strategy: Strategy, availa
     """
     arguments, engine, batch = plan.arguments, plan.recipe.rollout.capabilities, setup.batch
     passes = plan.recipe.train.get("steps_per_generation") or batch.gradient_accumulation_steps
-    work = Work(
+    work = GpuWork(
         plan.longest_prompt + int(arguments.max_completion_length or 0),
         completions=0 if engine.takes_updates else int(batch.per_device_train_batch_size * passes),
         engine_share=arguments.vllm_gpu_memory_utilization if engine.in_process else 0.0,
@@ -204,20 +204,20 @@ def memory_on(plan: Plan, setup: Setup, shape: Shape, strategy: Strategy, availa
         shape.rank,
         work,
         available,
-        Sharing(strategy, setup.processes),
+        ModelSharing(strategy, setup.processes),
         trained=shape.trained,
         on_cpu=setup.device.on_cpu,
     )
 
 
-def groups_of_process(setup: Setup) -> list[Group]:
+def groups_of_process(setup: PlanSetup) -> list[Group]:
     """The rows of a process: its share of the completions, in whole groups as far as they go."""
     whole, rest = divmod(setup.rows, setup.batch.num_generations)
     counts = [setup.batch.num_generations] * whole + ([rest] if rest else [])
     return [Group(setup.lengths.prompt, (setup.lengths.completion,) * count) for count in counts]
 
 
-def _largest_on_cpu(plan: Plan, setup: Setup) -> int:
+def _largest_on_cpu(plan: Plan, setup: PlanSetup) -> int:
     how = _execution(plan, plan.arguments.train_tokens_per_microbatch or CPU_TOKENS, setup.device, recompute=False)
     return largest_pass(groups_of_process(setup), how)
 

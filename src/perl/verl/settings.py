@@ -19,7 +19,7 @@ from perl.policy.saved.adapter import SavedAdapter
 from perl.recipe import Recipe
 from perl.sandbox import is_sandbox
 from perl.verl.job_folder import ADAPTER, BASE, FOLDER
-from perl.verl.table import cannot_go, further_overrides, override, refusals, told, unread
+from perl.verl.table import cannot_go, further_overrides, override, refusals, told, unused_keys
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -153,7 +153,7 @@ def settings(job: Handover) -> Settings:
     first = {mistake.where: mistake for mistake in reversed(made.mistakes + refused)}  # of a key's, which says most
     raise_all(RecipeError, [*first.values()][::-1])
     values |= further_overrides(job.recipe, values)
-    return Settings(values, [*made.notes, *_notes(job), *unread(job.recipe)])
+    return Settings(values, [*made.notes, *_notes(job), *unused_keys(job.recipe)])
 
 
 def _conditions(job: Handover) -> list[str]:

@@ -29,18 +29,18 @@ _REFUSALS = (
 )
 
 
-class _Record:
+class _Unpickled:
     """What stands in for a class that a pickle names: it keeps what it is given."""
 
     given: tuple[Any, ...]
 
-    def __new__(cls, *given: Any) -> "_Record":  # noqa: ANN401 (whatever the file holds)
+    def __new__(cls, *given: Any) -> "_Unpickled":  # noqa: ANN401 (whatever the file holds)
         made = object.__new__(cls)
         made.given = given
         return made
 
 
-class _Shard(_Record):
+class _Shard(_Unpickled):
     """A dimension is divided over the processes; ``dim`` says which."""
 
 
@@ -61,14 +61,14 @@ _PLACEMENTS, _SPECS, _MESHES = (
 _ALLOWED: Mapping[str, type] = {
     "torch.distributed.tensor.DTensor": _Sharded,
     "torch.distributed.tensor._api.DTensor": _Sharded,
-    f"{_SPECS}.DTensorSpec": _Record,
-    f"{_SPECS}.TensorMeta": _Record,
-    f"{_SPECS}.ShardOrderEntry": _Record,
+    f"{_SPECS}.DTensorSpec": _Unpickled,
+    f"{_SPECS}.TensorMeta": _Unpickled,
+    f"{_SPECS}.ShardOrderEntry": _Unpickled,
     f"{_PLACEMENTS}.Shard": _Shard,
-    f"{_PLACEMENTS}.Replicate": _Record,
-    "torch.distributed.device_mesh.DeviceMesh": _Record,
-    f"{_MESHES}._MeshLayout": _Record,
-    f"{_MESHES}._FlatLayout": _Record,
+    f"{_PLACEMENTS}.Replicate": _Unpickled,
+    "torch.distributed.device_mesh.DeviceMesh": _Unpickled,
+    f"{_MESHES}._MeshLayout": _Unpickled,
+    f"{_MESHES}._FlatLayout": _Unpickled,
 }
 """Every name, beside those of plain tensors, that a checkpoint may hold -> what stands in for it."""
 

@@ -20,11 +20,11 @@ NAME = r"^[a-z0-9][a-z0-9._-]*$"
 POLICY = r"^[0-9a-f]{64}$"
 
 
-class _Record(BaseModel):
+class _EntryPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Location(_Record):
+class Location(_EntryPart):
     """Where an adapter's files lie, and what they are."""
 
     shipped: bool = Field(False, description="In the zoo's own folder, beside the entries.")
@@ -35,7 +35,7 @@ class Location(_Record):
     size: int | None = Field(None, ge=0, description="Bytes of these files.")
 
 
-class TaskScore(_Record):
+class TaskScore(_EntryPart):
     """A score on one task, as a fraction, beside the base's under the same protocol."""
 
     task: str
@@ -55,7 +55,7 @@ class TaskScore(_Record):
         return None if self.base is None else round(self.adapter - self.base, 12)
 
 
-class SeedScores(_Record):
+class SeedScores(_EntryPart):
     """The same recipe with another seed."""
 
     seed: int
@@ -64,7 +64,7 @@ class SeedScores(_Record):
     scores: dict[str, float] = Field(description="Task -> score.")
 
 
-class Entry(_Record):
+class Entry(_EntryPart):
     """One adapter.
 
     Attributes:

@@ -15,7 +15,7 @@ from perl.errors import PerlError, did_you_mean
 from perl.run.tables import percent
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.intervals import score_interval
-from perl.zoo.table import Cell, Row, fact_cell, row_of, score_row, tasks_of
+from perl.zoo.table import Row, TableCell, fact_cell, row_of, score_row, tasks_of
 
 # A spread over seeds reaches so many standard deviations to both sides.
 _SURE = 1.96
@@ -81,7 +81,7 @@ def _rows(group: Sequence[tuple[Entry, TaskScore]]) -> list[Row]:
         mean = statistics.mean(seeds) if len(seeds) > 1 else None
         placed = {
             "rank": fact_cell(str(first) if first == last else f"{first}-{last}"),
-            "mean over seeds": Cell(mean, "-" if mean is None else f"{percent(mean)} ({len(seeds)})"),
+            "mean over seeds": TableCell(mean, "-" if mean is None else f"{percent(mean)} ({len(seeds)})"),
         }
         rows.append({**row_of(entry), **score_row(entry, score), **placed})
     return rows

@@ -63,29 +63,29 @@ _NUMBERS = {"seed", "seeds", "steps", "tokens", "seconds", "parameters", "size",
 _TEXTS = {*FACTS, "task", "metric", "protocol", "rank"} - _NUMBERS
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A value, and how people read it."""
 
     value: Value
     text: str
 
 
-Row = Mapping[str, Cell]
+Row = Mapping[str, TableCell]
 """Column -> cell; a column that the row lacks is unknown."""
-_UNKNOWN = Cell(None, "-")
+_UNKNOWN = TableCell(None, "-")
 
 
-def fact_cell(value: Value) -> Cell:
+def fact_cell(value: Value) -> TableCell:
     """A cell with a fact."""
     if value is None:
         return _UNKNOWN
-    return Cell(value, f"{value:,.0f}" if isinstance(value, int | float) else value)
+    return TableCell(value, f"{value:,.0f}" if isinstance(value, int | float) else value)
 
 
 def row_of(entry: Entry) -> Row:
     """Everything that a list can say of an entry."""
     row = {name: fact_cell(value(entry)) for name, value in FACTS.items()}
-    row["size"] = Cell(entry.adapter.size, size_text(entry.adapter.size))
+    row["size"] = TableCell(entry.adapter.size, size_text(entry.adapter.size))
     for score in entry.scores:
         if score.task not in FACTS:  # a task may be called "name"
             cells = score_row(entry, score)
@@ -106,11 +106,11 @@ def score_row(entry: Entry, score: TaskScore) -> Row:
         "metric": fact_cell(score.metric),
         "k": fact_cell(score.k),
         "problems": fact_cell(score.n),
-        "score": Cell(score.adapter, score_text(score.adapter, error, score.n)),
-        "error": Cell(error, percent(error)),
-        "base score": Cell(score.base, score_text(score.base, score.base_stderr, score.n)),
-        "base error": Cell(score.base_stderr, percent(score.base_stderr)),
-        "gain": Cell(score.gain, signed_percent(score.gain)),
+        "score": TableCell(score.adapter, score_text(score.adapter, error, score.n)),
+        "error": TableCell(error, percent(error)),
+        "base score": TableCell(score.base, score_text(score.base, score.base_stderr, score.n)),
+        "base error": TableCell(score.base_stderr, percent(score.base_stderr)),
+        "gain": TableCell(score.gain, signed_percent(score.gain)),
         "protocol": fact_cell(score.protocol_hash),
     }
 
@@ -213,7 +213,7 @@ def printed(rows: Sequence[Row], columns: Sequence[str], style: str | None = Non
     return "\n".join(plain_table(texts, right))
 
 
-def cells_of(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Cell]]:
+def cells_of(rows: Sequence[Row], columns: Sequence[str]) -> list[list[TableCell]]:
     """The cells of some columns, row by row."""
     return [[row.get(name, _UNKNOWN) for name in columns] for row in rows]
 

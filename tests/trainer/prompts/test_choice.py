@@ -9,7 +9,7 @@ from trl.trainer.utils import RepeatSampler
 from perl.errors import BrokenPromiseError, DataError
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
 from perl.trainer.prompts.curriculum import Curriculum, difficulties, ranked
-from perl.trainer.prompts.memory import Outcome, PromptMemory
+from perl.trainer.prompts.memory import PromptMemory, PromptOutcome
 from perl.trainer.prompts.order import Walk
 
 SIZE = 40
@@ -62,7 +62,7 @@ def test_chances_are_those_of_the_groups_without_variance_in_a_row():
     for batch in range(200):
         chance_N = found.chances(batch)
         np.testing.assert_allclose(chance_N, np.maximum(0.5**expected, 0.05), rtol=1e-12)
-        seen = [Outcome(int(p), 0.0, bool(random.random() < 0.7)) for p in random.choice(SIZE, 6, replace=False)]
+        seen = [PromptOutcome(int(p), 0.0, bool(random.random() < 0.7)) for p in random.choice(SIZE, 6, replace=False)]
         found.note(batch, seen)
         for one in seen:
             expected[one.prompt] = expected[one.prompt] + 1 if one.flat else 0
@@ -72,20 +72,20 @@ def test_chances_are_those_of_the_groups_without_variance_in_a_row():
 def test_a_draw_knows_what_was_seen_so_many_batches_before_and_nothing_later():
     early, late = memory(lag=3), memory(lag=3)
     for batch in range(20):
-        seen = [Outcome(batch % SIZE, 1.0, True)]
+        seen = [PromptOutcome(batch % SIZE, 1.0, True)]
         late.note(batch, seen)  # long before it is drawn
     for batch in range(20):
         np.testing.assert_array_equal(early.chances(batch), late.chances(batch))
         assert (early.latest() < 1).sum() == max(0, batch - 2)
-        early.note(batch, [Outcome(batch % SIZE, 1.0, True)])
-        early.note(batch, [Outcome(batch % SIZE, 1.0, True)])  # rollouts that were made again
+        early.note(batch, [PromptOutcome(batch % SIZE, 1.0, True)])
+        early.note(batch, [PromptOutcome(batch % SIZE, 1.0, True)])  # rollouts that were made again
     with pytest.raises(BrokenPromiseError, match="is drawn before 20 was seen"):
         early.chances(23)
 
 
 def test_what_all_have_solved_rests_as_solved_and_a_group_without_rewards_says_nothing_of_its_prompt():
     found = memory(lag=1)
-    found.note(0, [Outcome(0, 1.0, True), Outcome(1, 1.0, True), Outcome(2, float("nan"), True)])
+    found.note(0, [PromptOutcome(0, 1.0, True), PromptOutcome(1, 1.0, True), PromptOutcome(2, float("nan"), True)])
     found.chances(1)
     assert found.shares()["resting_solved"] == 2 / SIZE
     again = memory(lag=1)
@@ -183,7 +183,7 @@ class Training:
                         batch = micro // each
                         prompts = [index for rank in rows for index in rank[::2]]
                         assert prompts == self.choice.chosen(batch, self.PROMPTS)
-                        self.choice.note(batch, [Outcome(p, 0.0, flat(p, batch)) for p in prompts])
+                        self.choice.note(batch, [PromptOutcome(p, 0.0, flat(p, batch)) for p in prompts])
                         drawn.append(prompts)
                     micro += 1
                 inside, read = inside + wanted, read[wanted:]

@@ -9,7 +9,7 @@ from datasets import Dataset
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import ModelError, PerlError, RolloutError
 from perl.policy.attach import adapter_tensors
-from perl.trainer.prompts.refill import Batch, BatchLayout, Refill, replaced
+from perl.trainer.prompts.refill import BatchLayout, GenerationBatch, Refill, replaced
 from tests.oracles.rollouts import GENERATIONS, LONGEST, PAD, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, tokenizer
 
@@ -34,7 +34,7 @@ def batch_of(prompts, rewards_PG, *, width=2, first=0, process=0, processes=1):
     own = len(prompts) // processes
     mine = prompts[process * own : (process + 1) * own]
     shown = {"prompt": [p for p in prompts for _ in range(G)], "rewards/r": [r for row in rewards_PG for r in row]}
-    return Batch(
+    return GenerationBatch(
         [{"prompt": str(p)} for p in mine for _ in range(G)],
         rollouts(mine, width, first + process * own * G),
         torch.tensor(rewards_PG, dtype=torch.float32).view(-1, 1),

@@ -10,7 +10,7 @@ from perl.training.studies.cells import CHOOSES, SCORES, cells_of
 from perl.training.studies.findings import findings
 from perl.training.studies.plan import load_study
 from perl.training.studies.report import write_report
-from perl.training.studies.results import CHOSEN, Row, StudyResult, read_chosen
+from perl.training.studies.results import CHOSEN, CellRow, StudyResult, read_chosen
 from perl.training.studies.run_study import chosen_of
 
 METHODS, RATES = ("lora", "dora", "ia3"), (1e-4, 1e-3, 1e-2)
@@ -29,7 +29,7 @@ def rows_for(candidate, seeds, stage, scores):
     for cell, score in zip(cells_of([candidate], seeds, stage), scores, strict=True):
         status, why = ("done", "") if score is not None else ("failed", "exit code 1")
         settings, title = candidate.settings, candidate.title
-        yield Row(cell.name, title, settings, cell.seed, stage, status, score, why, data={"train": "v1"})
+        yield CellRow(cell.name, title, settings, cell.seed, stage, status, score, why, data={"train": "v1"})
 
 
 @pytest.fixture

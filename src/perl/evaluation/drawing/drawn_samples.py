@@ -34,7 +34,7 @@ from perl.evaluation.scoring.results import SAMPLES
 from perl.evaluation.scoring.reward_scorer import check_judged
 from perl.evaluation.scoring.samples import NOT_JUDGED, Place, Sample, SampleFile
 from perl.evaluation.scoring.score import score_samples
-from perl.evaluation.tasks.draw import Sharing, TaskRequest, draw, share, within_batch
+from perl.evaluation.tasks.draw import DrawSharing, TaskRequest, draw, share, within_batch
 from perl.evaluation.tasks.questions import PreparedTask, prompts_hash
 from perl.policy.model import base_dtype
 from perl.policy.name import model_config_digest, policy_name
@@ -301,7 +301,7 @@ def _in_order(plan: Evaluation, one: _Asked, processes: Processes) -> Groups:
 
 
 def _draw_task(
-    plan: Evaluation, tokenizer: PreTrainedTokenizerBase, ready: ReadyPolicy, asked: _Asked, shared: Sharing
+    plan: Evaluation, tokenizer: PreTrainedTokenizerBase, ready: ReadyPolicy, asked: _Asked, shared: DrawSharing
 ) -> Groups:
     k, processes, (task, kept) = plan.protocol.k, shared.processes, (asked.task, asked.kept)
     places = task.request.places(k)

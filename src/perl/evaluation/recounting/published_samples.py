@@ -31,7 +31,7 @@ LARGEST = 50_000_000
 
 
 @dataclass(frozen=True)
-class _Line:
+class _PublishedLine:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
     policy: str
@@ -45,7 +45,7 @@ class _Line:
     extracted: str | None
 
 
-_LINE = TypeAdapter(_Line)
+_LINE = TypeAdapter(_PublishedLine)
 
 
 def published_samples(results: Results, file: Path) -> bytes | None:

@@ -336,19 +336,19 @@ def beside_earlier(new: Results, folder: Path) -> Results:
     try:
         old = read_results(folder / RESULTS, scored=False)
     except PerlError as error:
-        warn("PRL303", "%s; it is kept in %s", error.mistakes[0], _set_aside(folder, files, "unreadable"))
+        warn("PRL303", "%s; it is kept in %s", error.mistakes[0], _archived(folder, files, "unreadable"))
         return new
     hashes = {task.name: task.protocol_hash for task in new.tasks}
     otherwise = [t.name for t in old.tasks if hashes.get(t.name, t.protocol_hash) != t.protocol_hash]
     other = [part for part, one, two in zip(_PARTS, old.of_what(), new.of_what(), strict=True) if one != two]
     if other or otherwise:
-        place = _set_aside(folder, files, str(old.subject.get("policy"))[:_DIGITS])
+        place = _archived(folder, files, str(old.subject.get("policy"))[:_DIGITS])
         reason = f"of another {other[0]}" if other else f"those of {otherwise[0]} asked otherwise"
         logger.info("%s: the results there are %s; they are kept in %s", folder, reason, place)
     return new if other else new.with_tasks_of(old)
 
 
-def _set_aside(folder: Path, files: Sequence[str], name: str) -> Path:
+def _archived(folder: Path, files: Sequence[str], name: str) -> Path:
     """Moves files of a folder into ``earlier/NAME-DIGITS`` there, the digits being of what the first one says.
 
     Args:

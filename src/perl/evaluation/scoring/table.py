@@ -49,7 +49,7 @@ MARKDOWN, PLAIN = Marks("**{}**", "`{}`", "bold"), Marks("{} *", "{}", "*")
 
 
 @dataclass(frozen=True)
-class Scored:
+class PolicyScore:
     """A score with whose it is.
 
     Attributes:
@@ -241,7 +241,9 @@ def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
 def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks) -> list[str]:
     """Of results whose tasks have the p values that the table shows."""
     scored = [
-        Scored(f"the {who}", task, score, task.lighteval.get(who)) for task in tasks for who, score in scores_of(task)
+        PolicyScore(f"the {who}", task, score, task.lighteval.get(who))
+        for task in tasks
+        for who, score in scores_of(task)
     ]
     return [
         protocol_note(results),
@@ -326,7 +328,7 @@ def p_words(count: int, of: str = "") -> str:
     return f"p: sign flips by problem{together}"
 
 
-def doubts(scored: Sequence[Scored]) -> list[str]:
+def doubts(scored: Sequence[PolicyScore]) -> list[str]:
     """What a reader must know before believing the scores."""
     unjudged = [(one, one.score.unjudged) for one in scored if one.score.unjudged > 0]
     truncated = [(one, one.score.truncated) for one in scored if one.score.truncated > MUCH_TRUNCATED]
@@ -366,7 +368,7 @@ def _not_shown(tasks: Sequence[TaskResult]) -> list[str]:
     return [shown, f"What could be shown: {'; '.join(could)}."]
 
 
-def _shares(found: Sequence[tuple[Scored, float]]) -> str:
+def _shares(found: Sequence[tuple[PolicyScore, float]]) -> str:
     """Shares of completions by task and policy: ``5.0 % of the completions of the base on Sums, ...``."""
     first, *others = ((f"{percent(share)} %", f"of {one.who} on {one.task.title}") for one, share in found)
     return ", ".join([f"{first[0]} of the completions {first[1]}", *(" ".join(one) for one in others)])

@@ -79,7 +79,7 @@ class TaskRequest:
 
 
 @dataclass
-class Sharing:
+class DrawSharing:
     """Who draws what; without arguments this process draws everything.
 
     Attributes:
@@ -132,7 +132,7 @@ class Sharing:
         return [sample for samples in drawn[1:] for sample in samples]
 
 
-def share(processes: Processes, engine: Capabilities, batch_size: int, policy: nn.Module) -> Sharing:
+def share(processes: Processes, engine: Capabilities, batch_size: int, policy: nn.Module) -> DrawSharing:
     """How a policy's completions are shared.
 
     Args:
@@ -142,10 +142,10 @@ def share(processes: Processes, engine: Capabilities, batch_size: int, policy: n
         policy: Whose completions they are.
     """
     if engine.needs_servers:
-        return Sharing(processes)
+        return DrawSharing(processes)
     if engine.takes_updates:
-        return Sharing(processes, _QUEUED)
-    return Sharing(processes, batch_size, in_shards=is_sharded(policy))
+        return DrawSharing(processes, _QUEUED)
+    return DrawSharing(processes, batch_size, in_shards=is_sharded(policy))
 
 
 def draw(
@@ -156,7 +156,7 @@ def draw(
     done: Mapping[Place, Sample],
     on_sample: Callable[[Sample], None],
     judging: Judging | None = None,
-    sharing: Sharing | None = None,
+    sharing: DrawSharing | None = None,
 ) -> list[list[Sample]]:
     """As many samples of each problem as the protocol wants.
 
@@ -177,7 +177,7 @@ def draw(
         RolloutError: No engine answers any more.
         RewardError: The user's reward that judges failed too often; what was drawn is kept, without verdicts.
     """
-    sharing = sharing or Sharing()
+    sharing = sharing or DrawSharing()
     prompts = {asked.problem: asked.prompt_ids for asked in wanted.asked}
     left = [place for place in wanted.places(protocol.k) if place not in done]
     left.sort(key=lambda place: len(prompts[place[1]]))  # as an engine puts them into batches

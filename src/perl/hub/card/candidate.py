@@ -28,7 +28,7 @@ Which = Literal["final", "best"] | int
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RunAdapter:
     """An adapter of a run.
 
     Attributes:
@@ -65,7 +65,7 @@ def owns(results: Results, weights_sha256: str, config_sha256: str, base_sha256:
     return results.subject.get("policy") == policy_name(base, weights_sha256, config_sha256)
 
 
-def find_candidate(run: Run, which: Which = "final") -> Candidate:
+def find_candidate(run: Run, which: Which = "final") -> RunAdapter:
     """Finds one of a run's adapters.
 
     Raises:
@@ -93,16 +93,16 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
     for place in places:
         results = _results_in(place)
         if results is not None and owns(results, digest, config, base):
-            return Candidate(run, which, folder, step, digest, place, results, config)
+            return RunAdapter(run, which, folder, step, digest, place, results, config)
         if results is not None and results.subject.get("adapter_sha256") == digest:
             others.append(place)
     if others:
         what = "%s: results of the same weights with another %s or on another base are not those of this adapter"
         warn("PRL333", what, others[0], CONFIG)
-    return Candidate(run, which, folder, step, digest, None, None, config)
+    return RunAdapter(run, which, folder, step, digest, None, None, config)
 
 
-def why_unscored(candidate: Candidate) -> Mistake | None:
+def why_unscored(candidate: RunAdapter) -> Mistake | None:
     """Why the results in a run's folder are not shown; None: they are, or there are none."""
     place = candidate.run.path / "eval"
     if candidate.results is not None or not (place / RESULTS).exists():
@@ -115,7 +115,7 @@ def why_unscored(candidate: Candidate) -> Mistake | None:
     return Mistake(what, str(place / RESULTS), f"perl eval --adapter {candidate.run.path}")
 
 
-def identity_mistakes(candidate: Candidate) -> list[Mistake]:
+def identity_mistakes(candidate: RunAdapter) -> list[Mistake]:
     """Why an adapter is not what its run trained: other weights lie there than were proven, or scored as the best."""
     found, run = [], candidate.run
     trained = _fingerprint(run, "adapter") if candidate.which == "final" else None
@@ -132,7 +132,7 @@ def identity_mistakes(candidate: Candidate) -> list[Mistake]:
     return found
 
 
-def candidate_mistakes(candidate: Candidate) -> list[Mistake]:
+def candidate_mistakes(candidate: RunAdapter) -> list[Mistake]:
     """Why an adapter's scores may not be shown or sent: they are not those of its samples.
 
     Args:
@@ -144,7 +144,7 @@ def candidate_mistakes(candidate: Candidate) -> list[Mistake]:
     return [] if candidate.results_folder is None else recount_candidate(candidate).mistakes_at(str(candidate.run.path))
 
 
-def recount_candidate(candidate: Candidate) -> Recount:
+def recount_candidate(candidate: RunAdapter) -> Recount:
     """The results of an adapter, counted again from the samples that were drawn of it.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants
 
 from perl.errors import PerlError, RunFolderError
-from perl.hub.card.candidate import Candidate, recipe_of
+from perl.hub.card.candidate import RunAdapter, recipe_of
 from perl.hub.card.facts import Licence, RunFacts, made_facts, plain_word, showable_settings
 from perl.hub.card.names import is_hub_name, label
 from perl.hub.card.public_recipe import without_paths
@@ -26,7 +26,7 @@ _SANDBOX_LICENCE = "apache-2.0"
 
 
 def run_facts(
-    candidate: Candidate, repo_id: str | None = None, steps: list[int] | None = None, licence: Licence | None = None
+    candidate: RunAdapter, repo_id: str | None = None, steps: list[int] | None = None, licence: Licence | None = None
 ) -> RunFacts:
     """What a run tells of one of its adapters.
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import yaml
 
 from perl.errors import Mistake, PerlError, first_line
-from perl.hub.gate.leaks import Machine, find_leaks, this_machine
+from perl.hub.gate.leaks import MachineFacts, find_leaks, this_machine
 from perl.recipe.assets import evaluation_tasks
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
@@ -72,7 +72,7 @@ def is_ours(name: str) -> bool:
 
 
 def gate_mistakes(
-    files: Mapping[str, bytes], machine: Machine | None = None, among: Expected = EXPECTED
+    files: Mapping[str, bytes], machine: MachineFacts | None = None, among: Expected = EXPECTED
 ) -> list[Mistake]:
     """Why files may not leave this machine.
 

@@ -42,7 +42,7 @@ _SHORTEST_NAME, _LONGEST_SHOWN = 3, 80
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineFacts:
     """What is this machine's and nobody else's business.
 
     Attributes:
@@ -58,7 +58,7 @@ class Machine:
     secrets: Mapping[str, str] = field(default_factory=dict)
 
 
-def this_machine(*folders: Path) -> Machine:
+def this_machine(*folders: Path) -> MachineFacts:
     """This machine with the secrets of this process, and further folders on it."""
     try:
         account = getpass.getuser()
@@ -69,7 +69,7 @@ def this_machine(*folders: Path) -> Machine:
     host = socket.gethostname()
     # A plain word may be said for other reasons.
     telling = host.lower() not in _NOBODY and re.search(r"[\d.-]", host) and len(host) > _SHORTEST_NAME
-    return Machine(
+    return MachineFacts(
         folders=tuple(sorted(path for path in absolute if path.count("/") > 1 or "\\" in path)),
         users=tuple(sorted(name for name in users if len(name) >= _SHORTEST_NAME)),
         hosts=(host,) if telling else (),
@@ -77,7 +77,7 @@ def this_machine(*folders: Path) -> Machine:
     )
 
 
-def find_leaks(name: str, text: str, machine: Machine) -> list[Mistake]:
+def find_leaks(name: str, text: str, machine: MachineFacts) -> list[Mistake]:
     """What must not be published of a text, one mistake for each line and kind.
 
     Args:
@@ -92,7 +92,7 @@ def find_leaks(name: str, text: str, machine: Machine) -> list[Mistake]:
     return list(found.values())
 
 
-def _found(text: str, machine: Machine) -> Iterator[tuple[int, str, str]]:
+def _found(text: str, machine: MachineFacts) -> Iterator[tuple[int, str, str]]:
     """Where something begins, what it is, and what is shown of it."""
     yield from ((start, what, "") for start, what in find_secrets(text, machine.secrets))
     # An address on the web has a path too, and may have anybody's name.

@@ -19,7 +19,7 @@ from perl.errors import BrokenPromiseError, PerlError, raise_all
 from perl.hub.card.form import AUTHOR, FRONT_MATTER, LARGEST_CARD, read_front_matter
 from perl.hub.card.published import CARD
 from perl.hub.gate.gate import gate_mistakes, is_ours
-from perl.hub.push.package import Package
+from perl.hub.push.package import PushPackage
 from perl.hub.push.retries import Sleep, retry
 from perl.policy.saved.adapter import WEIGHTS
 
@@ -60,7 +60,7 @@ class Pushed:
 
 
 def push_package(
-    package: Package,
+    package: PushPackage,
     repo_id: str,
     *,
     private: bool = False,
@@ -138,7 +138,9 @@ def push_package(
     )
 
 
-def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = False, sleep: Sleep = time.sleep) -> str:
+def push_revision(
+    package: PushPackage, repo_id: str, tag: str, *, private: bool = False, sleep: Sleep = time.sleep
+) -> str:
     """Adds a package to a repository as a revision of its own, which never changes again.
 
     Returns:
@@ -167,7 +169,7 @@ def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = F
     return pushed.commit
 
 
-def digests(package: Package) -> tuple[str, ...]:
+def digests(package: PushPackage) -> tuple[str, ...]:
     """By which the Hub may name the package's weights and card, whichever way it keeps them."""
     return tuple(d for name in (WEIGHTS, CARD) if name in package.files for d in _digests_of(package.files[name]))
 
@@ -194,7 +196,7 @@ def _changed(info: ModelInfo, files: Mapping[str, bytes]) -> list[str]:
     return [name for name, data in files.items() if name not in held or _digest(held[name]) not in _digests_of(data)]
 
 
-def _stale(info: ModelInfo, package: Package) -> list[str]:
+def _stale(info: ModelInfo, package: PushPackage) -> list[str]:
     """Files of ours in the repository that the package does not have."""
     return [name for name in _held(info) if is_ours(name) and name not in package.files]
 
@@ -217,7 +219,7 @@ def _check_place(info: ModelInfo, *, private: bool) -> None:
         raise PerlError(f"holds pickles, which run code when they are loaded: {', '.join(pickles[:3])}", where, hint)
 
 
-def _check_owner(info: ModelInfo, package: Package, may_replace: Collection[str]) -> None:
+def _check_owner(info: ModelInfo, package: PushPackage, may_replace: Collection[str]) -> None:
     """Whether the weights and the card that are there may go.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from perl.errors import RunFolderError
-from perl.hub.push.package import Package
+from perl.hub.push.package import PushPackage
 from perl.run.files import read_regular, replace_folder, write_text
 from perl.run.folder import Run
 
@@ -113,7 +113,7 @@ def alone(run: Run) -> Iterator[None]:
         yield
 
 
-def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> None:
+def queue_checkpoint(run: Run, repo_id: str, step: int, package: PushPackage) -> None:
     """Keeps the package of a checkpoint, which the run may delete before it is sent."""
     folder = waiting_folder(run, repo_id, step)
     staged = folder.with_name(f".{folder.name}.tmp")

@@ -16,7 +16,7 @@ from typing import Any
 from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
 from perl.evaluation.scoring.results import RESULTS, SAMPLES
-from perl.hub.card.candidate import Candidate, recipe_of
+from perl.hub.card.candidate import RunAdapter, recipe_of
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
@@ -40,7 +40,7 @@ MOST_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Package:
+class PushPackage:
     """Files of a repository, as they are sent: what was looked at is in memory, not on a disk where it could change.
 
     Attributes:
@@ -68,7 +68,7 @@ class Package:
             path.write_bytes(content)
 
 
-def read_package(folder: Path) -> Package:
+def read_package(folder: Path) -> PushPackage:
     """All files of a folder, into memory.
 
     Raises:
@@ -80,12 +80,12 @@ def read_package(folder: Path) -> Package:
         if most is None:
             raise PerlError("is not a file that perl publishes", str(folder / name), "leave it out")
         files[name] = take(folder, name, most)
-    return Package(files)
+    return PushPackage(files)
 
 
 def package_candidate(
-    candidate: Candidate, repo_id: str | None = None, steps: Sequence[int] = (), licence: Licence | None = None
-) -> Package:
+    candidate: RunAdapter, repo_id: str | None = None, steps: Sequence[int] = (), licence: Licence | None = None
+) -> PushPackage:
     """Everything that is published of an adapter.
 
     The card comes last: it is rendered from the other files, so that whoever has them can do it again.
@@ -119,10 +119,10 @@ def package_candidate(
         files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
     card = render_card(facts_from_files(files))
     files[CARD] = with_author(card, _text(run.card) if run.card.is_file() else "").encode()
-    return Package(dict(sorted(files.items())))
+    return PushPackage(dict(sorted(files.items())))
 
 
-def package_mistakes(package: Package, folder: Path) -> list[Mistake]:
+def package_mistakes(package: PushPackage, folder: Path) -> list[Mistake]:
     """Why a package may not be published: what the gate refuses, and a card that is wrong.
 
     Args:
@@ -164,7 +164,7 @@ def _refuse_links(run: Run, *files: Path) -> None:
             take(run.path, file.relative_to(run.path).as_posix())
 
 
-def _adapter(candidate: Candidate) -> dict[str, bytes]:
+def _adapter(candidate: RunAdapter) -> dict[str, bytes]:
     """Its weights, which are still those that the candidate was found with, and its config."""
     run, folder = candidate.run, candidate.folder
     weights = _take(run, folder, WEIGHTS, WEIGHTS)

@@ -20,7 +20,7 @@ import torch
 from huggingface_hub import CommitInfo, HfApi
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all, warn
-from perl.hub.card.candidate import Candidate, candidate_mistakes, checkpoint_steps, find_candidate, identity_mistakes
+from perl.hub.card.candidate import RunAdapter, candidate_mistakes, checkpoint_steps, find_candidate, identity_mistakes
 from perl.hub.card.published import METRICS
 from perl.hub.push.commit import MAIN, Pushed, digests, push_package, push_revision
 from perl.hub.push.outbox import (
@@ -35,7 +35,7 @@ from perl.hub.push.outbox import (
     waiting_folder,
     write_push,
 )
-from perl.hub.push.package import Package, package_candidate, package_mistakes, read_package, thinned
+from perl.hub.push.package import PushPackage, package_candidate, package_mistakes, read_package, thinned
 from perl.hub.push.retries import HubOutageError, Sleep, retry
 from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
@@ -134,7 +134,7 @@ def push_run(
         return done, difference
 
 
-def _send(run: Run, push: Push, package: Package, *, replace: bool, sleep: Sleep) -> Pushed:
+def _send(run: Run, push: Push, package: PushPackage, *, replace: bool, sleep: Sleep) -> Pushed:
     """One commit, and the memory of whose it is.
 
     It is remembered before it is sent, so that after a kill or a lost answer it still counts as this run's, and
@@ -152,7 +152,7 @@ def _send(run: Run, push: Push, package: Package, *, replace: bool, sleep: Sleep
         raise
 
 
-def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -> Package:
+def pack(candidate: RunAdapter, repo_id: str | None, steps: Sequence[int] = ()) -> PushPackage:
     """The package of an adapter, looked through; arguments as of :func:`perl.hub.push.package.package_candidate`.
 
     Raises:
@@ -273,7 +273,7 @@ def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> None:
         (folder / METRICS).write_bytes(thinned(rows))
 
 
-def pack_folder(folder: Path) -> Package:
+def pack_folder(folder: Path) -> PushPackage:
     """What lies in a folder, in memory and looked through.
 
     Raises:
@@ -297,7 +297,7 @@ def full_repo_id(name: str, sleep: Sleep = time.sleep) -> str:
 
 
 def push_script(
-    package: Package, repo_id: str, *, message: str, private: bool, revision: str | None, blocking: bool
+    package: PushPackage, repo_id: str, *, message: str, private: bool, revision: str | None, blocking: bool
 ) -> CommitInfo | Future[CommitInfo]:
     """Pushes a package as transformers' trainer does: what is there is replaced, with a warning if it is another's.
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, PerlError
-from perl.hub.card.candidate import Candidate, source_of_run
+from perl.hub.card.candidate import RunAdapter, source_of_run
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.guards import RELOAD_TOLERANCE
 from perl.policy.model import is_the_base, load_base
@@ -29,7 +29,7 @@ _LOADED_AS = ("float32", "bfloat16", "float16")
 _TEXT = (2, 32)
 
 
-def check_round_trip(candidate: Candidate, staged: Path, device: torch.device) -> float | None:
+def check_round_trip(candidate: RunAdapter, staged: Path, device: torch.device) -> float | None:
     """Loads what is staged as others will, and compares it with what was trained.
 
     Args:
@@ -92,7 +92,7 @@ def check_files(folder: Path) -> None:
         raise BrokenPromiseError(f"the adapter holds non-finite numbers: {wrong[0]}", str(folder))
 
 
-def _section(candidate: Candidate, saved: SavedAdapter) -> ModelSection:
+def _section(candidate: RunAdapter, saved: SavedAdapter) -> ModelSection:
     """The run's base as it was: its commit, and the type of its numbers."""
     facts, section = candidate.run.facts, Recipe.of_run(candidate.run.path / "recipe.yaml").model
     changes: dict[str, str] = {}

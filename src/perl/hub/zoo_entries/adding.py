@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from perl.errors import PerlError, raise_all, warn
 from perl.hub.card.public_recipe import public_recipe
 from perl.hub.gate.gate import ZOO, gate_mistakes
-from perl.hub.push.package import Package
+from perl.hub.push.package import PushPackage
 from perl.hub.zoo_entries.from_hub import of_hub, repository_url
 from perl.hub.zoo_entries.material import Material, of_run, protocol_facts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
@@ -79,7 +79,7 @@ def add(
         raise PerlError("a seed is named twice", material.where, "runs of one recipe differ in train.seed")
     changes["adapter"] = entry.adapter.model_copy(update={"shipped": ship})
     entry = entry.model_copy(update=changes)
-    package = _package(material) if ship else Package({})
+    package = _package(material) if ship else PushPackage({})
     raise_all(PerlError, gate_mistakes({path.name: entry.to_json().encode(), **package.files}, among=ZOO))
     path.unlink(missing_ok=True)  # so that a kill leaves no entry with another's adapter
     adapter = zoo / "adapters" / label
@@ -164,10 +164,10 @@ def _but_its_seed(material: Material) -> dict[str, Any]:
     return {**values, "train": train}
 
 
-def _package(material: Material) -> Package:
+def _package(material: Material) -> PushPackage:
     """The adapter's two files."""
     files = material.files
     if WEIGHTS not in files:  # of the Hub
         fetched = fetch_adapter(str(material.repo), material.revision, sha256=material.sha256)
         files = {name: (fetched / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-    return Package({name: files[name] for name in (CONFIG, WEIGHTS)})
+    return PushPackage({name: files[name] for name in (CONFIG, WEIGHTS)})

@@ -36,7 +36,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from perl.errors import InterruptedRunError, first_line, warn
 from perl.launch.on_ray.cluster import Cluster, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
-from perl.launch.on_ray.worker import MAILBOX, Mailbox, Outcome, Task, Updates, cause, work
+from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessEnd, ProcessTask, Updates, cause, work
 from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
 from perl.recipe.sections import EngineSection
@@ -53,7 +53,7 @@ _KEPT = 2
 
 
 @dataclass
-class _Signals:
+class _DriverSignals:
     """What this process was sent: the first ends the run after a step, if one has begun, the second at once."""
 
     count: int = 0
@@ -65,8 +65,12 @@ class _Signals:
 
 
 def drive(
-    cluster: Cluster, engine: EngineSection, task: Task, command: ServerCommand | None, show: Callable[[Updates], None]
-) -> Outcome:
+    cluster: Cluster,
+    engine: EngineSection,
+    task: ProcessTask,
+    command: ServerCommand | None,
+    show: Callable[[Updates], None],
+) -> ProcessEnd:
     """Starts the servers and the processes, and waits for their end.
 
     Args:
@@ -83,7 +87,7 @@ def drive(
         InterruptedRunError: The second signal came.
         ProcessFailedError: The processes failed more often than they are started again.
     """
-    signals = _Signals()
+    signals = _DriverSignals()
     with contextlib.ExitStack() as opened:
         opened.enter_context(handled(_SIGNALS, signals.take))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -95,7 +99,7 @@ def drive(
             ended = _watched(trainer, mailbox, signals, show)
         finally:
             bring_home(task)
-        ends: dict[int, Outcome] = {}
+        ends: dict[int, ProcessEnd] = {}
         with contextlib.suppress(RayError):
             ends = ray.get(mailbox.ends.remote(), timeout=_ASK_SECONDS)
         return _outcome(ended, ends, Path(task.folder))
@@ -104,7 +108,7 @@ def drive(
 def _watched(
     trainer: TorchTrainer,
     mailbox: Any,  # noqa: ANN401 (a handle of Ray)
-    signals: _Signals,
+    signals: _DriverSignals,
     show: Callable[[Updates], None],
 ) -> Any:  # noqa: ANN401 (Ray's result, or what it raised)
     """Runs the training in a thread, while this one listens to signals and shows how far it is."""
@@ -137,10 +141,10 @@ def _watched(
             return ended[0]
 
 
-def _outcome(ended: Any, ends: Mapping[int, Outcome], folder: Path) -> Outcome:  # noqa: ANN401 (Ray's result, or what ended it)
+def _outcome(ended: Any, ends: Mapping[int, ProcessEnd], folder: Path) -> ProcessEnd:  # noqa: ANN401 (Ray's result, or what ended it)
     if isinstance(ended, InterruptedRunError):
         raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
-    if ends and (isinstance(ended, TrainingFailedError) or getattr(ended, "return_value", Outcome()).lost):
+    if ends and (isinstance(ended, TrainingFailedError) or getattr(ended, "return_value", ProcessEnd()).lost):
         return cause(ends)
     if isinstance(ended, TrainingFailedError):
         hint = f"{goes_on(folder)}; what it printed is in Ray's logs, of its node"
@@ -149,7 +153,7 @@ def _outcome(ended: Any, ends: Mapping[int, Outcome], folder: Path) -> Outcome: 
         raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
     if isinstance(ended, BaseException):
         raise ended
-    outcome: Outcome = ended.return_value
+    outcome: ProcessEnd = ended.return_value
     return outcome
 
 
@@ -163,7 +167,7 @@ def _cause(error: TrainingFailedError) -> str:
 
 
 @contextlib.contextmanager
-def _trainer(cluster: Cluster, engine: EngineSection, task: Task) -> Iterator[TorchTrainer]:
+def _trainer(cluster: Cluster, engine: EngineSection, task: ProcessTask) -> Iterator[TorchTrainer]:
     """Ray Train's trainer; what it writes of itself where no storage is named goes with the block."""
     on_gpus = uses_gpus(cluster, engine)
     folder = Path(task.folder).resolve()
@@ -190,7 +194,7 @@ def _trainer(cluster: Cluster, engine: EngineSection, task: Task) -> Iterator[To
             shutil.rmtree(folder / _STATE, ignore_errors=True)
 
 
-def bring_home(task: Task) -> None:
+def bring_home(task: ProcessTask) -> None:
     """Copies the newest state of a run from Ray's storage into the run folder, if it has any yet.
 
     What an earlier start has left there and the newest state does not have, as rotated checkpoints, goes.

@@ -61,7 +61,7 @@ _LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Task:
+class ProcessTask:
     """What every process does.
 
     Attributes:
@@ -92,7 +92,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProcessEnd:
     """How a process has ended that was not to be started again.
 
     Attributes:
@@ -110,7 +110,7 @@ class Outcome:
     lost: bool = False
 
     @classmethod
-    def of(cls, error: PerlError) -> "Outcome":
+    def of(cls, error: PerlError) -> "ProcessEnd":
         """That of an error of this process."""
         kind = next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__)
         lost, (first, *others) = isinstance(error, LostProcessError), error.mistakes
@@ -127,7 +127,7 @@ class Outcome:
         return found
 
 
-def cause(ends: Mapping[int, Outcome]) -> Outcome:
+def cause(ends: Mapping[int, ProcessEnd]) -> ProcessEnd:
     """How a run has ended whose processes ended for good: as the first one that does not only tell of another one.
 
     Args:
@@ -159,7 +159,7 @@ class Mailbox:
     def __init__(self) -> None:
         """Nothing was said yet."""
         self._updates, self._stop = Updates(), False
-        self._ends: dict[int, Outcome] = {}
+        self._ends: dict[int, ProcessEnd] = {}
 
     def start(self) -> int:
         """The main process has started; how often it had before."""
@@ -179,11 +179,11 @@ class Mailbox:
         found, self._updates = self._updates, replace(self._updates, lines=[])
         return found
 
-    def end(self, rank: int, outcome: Outcome) -> None:
+    def end(self, rank: int, outcome: ProcessEnd) -> None:
         """A process has ended as it would each time that it is started; the first word counts."""
         self._ends.setdefault(rank, outcome)
 
-    def ends(self) -> dict[int, Outcome]:
+    def ends(self) -> dict[int, ProcessEnd]:
         """How processes have ended that need not be started again, by their ranks, the first one first."""
         return self._ends
 
@@ -201,7 +201,7 @@ class RayHost(Host):
 
     is_ray = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ProcessTask) -> None:
         """Looks into the mailbox from now on."""
         self.keeps_files = task.keeps is not None
         self.fleet = RayFleet(task.servers, task.in_memory) if task.servers else None
@@ -266,7 +266,7 @@ class _ToDriver(logging.Handler):
             self._host.say(self.format(record))
 
 
-def work(task: Task) -> Outcome:
+def work(task: ProcessTask) -> ProcessEnd:
     """The loop of a worker: trains, or goes on.
 
     Returns:
@@ -296,23 +296,23 @@ def work(task: Task) -> Outcome:
             place.close()
 
 
-def _trained(task: Task, folder: Path, place: RayHost) -> Outcome:
+def _trained(task: ProcessTask, folder: Path, place: RayHost) -> ProcessEnd:
     try:
         _go_to(task.cwd)
         find_in(task.beside)
         task.train(task.recipe, task.overrides, folder)
     except SystemExit as error:  # of code that is not ours; it would end each start so
         what = f"{who(rank(), os.getpid(), socket.gethostname())} failed: SystemExit: {first_line(error)}"
-        return Outcome.of(ProcessFailedError(what, hint=goes_on(folder)))
+        return ProcessEnd.of(ProcessFailedError(what, hint=goes_on(folder)))
     except PerlError as error:
         again = getattr(error, "restartable", isinstance(error, ProcessError | MeetingError))
         if again and error.exit_code != EXIT_INTERRUPTED:
             raise
         if isinstance(error, InterruptedRunError):  # after a step, on all processes alike
             place.saved(folder)
-        return Outcome.of(error)
+        return ProcessEnd.of(error)
     place.saved(folder)
-    return Outcome()
+    return ProcessEnd()
 
 
 def _go_to(cwd: str | None) -> None:
@@ -325,7 +325,7 @@ def _go_to(cwd: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _place(task: Task) -> Iterator[Path]:
+def _place(task: ProcessTask) -> Iterator[Path]:
     """The run folder of this process: the one that all share, or one of its own with what Ray's storage has kept."""
     if not task.keeps:
         folder = Path(task.folder)

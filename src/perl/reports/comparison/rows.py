@@ -25,7 +25,7 @@ SEED, PROBLEM = "seed", "problem"
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """A run, or the runs of one setting that differ in nothing but their seeds.
 
     Attributes:
@@ -86,7 +86,7 @@ class Row:
 class ScoredRun:
     """A run with its row, what it has in common with its other seeds, and what it scored."""
 
-    row: Row
+    row: RunRow
     identity: tuple[tuple[str, str], ...]
     measured: Measured
 
@@ -97,7 +97,7 @@ class ScoredRun:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SeedGroup:
     """Runs that differ in nothing but their seeds: at least one, all asked alike.
 
     Attributes:
@@ -144,7 +144,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Runs, compared.
 
     Attributes:
@@ -156,8 +156,8 @@ class Comparison:
     """
 
     measure: Measure
-    rows: tuple[Row, ...]
-    groups: tuple[tuple[Setting, ...], ...]
+    rows: tuple[RunRow, ...]
+    groups: tuple[tuple[SeedGroup, ...], ...]
     chosen: bool
     tests: int
 
@@ -167,7 +167,7 @@ class Comparison:
         return [run for group in self.groups for setting in group for run in setting.runs]
 
 
-def compare_runs(runs: Sequence[RunLog], *, to: str | None = None, score: str | None = None) -> Comparison:
+def compare_runs(runs: Sequence[RunLog], *, to: str | None = None, score: str | None = None) -> RunComparison:
     """Puts runs beside each other.
 
     Args:
@@ -200,10 +200,12 @@ def compare_runs(runs: Sequence[RunLog], *, to: str | None = None, score: str | 
         for setting in sorted(group, key=lambda one: -one.score)
         for row in _rows_of(setting, number, pairs.get(setting.name), reference=setting is reference and tests > 0)
     ]
-    return Comparison(measure, (*shown, *without), tuple(map(tuple, groups)), named is None, tests)
+    return RunComparison(measure, (*shown, *without), tuple(map(tuple, groups)), named is None, tests)
 
 
-def compare_settings(settings: Sequence[Setting], reference: Setting, *, chosen: bool) -> tuple[dict[str, Paired], int]:
+def compare_settings(
+    settings: Sequence[SeedGroup], reference: SeedGroup, *, chosen: bool
+) -> tuple[dict[str, Paired], int]:
     """Every setting less the reference, with p values that are corrected for their number.
 
     Args:
@@ -229,7 +231,7 @@ def family_size(count: int, *, chosen: bool) -> int:
     return count * (count - 1) // 2 if chosen else count - 1
 
 
-def difference_of(reference: Setting, other: Setting) -> Paired:
+def difference_of(reference: SeedGroup, other: SeedGroup) -> Paired:
     """A setting less another one, not corrected.
 
     Returns:
@@ -253,7 +255,7 @@ def difference_of(reference: Setting, other: Setting) -> Paired:
     return Paired(Difference(mean, math.nan, math.nan, math.nan, math.nan), math.nan, "", 0)
 
 
-def _rows_of(setting: Setting, group: int, found: Paired | None, *, reference: bool) -> list[Row]:
+def _rows_of(setting: SeedGroup, group: int, found: Paired | None, *, reference: bool) -> list[RunRow]:
     """A row, and below it one for each of several seeds."""
     single = [
         replace(
@@ -273,7 +275,7 @@ def _rows_of(setting: Setting, group: int, found: Paired | None, *, reference: b
     return [row, *(replace(one, kind="seed") for one in single if len(single) > 1)]
 
 
-def _over_seeds(setting: Setting, single: Sequence[Row]) -> Row:
+def _over_seeds(setting: SeedGroup, single: Sequence[RunRow]) -> RunRow:
     """A row for the mean of several."""
     first = single[0]
     costs = ("reward", "tokens", "training_seconds", "seconds", "trainable_parameters")
@@ -292,11 +294,11 @@ def _over_seeds(setting: Setting, single: Sequence[Row]) -> Row:
     )
 
 
-def _row(run: RunLog, name: str, settings: Mapping[str, str]) -> Row:
+def _row(run: RunLog, name: str, settings: Mapping[str, str]) -> RunRow:
     reward = last_mean(run, REWARD)
     tokens = [value for row in run.rows if (value := number(row.get("num_tokens"))) is not None]
     steps = [value for row in run.rows if (value := number(row.get("step_time"))) is not None]
-    return Row(
+    return RunRow(
         name,
         "run",
         str(run.path),
@@ -312,7 +314,7 @@ def _row(run: RunLog, name: str, settings: Mapping[str, str]) -> Row:
     )
 
 
-def _settings(runs: Sequence[ScoredRun], taken: Sequence[str]) -> list[Setting]:
+def _settings(runs: Sequence[ScoredRun], taken: Sequence[str]) -> list[SeedGroup]:
     """Runs of the same settings that were asked alike together, if their seeds differ."""
     together: dict[tuple[object, ...], list[ScoredRun]] = {}
     for i, run in enumerate(runs):
@@ -328,26 +330,26 @@ def _settings(runs: Sequence[ScoredRun], taken: Sequence[str]) -> list[Setting]:
             name = what_differs(of[0].row.settings, seed=False) or f"{len(of)} seeds"
             name = f"{name} *" if name in taken else name
         names.append(name)
-    return [Setting(name, tuple(of)) for name, of in zip(numbered(names), together.values(), strict=True)]
+    return [SeedGroup(name, tuple(of)) for name, of in zip(numbered(names), together.values(), strict=True)]
 
 
 def _asked(run: ScoredRun) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(run.measured.asked.items()))
 
 
-def _groups(settings: Sequence[Setting]) -> list[list[Setting]]:
+def _groups(settings: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
     """Those that were asked alike, the largest group first."""
-    groups: dict[object, list[Setting]] = {}
+    groups: dict[object, list[SeedGroup]] = {}
     for one in settings:
         groups.setdefault(_asked(one.runs[0]), []).append(one)
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _named(to: str, settings: Sequence[Setting], without: Sequence[Row]) -> Setting:
+def _named(to: str, settings: Sequence[SeedGroup], without: Sequence[RunRow]) -> SeedGroup:
     """The setting that a name or a folder stands for."""
     place = Path(to).expanduser().resolve()
 
-    def is_meant(row: Row) -> bool:
+    def is_meant(row: RunRow) -> bool:
         return to == row.name or place == Path(str(row.folder)).resolve()
 
     for one in settings:

@@ -18,7 +18,7 @@ from perl.evaluation.scoring.found_results import settings_text, ways_of
 from perl.evaluation.scoring.metrics import SMALL_P, guessed_error, smallest_gain
 from perl.evaluation.scoring.seeds import smallest_difference
 from perl.evaluation.scoring.table import difference_cell, is_shown, p_cell
-from perl.reports.comparison.rows import PROBLEM, SEED, Comparison, Row, compare_runs
+from perl.reports.comparison.rows import PROBLEM, SEED, RunComparison, RunRow, compare_runs
 from perl.reports.comparison.runs import find_runs, read_logs
 from perl.run.progress import duration
 from perl.run.tables import DASH, csv_text, differing, html_table, percent, plain, plain_table
@@ -47,11 +47,11 @@ class ComparedRuns:
         notes: How it is to be read, a sentence each.
     """
 
-    comparison: Comparison
+    comparison: RunComparison
     notes: tuple[str, ...]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[RunRow, ...]:
         """The rows, as they are shown."""
         return self.comparison.rows
 
@@ -136,7 +136,7 @@ def _folder_of(run: "str | PathLike[str] | Run", argument: str) -> str | PathLik
     return folder
 
 
-def _lines(compared: Comparison) -> list[str]:
+def _lines(compared: RunComparison) -> list[str]:
     """One table, or where a terminal would not show it whole, two that begin with the same column."""
     rows = _cells(compared)
     whole = plain_table(rows, _RIGHT)
@@ -148,7 +148,7 @@ def _lines(compared: Comparison) -> list[str]:
     return [*parts[0], *(line for part in parts[1:] for line in ("", *part))]
 
 
-def _asked_otherwise(compared: Comparison) -> Iterator[str]:
+def _asked_otherwise(compared: RunComparison) -> Iterator[str]:
     """Which settings were asked otherwise than those that are compared, and how."""
     found = [group[0].runs[0].measured for group in compared.groups]
     if len(found) < 2:
@@ -164,7 +164,7 @@ def _asked_otherwise(compared: Comparison) -> Iterator[str]:
         yield f"Asked otherwise than the others, and not compared: {names} ({of}; the others {plain(ways[0])})."
 
 
-def _cells(compared: Comparison) -> list[list[str]]:
+def _cells(compared: RunComparison) -> list[list[str]]:
     """Headings and rows."""
     show = percent if compared.measure.task else _decimals
     rows = []
@@ -189,12 +189,12 @@ def _cells(compared: Comparison) -> list[list[str]]:
     return [[*_HEADINGS, *_FURTHER], *rows]
 
 
-def _is_alike(row: Row) -> bool:
+def _is_alike(row: RunRow) -> bool:
     """Whether a row is compared and not shown to differ from the reference."""
     return row.difference is not None and bool(row.paired) and not is_shown(row.difference)
 
 
-def _difference_cell(row: Row, *, in_percent: bool) -> str:
+def _difference_cell(row: RunRow, *, in_percent: bool) -> str:
     if row.reference:
         return "compared with"
     found = row.difference
@@ -221,7 +221,7 @@ def _cut(text: str) -> str:
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
 
 
-def _plain_row(row: Row) -> dict[str, Any]:
+def _plain_row(row: RunRow) -> dict[str, Any]:
     facts = asdict(row)
     if row.difference is not None:
         known = row.difference.as_dict()
@@ -232,7 +232,7 @@ def _plain_row(row: Row) -> dict[str, Any]:
     return facts | {"what_differs": row.what_differs, "seeds": list(row.seeds), "settings": dict(row.settings)}
 
 
-def _notes(compared: Comparison) -> Iterator[str]:
+def _notes(compared: RunComparison) -> Iterator[str]:
     """What must be known to read the table, the most needed first."""
     yield _score_note(compared)
     tested = [row for row in compared.rows if row.difference is not None]
@@ -258,7 +258,7 @@ def _notes(compared: Comparison) -> Iterator[str]:
         yield f"Other scores: --score {' or '.join(others)}; `perl eval compare` shows all at once."
 
 
-def _score_note(compared: Comparison) -> str:
+def _score_note(compared: RunComparison) -> str:
     unit, over = (", in percent", "over problems") if compared.measure.task else ("", "over these steps")
     several = ", of rows of several seeds over seeds" if any(row.kind == "seeds" for row in compared.rows) else ""
     note = f"Score: {compared.measure.title}{unit}; ±: standard error {over}{several}."
@@ -267,7 +267,7 @@ def _score_note(compared: Comparison) -> str:
     return note
 
 
-def _difference_note(compared: Comparison, tested: Sequence[Row], reference: str) -> str:
+def _difference_note(compared: RunComparison, tested: Sequence[RunRow], reference: str) -> str:
     which = ", the best by these scores, which looks better than it is" if compared.chosen else ""
     first = f"Differences from {reference}{which}"
     ways = {SEED: "by seed (Student's t)", PROBLEM: "by problem (sign flips)"}
@@ -280,7 +280,7 @@ def _difference_note(compared: Comparison, tested: Sequence[Row], reference: str
     return f"{text}."
 
 
-def _power_notes(compared: Comparison, tested: Sequence[Row]) -> Iterator[str]:
+def _power_notes(compared: RunComparison, tested: Sequence[RunRow]) -> Iterator[str]:
     """How large a true difference had to be, so that 80 of 100 such comparisons show it, by the largest error."""
     k = min((run.measured.k for run in compared.scored), default=1)
     for how in (SEED, PROBLEM):

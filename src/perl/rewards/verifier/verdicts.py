@@ -17,7 +17,7 @@ from typing import cast
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
-from perl.rewards.workers.pool import Outcome, WorkerPool, WorkerStartError, check_limit
+from perl.rewards.workers.pool import ItemOutcome, WorkerPool, WorkerStartError, check_limit
 from perl.run.launched import own_share
 from perl.types import Verdict, VerdictStatus
 
@@ -196,7 +196,7 @@ def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:
     return "wrong" if same is False else None
 
 
-def _status(outcome: Outcome) -> VerdictStatus:
+def _status(outcome: ItemOutcome) -> VerdictStatus:
     if outcome.status == "done":
         return cast(VerdictStatus, outcome.value)
     return "unjudged" if outcome.status == "stalled" else outcome.status

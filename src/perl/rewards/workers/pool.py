@@ -44,7 +44,7 @@ class WorkerStartError(RewardError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ItemOutcome:
     """What became of one item.
 
     Attributes:
@@ -148,7 +148,7 @@ class WorkerPool:
                 for worker in self._heard(time.monotonic()):
                     self._welcome(worker)
 
-    def map(self, items: Sequence[Any], timeout_seconds: float | None = None) -> list[Outcome]:
+    def map(self, items: Sequence[Any], timeout_seconds: float | None = None) -> list[ItemOutcome]:
         """Calls the function for each item.
 
         Args:
@@ -165,7 +165,7 @@ class WorkerPool:
         """
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         check_limit(limit)
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, ItemOutcome] = {}
         with self._lock, self._orderly():
             self._launch(min(len(items), self._most))
             following = 0
@@ -250,23 +250,23 @@ class WorkerPool:
             how = f"could not start: {answer[2]}"
         raise WorkerStartError(f"the worker for {self._target} {how}")
 
-    def _outcome(self, worker: _Worker) -> Outcome:
+    def _outcome(self, worker: _Worker) -> ItemOutcome:
         """What became of a worker's item; a worker that died or overran is replaced."""
         seconds = time.monotonic() - worker.begun
         if not worker.connection.poll():
             self._killed += 1
             self._replace(worker)
             status: Literal["timeout", "stalled"] = "timeout" if self._patience == 1 else "stalled"
-            return Outcome(status, error=f"killed after {seconds:.1f} seconds", seconds=seconds)
+            return ItemOutcome(status, error=f"killed after {seconds:.1f} seconds", seconds=seconds)
         answer = _answer(worker.connection)
         if answer is not None:
             worker.item = None
-            return Outcome(*answer)
+            return ItemOutcome(*answer)
         how = self._replace(worker)
         if -(worker.process.returncode or 0) in _TIMER_SIGNALS:
             self._killed += 1
-            return Outcome("timeout", error=f"the worker {how}", seconds=seconds)
-        return Outcome("error", error=f"the worker {how}", seconds=seconds)
+            return ItemOutcome("timeout", error=f"the worker {how}", seconds=seconds)
+        return ItemOutcome("error", error=f"the worker {how}", seconds=seconds)
 
     def _replace(self, worker: _Worker) -> str:
         """Another one in its place, which imports while the others go on."""

@@ -34,7 +34,7 @@ _log = logging.getLogger("perl")
 T = TypeVar("T")
 
 
-class Work(Protocol):
+class ServerWork(Protocol):
     """What the servers are for."""
 
     def more(self) -> None:
@@ -63,7 +63,7 @@ class Servers:
         self,
         servers: Sequence[VllmServer],
         versions: Versions,
-        work: Work,
+        work: ServerWork,
         timeout_seconds: float,
         stall_seconds: float,
         fleet: Fleet | None = None,
@@ -114,7 +114,7 @@ class Servers:
                 self.spawn(self._bring_back(member))
             else:
                 self._serve(member)
-        await self._someone()
+        await self._wait_for_any_server()
 
     def ready(self) -> list[Member]:
         """Those that are."""
@@ -135,7 +135,7 @@ class Servers:
             RolloutError: None answers for too long.
         """
         while True:
-            await self._someone()
+            await self._wait_for_any_server()
             tasks = {member: asyncio.create_task(ask(member)) for member in self.ready()}
             for member, task in tasks.items():
                 member.tasks.add(task)
@@ -198,7 +198,7 @@ class Servers:
             raise mistakes[0]
         return found
 
-    async def _someone(self) -> None:
+    async def _wait_for_any_server(self) -> None:
         """Returns once a server is ready."""
         while not self.ready():
             waiter = asyncio.get_running_loop().create_future()

@@ -237,7 +237,7 @@ class Versions:
         _check_unchanged(member, now)
         if version.form == "adapter" and now.adapters.get(version.name, version.path) != version.path:
             raise ChangedServerError(f"has another adapter under the name {version.name}")
-        self._refuse_company(member, version.form, now)
+        self._refuse_another_form(member, version.form, now)
 
     async def _look(self, member: Member) -> ServerIdentity:
         """What a server is, by a question that was begun after this call; those that call meanwhile share it."""
@@ -251,7 +251,7 @@ class Versions:
             member.seen = await member.server.identity(member.takes_weights)
             return member.seen
 
-    def _refuse_company(self, member: Member, form: Form | None, now: ServerIdentity) -> None:
+    def _refuse_another_form(self, member: Member, form: Form | None, now: ServerIdentity) -> None:
         """Refuses a server whose other users would make it compute a version wrongly."""
         others = self._of_others(now)
         if form != "adapter" and others and member.facts is not None and member.facts.on_cpu:
@@ -269,7 +269,7 @@ class Versions:
         if self.needed == "merged" and others:
             what = f"serves adapters of others ({others}), under which merged weights would change the base"
             raise PerlError(f"{member.url} {what}", hint=_OTHER_SERVERS)
-        self._refuse_company(member, self.needed, now)
+        self._refuse_another_form(member, self.needed, now)
         if member.identity is not None:
             member.identity = replace(member.identity, weights=label)
         if label is None or self._is_ours(label):

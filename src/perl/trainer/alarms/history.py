@@ -42,7 +42,7 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Score:
+class HeldOutScore:
     """A held-out score.
 
     Attributes:
@@ -75,7 +75,7 @@ class History:
             begin: The step before the first that is logged.
         """
         self.rows: list[Logged] = []
-        self.held_out: defaultdict[str, list[Score]] = defaultdict(list)
+        self.held_out: defaultdict[str, list[HeldOutScore]] = defaultdict(list)
         self._newest = begin
         self._series: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -125,17 +125,17 @@ class History:
         return found[::-1]
 
 
-def _score(step: int, key: str, values: Mapping[str, float]) -> Score:
+def _score(step: int, key: str, values: Mapping[str, float]) -> HeldOutScore:
     value, task = values[key], re.fullmatch(r"eval/.+/avg@(\d+)", key)
     most = math.sqrt(max(0.0, value * (1.0 - value)))  # of scores from 0 to 1
     if task is not None:
-        return Score(step, value, most, None, int(task.group(1)))
+        return HeldOutScore(step, value, most, None, int(task.group(1)))
     spread = number(values.get(f"{key}_std"))
     rate, seconds = (
         number(values.get(key.removesuffix("reward") + what)) for what in ("samples_per_second", "runtime")
     )
     asked = max(1, round(rate * seconds)) if rate and seconds else None  # transformers logs their number like that only
-    return Score(step, value, most if spread is None else spread, asked, None)
+    return HeldOutScore(step, value, most if spread is None else spread, asked, None)
 
 
 def judge_of(values: Mapping[str, Any]) -> str | None:

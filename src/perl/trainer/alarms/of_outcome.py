@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perl.trainer.alarms.history import History, Logged, Score, right_share
-from perl.trainer.alarms.rule import Setup, Sign
+from perl.trainer.alarms.history import HeldOutScore, History, Logged, right_share
+from perl.trainer.alarms.rule import AlarmSetup, Sign
 
 LENGTH = "completions/mean_length"
 
@@ -26,14 +26,14 @@ LONGER = 1.5
 CERTAIN = 3.0  # standard errors
 
 
-def held_out(history: History, setup: Setup) -> Sign | None:
+def held_out(history: History, setup: AlarmSetup) -> Sign | None:
     """By which part the held-out score is below its best, where the reward has risen since; the worst of the scores."""
     generations = int(setup.values.get("num_generations_eval") or setup.values.get("num_generations") or 1)
     signs = [sign for name, scores in history.held_out.items() if (sign := _fallen(history, name, scores, generations))]
     return max(signs, key=lambda sign: sign.value / (sign.limit or FALL), default=None)
 
 
-def _fallen(history: History, name: str, scores: Sequence[Score], generations: int) -> Sign | None:
+def _fallen(history: History, name: str, scores: Sequence[HeldOutScore], generations: int) -> Sign | None:
     if len(scores) < SCORES + 1:
         return None
     newest, best = scores[-SCORES:], max(scores[:-SCORES], key=lambda score: score.value)
@@ -58,7 +58,7 @@ def _rewards(newest_first: Iterable[Logged]) -> list[float]:
     return list(itertools.islice(known, STEPS_EACH))
 
 
-def length(history: History, setup: Setup) -> Sign | None:
+def length(history: History, setup: AlarmSetup) -> Sign | None:
     """How many times longer completions are, or shorter, since a step from which on only the reward has risen."""
     del setup
     if not history.rows or LENGTH not in history.rows[-1].values:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from perl.trainer.alarms.history import History, Logged, right_share
 from perl.trainer.alarms.of_samples import MASKED, is_flat
-from perl.trainer.alarms.rule import Setup, Sign
+from perl.trainer.alarms.rule import AlarmSetup, Sign
 
 ENTROPY, KL = "entropy", "kl"
 ENGINE_GAP = "sampling/sampling_logp_difference/mean"
@@ -32,7 +32,7 @@ KL_MOST = 1.0  # nats a token
 KL_FLOOR, KL_GROWTH = 0.3, 10.0
 
 
-def entropy(history: History, setup: Setup) -> Sign | None:
+def entropy(history: History, setup: AlarmSetup) -> Sign | None:
     """How many times lower the entropy is than at first, where the task is not learned and groups agree."""
     del setup
     values = history.of(ENTROPY)
@@ -62,7 +62,7 @@ def _unlearned(history: History) -> str | None:
     return None if now > first else f", while the reward is {now:.3g} as at first"
 
 
-def ratios(history: History, setup: Setup) -> Sign | None:
+def ratios(history: History, setup: AlarmSetup) -> Sign | None:
     """Which share of the tokens' importance ratios is outside of their bounds.
 
     None where a completion has one ratio: GSPO's narrow bounds clip most of them in healthy trainings.
@@ -77,7 +77,7 @@ def ratios(history: History, setup: Setup) -> Sign | None:
     return Sign(share, what)
 
 
-def engine(history: History, setup: Setup) -> Sign | None:
+def engine(history: History, setup: AlarmSetup) -> Sign | None:
     """How far the engine's log-probs of what it sampled are from the trainer's, in nats."""
     del setup
     return _grown(
@@ -90,7 +90,7 @@ def engine(history: History, setup: Setup) -> Sign | None:
     )
 
 
-def divergence(history: History, setup: Setup) -> Sign | None:
+def divergence(history: History, setup: AlarmSetup) -> Sign | None:
     """How far the policy is from its reference, in nats a token."""
     del setup
     series = history.of(KL)
@@ -146,7 +146,7 @@ def usual_rate(of_method: float, width: int | None) -> float | None:
     return of_method * max(1.0, USUAL_WIDTH / width) if width else None
 
 
-def explosion(history: History, setup: Setup) -> Sign | None:
+def explosion(history: History, setup: AlarmSetup) -> Sign | None:
     """How many times larger the gradient's norm is than usual; infinite if it is no number.
 
     Usual is the larger of two medians: of the steps before, and of the first steps. A policy that has learned its task
@@ -169,7 +169,7 @@ def explosion(history: History, setup: Setup) -> Sign | None:
     return Sign(now / usual, f"{what}, {now / usual:.0f} times the usual of this run, {usual:.3g}")
 
 
-def vanished(history: History, setup: Setup) -> Sign | None:
+def vanished(history: History, setup: AlarmSetup) -> Sign | None:
     """For how many steps in a row the gradient was 0 although rewards differed and completions were trained on."""
     newest = history.newest_rows(NORM, 1)
     if not newest or newest[0].values[NORM] != 0.0:
@@ -191,7 +191,7 @@ def _teaches(row: Logged) -> bool:
     return is_flat(row.values) is False and (row.finite(MASKED) or 0.0) < 1.0
 
 
-def rate(history: History, setup: Setup) -> Sign | None:
+def rate(history: History, setup: AlarmSetup) -> Sign | None:
     """How many times the usual rate of the method the learning rate is."""
     rates = history.recent(RATE, 1)
     if rates is None or not setup.usual_rate:

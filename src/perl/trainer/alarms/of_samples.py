@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perl.trainer.alarms.history import JUDGES, VERDICTS, History, Logged, fraction, judge_of, number
-from perl.trainer.alarms.rule import Setup, Sign
+from perl.trainer.alarms.rule import AlarmSetup, Sign
 
 MASKED, TRUNCATED = "rows/masked_fraction", "completions/clipped_ratio"
 MOST = 0.5
@@ -25,7 +25,7 @@ _ROUNDING = 1e-6
 _DIGITS = 6  # TRL averages what rewards log in float32
 
 
-def masked(history: History, setup: Setup) -> Sign | None:
+def masked(history: History, setup: AlarmSetup) -> Sign | None:
     """Which share of the newest steps' completions is masked out of the loss."""
     shares = history.recent(MASKED, MASKED_WINDOW)
     if shares is None:
@@ -42,7 +42,7 @@ def masked(history: History, setup: Setup) -> Sign | None:
     )
 
 
-def truncated(history: History, setup: Setup) -> Sign | None:
+def truncated(history: History, setup: AlarmSetup) -> Sign | None:
     """Which share of the newest steps' completions is cut off; None where that they are masked out is said."""
     shares, out = history.recent(TRUNCATED, TRUNCATED_WINDOW), history.recent(MASKED, MASKED_WINDOW)
     if shares is None or (setup.masks_truncated and out is not None and statistics.fmean(out) >= MOST):
@@ -59,7 +59,7 @@ def truncated_at_once(history: History) -> Sign | None:
     return Sign(first[0], f"{_percent(first[0])} of the completions of the first step are truncated")
 
 
-def flat(history: History, setup: Setup) -> Sign | None:
+def flat(history: History, setup: AlarmSetup) -> Sign | None:
     """For how many steps in a row no group's rewards have differed."""
     if not setup.flat_steps or not history.newest_rows("reward", 1):
         return None
@@ -129,7 +129,7 @@ def is_flat(logs: Mapping[str, Any]) -> bool | None:
     return alike or zero_std == 1.0
 
 
-def flat_steps(history: History, setup: Setup) -> FlatSteps | None:
+def flat_steps(history: History, setup: AlarmSetup) -> FlatSteps | None:
     """The newest steps in a row whose rewards do not differ; None: they do, or nothing says it.
 
     Steps that train on earlier rollouts have no rewards of their own and count neither way.
@@ -144,7 +144,7 @@ def flat_steps(history: History, setup: Setup) -> FlatSteps | None:
     return _described(flat[::-1], setup) if flat else None
 
 
-def _described(flat: Sequence[Logged], setup: Setup) -> FlatSteps:
+def _described(flat: Sequence[Logged], setup: AlarmSetup) -> FlatSteps:
     judge = next((name for name in (judge_of(row.values) for row in reversed(flat)) if name), JUDGES[0])
     verdicts = {verdict: _mean(flat, fraction(judge, verdict)) for verdict in VERDICTS}
     known = [share for share in verdicts.values() if share is not None]

@@ -14,7 +14,7 @@ from perl.trainer.alarms.history import History
 
 
 @dataclass(frozen=True)
-class Setup:
+class AlarmSetup:
     """What is set in a run.
 
     Attributes:
@@ -87,7 +87,7 @@ class Rule:
     fires: str
     why: str
     window: int
-    measure: Callable[[History, Setup], Sign | None]
+    measure: Callable[[History, AlarmSetup], Sign | None]
     harm: str
     cause: str
     change: str
@@ -95,7 +95,7 @@ class Rule:
     in_a_row: bool = False
     over: str = ""
 
-    def judge(self, history: History, setup: Setup) -> Sign | None:
+    def judge(self, history: History, setup: AlarmSetup) -> Sign | None:
         """The sign, if it is an alarm."""
         sign = self.measure(history, setup)
         return sign if sign is not None and sign.value >= self.limit_of(sign) else None
@@ -104,7 +104,7 @@ class Rule:
         """Where a sign is an alarm."""
         return self.limit if sign.limit is None else sign.limit
 
-    def line(self, sign: Sign, setup: Setup) -> str:
+    def line(self, sign: Sign, setup: AlarmSetup) -> str:
         """What is said: the number, the likely cause, the setting to change, the code."""
         cause = self.cause if sign.cause is None else sign.cause
         change = self.change if sign.change is None else sign.change
@@ -131,7 +131,7 @@ class Judge:
         self._rules, self._next = tuple(rules), dict[str, float]()
         self._held: defaultdict[str, float] = defaultdict(float)
 
-    def due(self, step: int, logs: Mapping[str, Any], setup: Setup) -> list[tuple[Rule, Sign]]:
+    def due(self, step: int, logs: Mapping[str, Any], setup: AlarmSetup) -> list[tuple[Rule, Sign]]:
         """The signs that are to be said once a log was added."""
         rows = len(self.history.rows)
         if not self.history.add(step, logs):
@@ -164,7 +164,7 @@ class Judge:
             self.over.append(rule.over.format(steps=f"{self._held.pop(rule.name):g}"))
 
 
-def with_values(text: str, setup: Setup) -> str:
+def with_values(text: str, setup: AlarmSetup) -> str:
     """A text with the present value behind each setting that has its argument's name in braces."""
 
     def shown(match: re.Match[str]) -> str:

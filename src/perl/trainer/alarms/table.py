@@ -6,7 +6,7 @@ name -> Rule
 """
 
 from perl.trainer.alarms import of_outcome, of_policy, of_samples
-from perl.trainer.alarms.rule import Rule, Setup, with_values
+from perl.trainer.alarms.rule import AlarmSetup, Rule, with_values
 
 _RATE = "lower train.learning_rate{learning_rate}"
 
@@ -254,4 +254,4 @@ def rules_table() -> str:
 
 def change_of(row: Rule) -> str:
     """What to change, without present values."""
-    return with_values(row.change, Setup()) or "as its line says"
+    return with_values(row.change, AlarmSetup()) or "as its line says"

@@ -129,7 +129,7 @@ def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
         del words["loss_type"], words["importance_sampling_level"]
     words = {name: choices for name, choices in words.items() if hasattr(args, name)}  # TRL's own lack some of ours
     found = [*_unknown_words(args, words), *_impossible_numbers(args)]
-    raise_all(RecipeError, found or of_our_step(args))
+    raise_all(RecipeError, found or step_mistakes(args))
     check_device(args.device)
 
 
@@ -146,7 +146,7 @@ def _impossible_numbers(args: GRPOConfig) -> list[Mistake]:
     return found
 
 
-def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
+def algorithm_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
     """Impossible numbers of our own fields, and advantages that two fields ask for in two ways."""
     found = kl_mistakes(vars(args))
     if args.multi_objective_aggregation == "normalize_then_sum" and args.advantage_estimator != "group":
@@ -195,7 +195,7 @@ def check_step(trainer: GRPOTrainer) -> None:
     raise_all(RecipeError, [one for one in found if not own_loss or one.where in ("teacher", "advantage_estimator")])
 
 
-def of_our_step(args: GRPOConfig) -> list[Mistake]:
+def step_mistakes(args: GRPOConfig) -> list[Mistake]:
     """The same for what arguments alone decide, before a model is loaded."""
     reasons = {
         "top_entropy_quantile": args.top_entropy_quantile < 1.0,

@@ -29,12 +29,12 @@ from perl.recipe.sections import (
 from perl.run.devices import accelerator
 from perl.run.launched import adopt_launcher, taken_over
 from perl.trainer.arguments.argument_checks import (
+    algorithm_mistakes,
     check_enumerations,
     check_sampling,
     check_staleness,
     check_trackers,
     check_types,
-    of_the_algorithm,
     section_of_arguments,
 )
 from perl.trainer.arguments.deepspeed_config import (
@@ -376,7 +376,7 @@ class PeftRLConfig(GRPOConfig):
                 "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
             )
 
-        raise_all(RecipeError, of_the_algorithm(self))
+        raise_all(RecipeError, algorithm_mistakes(self))
         if self.process_reward_weight and not self.process_reward_kwargs:
             raise RecipeError("has no model", "process_reward_weight", 'process_reward_kwargs={"model": ...}')
         if self.process_reward_kwargs and not self.process_reward_weight:

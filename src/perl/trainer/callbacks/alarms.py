@@ -25,7 +25,7 @@ from perl.run.joint_work import Processes, joined
 from perl.run.logs import append_row
 from perl.trainer.alarms.of_policy import usual_rate
 from perl.trainer.alarms.of_samples import truncated_at_once, typical
-from perl.trainer.alarms.rule import Judge, Rule, Setup, Sign, as_in_a_script
+from perl.trainer.alarms.rule import AlarmSetup, Judge, Rule, Sign, as_in_a_script
 from perl.trainer.alarms.table import RULES
 from perl.trainer.arguments.config import own_setting, teacher_section
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, folder_of, reopened
@@ -117,7 +117,7 @@ class HealthAlarms(RunCallback):
         self._given, self._flat_reward_steps, self._latest_completions = folder, flat_reward_steps, latest_completions
         self._method: Method | None = None
         self._compares, self._flat_is_said = True, False
-        self._path, self._setup, self._processes = Path(FILE), Setup(), Processes()
+        self._path, self._setup, self._processes = Path(FILE), AlarmSetup(), Processes()
         self._named: Callable[[str], str] = as_in_a_script
         self._judge = Judge(RULES.values(), 0)
 
@@ -204,10 +204,10 @@ class HealthAlarms(RunCallback):
         line = self._named(rule.line(sign, self._setup))
         return Alarm(step, rule.code, rule.name, value, rule.limit_of(sign), line, rule.name in self.stop)
 
-    def _setup_of(self, args: TrainingArguments, model: nn.Module | None) -> Setup:
+    def _setup_of(self, args: TrainingArguments, model: nn.Module | None) -> AlarmSetup:
         """What the rules need to know of a run's settings."""
         usual = 0 if self._flat_is_said and self._flat_reward_steps is None else self._flat_reward_steps
-        return Setup(
+        return AlarmSetup(
             usual_rate=self._usual_rate(args, model),
             by_sequence=str(getattr(args, "importance_sampling_level", "")).startswith("sequence"),
             waits=getattr(args, "critic_warmup_steps", 0),
@@ -267,7 +267,7 @@ class FlatRewards(RunCallback):
         if not state.is_world_process_zero or not logs:
             return
         values = {name: getattr(args, name, None) for name in _SHOWN}
-        setup = Setup(flat_steps=self.after_steps, compares=self._compares, values=values)
+        setup = AlarmSetup(flat_steps=self.after_steps, compares=self._compares, values=values)
         for rule, sign in self._judge.due(state.global_step, logs, setup):
             newest = self.latest_completions or (list if self.trainer is None else self.trainer.latest_completions)
             found = rule.judge(self._judge.history, replace(setup, completion=typical(newest()))) or sign

@@ -22,7 +22,7 @@ _MANY_PANELS = 4  # more than that are drawn in three columns
 
 
 @dataclass(frozen=True)
-class Panel:
+class CurvePanel:
     """A curve of a picture.
 
     Attributes:
@@ -39,24 +39,24 @@ class Panel:
 
 
 _CURVES = (
-    Panel("reward", "Reward", "mean of a step's completions"),
-    Panel("teacher/kl", "KL to the teacher", "nats per token"),
-    Panel("completions/mean_length", "Completion length", "tokens"),
-    Panel("entropy", "Entropy of the policy", "nats per token"),
-    Panel("kl", "KL to the reference", "nats per token"),
-    Panel("completions/clipped_ratio", "Truncated completions", "share"),
-    Panel("rows/trained_fraction", "Completions with a gradient", "share"),
-    Panel("prompts/seen", "Prompts seen at least once", "share"),
-    Panel("prompts/resting_solved", "Prompts resting, solved", "share"),
-    Panel("prompts/resting_hopeless", "Prompts resting, hopeless", "share"),
-    Panel("refill/flat_before", "Groups without variance, before refill", "share"),
-    Panel("refill/samples", "Sampled by the refill", "completions"),
-    Panel("clip_ratio/region_mean", "Clipped tokens", "share"),
-    Panel("sampling/sampling_logp_difference/mean", "Log-prob gap to the engine", "nats, mean"),
-    Panel("grad_norm", "Gradient norm", "before clipping"),
-    Panel("critic/explained_variance", "Critic", "explained variance of returns"),
-    Panel("loss", "Loss", ""),
-    Panel("eval_loss", "Loss on held-out data", ""),
+    CurvePanel("reward", "Reward", "mean of a step's completions"),
+    CurvePanel("teacher/kl", "KL to the teacher", "nats per token"),
+    CurvePanel("completions/mean_length", "Completion length", "tokens"),
+    CurvePanel("entropy", "Entropy of the policy", "nats per token"),
+    CurvePanel("kl", "KL to the reference", "nats per token"),
+    CurvePanel("completions/clipped_ratio", "Truncated completions", "share"),
+    CurvePanel("rows/trained_fraction", "Completions with a gradient", "share"),
+    CurvePanel("prompts/seen", "Prompts seen at least once", "share"),
+    CurvePanel("prompts/resting_solved", "Prompts resting, solved", "share"),
+    CurvePanel("prompts/resting_hopeless", "Prompts resting, hopeless", "share"),
+    CurvePanel("refill/flat_before", "Groups without variance, before refill", "share"),
+    CurvePanel("refill/samples", "Sampled by the refill", "completions"),
+    CurvePanel("clip_ratio/region_mean", "Clipped tokens", "share"),
+    CurvePanel("sampling/sampling_logp_difference/mean", "Log-prob gap to the engine", "nats, mean"),
+    CurvePanel("grad_norm", "Gradient norm", "before clipping"),
+    CurvePanel("critic/explained_variance", "Critic", "explained variance of returns"),
+    CurvePanel("loss", "Loss", ""),
+    CurvePanel("eval_loss", "Loss on held-out data", ""),
 )
 _REWARD = re.compile(r"rewards/(.+)/mean")
 _SCORE = re.compile(r"eval/(.+)/((?:avg|pass)@\d+)")
@@ -81,9 +81,9 @@ def draw_plots(metrics: Path, folder: Path, title: str, *, rewarded: bool = True
     rows = [row for row in read_log(metrics) if isinstance(row.get("step"), int)]
     named = dict.fromkeys(name for row in rows for name in row)
     curves = [panel for panel in _CURVES if rewarded or panel.metric != "reward"]
-    rewards = [Panel(name, found[1], "mean") for name in named if (found := _REWARD.fullmatch(name))]
+    rewards = [CurvePanel(name, found[1], "mean") for name in named if (found := _REWARD.fullmatch(name))]
     scores = [
-        Panel(name, f"{found[1]}: {found[2]}", "share of right answers", f"{name}_stderr")
+        CurvePanel(name, f"{found[1]}: {found[2]}", "share of right answers", f"{name}_stderr")
         for name in named
         if (found := _SCORE.fullmatch(name))
     ]
@@ -95,7 +95,7 @@ def draw_plots(metrics: Path, folder: Path, title: str, *, rewarded: bool = True
     return pictures
 
 
-def _draw_picture(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel], file: Path, title: str) -> Path:
+def _draw_picture(rows: Sequence[Mapping[str, Any]], panels: Iterable[CurvePanel], file: Path, title: str) -> Path:
     shown = _shown(rows, panels)
     columns = min(3 if len(shown) > _MANY_PANELS else 2, max(1, len(shown)))
     lines = max(1, -(-len(shown) // columns))
@@ -106,12 +106,12 @@ def _draw_picture(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel], fi
     return save_figure(figure, file)
 
 
-def _shown(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel]) -> list[Panel]:
+def _shown(rows: Sequence[Mapping[str, Any]], panels: Iterable[CurvePanel]) -> list[CurvePanel]:
     """Those that have a value."""
     return [panel for panel in panels if any(_number(row, panel.metric) is not None for row in rows)]
 
 
-def draw_panel(axes: "Axes", panel: Panel, rows: Sequence[Mapping[str, Any]], *, legend: bool) -> None:
+def draw_panel(axes: "Axes", panel: CurvePanel, rows: Sequence[Mapping[str, Any]], *, legend: bool) -> None:
     """One curve: each step and the smoothed course, or values with their standard errors.
 
     Args:

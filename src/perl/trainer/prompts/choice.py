@@ -16,7 +16,7 @@ from trl.trainer.utils import RepeatSampler
 from perl.errors import BrokenPromiseError
 from perl.trainer.live import generation_interval
 from perl.trainer.prompts.curriculum import Curriculum
-from perl.trainer.prompts.memory import Outcome, PromptMemory
+from perl.trainer.prompts.memory import PromptMemory, PromptOutcome
 from perl.trainer.prompts.order import EpochSampler, Floats, Walk
 
 # Generation batches whose replacements can be found again: more than one optimizer step has.
@@ -103,7 +103,7 @@ class PromptChoice:
         """Drops what was chosen for generation batches that no data loader reads again."""
         self._chosen = {number: chosen for number, chosen in self._chosen.items() if number >= batch}
 
-    def note(self, batch: int, seen: Sequence[Outcome]) -> dict[str, float]:
+    def note(self, batch: int, seen: Sequence[PromptOutcome]) -> dict[str, float]:
         """Remembers what a generation batch has shown; gives what is logged of that."""
         if self.memory is None:
             return {}
@@ -187,7 +187,7 @@ def read_ahead(args: Any, prefetch: int) -> int:  # noqa: ANN401 (TRL's argument
     return -(-(ahead + 1) // each)
 
 
-def outcomes_of(prompts: Sequence[int], rewards_PG: torch.Tensor, flat_P: torch.Tensor) -> list[Outcome]:
+def outcomes_of(prompts: Sequence[int], rewards_PG: torch.Tensor, flat_P: torch.Tensor) -> list[PromptOutcome]:
     """What the groups of prompts have shown; one without any reward counts as flat, with a reward of NaN."""
     means = rewards_PG.nanmean(dim=1).tolist()
-    return [Outcome(*one) for one in zip(prompts, means, flat_P.tolist(), strict=True)]
+    return [PromptOutcome(*one) for one in zip(prompts, means, flat_P.tolist(), strict=True)]

@@ -20,7 +20,7 @@ from perl.trainer.prompts.order import Floats
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PromptOutcome:
     """What a generation batch has shown of a prompt.
 
     Attributes:
@@ -61,9 +61,9 @@ class PromptMemory:
         self.seen_N = np.zeros(size, np.int32)
         self.reward_N = np.full(size, np.nan)
         self._known = -1  # the latest generation batch that counts
-        self._waiting: dict[int, list[Outcome]] = {}
+        self._waiting: dict[int, list[PromptOutcome]] = {}
 
-    def note(self, batch: int, seen: Sequence[Outcome]) -> None:
+    def note(self, batch: int, seen: Sequence[PromptOutcome]) -> None:
         """Keeps what a generation batch has shown; one that is made again, for a run that went on, is known already."""
         if batch > self._known:
             self._waiting[batch] = list(seen)
@@ -113,7 +113,7 @@ class PromptMemory:
             "resting_hopeless": float((resting_N & ~high_N).mean()),
         }
 
-    def _count(self, one: Outcome) -> None:
+    def _count(self, one: PromptOutcome) -> None:
         self.seen_N[one.prompt] += 1
         self.reward_N[one.prompt] = one.reward
         self.flat_N[one.prompt] = self.flat_N[one.prompt] + 1 if one.flat else 0
@@ -129,4 +129,4 @@ class PromptMemory:
         for name in ("flat_N", "seen_N", "reward_N"):
             setattr(self, name, state[name].numpy().copy())
         self._known = state["known"]
-        self._waiting = {int(batch): [Outcome(*one) for one in seen] for batch, seen in state["waiting"].items()}
+        self._waiting = {int(batch): [PromptOutcome(*one) for one in seen] for batch, seen in state["waiting"].items()}

@@ -26,7 +26,7 @@ _TOKENS = ("prompt_ids", "completion_ids")
 
 
 @dataclass(frozen=True)
-class Batch:
+class GenerationBatch:
     """A generation batch.
 
     Attributes:
@@ -93,7 +93,9 @@ def extra_prompts(cap: float, groups: int, processes: int) -> int:
     return math.ceil(round(cap * groups / processes, 9)) * processes
 
 
-def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], shape: BatchLayout) -> Batch:
+def replaced(
+    batch: GenerationBatch, offered: GenerationBatch, pairs: Sequence[tuple[int, int]], shape: BatchLayout
+) -> GenerationBatch:
     """A generation batch with some groups exchanged for others; all else is as it was, padding apart.
 
     Args:
@@ -126,7 +128,7 @@ def replaced(batch: Batch, offered: Batch, pairs: Sequence[tuple[int, int]], sha
                     f"rollouts have {name} sometimes and sometimes not, so that none can be replaced"
                 )
             rollouts[name] = _with_rows(rows, offered.rollouts[name], lost, taken, left=name in _LEFT, fill=fill)
-    return Batch(inputs, rollouts, rewards_NK, prompts, shown, batch.tokens)
+    return GenerationBatch(inputs, rollouts, rewards_NK, prompts, shown, batch.tokens)
 
 
 def _with_rows(
@@ -163,7 +165,7 @@ class Refill:
         *,
         flat: Callable[[torch.Tensor], torch.Tensor],
         replacements: Callable[[int, set[int]], list[int]],
-        sample: Callable[[list[int]], Batch],
+        sample: Callable[[list[int]], GenerationBatch],
     ) -> None:
         """Takes what it works with.
 
@@ -175,13 +177,15 @@ class Refill:
         """
         self.cap, self._flat, self._replacements, self._sample = cap, flat, replacements, sample
 
-    def refilled(self, batch: Batch, shape: BatchLayout) -> tuple[Batch, list[Batch], Mapping[str, float]]:
+    def refilled(
+        self, batch: GenerationBatch, shape: BatchLayout
+    ) -> tuple[GenerationBatch, list[GenerationBatch], Mapping[str, float]]:
         """The generation batch with what takes the place of its groups without variance.
 
         Returns:
             It; what was sampled besides; what is logged of that.
         """
-        started, groups, extra = time.perf_counter(), len(batch.prompts), list[Batch]()
+        started, groups, extra = time.perf_counter(), len(batch.prompts), list[GenerationBatch]()
         left = extra_prompts(self.cap, groups, shape.processes)
         tried, replaced_groups = set(batch.prompts), 0
         flat_P = self._flat(batch.rewards_NK)

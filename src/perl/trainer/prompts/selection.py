@@ -13,8 +13,8 @@ from perl.algorithms.advantages import agreeing_groups, nan_std, weighted_reward
 from perl.errors import BrokenPromiseError, ModelError, RolloutError
 from perl.trainer.live import LiveTrainer, Metrics, Position, generation_interval
 from perl.trainer.prompts.choice import PromptChoice, outcomes_of
-from perl.trainer.prompts.memory import Outcome
-from perl.trainer.prompts.refill import Batch, BatchLayout, Examples, Refill, Rollouts
+from perl.trainer.prompts.memory import PromptOutcome
+from perl.trainer.prompts.refill import BatchLayout, Examples, GenerationBatch, Refill, Rollouts
 
 # Generation batches in a row without any variance, refills included, after which a training has nothing to learn from.
 _GIVES_UP = 5
@@ -162,7 +162,9 @@ class PromptSelection:
             "{} completions in a generation batch": int(self._live.args.generation_batch_size),
         }
 
-    def selected(self, inputs: Examples, rollouts: Rollouts, rewards_NK: torch.Tensor, sample: Sample) -> Batch:
+    def selected(
+        self, inputs: Examples, rollouts: Rollouts, rewards_NK: torch.Tensor, sample: Sample
+    ) -> GenerationBatch:
         """The generation batch to train on.
 
         Args:
@@ -176,7 +178,7 @@ class PromptSelection:
             RolloutError: Nothing has varied for so long that nothing will.
         """
         number, groups = self.batch, len(rewards_NK) // self._shape.generations
-        made = Batch(
+        made = GenerationBatch(
             inputs, rollouts, rewards_NK, list(self.choice.chosen(number, groups)), self._latest(len(rewards_NK))
         )
         self._check_examples(made)
@@ -187,7 +189,7 @@ class PromptSelection:
             "reward_std": nan_std(rewards_PG.view(1, -1)).item(),
             "rows/unscored": float(rewards_PG.isnan().sum()),
         }
-        metrics, extra = self._hooks.metrics("train"), list[Batch]()
+        metrics, extra = self._hooks.metrics("train"), list[GenerationBatch]()
         batch = made
         if self.refills:
             refill = Refill(
@@ -211,10 +213,10 @@ class PromptSelection:
     def _each(self) -> int:
         return generation_interval(self._live.args)
 
-    def _seen(self, batch: Batch) -> list[Outcome]:
+    def _seen(self, batch: GenerationBatch) -> list[PromptOutcome]:
         return outcomes_of(batch.prompts, self._groups.rewards(batch.rewards_NK), self._groups.flat(batch.rewards_NK))
 
-    def _check_examples(self, batch: Batch) -> None:
+    def _check_examples(self, batch: GenerationBatch) -> None:
         """Rewards are remembered of the prompts that were chosen: they must be those of the examples."""
         rows, generations = len(batch.inputs), self._shape.generations
         for row in range(0, rows, generations):
@@ -224,7 +226,7 @@ class PromptSelection:
                     "the data loader's prompts are not those that were chosen: does a subclass replace the data loader?"
                 )
 
-    def _sampled(self, prompts: list[int], sample: Sample) -> Batch:
+    def _sampled(self, prompts: list[int], sample: Sample) -> GenerationBatch:
         """Rollouts of further prompts, of which nothing is logged as of the batch's own."""
         each = len(prompts) // self._shape.processes
         own = prompts[self._shape.process * each : (self._shape.process + 1) * each]
@@ -240,9 +242,9 @@ class PromptSelection:
             if not metrics[name]:
                 del metrics[name]
         self._write(rows)
-        return Batch(examples, rollouts, rewards_NK, prompts, shown, tokens)
+        return GenerationBatch(examples, rollouts, rewards_NK, prompts, shown, tokens)
 
-    def _counted(self, batch: Batch) -> Batch:
+    def _counted(self, batch: GenerationBatch) -> GenerationBatch:
         """With the number of tokens by which a loss divides."""
         if "num_items_in_batch" not in batch.rollouts:
             return batch
@@ -264,7 +266,7 @@ class PromptSelection:
             table.clear()
             table.extend(rows.get(name, ()))
 
-    def _show(self, batch: Batch) -> None:
+    def _show(self, batch: GenerationBatch) -> None:
         """Puts the rows of a batch in the place of the latest ones, where a column has one for each of them."""
         count = len(batch.rewards_NK)
         for name, table in self._tables().items():
@@ -273,7 +275,7 @@ class PromptSelection:
                 table.clear()
                 table.extend([*kept, *new])
 
-    def _give_up(self, number: int, batch: Batch, sampled: int) -> None:
+    def _give_up(self, number: int, batch: GenerationBatch, sampled: int) -> None:
         """Ends a training in which no group has variance, however many are sampled."""
         if not bool(self._groups.flat(batch.rewards_NK).all()):
             self._in_vain = {}

@@ -73,11 +73,11 @@ class RolloutCheck:
         while True:
             self.begin()
             rollouts = make()
-            if self.stands(self._metrics("train")[GAP][-1]):
+            if self.accepts(self._metrics("train")[GAP][-1]):
                 return rollouts
             self._forget()
 
-    def stands(self, gap: float | None) -> bool:
+    def accepts(self, gap: float | None) -> bool:
         """Whether a step may be trained on its rollouts; called on every process before the optimizer's step.
 
         Where the engine's log-probabilities are unusually far from the trainer's, the parity check runs at once. A

@@ -176,7 +176,7 @@ class OptimizerStep:
             plan = self._passes.plan(window, chosen, self._passes.tokens)
             loss = self._backward(model, plan, len(batches))
             if loss is not None:
-                if not self._check.stands(self._window_metrics[1].mean_difference(self._live.accelerator)):
+                if not self._check.accepts(self._window_metrics[1].mean_difference(self._live.accelerator)):
                     model.zero_grad()
                     return None
                 self._log_step(window, chosen, plan)

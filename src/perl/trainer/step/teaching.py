@@ -23,7 +23,7 @@ from perl.packing.forward import Passes, choose_passes, last_hidden_states
 from perl.packing.head import HeadStates, add_scored_forward, logit_settings
 from perl.packing.micro_batches import TAUGHT_IDS, TAUGHT_MASK, MicroBatch, renumbered, token_batches
 from perl.packing.rope import rope_width
-from perl.packing.rows import Row, Scored
+from perl.packing.rows import Row, ScoredTokens
 from perl.policy.model import base_of
 from perl.recipe.sections import TeacherSection
 from perl.run.joint_work import joined
@@ -135,7 +135,7 @@ class Teaching:
                 what = f"puts a hint into the data's prompts, and {self._sampled_by} has asked the policy another one"
                 raise RecipeError(what, "teacher", "teacher.adapter, or return the trainer's own prompt_ids")
 
-    def beside(self, batch: MicroBatch) -> Callable[[Scored, HeadStates], tuple[torch.Tensor, ...]]:
+    def beside(self, batch: MicroBatch) -> Callable[[ScoredTokens, HeadStates], tuple[torch.Tensor, ...]]:
         """Runs the teacher on a micro-batch; what then makes divergences of the policy's states of the same rows.
 
         Args:
@@ -143,7 +143,7 @@ class Teaching:
         """
         (teacher_SD, place_NT), top_k = self.hidden_states(batch), self.teacher.section.top_k
 
-        def divergence(scored: Scored, states: HeadStates) -> tuple[torch.Tensor, ...]:
+        def divergence(scored: ScoredTokens, states: HeadStates) -> tuple[torch.Tensor, ...]:
             place_S = place_NT[scored.rows.to(place_NT.device), scored.columns.to(place_NT.device)]
             return head_divergence(states, teacher_SD[place_S].to(states.hidden_SD.device), top_k=top_k)
 

@@ -23,7 +23,7 @@ from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.samples import Sample
 from perl.evaluation.scoring.score import score_samples
 from perl.evaluation.scoring.task import MATH
-from perl.evaluation.tasks.draw import Sharing, draw, share, within_batch
+from perl.evaluation.tasks.draw import DrawSharing, draw, share, within_batch
 from perl.evaluation.tasks.own_tasks import chosen_tasks, in_keys
 from perl.evaluation.tasks.questions import PreparedTask, prepare_task
 from perl.evaluation.tasks.task_data import check_files, load_task_data
@@ -177,7 +177,9 @@ class BenchmarkScores(RunCallback):
                 )
         return metrics
 
-    def _drawn(self, questions: Questions, engine: Engine, task: PreparedTask, sharing: Sharing) -> list[list[Sample]]:
+    def _drawn(
+        self, questions: Questions, engine: Engine, task: PreparedTask, sharing: DrawSharing
+    ) -> list[list[Sample]]:
         """A task's completions by the current policy, with a progress line."""
         asked, protocol, judging = task.request, questions.protocol, questions.judging
         tokenizer = self.trainer.processing_class

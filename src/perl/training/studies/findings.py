@@ -13,7 +13,7 @@ from perl.evaluation.scoring.metrics import Difference, corrected
 from perl.evaluation.scoring.seeds import SeedMean, mean_over_seeds, paired_by_seed, smallest_difference
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, titled
 from perl.training.studies.plan import Study
-from perl.training.studies.results import Row, StudyResult, at_baseline
+from perl.training.studies.results import CellRow, StudyResult, at_baseline
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredCandidate:
     """A candidate on the seeds that score.
 
     Attributes:
@@ -63,8 +63,8 @@ class Arm:
 
     title: str
     tried: tuple[Tried, ...]
-    best: Scored | None
-    at_baseline: Scored | None
+    best: ScoredCandidate | None
+    at_baseline: ScoredCandidate | None
     parameters: int | None
     at_edge: tuple[str, ...]
 
@@ -99,7 +99,7 @@ def findings(planned: Study, result: StudyResult) -> Findings:
     return Findings(tuple(_held_against(arms, planned.baseline, tests)), planned.baseline, tests)
 
 
-def _by_candidate(rows: Sequence[Row], stage: str) -> dict[str, dict[int, float]]:
+def _by_candidate(rows: Sequence[CellRow], stage: str) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.stage == stage and row.score is not None:
@@ -124,9 +124,9 @@ def _arm(planned: Study, result: StudyResult, arm: Sequence[Candidate]) -> Arm:
     )
 
 
-def _scored(candidate: Candidate, scores: Mapping[str, Mapping[int, float]]) -> Scored:
+def _scored(candidate: Candidate, scores: Mapping[str, Mapping[int, float]]) -> ScoredCandidate:
     found = scores.get(candidate.key, {})
-    return Scored(candidate, mean_over_seeds([*found.values()]) if found else None, found)
+    return ScoredCandidate(candidate, mean_over_seeds([*found.values()]) if found else None, found)
 
 
 def _held_against(arms: Sequence[Arm], reference: str, tests: int) -> list[Arm]:
@@ -144,9 +144,11 @@ def _held_against(arms: Sequence[Arm], reference: str, tests: int) -> list[Arm]:
     return [compared.get(arm.title, arm) for arm in arms]
 
 
-def _compared(some: Sequence[Scored | None], base: Scored, tests: int) -> list[Scored | None]:
+def _compared(
+    some: Sequence[ScoredCandidate | None], base: ScoredCandidate, tests: int
+) -> list[ScoredCandidate | None]:
     differences = [paired_by_seed(base.scores, one.scores) if one is not None else None for one in some]
-    found: list[Scored | None] = []
+    found: list[ScoredCandidate | None] = []
     for one, difference in zip(some, corrected(differences, family=tests), strict=True):
         if one is None or difference is None:
             found.append(one)
@@ -167,6 +169,6 @@ def _at_edge(best: Candidate, arm: Sequence[Candidate]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def level(scored: Scored | None) -> float:
+def level(scored: ScoredCandidate | None) -> float:
     """A mean score to sort by; without one it is the lowest."""
     return scored.mean.mean if scored is not None and scored.mean is not None else -math.inf

@@ -15,7 +15,7 @@ from perl.run.files import write_text
 from perl.run.progress import duration
 from perl.run.tables import in_markdown, markdown_table
 from perl.training.studies.cells import CHOOSES, SCORES, as_overrides, canonical, counted, titled
-from perl.training.studies.findings import Arm, Findings, Scored, findings, level
+from perl.training.studies.findings import Arm, Findings, ScoredCandidate, findings, level
 from perl.training.studies.plan import Study
 from perl.training.studies.results import StudyResult
 
@@ -97,7 +97,7 @@ def _head(found: Findings) -> list[str]:
     return ["arm", "chosen", "score", f"difference to {in_markdown(found.reference)}", "p", "detectable", "parameters"]
 
 
-def _row(arm: Arm, scored: Scored | None, found: Findings) -> list[str]:
+def _row(arm: Arm, scored: ScoredCandidate | None, found: Findings) -> list[str]:
     title = in_markdown(arm.title)
     parameters = f"{arm.parameters:,}" if arm.parameters is not None else _DASH
     if scored is None or scored.mean is None:

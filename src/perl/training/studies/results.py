@@ -40,7 +40,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Row:
+class CellRow:
     """A cell and what became of it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Row:
     data: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def row_of(cell: Cell, run: Path, ended: CellEnd, command: str) -> Row:
+def row_of(cell: Cell, run: Path, ended: CellEnd, command: str) -> CellRow:
     """A cell as its run folder has it.
 
     Args:
@@ -94,7 +94,7 @@ def row_of(cell: Cell, run: Path, ended: CellEnd, command: str) -> Row:
         completions = sum(int(task["n"]) * int(task["k"]) for task in tasks.values())
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"its scores are malformed: {error}", str(run)) from None
-    return Row(
+    return CellRow(
         name=cell.name,
         arm=cell.candidate.title,
         settings=cell.candidate.settings,
@@ -123,7 +123,7 @@ class StudyResult:
     """
 
     folder: Path
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CellRow] = field(default_factory=list)
     chosen: dict[str, Chosen] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
@@ -149,12 +149,12 @@ class StudyResult:
         write_text(self.folder / name, json.dumps(values, indent=2, default=str) + "\n")
 
     @property
-    def unfinished(self) -> list[Row]:
+    def unfinished(self) -> list[CellRow]:
         """The cells without a result: those that failed, have not ended, or were not scored."""
         return [row for row in self.rows if row.status not in _ENDED or (row.status == "done" and row.score is None)]
 
 
-def read_chosen(folder: Path) -> list[Row] | None:
+def read_chosen(folder: Path) -> list[CellRow] | None:
     """The cells by which was chosen, as ``chosen.json`` has them; None: nothing was yet.
 
     Raises:
@@ -162,7 +162,7 @@ def read_chosen(folder: Path) -> list[Row] | None:
     """
     path = folder / CHOSEN
     try:
-        return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+        return [CellRow(**row) for row in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -21,8 +21,8 @@ from perl.training.studies.processes import CellEnd, CellProcesses
 from perl.training.studies.report import write_report
 from perl.training.studies.results import (
     CHOSEN,
+    CellRow,
     Chosen,
-    Row,
     StudyResult,
     better_share,
     choose,
@@ -85,17 +85,17 @@ def _choice(processes: CellProcesses, result: StudyResult) -> Mapping[str, Chose
     return result.chosen
 
 
-def _choosing_rows(processes: CellProcesses) -> list[Row]:
+def _choosing_rows(processes: CellProcesses) -> list[CellRow]:
     planned = processes.study
     return _rows(processes, cells_of(planned.candidates, planned.file.seeds.choose, CHOOSES))
 
 
-def _rows(processes: CellProcesses, cells: Sequence[Cell]) -> list[Row]:
+def _rows(processes: CellProcesses, cells: Sequence[Cell]) -> list[CellRow]:
     command = processes.study.command
     return [row_of(cell, processes.run_of(cell), processes.end_of(cell), command(cell)) for cell in cells]
 
 
-def chosen_of(planned: Study, rows: Sequence[Row]) -> dict[str, Chosen]:
+def chosen_of(planned: Study, rows: Sequence[CellRow]) -> dict[str, Chosen]:
     """The choice of each arm, by cells that were trained to the end.
 
     Args:
