@@ -38,6 +38,24 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             *[("5", "1/0"), ("5", "0/0"), ("5", "5/0.0"), ("5/0.0", "5")],
         ],
     ),
+    "numbers side by side": (
+        [
+            *[("5 6", r"5 \quad 6"), ("[5 6]", "[5 6]"), ("20", r"2\binom{5}{2}"), ("60", r"\binom{5}{2}\binom{4}{2}")],
+            *[("x+12", "3(4)+x"), ("6x", "(2)(3)x"), ("5", r"{5}")],
+        ],
+        [
+            *[("96", f"45{between}51") for between in (" ", r"\quad ", r"\ ", r"\,\,", "}{", r"\}\{", "] [")],
+            *[
+                ("96", "{45}{51}"),
+                ("96", r"\{45\}\{51\}"),
+                ("6", "1 2 3"),
+                ("-3", "-1 2"),
+                ("3", "[1 2]"),
+                ("7", "(3) 4"),
+            ],
+            *[("[5 6]", "11"), ("9 6", "15"), ("9 6", "6 9"), ("x+3", "x+1 2"), ("12", r"2\binom{5}{2}")],
+        ],
+    ),
     "fractions": (
         [
             ("1/2", r"\frac{1}{2}"),
@@ -72,6 +90,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("2/3", "0.666666"),
             (r"\frac{1}{3}", r"0.\overline{3}"),
             (r"\frac{1}{6}", r"0.1\overline{6}"),
+            *[("1/3", r"0.\bar{3}"), ("1/3", r"0.333\ldots"), ("1/6", "0.1666...")],
             ("0.001", r"10^{-3}"),
             (r"\sqrt{2}", "1.414214"),
         ],
@@ -82,6 +101,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("1/3", "0.333334"),
             ("2/3", "0.666668"),
             (r"\frac{1}{3}", r"0.\overline{4}"),
+            *[("0.333", r"0.333\ldots"), ("1/3", r"0.\bar{4}")],
             (r"\sqrt{2}", "1.414"),
             ("1000000", "1000000.5"),
             ("0.1", "0.10000000000000001"),
@@ -131,6 +151,21 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("5", r"5\text{ k}\Omega"),
             ("9.8", r"\text{9.8 J}"),
             ("4m", "4 m"),
+            *[
+                ("-5", rf"-5{degrees}")
+                for degrees in (r"\,^\circ\mathrm{F}", r"~^\circ\text{C}", r"\,^\circ C", r"\,{}^\circ\mathrm{C}")
+            ],
+            *[("9.8", rf"9.8\,\{frac}{{\mathrm{{m}}}}{{\mathrm{{s}}^2}}") for frac in ("frac", "tfrac", "dfrac")],
+            *[
+                ("9.8", r"9.8\text{ J}/(\text{kg}\cdot\text{K})"),
+                ("9.8", r"9.8\,\frac{\text{J}}{\text{kg}\cdot\text{K}}"),
+            ],
+            (r"41.8 \frac{\text{miles}}{\text{hour}}", "41.8"),
+            (r"41.8 \frac{\text{miles}}{\text{hour}}", "41.8 mph"),
+            *[("2", rf"2\, {mass}") for mass in (r"\mathrm{M}_\odot", r"M_{\odot}", r"\AA", "\u00c5")],
+            *[("9.8", r"\qty{9.8}{m/s^2}"), ("9.8", r"\num{9.8}"), ("9.8 m/s", r"\SI{9.8}{\metre\per\second}")],
+            *[("3", money) for money in ("\u00a53", "\u20b93", "3\u00a2", "USD 3")],
+            *[("20", f"20 {noun}") for noun in ("months", "square feet", "points", "paths", "pairs of shoes")],
             ("AB", r"\mathrm{A}\mathrm{B}"),
         ],
         [
@@ -150,6 +185,18 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
                 ("5", r"5\text{ or more}"),
                 (r"5\text{ m}", r"5\text{ s}"),
             ],
+            *[
+                ("20", rf"20{form % words}")
+                for form in (" %s", r"\text{ %s}")
+                for words in (
+                    *("dozen", "thousandths", "billionths", "tenths", "squared", "factorial", "half", "point five"),
+                    *("times ten", "and a half", "divided by four", "to the power of three", "negative", "and thirty"),
+                    *("but maybe six", "out of 36", "over three", "twentieths"),
+                )
+            ],
+            ("100", r"10\,^\circ\mathrm{C}"),
+            (r"9.8\,\frac{\text{m}}{\text{s}^2}", r"9.8\,\frac{\text{m}}{\text{s}}"),
+            (r"2 M_\odot", r"2 L_\odot"),
             *[(r"5\text{ m}", r"5\text{ m}^{-1}"), (r"25^\circ C", r"25^\circ F"), (r"5\text{ k}\Omega", r"5\,\Omega")],
         ],
     ),
@@ -226,6 +273,10 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
                 for same in (r"\mathbb{R} - \{1,-1\}", r"x \ne 1, x \ne -1")
             ],
             *[("[1,5]", same) for same in (r"[1,3]\cup[2,5]", r"x \geq 1, x \leq 5", r"[1;5]")],
+            *[("(1,3)", f"x>1 {sign} x<3") for sign in ("and", r"\text{ and }", r"\land", r"\wedge")],
+            *[(r"(-\infty,1)\cup(3,\infty)", f"x<1 {sign} x>3") for sign in ("or", r"\lor", r"\vee", "\u2228")],
+            (r"\mathbb{R}", r"x>1 \text{ or } x<3"),
+            (r"\{x \mid x<1 \text{ or } x>3\}", "x>3 or x<1"),
             *[("(-3,3)", "|x| < 3"), ("(-3,3]", "]-3,3]"), (r"x \neq \sqrt{2}", r"\mathbb{R}\setminus\{\sqrt2\}")],
         ],
         [
@@ -237,6 +288,13 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"x \in (1,2)", r"y \in (1,2)"),
             (r"(-\infty,1)\cup(3,\infty)", "1<x<3"),
             ("[1,2]", "[2,1]"),
+            *[("(1,3)", f"x>1 {sign} x<3") for sign in ("or", r"\text{ or }", r"\lor", r"\vee")],
+            *[
+                (r"(-\infty,1)\cup(3,\infty)", f"x<1 {sign} x>3")
+                for sign in ("and", r"\text{ and }", r"\land", r"\wedge")
+            ],
+            *[("x>1, x<3", "x>1 or x<3"), ("x>1 and x<3", "x>1 or x<3"), ("(1,3)", r"\{x : x>1 \text{ or } x<3\}")],
+            (r"(-\infty,-\sqrt2)\cup(\sqrt2,\infty)", r"x<-\sqrt2 and x>\sqrt2"),
             (r"[1,2]\cup[5,6]", "[1,2]"),
             ("(1,2)", "(1,3)"),
             *[("1<x<3", "1,3"), (r"x \in (1,3)", "1,3"), (r"x \neq 0", r"\mathbb{R}"), (r"x \neq 0", "y \\neq 0")],
@@ -275,6 +333,14 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("x=3,y=4", "(3,4)"),
             ("(2,3)", "(x,y)=(2,3)"),
             ("(2,3)", "x=2, y=3"),
+            *[
+                ("(2,3)", "y=3, x=2"),
+                ("y=3, x=2", "(2,3)"),
+                ("(2,3)", r"\begin{cases} y=3 \\ x=2 \end{cases}"),
+                ("(5,2)", "n=5, k=2"),
+                ("(1,2)", "x_2=2, x_{1}=1"),
+            ],
+            *[("2,3", "y=3, x=2"), ("(2,3)", r"\langle 2,3\rangle"), ("(1,2,3)", "z=3, x=1, y=2")],
             ("(1,2),(3,4)", "(3,4),(1,2)"),
             (r"(3, \frac{\pi}{2})", r"\left( 3, \pi/2 \right)"),
         ],
@@ -284,6 +350,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("(1,2)", "(1,2,3)"),
             ("x=3,y=4", "(4,3)"),
             ("x=3,y=4", "x=4,y=3"),
+            *[("(2,1)", "y=2, x=1"), ("(2,1)", "(y=2, x=1)"), ("y=2, x=1", "(2,1)"), ("(3,2,1)", "z=3, y=2, x=1")],
             ("(1,2),(3,4)", "(1,4),(3,2)"),
             (r"(3, \frac{\pi}{2})", r"(3, \pi)"),
         ],
@@ -331,6 +398,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
         [
             (r"\text{Evelyn}", "evelyn"),
             (r"\text{no solution}", "No Solution"),
+            *[("6,7", r"\text{6 and 7}"), ("1,2", r"\text{1, 2}"), ("20", r"\approx 20")],
             *[("18", "Answer: 18"), ("18", r"\text{The answer is } 18"), ("1/2", "1/2 or 0.5")],
             ("even", r"\text{Even}"),
             (r"\text{all real numbers}", r"\mathbb{R}"),
@@ -361,8 +429,28 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("B", r"\textbf{(B)}\ 12"),
             ("(A)", "(a)"),
             ("D", "D. none"),
+            *[("C", "Option C"), ("C", r"\text{Choice (C)}"), ("C", "c"), ("C", "(C) 3 and 4"), ("C", "C. (x) or (y)")],
         ],
-        [("C", "D"), ("C", "(D) C"), ("A", "B"), ("(A)", "(B)"), ("B", "AB"), ("C", "42")],
+        [
+            *[
+                ("C", hedged)
+                for hedged in ("(C) or (D)", "(C), (D)", "(C)(D)", "C. or D.", "(C) 42 or (D) 43", "C or D")
+            ],
+            *[("A", "A) B) C) D)"), ("(C)", "(C) or (D)"), ("C", "(c) or (d)"), ("C", "Option D"), ("c", "C or D")],
+            *[("C", "D"), ("C", "(D) C"), ("A", "B"), ("(A)", "(B)"), ("B", "AB"), ("C", "42")],
+        ],
+    ),
+    "dates and times": (
+        [
+            *[("2023-05-01", date) for date in ("2023-5-1", "May 1, 2023", r"\text{1 May 2023}", "May 1st 2023")],
+            *[("10:30 a.m.", "10:30 AM"), (r"10:30\text{ AM}", "10:30 a.m."), ("9:05", "09:05"), ("20:34", "20:34:00")],
+            *[("3:4", "3/4"), ("5:12", r"\frac{5}{12}")],
+        ],
+        [
+            *[("2023-05-01", other) for other in ("2017", "2016+1", "2023-05-02", "May 2, 2023")],
+            *[("2017", "2023-05-01"), ("12:30", "0.4"), ("12:30", "2/5"), ("0.4", "12:30"), ("10:30 am", "10:30 pm")],
+            *[("5/1/2023", "5/2023"), ("2023/05/01", "404.6")],
+        ],
     ),
     "numbers in a text font": (
         [
@@ -396,6 +484,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"\sqrt{50}", "5\u221a2"),
             (r"\frac{1+\sqrt5}{2}", r"\frac12 + \frac{\sqrt{5}}{2}"),
             (r"\binom{5}{2}", "10"),
+            (r"{5 \choose 2}", "10"),
             ("3^{-2}", "1/9"),
             ("120", "5!"),
             ("10000!", r"10000 \cdot 9999!"),
@@ -477,6 +566,8 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("y=2x+3", "y-2x=3"),
             ("7", "2+5=7"),
             (r"x = \infty", r"\infty"),
+            *[("6", f"{name}=6") for name in (r"\bar{x}", r"\hat{y}", "x^*", "x^{*}", r"\|v\|", "f^{-1}(2)")],
+            *[("6", sixth) for sixth in (r"\textcolor{red}{6}", r"\color{red}6", r"\large 6", r"6\checkmark")],
         ],
         [
             ("x=5", "x=6"),
@@ -485,6 +576,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("x^2+y^2=1", "x^2-y^2=1"),
             ("y=2x+3", "y=3x+2"),
             ("x+y=5", "5"),
+            *[("6", "x^2=6"), ("6", "x^{-1}=6"), (r"\bar{z}", "z"), ("6", r"\textcolor{red}{5}")],
         ],
     ),
     "inequalities": (

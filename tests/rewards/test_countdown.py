@@ -29,6 +29,10 @@ def rows():
     return [json.loads(line) for line in PUBLIC_DATA.read_text(encoding="utf-8").strip().split("\n")]
 
 
+def test_numbers_of_a_csv_file_are_numbers():
+    assert [reward_of("44+19+35", target, ["44", "19", "35"]) for target in ("98", 98.0, "97")] == [1.0, 1.0, 0.1]
+
+
 def test_published_answers_are_right_for_what_they_are_worth_and_wrong_for_another_target():
     found = rows()
     assert len(found) > 200

@@ -288,16 +288,24 @@ def test_a_failure_names_the_line_of_the_users_code_and_not_of_a_library(failure
     assert failures.newest.startswith("reward own: TypeError: ")
 
 
-def test_the_code_of_a_reward_is_its_file_and_those_beside_it_that_it_imports_from(tmp_path, monkeypatch):
+def test_the_code_of_a_reward_is_its_file_and_all_that_it_uses_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    judge, helper = tmp_path / "judging.py", tmp_path / "weighing.py"
-    digests = []
-    for ours, theirs in (("1", "1"), ("1\r", "1"), ("2", "1"), ("1", "2")):
-        judge.write_bytes(f"import math\nfrom weighing import weight\nSCALE = {ours}\n".encode())
-        helper.write_text(f"weight = lambda: {theirs}\n")
-        for name in ("judging", "weighing"):
-            sys.modules.pop(name, None)
-        importlib.import_module("judging")
-        digests.append(code_digest("judging:reward"))
-    assert digests[0] == digests[1]
-    assert len({*digests[1:]}) == 3
+    (tmp_path / "pack").mkdir()
+    files = {
+        "judging.py": "import math\nTABLE = 'table.json'\n\ndef reward():\n    import weighing, pack.scale\n",
+        "weighing.py": "import deeper\n",
+        "pack/scale.py": "from . import near\n",
+        **dict.fromkeys(("deeper.py", "pack/near.py", "table.json"), "1\n"),
+        "unused.py": "1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    importlib.import_module("judging")
+    first, changed = code_digest("judging:reward"), set()
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text.replace("\n", "\r\n").encode())
+        assert code_digest("judging:reward") == first
+        (tmp_path / name).write_text(f"{text}2\n")
+        changed |= {name} if code_digest("judging:reward") != first else set()
+        (tmp_path / name).write_text(text)
+    assert changed == files.keys() - {"unused.py"}

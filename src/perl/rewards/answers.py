@@ -16,7 +16,7 @@ Completions = Sequence[str] | Sequence[Sequence[dict[str, Any]]]
 REASONING_START, REASONING_END = "<think>", "</think>"
 # Escaped braces and line breaks are matched so that they are not taken for what they end in.
 _BRACES = re.compile(
-    r"\\\\|\\[{}]|\\(?:boxed|fbox|framebox)[ \t]{0,8}\{|[{}]"
+    r"\\\\|\\[{}]|\\(?:boxed|fbox|framebox)\s{0,8}\{|[{}]"
     # \boxed 5 and \boxed\frac{1}{2}: without spaces, and no word, as in "use \boxed for the answer".
     r"|\\(?:boxed|fbox|framebox)(?![a-zA-Z])[ \t]{0,8}"
     r"(?=[-+.]{0,2}(?:\d|\\(?:[dt]?frac|sqrt|pi|text)(?![a-zA-Z]))|[a-zA-Z][ \t]{0,8}\$)"
@@ -30,20 +30,25 @@ _NO_CONTENT = re.compile(
 # Between boxes that hold the values of one answer, and a name that stands before a box.
 _BETWEEN = re.compile(
     r"(?:[\s$,;&~*]|\\[\[\]()\\,;:! ]|\\q?quad|\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|and|or"
-    r"|[a-zA-Z]\w{0,2}(?:_\{?\w{1,3}\}?)?\s*=)*"
+    r"|\n[ \t]{0,8}(?:[-\u2022]|\d{1,2}[.)])[ \t]|[a-zA-Z]\w{0,2}(?:_\{?\w{1,3}\}?)?\s*=)*"
 )
 _NAME = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?:_\{?\w{1,3}\}?)?\s*=\s*$")
 _FARTHEST, _MOST_BOXES = 40, 20
 # What stands before a final answer; of several the last one counts.
 _MARKER = re.compile(
-    r"answer[ \t*_]{0,8}(?:is\b|[:=\uff1a])|solution is\b"  # The answer is 42; **Answer:** 42
+    # The answer is 42; **Answer:** 42; a heading above a last line of a few words
+    r"answer[ \t*_]{0,8}(?:is\b(?:,? (?:therefore|thus|hence|then|simply|just)\b,?)?|[:=\uff1a])|solution is\b"
+    r"|(?:^|(?<=\n))[ \t]{0,8}(?:#{1,6}|\*\*|__)?[ \t]{0,8}(?:final answer|(?<=[#*_ ])answer)[ \t\r*_]{0,8}\n\s{0,8}"
+    r"(?=\\\[|\$\$|\S{1,99}(?:[ \t]+\S{1,99}){0,7}\s*\Z)"
     r"|answer(?=[ \t]{0,8}(?:\$|\\\(|\\\[))"  # Answer $42$
     r"|####"  # GSM8K
     r"|\u7b54\u6848[ \t]{0,8}(?:[\u662f\u4e3a:\uff1a]|(?=\$))"  # "answer is" in Chinese
     r"|<answer>",
     re.IGNORECASE,
 )
-_FILLING = " \t\r\n:*_\uff1a"
+_FILLING = " \t\r\n:*_`\uff1a"
+# The tokens that end a turn; what a model writes behind them is no part of the completion.
+_TURN_END = re.compile(r"<\|(?:im_end|endoftext|eot_id|end_of_text|end)\|>")
 # A dollar sign in a formula about money is escaped: $\$18.90$.
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$((?:[^\\$]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 # Where an answer in running text ends; a point between digits does not end it.
@@ -65,7 +70,8 @@ def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
 
 
 def conclusion(text: str) -> str:
-    """What follows the reasoning part: all after the last ``</think>``; nothing if reasoning began and never ended."""
+    """What follows the last ``</think>``, in the first turn; nothing if reasoning began and never ended."""
+    text = _TURN_END.split(text, maxsplit=1)[0]
     _, end, rest = text.rpartition(REASONING_END)
     if end:
         return rest
@@ -174,7 +180,7 @@ def _announced(rest: str) -> str | None:
     sentence = rest[: end.start()] if end else rest
     before, _, stated = _parted(sentence)
     formulas = [_inside(found) for found in _FORMULA.finditer(stated if before else sentence)]
-    return formulas[-1] if formulas else stated.strip(" \t\r*_") or None
+    return formulas[-1] if formulas else stated.strip(" \t\r*_`") or None
 
 
 def _closing(text: str) -> str | None:

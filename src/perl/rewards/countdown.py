@@ -8,6 +8,7 @@ Every search is linear in the length of the text.
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from perl.rewards.answers import Completions, completion_text, conclusion, last_boxed
@@ -88,9 +89,10 @@ def _makes(answer: str, target: int, numbers: Sequence[int]) -> bool:
     for written, meant in _OPERATORS.items():
         answer = answer.replace(written, meant)
     expression, equals, claimed = (" ".join(part.split()) for part in answer.partition("="))
-    if equals and not (_WHOLE_NUMBER.fullmatch(claimed) and int(claimed) == target):
+    if equals and not (_WHOLE_NUMBER.fullmatch(claimed) and int(claimed) == Fraction(target)):
         return False
     if not _EXPRESSION.fullmatch(expression) or _NO_OPERATOR.search(expression):
         return False
     used = [int(number) for number in _WHOLE_NUMBER.findall(expression.replace("-", " "))]
-    return sorted(used) == sorted(numbers) and exact_value(expression.replace("*", "\\cdot ")) == target
+    given = [int(number) for number in numbers]
+    return sorted(used) == sorted(given) and exact_value(expression.replace("*", "\\cdot ")) == Fraction(target)

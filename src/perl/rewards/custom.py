@@ -6,16 +6,17 @@ Two ways to the same signature: in this process (`guarded`), or in worker proces
 (`in_workers`). Each process of a distributed run counts its own failures.
 """
 
+import ast
 import asyncio
 import functools
 import hashlib
 import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from perl.errors import DataError, PerlError, RewardError, warn
@@ -31,6 +32,8 @@ T = TypeVar("T")
 MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
 SHOWN_PROMPT = 60
 _DIGITS = 12
+# Of a text that may name a file.
+_LONGEST_NAME = 200
 # What TRL passes beside the samples; it is useless in another process, so a worker's function goes without.
 NOT_FOR_WORKERS = ("trainer_state", "log_metric", "log_extra")
 
@@ -61,21 +64,48 @@ class Failures:
 
 
 def code_digest(path: str) -> str:
-    """Digits of the texts of a reward's file, whatever ends its lines, and of those beside it that it imports from.
+    """Digits of the texts of a reward's file, whatever ends its lines, and of all that it uses in its folder.
+
+    Those are the files that it imports, wherever it does and through others, and those that a text in it names. Of a
+    file of a package that is installed, the package's.
 
     Args:
         path: ``package.module:function``, which was imported.
     """
-    module = sys.modules[path.partition(":")[0]]
-    used = [
-        v if isinstance(v, ModuleType) else sys.modules.get(getattr(v, "__module__", "")) for v in vars(module).values()
-    ]
-    files = [Path(file) for one in (module, *used) if (file := getattr(one, "__file__", None)) is not None]
-    texts = [
-        "\n".join(file.read_text(encoding="utf-8", errors="replace").splitlines())
-        for file in sorted({file for file in files if file.suffix == ".py" and file.parent == files[0].parent})
-    ]
+    name = path.partition(":")[0]
+    file = getattr(sys.modules[name], "__file__", None)
+    first = Path(file or ".")
+    root = first.parents[min(name.count(".") + (first.stem == "__init__"), len(first.parents) - 1)]
+    installed = root.name in ("site-packages", "dist-packages")
+    within = root / name.partition(".")[0] if installed else root
+    found, ahead = dict[Path, str](), [first] if file else []
+    while ahead:
+        one = ahead.pop()
+        if one in found or not one.is_file() or (one != first and within not in one.parents):
+            continue
+        found[one] = "\n".join(one.read_text(encoding="utf-8", errors="replace").splitlines())
+        ahead += _files_named_in(found[one], one, root) if one.suffix == ".py" else []
+    texts = [found[one] for one in sorted(found)]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_DIGITS]
+
+
+def _files_named_in(text: str, file: Path, root: Path) -> Iterator[Path]:
+    """Where the modules that a file imports would lie, and the files beside it that its texts name."""
+    with suppress(SyntaxError):
+        for node in ast.walk(ast.parse(text)):
+            modules: list[str] = []
+            above = root
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                above = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else root
+                of = node.module or ""
+                modules = [of, *(f"{of}.{alias.name}".lstrip(".") for alias in node.names)]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) < _LONGEST_NAME:
+                yield from (folder / node.value for folder in (file.parent, Path.cwd()) if "\0" not in node.value)
+            for parts in (module.split(".") for module in modules if module):
+                yield from (above.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1))
+                yield above.joinpath(*parts).with_suffix(".py")
 
 
 def is_async(function: RewardFunction) -> bool:

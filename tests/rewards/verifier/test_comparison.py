@@ -24,9 +24,9 @@ def test_comparing_does_not_depend_on_the_order_and_numbers_are_the_same_if_thei
 
 
 EXPRESSIONS = {  # gold answer -> what algebra must read of it
-    **{gold: [] for gold in ("5", "-5.25", "1,000", "1/2", "50%", "yes", "New York", "(A)", "3 cm")},
+    **{gold: [] for gold in ("5", "-5.25", "1,000", "1/2", "50%", "yes", "New York", "(A)", "3 cm", "12:30", "1 2 3")},
     "x^2": ["x^2"],
-    "12:30": ["12:30"],
+    "3:4": ["3:4"],
     r"y = \sqrt{2} \text{ cm}": [r"\sqrt{2}"],
     r"(1, \pi)": [r"\pi"],
     r"\{1, x, \text{no}\}": ["x"],

@@ -98,8 +98,8 @@ def test_a_gold_answer_is_compared_if_it_can_be_read_and_else_right_only_letter_
 
 
 def test_a_gold_answer_that_is_a_tensor_is_its_number():
-    golds = [torch.tensor(7), torch.tensor(0.1), np.float32(0.1), 2**53 + 1]
-    assert set(statuses(zip(golds, ("7", "0.1", "0.1", "9007199254740993"), strict=True))) == {"right"}
+    golds = [torch.tensor(7), torch.tensor(0.1), np.float32(0.1), float(np.float32(0.1)), 2**53 + 1]
+    assert set(statuses(zip(golds, ("7", "0.1", "0.1", "0.1", "9007199254740993"), strict=True))) == {"right"}
 
 
 def test_a_long_answer_is_right_only_letter_for_letter():

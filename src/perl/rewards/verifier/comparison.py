@@ -7,8 +7,11 @@ agrees with an exact value that it is the rounding of. Units, degree signs, a la
 without brackets do not count unless the gold answer insists. The rules are in docs/rewards.md.
 """
 
+import dataclasses
 import functools
+import math
 import re
+import string
 from collections.abc import Callable, Iterator, Sequence, Set
 from fractions import Fraction
 
@@ -16,6 +19,8 @@ from perl.rewards.verifier.arithmetic import Value, decimal_of, exact_value
 from perl.rewards.verifier.latex import TEXT_END, TEXT_START, compact, tidy
 from perl.rewards.verifier.real_sets import is_range, names, same_set
 from perl.rewards.verifier.structure import (
+    AND,
+    OR,
     Equation,
     Grid,
     Inequality,
@@ -52,6 +57,13 @@ _COMMAND_OR_TEXT = re.compile(rf"\\(?:begin|end)\{{[a-zA-Z]*\}}|\\[a-zA-Z]+|{TEX
 _VARIABLE = re.compile(r"[a-df-hj-zA-Z]")  # all but e and i
 
 _ELEMENT = re.compile(r"\\in(?![a-zA-Z])")
+# Not arithmetic: numbers in a row, a date, a time; "3:4" is a ratio.
+_AS_WRITTEN = re.compile(
+    r"[(\[]? ?-?[\d.]+(?: [\d.]+)+ ?[)\]]?|(?:1\d|20)\d\d(?:-\d\d?-\d\d?|/\d\d/\d\d)|\d\d?/\d\d?/(?:1\d|20)\d\d"
+    r"|\d\d?:0\d|\d\d?:\d\d:\d\d|(\d\d?):([1-5]\d)"
+)
+_IDLE_ZEROS = re.compile(r"(?<![\d.])0(?=\d)|(?<=:\d\d):00$")
+_ORDER_OF_NAMES = f"{string.ascii_lowercase} {string.digits}"
 _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(?:\d{1,2})\}?")
 
 
@@ -115,7 +127,7 @@ def _expressions(node: Node) -> Iterator[str]:
 
 def _is_plain_text(text: str) -> bool:
     value = without_unit(text)[0]
-    if _values(value) or _BASE.fullmatch(compact(value)):
+    if _as_written(value) or _values(value) or _BASE.fullmatch(compact(value)):
         return True
     return is_words(text) or is_choice(text)
 
@@ -148,6 +160,11 @@ def _same_items(gold: Ordered | Unordered, answer: Ordered | Unordered, ask: Alg
     """Two collections; brackets and order count as far as the gold answer has them."""
     if len(gold.items) != len(answer.items):
         return False
+    if isinstance(gold, Unordered) and isinstance(answer, Unordered) and is_range(gold) and is_range(answer):
+        joined = {gold.joined, answer.joined}
+        if joined == {AND, OR} or (len(joined) > 1 and same_set(gold, answer) is False):
+            return False  # x > 1 or x < 3, x > 1 and x < 3
+    gold, answer = _by_label(gold), _by_label(answer)
     if isinstance(gold, Ordered) and isinstance(answer, Ordered):
         if len(gold.items) == 2 and (gold.opening, gold.closing) != (answer.opening, answer.closing):
             return False  # (1,2] and [1,2] are not the same interval
@@ -163,10 +180,23 @@ def _same_items(gold: Ordered | Unordered, answer: Ordered | Unordered, ask: Alg
     return _in_any_order(gold.items, answer.items, ask)
 
 
-def _labels(items: Unordered) -> bool:
-    """Whether the values stand for different names."""
+def _labels(items: Ordered | Unordered) -> set[str]:
+    """The names that the values stand for; none unless each has another one."""
     labels = {item.label for item in items.items if isinstance(item, Equation) and item.label is not None}
-    return len(labels) == len(items.items)
+    return labels if len(labels) == len(items.items) else set()
+
+
+def _by_label(items: Ordered | Unordered) -> Ordered | Unordered:
+    """Values under names that follow each other, x, y, z or a_1, a_2, in the order of these; others as they are."""
+    labels = sorted(map(_without_braces, _labels(items)))
+    same_beginning = len({label[:-1] for label in labels}) == 1
+    if not same_beginning or "".join(label[-1] for label in labels) not in _ORDER_OF_NAMES:
+        return items
+    return dataclasses.replace(items, items=tuple(sorted(items.items, key=_label)))
+
+
+def _label(node: Node) -> str:
+    return _without_braces(node.label or "") if isinstance(node, Equation) else ""
 
 
 def _in_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) -> Truth:
@@ -243,6 +273,9 @@ def _same_scalar(gold: str, answer: str, ask: Algebra) -> Truth:
     (gold_core, gold_unit), (answer_core, answer_unit) = without_unit(gold), without_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return False
+    written = _as_written(gold_core), _as_written(answer_core)
+    if any(written):
+        return written[0] == written[1]
     gold_values, answer_values = _values(gold_core), _values(answer_core)
     if gold_values and answer_values:
         same = _same_number(gold_core, answer_core)
@@ -253,6 +286,13 @@ def _same_scalar(gold: str, answer: str, ask: Algebra) -> Truth:
         digits = _without_braces(gold_core), _without_braces(answer_core)
         return digits[0] == digits[1] or digits[0].partition("_")[0] == digits[1]  # the question named the base
     return True if compact(gold_core) == compact(answer_core) else ask(gold_core, answer_core)
+
+
+def _as_written(text: str) -> str | None:
+    """A text of digits that is no arithmetic, without idle zeros; None for anything else."""
+    found = _AS_WRITTEN.fullmatch(text)
+    ratio = found and found[1] and math.gcd(int(found[1]), int(found[2])) == 1
+    return _IDLE_ZEROS.sub("", text) if found and not ratio else None
 
 
 def _same_number(gold: str, answer: str) -> Truth:

@@ -17,10 +17,11 @@ _MEANT = {  # sign of typography, or several -> LaTeX
     "\u00d7\u00b7\u22c5\u2217": r"\cdot ",
     "\u00f7\u2215": "/",
     "\u00a0\u2009\u202f": " ",
-    f"\u20ac\u00a3{TEXT_START}{TEXT_END}": "",
+    f"\u20ac\u00a3\u00a5\u20b9{TEXT_START}{TEXT_END}": "",
     "\u03bc\u00b5": r"\mu ",
     "\u03a9\u2126": r"\Omega ",
     **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u221a": r"\sqrt ", "\u00b0": r"\circ ", "\u00b1": r"\pm "},
+    **{"\u00a2": r"\text{ cents}", "\u00c5\u212b": r"\AA ", "\u2227": r"\land ", "\u2228": r"\lor "},
     **{"\u2264": r"\leq ", "\u2265": r"\geq ", "\u2260": r"\neq ", "\u2248": r"\approx "},
     **{"\u2208": r"\in ", "\u222a": r"\cup ", "\u00b2": "^{2}", "\u00b3": "^{3}"},
     **{"\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}"},
@@ -40,7 +41,19 @@ _SPELLING: list[tuple[re.Pattern[str], _Replacement]] = [
         r"\1(\\frac{\3\\pi}{180})",
     ),
     (re.compile(r"\\left\s*\.|\\right\s*\."), ""),
-    (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut)(?![a-zA-Z])"), ""),
+    (
+        re.compile(
+            r"\\(?:(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut|checkmark|Large|LARGE|large"
+            r"|huge|Huge|small)(?![a-zA-Z])|(?:text)?color\s*\{[^{}]*\})"
+        ),
+        "",
+    ),
+    (re.compile(r"\\bar(?=\s*\{\d+\})"), r"\\overline"),
+    (re.compile(r"\.(\d{0,20}?)(\d)\2{2,20}\s*(?:\\[ld]?dots(?![a-zA-Z])|\.\.\.|\u2026)"), r".\1\\overline{\2}"),
+    (re.compile(r"\\([lr])angle(?![a-zA-Z])"), lambda m: "(" if m[1] == "l" else ")"),
+    (re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\b([ap])\. ?m\b\.?", re.IGNORECASE), r"\1m"),
+    (re.compile(rf"^\s*{TEXT_START}?(?:USD|EUR|GBP|INR)\s*{TEXT_END}?\s*(?=[\d.])"), ""),
     (re.compile(r"\\\$|\$|\\\(|\\\)|(?<!\\)\\\[|(?<!\\)\\\]"), ""),
     (re.compile(r"\s*\{\s*,\s*\}\s*"), ","),
     (re.compile(r",\s*\\!\s*"), ","),  # 10,\!080
@@ -92,9 +105,29 @@ _NEAR = 40
 _VALUE_AND_UNIT = re.compile(r"([-+]?[\d.,]*\d) ([a-zA-Z]+(?:[/^\d][a-zA-Z/^\d]*)?)")
 _WORDS_AND = re.compile(r"(\w.*?),? (and|or)")
 _TEMPERATURE = re.compile(
-    rf"(?<=\d)\s*(?:\\(?:text|mathrm)\s*\{{[\s~]*)?{_DEGREES}(?:\\(?:text|mathrm)\s*\{{[\s~]*)?([CF])(?![a-zA-Z])\s*\}}?"
+    rf"(?<=\d)(?:\s|~|\\[,;:! ]|\{{\}})*(?:\\(?:text|mathrm)\s*\{{[\s~]*)?{_DEGREES}"
+    r"(?:\\(?:text|mathrm)\s*\{[\s~]*)?([CF])(?![a-zA-Z])\s*\}?"
 )
-_NUMBER = re.compile(r"[-+]?[\d.,/]+%?")
+_TEXT_UNITS = r"((?:\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?(?:\s|\\cdot|\\,)*)+)"
+# Units in the one form that is read on: "9.8 \text{m}/\text{s}^2".
+_UNITS: list[tuple[re.Pattern[str], _Replacement]] = [
+    (
+        re.compile(rf"(?<=[\d}}])(?:\s|~|\\[,;:! ])*\\[dt]?frac\s*\{{\s*{_TEXT_UNITS}\}}\s*\{{\s*{_TEXT_UNITS}\}}"),
+        r" \1/\2",
+    ),
+    (re.compile(rf"/\s*\(\s*{_TEXT_UNITS}\)"), r"/\1"),
+    (
+        re.compile(r"(?<=[\d}])[\s~\\,;:!]*(?:\\mathrm\{\s*)?\b([MLR])\}?\s*_\s*\{?\s*\\odot\}?(?=[\s$.]*$)"),
+        r" \\text{solar \1}",
+    ),
+    (re.compile(r"\\AA(?![a-zA-Z])"), r" \\text{angstrom}"),
+    (re.compile(r"\\num\s*\{([^{}]*)\}"), r"\1"),
+    (
+        re.compile(r"\\(?:qty|SI)\s*\{([^{}]*)\}\s*\{([^{}]*)\}"),
+        lambda m: rf"{m[1]}\text{{ " + m[2].replace("\\", " ") + "}",
+    ),
+]
+_NUMBER = re.compile(r"[-+]?[\d.,/]+%?(?: ?[,;]?(?: and| or)? [-+]?[\d.,/]+%?)*")
 # A whole answer in a text font: numbers, signs and what separates numbers, in brackets. No letter: (C) is a choice.
 _WHOLE_IN_BRACKETS = re.compile(rf"{TEXT_START}\s*([(\[](?=[^\d]*\d)[-+\d.,:;/% ()\[\]]*[)\]])[ .]*{TEXT_END}[ .]*")
 _LABEL = re.compile(
@@ -108,6 +141,9 @@ _PERCENT_AS_WORD = re.compile(
 )
 _POWERS_OF_TEN = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _POWER_OF_TEN_AS_WORD = re.compile(rf"(?<=\d)\s?(\u27e6?)\s?({'|'.join(_POWERS_OF_TEN)})(?![a-zA-Z])", re.IGNORECASE)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAY = r"(\d\d?)(?:st|nd|rd|th)?"
+_DATE = re.compile(rf"(?:{_DAY} (?:of )?)?({'|'.join(_MONTHS)})[a-z]*\.?(?: {_DAY})?,? ?(\d{{4}})", re.IGNORECASE)
 _ALL_REALS = re.compile(r"\u27e6?(?:all )?(?:the )?(?:reals|real numbers)\u27e7?", re.IGNORECASE)
 _COMMAND_WITH_ARGUMENTS = re.compile(r"\\(frac|sqrt|binom)(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.", re.DOTALL)
@@ -131,6 +167,8 @@ def tidy(answer: str) -> str:
             text = _DOUBLED.sub(r"\\", text)
         text = _FONT_SWITCH.sub(r"\\text{\1}", _PLAIN_FONT.sub(r"\1", text))
         text = _TEMPERATURE.sub(r"\\text{degree \1}", text)
+        for pattern, replacement in _UNITS:
+            text = pattern.sub(replacement, text)
         text = _TEXT.sub(_as_text, text)
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
@@ -143,8 +181,15 @@ def tidy(answer: str) -> str:
     text = _SPACES.sub(" ", text).strip().rstrip(",;: ").lstrip(";: ")
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].rstrip()
-    text = text.removeprefix("=").strip()
+    text = _dated(text.removeprefix("=").removeprefix("\\approx").strip())
     return r"(-\infty,\infty)" if _ALL_REALS.fullmatch(text) else text
+
+
+def _dated(text: str) -> str:
+    """A text, or the date that it names as year, month and day: May 1, 2023 and 1 May 2023 are 2023-5-1."""
+    found = _DATE.fullmatch(text.strip(TEXT_START + TEXT_END))
+    day = found and (found[1] or found[3])
+    return f"{found[4]}-{_MONTHS.index(found[2].lower()) + 1}-{day}" if found and day else text
 
 
 @functools.lru_cache(maxsize=4096)

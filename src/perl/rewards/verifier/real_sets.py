@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 
 from perl.rewards.verifier.arithmetic import Value, exact_value
 from perl.rewards.verifier.latex import compact
-from perl.rewards.verifier.structure import Equation, Inequality, Node, Ordered, Scalar, Unordered, Without, parts_of
+from perl.rewards.verifier.structure import (
+    AND,
+    Equation,
+    Inequality,
+    Node,
+    Ordered,
+    Scalar,
+    Unordered,
+    Without,
+    parts_of,
+)
 
 Cuts = tuple[tuple[Value, bool], ...]
 """Ascending: where a piece begins, where it ends, ...; each a number, and whether the cut is behind it."""
@@ -28,12 +38,14 @@ def is_range(node: Node) -> bool:
     return isinstance(node, Inequality | Ordered | Without)
 
 
-def same_set(one: Node, other: Node) -> bool:
-    """Whether two nodes are known to describe the same set of real numbers; of different names they do not."""
-    if not (is_range(one) and is_range(other)) or len(names(one) | names(other)) > 1:
+def same_set(one: Node, other: Node) -> bool | None:
+    """Whether two nodes describe the same set of real numbers, of the same name; None where that is unknown."""
+    if not (is_range(one) and is_range(other)):
+        return None
+    if len(names(one) | names(other)) > 1:
         return False
-    cuts = _cuts(one)
-    return cuts is not None and cuts == _cuts(other)
+    cuts = _cuts(one), _cuts(other)
+    return None if None in cuts else cuts[0] == cuts[1]
 
 
 def names(node: Node) -> set[str]:
@@ -61,9 +73,10 @@ def _cuts(node: Node) -> Cuts | None:
         parts = [cuts for cuts in map(_cuts, node.items) if cuts is not None]
         united = _united(parts)
         # "x < 1, x > 3" are two pieces; "x > 1, x < 3" overlap, so that both are meant at once.
-        if not node.braces and len(united) < sum(map(len, parts)):
+        overlap = not node.braces and len(united) < sum(map(len, parts))
+        if node.joined == AND or (overlap and not node.joined):
             united = _others(_united([_others(part) for part in parts]))
-        return united if len(parts) == len(node.items) else None
+        return united if len(parts) == len(node.items) and len(node.joined) < 2 else None
     inside = parts_of(node)  # of an equation the value, of an inequality the interval
     return _cuts(inside[0]) if inside and isinstance(node, Equation | Inequality) else None
 

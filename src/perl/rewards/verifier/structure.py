@@ -22,10 +22,13 @@ _LONGEST = 5000
 _OPEN = frozenset(("(", "[", "{", "\\{", TEXT_START))
 _CLOSE = frozenset((")", "]", "}", "\\}", TEXT_END))
 _BRACKET = re.compile(rf"\\[{{}}]|[()\[\]{{}}{TEXT_START}{TEXT_END}]")
-# What may separate the parts of an answer, or bracket them.
-_SIGN = re.compile(rf"{_BRACKET.pattern}|[;,=<>]|\\(?:cup|setminus|approx|leq|geq|neq|in|pm|mp)(?![a-zA-Z])")
+# "and" and "or" between values; what may separate the parts of an answer, or bracket them.
+AND, OR = "\u2a53", "\u2a54"
+_SIGN = re.compile(rf"{_BRACKET.pattern}|[;,=<>{AND}{OR}]|\\(?:cup|setminus|approx|leq|geq|neq|in|pm|mp)(?![a-zA-Z])")
+_SEPARATORS = ((";",), (",", AND, OR))
 _CONNECTIVES = re.compile(
-    rf"\s*(?:,\s*)?(?:{TEXT_START}\s*,?\s*(?:and|or)\s*,?\s*{TEXT_END}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{TEXT_START}{TEXT_END}]*{TEXT_END})|\\lor|\\vee)\s*",
+    rf"\s*(?:,\s*)?(?:{TEXT_START}\s*,?\s*(?:and|or)\s*,?\s*{TEXT_END}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{TEXT_START}{TEXT_END}]*{TEXT_END})"
+    r"|\\(?:lor|vee)(?![a-zA-Z])|\\(?:land|wedge)(?![a-zA-Z])(?=.*(?:[<>=]|\\[lgn]eq)))\s*",
     re.IGNORECASE,
 )
 _ENVIRONMENT = re.compile(r"\\begin\{([a-zA-Z]*matrix|array|cases|aligned)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
@@ -38,14 +41,14 @@ _NAME = re.compile(r"[a-zA-Z](?:_\{?\w\}?)?(?:\([a-zA-Z]\))?")
 _ABSOLUTE = re.compile(r"\| ?([a-zA-Z]) ?\|")
 # A set-builder: {x | x > 2} is x > 2.
 _BUILDER = re.compile(r"\s*[a-zA-Z]\s*(?:\\in(?: ?\(-\\infty,\\infty\)|[^|:,]{0,40}))? ?(?:\\mid(?![a-zA-Z])|[|:])")
-_SUBSCRIPT = re.compile(r"_\{[^{}]*\}|_\w")
+_SUBSCRIPT = re.compile(r"_\{[^{}]*\}|_\w|\^(?:\{-1\}(?=\()|\{?\s*\\(?:cdot|ast)(?![a-zA-Z])\s*\}?)|\\\|")
 _ARGUMENTS = re.compile(r"(?<=[a-zA-Z'])\([^()]*\)")
 _LETTER = re.compile(r"[a-zA-Z]")
 _NO_LABEL = re.compile(r"[-+^\d<>\\]")
 # Commands that stand in names; any other makes a side an expression.
 _NAMES = re.compile(
-    r"\\(?:frac|angle|triangle|measuredangle|overline|alpha|beta|gamma|delta|theta|lambda|mu|phi|Phi|rho|sigma|omega|Delta)"
-    r"(?![a-zA-Z])"
+    r"\\(?:frac|angle|triangle|measuredangle|overline|alpha|beta|gamma|delta|theta|lambda|mu|phi|Phi|rho|sigma|omega|Delta"
+    r"|bar|hat|tilde)(?![a-zA-Z])"
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
@@ -92,10 +95,11 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Unordered:
-    """A set in braces, a union, or values in a row without brackets."""
+    """A set in braces, a union, or values in a row without brackets, and whether AND or OR, or both, joins them."""
 
     items: tuple["Node", ...]
     braces: bool
+    joined: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -151,17 +155,19 @@ def _structure(text: str, depth: int) -> Node:
     """The node of a text; beyond the deepest nesting everything is a scalar."""
     if depth >= _DEEPEST or len(text) > _LONGEST:
         return Scalar(text)
-    text = _CONNECTIVES.sub(",", text).strip().strip(",").strip() if _has_connective(text) else text.strip()
+    joined = _CONNECTIVES.sub(_connective, text).strip().strip(f",{AND}{OR}") if _has_connective(text) else text
+    text = joined.strip()
     bracketed = text[:1] in ("[", "(") and text[-1:] in (")", "]")
     environment = _ENVIRONMENT.fullmatch(text[1:-1].strip() if bracketed else text) if "\\begin" in text else None
     if environment and environment[1] != "vmatrix":
         return _grid(environment, depth)
-    for separator in (";", ","):
-        parts = split_top(text, separator)
+    for separators in _SEPARATORS:
+        parts = split_top(text, *separators)
         if len(parts) > _MOST_ITEMS:
             return Scalar(text)
         if len(parts) > 1:
-            return _unordered(parts, depth, braces=False)
+            joined = "".join(sorted({sign for _, sign in _top_signs(text) if sign in (AND, OR)}))
+            return _unordered(parts, depth, braces=False, joined=joined)
     return _single(text, depth)
 
 
@@ -176,7 +182,7 @@ def _single(text: str, depth: int) -> Node:
         return Without(*(_structure(part, depth + 1) for part in difference))
     union = split_top(text, "\\cup")
     if len(union) > 1:
-        return _unordered(union, depth, braces=True)
+        return _unordered(union, depth, braces=True, joined=OR)
     if text.count("\\pm") + text.count("\\mp") == 1 and not _enclosed(text):
         return _unordered(_both_signs(text), depth, braces=False)
     enclosed = _enclosed(text)
@@ -190,7 +196,7 @@ def _bracketed(opening: str, inside: str, closing: str, text: str, depth: int) -
     builder = _BUILDER.match(inside) if opening == "\\{" else None
     if builder:
         return _structure(inside[builder.end() :], depth + 1)
-    parts = next((found for s in (";", ",") if len(found := split_top(inside, s)) > 1), [inside])
+    parts = next((found for s in _SEPARATORS if len(found := split_top(inside, *s)) > 1), [inside])
     if len(parts) > _MOST_ITEMS:
         return Scalar(text)
     if opening == "\\{" or (opening == "{" and len(parts) > 1):
@@ -202,13 +208,13 @@ def _bracketed(opening: str, inside: str, closing: str, text: str, depth: int) -
     return Ordered(opening, closing, tuple(items))
 
 
-def split_top(text: str, separator: str) -> list[str]:
+def split_top(text: str, *separators: str) -> list[str]:
     """The parts between separators that stand outside of all brackets; empty parts are dropped."""
-    if separator not in text:
+    if not any(separator in text for separator in separators):
         return [text]
     parts, start = [], 0
     for begin, sign in _top_signs(text):
-        if sign == separator:
+        if sign in separators:
             parts.append(text[start:begin])
             start = begin + len(sign)
     parts.append(text[start:])
@@ -283,7 +289,7 @@ def _inequality(text: str, depth: int) -> Inequality:
     return Inequality(text, Ordered(opening, closing, (Scalar(lower), Scalar(upper))), name)
 
 
-def _unordered(parts: list[str], depth: int, *, braces: bool) -> Node:
+def _unordered(parts: list[str], depth: int, *, braces: bool, joined: str = "") -> Node:
     items: list[Node] = []
     for part in parts:
         node = _structure(part.strip(), depth + 1)
@@ -292,7 +298,7 @@ def _unordered(parts: list[str], depth: int, *, braces: bool) -> Node:
         items += node.items if flat and isinstance(node, Unordered) else [node]
     if len(items) == 1:
         return items[0]
-    return Unordered(tuple(items), braces)
+    return Unordered(tuple(items), braces, joined)
 
 
 def _grid(environment: re.Match[str], depth: int) -> Node:
@@ -326,6 +332,10 @@ def _enclosed(text: str) -> tuple[str, str, str] | None:
         if depth < 0:
             return None
     return opening, inside, closing
+
+
+def _connective(found: re.Match[str]) -> str:
+    return AND if re.search("and|wedge", found[0], re.IGNORECASE) else OR
 
 
 def _has_connective(text: str) -> bool:

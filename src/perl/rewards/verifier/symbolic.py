@@ -17,8 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 import sympy
-from latex2sympy2_extended import latex2sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from math_verify.grader import should_treat_as_complex, sympy_expr_eq
 
 from perl.rewards.verifier.arithmetic import decimal_of, exact_value
@@ -34,9 +33,9 @@ _ZERO = sympy.Float("1e-80", _DIGITS)
 _FOR_THE_PARSER = (
     (re.compile(r"(?<![a-zA-Z\\])E(?=_)"), r"\\Xi"),
     (re.compile(r"_\{?\\(odot|oplus|star|ast|infty|parallel|perp|prime)(?![a-zA-Z])\}?"), r"_{\1}"),
-    # The parser takes 2(3) and (2)(3) for the mixed number 2 + 3. A base or an exponent, as in \log_2(3), stays.
-    (re.compile(r"(\)|(?<![\w^.])\d+)\s*\((?=\s*\d+\s*\))"), r"\1\\cdot ("),
 )
+_MIXED = re.compile(r"\\frac\{\d+\}\{\d+\}")
+_ANOTHER_NUMBER = re.compile(r"[\\{\[]*[\d.]")
 # Newer parsers take R and r for the same variable unless a setting forbids it; older ones lack that setting.
 _FIELDS = {field.name for field in dataclasses.fields(ConversionConfig)}
 _CONVERSION = ConversionConfig(**({"lowercase_symbols": False} if "lowercase_symbols" in _FIELDS else {}))
@@ -104,12 +103,7 @@ def read(text: str) -> Any:  # noqa: ANN401 (a SymPy object)
     for pattern, replacement in _FOR_THE_PARSER:
         latex = pattern.sub(replacement, latex)
     try:
-        found = latex2sympy(
-            latex,
-            is_real=not should_treat_as_complex(latex),
-            normalization_config=None,
-            conversion_config=_CONVERSION,
-        )
+        found = _Parser(is_real=not should_treat_as_complex(latex), config=_CONVERSION).parse(latex)
         found = _with_imaginary_unit(found.as_explicit() if isinstance(found, sympy.MatrixExpr) else found)
     except MemoryError:
         raise
@@ -117,6 +111,25 @@ def read(text: str) -> Any:  # noqa: ANN401 (a SymPy object)
         return None
     known = isinstance(found, sympy.Basic | sympy.MatrixBase)
     return found if known and found not in (sympy.nan, sympy.zoo) else None
+
+
+class _Parser(_Latex2Sympy):
+    r"""The parser, which adds any whole numbers side by side; here 2 \frac{1}{3} is a sum, 2(3) a product, 2 3 neither.
+
+    Overrides what the parser calls for each factor of a product; the sum is made of two numbers, not of a product.
+    """
+
+    def convert_postfix(self, postfix: Any) -> Any:  # noqa: ANN401 (a node of the parser, a SymPy object)
+        value = super().convert_postfix(postfix)
+        row = postfix.parentCtx.children
+        following = row[row.index(postfix) + 1 :]
+        if not following or not isinstance(value, sympy.Integer):
+            return value
+        text = following[0].getText()
+        if _ANOTHER_NUMBER.match(text):
+            raise ValueError(f"two numbers side by side: {text}")
+        mixed = postfix.getText().isdecimal() and _MIXED.fullmatch(text)
+        return value if mixed else sympy.Mul(value, 1, evaluate=False)
 
 
 def _with_imaginary_unit(found: Any) -> Any:  # noqa: ANN401 (a SymPy object)

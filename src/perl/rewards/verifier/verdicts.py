@@ -7,12 +7,15 @@ What can be decided at once is decided here (``comparison.py``); the rest goes t
 """
 
 import functools
+import math
+import struct
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
@@ -93,9 +96,20 @@ def check_all(
         RewardError: The worker processes cannot be started.
     """
     _check_numbers(timeout_seconds, workers)
-    # A script's data set may hold numbers as tensors, whose own text is tensor(7).
-    texts = [gold if gold is None else str(gold.cpu().numpy() if hasattr(gold, "cpu") else gold) for gold in golds]
+    texts = [None if gold is None else _gold_text(gold) for gold in golds]
     return _verifier(workers).verdicts(list(zip(texts, completions, strict=True)), timeout_seconds)
+
+
+def _gold_text(gold: Any) -> str:  # noqa: ANN401 (what a script's data set holds)
+    """A tensor's text is that of its number, and 0.10000000149011612, a number of 32 bits, is 0.1."""
+    gold = gold.cpu().numpy() if hasattr(gold, "cpu") else gold
+    if isinstance(gold, float) and math.isfinite(gold):
+        with suppress(OverflowError):
+            bits = struct.pack("f", gold)
+            if struct.unpack("f", bits) == (gold,):
+                shorter = (float(f"{gold:.{digits}g}") for digits in range(1, 10))
+                gold = next(one for one in shorter if struct.pack("f", one) == bits)
+    return str(gold)
 
 
 def unreadable(golds: Iterable[str | None], workers: int = WORKERS) -> list[int]:

@@ -6,7 +6,7 @@
 import functools
 from importlib.metadata import version
 
-VERSION = 4
+VERSION = 5
 """Raised with every change of the code after which any verdict may be another one."""
 # Libraries on which verdicts depend.
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")

@@ -15,7 +15,11 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 _NO_WORDS = re.compile(r"\\[a-zA-Z]+|[\d^_=+*/<>{}|\\-]")
 _TEXT = re.compile(rf"{TEXT_START}[^{TEXT_END}]*{TEXT_END}")
 _FEW_LETTERS = re.compile(r"[a-zA-Z]{2,3}")
-_CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?!\d)|$)", re.IGNORECASE)
+_CHOICE = re.compile(r"(?:(?:option|choice) )?\(?([A-J])(?:\)|[.:](?!\d)|$)", re.IGNORECASE)
+# Behind the letter of a choice: another one, as in "(C) or (D)" and "C. 42, D. 43".
+_HEDGED = re.compile(
+    r"(?:\s|or|and|[,;/&])*\(?[A-J](?:[).:]|$)|.*?(?:(?<![\w\\])\([A-J]\)|(?:\bor|\band|[,;/])\s*[A-J][).:])"
+)
 _WORDS = (
     r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+| m/s|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"
     r"(?:(?: |/| / )[^\W\d_]+\.?)*"
@@ -27,8 +31,16 @@ _TEXTS = (
     rf"|(?:(?<=[\d{TEXT_END}])|(?<=[\d{TEXT_END}] ))\\Omega){_POWER})+"
 )
 _UNIT = re.compile(rf"(?:(?P<texts>{_TEXTS})|\s?(?<=[\d)}}%])(?P<words>{_WORDS}{_POWER}))\s?$")
-# In a text that is no unit, but says something of the value: "5 or more", "not 5".
-_SAYS_MORE = re.compile(r"\b(?:or|not|than|plus|minus|times)\b", re.IGNORECASE)
+# Words and numbers that are no unit, but say something of the value: "5 or more", "5 dozen", "5 divided by 4", "not 5".
+_SAYS_MORE = re.compile(
+    r"(?<![\w-])(?:or|not|than|plus|minus|times|but|maybe|perhaps|possibly|probably|negative|over|point|divided|multiplied"
+    r"|factorial|power|doubled|tripled|halved|dozens?|score|gross|half|halves|and (?:an?|some)|zero|one|two|three|ten"
+    r"|eleven|twelve|(?:four|five|six|seven|eight|nine)(?:teen)?|(?:thir|fif|eigh)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|[mbtr]+illion|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
+    r"|\w+(?:teen|tie|hundred|thousand|illion)th|hundredth|thousandth)s?"
+    r"|(?<!per )(?<=\s)\d+)(?![\w-])|^\s*(?:squared|cubed)\s*$",
+    re.IGNORECASE,
+)
 _FACTOR = re.compile(rf"(/|\bper\b)|(\\[a-zA-Z]+|[^\W\d_]+)({_POWER})")
 # Letters that are no word may be variables: "5 xy". These are units.
 _SHORT_UNITS = frozenset(
@@ -81,8 +93,10 @@ def different_choices(gold: str, answer: str) -> bool:
 
 def chosen(gold: str, answer: str) -> list[str]:
     """The letter of a multiple-choice answer that also states what it stands for, "(C) 42", or is in brackets."""
-    letter = _CHOICE.match(_untexted(answer)) if is_choice(gold) and max(len(gold), len(answer)) > 1 else None
-    return [letter[1].upper(), f"({letter[1].upper()})"] if letter else []
+    letter = _CHOICE.match(text := _untexted(answer)) if is_choice(gold) else None
+    if letter is None or _HEDGED.match((text if letter[1].isupper() else text.swapcase())[letter.end() :]):
+        return []
+    return [letter[1].upper(), f"({letter[1].upper()})"]
 
 
 def _untexted(text: str) -> str:
@@ -96,8 +110,10 @@ def without_unit(text: str) -> tuple[str, str]:
     if found is None or not found.start():
         return text, ""
     unit = (found["texts"] or found["words"]).translate(_NO_MARKS)
-    says_more = _SAYS_MORE.search(unit) if found["texts"] else not _is_word(unit.split()[0].split("^")[0].casefold())
-    return (text, "") if says_more else (text[: found.start()].strip(), _one_spelling(unit))
+    no_unit = found["words"] and not _is_word(unit.split()[0].split("^")[0].casefold())
+    if no_unit or _SAYS_MORE.search(unit):
+        return text, ""
+    return text[: found.start()].strip(), _one_spelling(unit)
 
 
 def _is_word(word: str) -> bool:
