@@ -85,7 +85,7 @@ ANSWERS = (
     (("rows.jsonl", "rows.json"), [4, "four", 2.5, True, -1], ["4", "four", "2.5", "True", "-1"]),
     *((FORMATS, [text], [text]) for text in TEXTS),
 )
-NUMBERS = ("1.10", "1e3", "-0", "9007199254740993", "0.1234567890123456789", "NaN", '[1.10, "x"]')
+NUMBERS = ("1.10", "1e3", "-0", "9007199254740993", "0.1234567890123456789", "Infinity", '[1.10, "x"]')
 
 
 def test_answers_become_their_text_and_text_stays_as_it_is():
@@ -106,6 +106,22 @@ def test_answers_become_their_text_and_text_stays_as_it_is():
     assert [row["solution"] for row in train_rows(train="rows.parquet")] == ["0.1", "2.5"]
     assert [question.gold for question in load_task_data(file_task("rows.parquet")).questions] == ["0.1", "2.5"]
     assert wrong == []
+
+
+def test_what_looks_like_another_value_stays_what_was_written():
+    answers = pyarrow.array([[0.1, 0.2], [0.5]], pyarrow.list_(pyarrow.float32()))
+    maps = pyarrow.array([[("a", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64()))  # no data set holds them
+    table = pyarrow.table({"prompt": pyarrow.array([0.1, 2.5], pyarrow.float32()), "answer": answers, "m": maps})
+    pyarrow.parquet.write_table(table, "rows.parquet")
+    rows = [{"prompt": "0.1", "solution": "[0.1, 0.2]"}, {"prompt": "2.5", "solution": "0.5"}]
+    assert [{key: row[key] for key in rows[0]} for row in train_rows(train="rows.parquet")] == rows
+    Path("rows.json").write_text('[{"prompt": 1.10, "answer": ["2"]}, {"prompt": "x", "answer": NaN}]')
+    assert "1 of 2 rows of rows.json have no answer, first row 2" in message_of(train="rows.json")
+    (row,) = train_rows(train={"name": "rows.json", "limit": 1})
+    assert (row["prompt"], row["solution"]) == ("1.10", "2")
+    messages = [{"role": "user", "content": "1+1="}]
+    write("chat.csv", [{"prompt": json.dumps(messages), "answer": "2"}])
+    assert train_rows(train="chat.csv", chat=True)[0]["prompt"] == messages
 
 
 # Values of a column beside one another, in JSON; None: the row lacks it.
@@ -163,6 +179,9 @@ def test_what_looks_like_rows_and_is_none_says_what_it_is():
     assert "it is one object, of rows, n; a file is a list of objects" in message_of(train="one.json")
     Path("folder").mkdir()
     write("folder/rows.csv", ROWS)
+    Path("rows.tsv").touch()
+    for name in ("rows.tsv", "https://x.org/rows.csv"):
+        assert "is no data set of the Hub" in message_of(train=name) or "no such file" in message_of(train=name)
     assert "data.train: folder is a folder (name a file in it, as folder/rows.csv)" in message_of(train="folder")
     Path("rows.csv").write_text("prompt, answer\n1,2\n", encoding="utf-8")
     assert "it has prompt, ' answer' (did you mean ' answer'?)" in message_of(train="rows.csv")
@@ -427,6 +446,7 @@ COPIES = (
     "What is 5! + x2.",
     "\ufeffWhat\u00a0is 5!\u200b + x\u00b2 ?\n",
     "\uff37hat is 5! + x\u00b2",
+    "What is 5!+$x\u00b2$ \u3164\ufe0f\u2800?\x7f",
 )
 
 
@@ -457,12 +477,15 @@ def test_data_that_may_not_be_meant_is_warned_of(caplog):
     said = []
     for data in ({"train": "train.jsonl", "eval": "heldout.jsonl"}, {"train": "more.jsonl"}):
         caplog.clear()
-        make_plan(load_recipe({"model": {"name": "sandbox:base"}, "data": data, "train": {"prompts_per_step": 8}}))
+        tasks = {"eval": {"tasks": ["train.jsonl"]}} if "eval" in data else {}
+        recipe = {"model": {"name": "sandbox:base"}, "data": data, "train": {"prompts_per_step": 8}, **tasks}
+        make_plan(load_recipe(recipe))
         said.append([record.getMessage() for record in caplog.records if record.code == "PRL311"])
-    (alike, near), (unscored, repeated) = said
+    (alike, near, task), (unscored, repeated) = said
     assert "nothing is held out, so neither base nor adapter is scored" in unscored
     assert "all 9 gold answers are '2'" in alike
-    assert "1 of 1 held-out problems" in near
+    assert near.startswith("data.eval: 1 of 1 problems are training problems, or nearly")
+    assert task.startswith("eval.tasks: train: 9 of 9 problems are training problems")
     assert "1 of 9 problems repeat an earlier one, 1 of them with another gold answer" in repeated
 
 
@@ -521,6 +544,8 @@ def test_a_share_is_of_the_problems_to_train_on_and_of_enough_of_them():
             "eval: share is of the problems of data.train",
         ),
         ({"train": {"name": name, "share": 0.1}}, "train: share is of data.eval"),
+        ({"train": {"name": name, "split": "trian"}}, "train.split: of a data set of the Hub"),
+        ({"train": "sandbox:chain", "eval": {"name": name, "revision": "a"}}, "eval.revision: of a data set"),
         ({"train": name, "eval": "110%"}, "eval: must be less than 1, not 1.1"),
         ({"train": name, "eval": {"share": None}}, "eval.name: is required"),
         ({"train": name, "eval": {"name": "10%", "limit": 2}}, "eval: share is of the problems of data.train"),

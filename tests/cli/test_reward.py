@@ -32,6 +32,9 @@ def fails(completions, **_):
 def one(completions, **_):
     return [1.0] * len(completions)
 
+def shorter(completions, **_):
+    return [-float(len(text)) for text in completions]
+
 def backwards(completions, solution, **_):
     return [float(gold not in text) for gold, text in zip(solution, completions)]
 
@@ -147,7 +150,11 @@ def test_rewards_are_tried_on_right_wrong_and_empty_texts_and_a_useless_one_is_f
     assert not any(found[name]["problem"] for name in ("accuracy", "format", "own:length", "own:level", "own:slow"))
     # Messages where the prompts are some; a sum of rewards that right answers do not raise.
     data = {"train": "train.jsonl", "system_prompt": "Think."}
-    for reward, sections, word in (("own:chat", {"data": data}, "gives 1 to all"), ("own:backwards", {}, "the sum of")):
+    for reward, sections, word in (
+        ("own:chat", {"data": data}, "gives 1 to all"),
+        ("own:backwards", {}, "the sum of"),
+        ("own:shorter", {}, "for empty ones"),
+    ):
         said = perl("reward", "check", write_recipe(["12", "13"], rewards={reward: 1}, **sections), "--json")
         assert (said.code, word in json.loads(said.out)["rewards"][0]["problem"]) == (1, True)
 

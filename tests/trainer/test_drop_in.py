@@ -74,6 +74,15 @@ def test_a_data_set_that_holds_no_step_is_refused_and_not_trained_on_in_silence(
         trainer.train()
 
 
+def test_data_without_questions_is_refused_by_name(tmp_path):
+    for rows, words in (
+        (problems(8).rename_column("prompt", "question"), "has no column 'prompt', it has question"),
+        (problems(8).map(lambda _: {"prompt": " "}), "a prompt asks nothing: ' '"),
+    ):
+        with pytest.raises(DataError, match=rf"^train_dataset: {words}"):
+            PeftGRPOTrainer("sandbox:base", by_place, arguments(tmp_path, **SHORT), rows).train()
+
+
 def test_a_stream_is_trained_on_and_gone_on_with(tmp_path):
     trained = []
     for resume in (None, str(tmp_path / "checkpoint-1")):
@@ -82,6 +91,20 @@ def test_a_stream_is_trained_on_and_gone_on_with(tmp_path):
         trainer.train(resume_from_checkpoint=resume)
         trained.append(weights_of(trainer.policy))
     assert torch.equal(*trained)
+
+
+def test_rollouts_for_more_steps_than_before_begin_where_a_training_is_gone_on_with(tmp_path):
+    asked = []
+
+    def reward(completions, trainer_state, **_):
+        asked.append(trainer_state.global_step)
+        return by_place(completions)
+
+    for steps, changes, resume in ((3, {}, None), (6, {"steps_per_generation": 2}, str(tmp_path / "checkpoint-3"))):
+        args = arguments(tmp_path, **{**SHORT, "max_steps": steps, **changes}, save_strategy="steps", save_steps=3)
+        trainer = made(args, reward=reward)
+        trainer.train(resume_from_checkpoint=resume)
+    assert asked == [0, 1, 2, 3, 5]
 
 
 def test_a_flat_reward_beside_a_term_of_the_method_is_no_defect(tmp_path):

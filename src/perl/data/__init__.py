@@ -170,15 +170,18 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
         levels = {} if problems[0].level is None else {"level": [problem.level for problem in problems]}
         asked, answers = [problem.question for problem in problems], [problem.answer for problem in problems]
         return as_dataset({"prompt": asked, "answer": answers, **levels}), None
+    columns = {source.columns.prompt: False, source.columns.answer: True}
     path = Path(source.name).expanduser()
     if is_data_file(path):
-        return read_data_file(path, (source.columns.answer,), where), sha256_of(path)
+        return read_data_file(path, columns, where), sha256_of(path)
     if path.is_dir():
         file = next((file for file in sorted(path.iterdir()) if is_data_file(file)), path / "FILE")
         raise DataError(f"{source.name} is a folder", where, f"name a file in it, as {file}")
+    if path.is_file() or "://" in source.name:
+        what = f"{source.name} is no data set of the Hub and no file of one of these kinds"
+        raise DataError(what, where, f"save it as a file that ends in {', '.join(DATA_FILE_SUFFIXES)}")
     wanted = source.split or ("train" if role == "train" or source.share is not None else "test")
     instead = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
-    columns = (source.columns.answer,)
     return load_hub_rows(source.name, source.subset, wanted, source.revision, columns, where, instead)
 
 

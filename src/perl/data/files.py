@@ -16,10 +16,10 @@ import datasets
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
-from perl.errors import DataError
+from perl.errors import DataError, first_line, warn
 
 Named = Collection[str | None]
-"""Columns by name; None: there is no such column."""
+"""Columns by name; None: there is no such column. Of a mapping those whose value is false keep lists and objects."""
 # Kinds of values whose text Python would change: 0.1 of 32 bits is 0.10000000149011612, and bytes are b'7'.
 _TEXT_BY_ARROW = {pyarrow.float16(), pyarrow.float32(), pyarrow.binary(), pyarrow.large_binary()}
 
@@ -38,7 +38,12 @@ class _Written(str):
     __repr__ = str.__str__
 
 
-_AS_WRITTEN: dict[str, Any] = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _Written)
+_AS_WRITTEN: dict[str, Any] = {
+    **dict.fromkeys(("parse_int", "parse_float"), _Written),
+    "parse_constant": lambda word: (
+        None if word == "NaN" else _Written(word)
+    ),  # what a table has where a number is missing
+}
 _SHAPES = "a file is a list of objects, or one object on each line"
 
 
@@ -47,8 +52,9 @@ def read_data_file(path: Path, answers: Named, where: str) -> datasets.Dataset:
 
     Args:
         path: Ends in .jsonl, .json, .csv or .parquet.
-        answers: Columns that may hold answers, which become text: digits as they are written. Of a CSV file any other
-            column is text too, unless it holds only numbers or truth values as Python writes them.
+        answers: Columns that hold answers or questions, which become text: digits as they are written, but for chat
+            messages. Of a CSV file any other column is text too, unless it holds only numbers or truth values as Python
+            writes them.
         where: What the user named it in.
 
     Raises:
@@ -61,13 +67,30 @@ def read_data_file(path: Path, answers: Named, where: str) -> datasets.Dataset:
         raise DataError(f"{path} is empty", where)
     try:
         if path.suffix.lower() == ".parquet":
-            table = pyarrow.parquet.read_table(path)
-            for i, name in enumerate(table.column_names):
-                table = table.set_column(i, name, _exact(table[name])) if name in answers else table
-            return datasets.Dataset(table)
+            return _parquet_rows(path, answers, where)
         return rows_of_texts([read_text(path)], answers, "," if path.suffix.lower() == ".csv" else None)
     except (csv.Error, pyarrow.ArrowException, ValueError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}", where) from error
+
+
+def _parquet_rows(path: Path, answers: Named, where: str) -> datasets.Dataset:
+    """The columns that a data set can hold, those of answers exact."""
+    table, left = pyarrow.parquet.read_table(path), []
+    for name in table.column_names:
+        try:
+            datasets.Features.from_arrow_schema(pyarrow.schema([table.schema.field(name)]))
+        except ValueError as error:
+            if name in answers:
+                raise
+            left.append(f"{name} ({first_line(error)})")
+            table = table.drop_columns([name])
+    if left:
+        warn("PRL311", "%s: %s leaves columns out: %s", where, path, "; ".join(left))
+    for i, name in enumerate(table.column_names):
+        texts = _column_texts(name, _texts(table[name]), answers) if name in answers else [[]]
+        if all(text is None or isinstance(text, str) for text in texts):
+            table = table.set_column(i, name, pyarrow.array(texts, pyarrow.string()))
+    return datasets.Dataset(table)
 
 
 def rows_of_texts(texts: Sequence[str], answers: Named, between: str | None) -> datasets.Dataset:
@@ -87,7 +110,7 @@ def rows_of_texts(texts: Sequence[str], answers: Named, between: str | None) -> 
     columns = _columns(row for text in texts for row in _json_rows(text))
     if named := [name for name in columns if name in answers]:
         written = _columns(row for text in texts for row in _json_rows(text, **_AS_WRITTEN))
-        columns |= {name: [None if value is None else str(value) for value in written[name]] for name in named}
+        columns |= {name: _column_texts(name, written[name], answers) for name in named}
     return as_dataset(columns)
 
 
@@ -113,13 +136,46 @@ def _dataset(table: Any) -> datasets.Dataset:  # noqa: ANN401 (Arrow's, or the l
 
 def texts_of(rows: datasets.Dataset, column: str) -> list[str | None]:
     """A column's values as text; None where there is none."""
-    if rows.data.column(column).type in _TEXT_BY_ARROW:
-        return _exact(rows.data.column(column)).to_pylist()
-    return [None if value is None else str(value) for value in rows[column]]
+    held = rows.data.column(column)
+    values = _texts(held) if _exact_type(held.type) != held.type else rows[column]
+    return [_as_text(value) for value in values]
 
 
-def _exact(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    return column.cast(pyarrow.string()) if column.type in _TEXT_BY_ARROW else column
+def _texts(column: pyarrow.ChunkedArray) -> list[Any]:
+    """An Arrow column's values, as text where Python would change them."""
+    kind = _exact_type(column.type)
+    values = column.cast(kind).to_pylist()
+    return values if kind == column.type else [_unquoted(value) for value in values]
+
+
+def _column_texts(name: str, values: Sequence[Any], answers: Named) -> list[Any]:
+    keeps = isinstance(answers, Mapping) and not answers[name]
+    return [value if keeps and isinstance(value, list | dict) else _as_text(value) for value in values]
+
+
+def _as_text(value: Any) -> str | None:  # noqa: ANN401 (of a cell)
+    """A cell as text; a list of one is that one."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return None if value is None or value != value else str(value)  # NaN: a number is missing
+
+
+def _unquoted(value: Any) -> Any:  # noqa: ANN401
+    """Texts within lists and objects as numbers are written there."""
+    if isinstance(value, list):
+        return [_unquoted(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _unquoted(one) for key, one in value.items()}
+    return _Written(value) if isinstance(value, str) else value
+
+
+def _exact_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type of the same values as text where Python would change them, within lists and objects too."""
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_exact_type(kind.value_type))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([(one.name, _exact_type(one.type)) for one in kind])
+    return pyarrow.string() if kind in _TEXT_BY_ARROW else kind
 
 
 def _array(values: Sequence[Any]) -> pyarrow.Array:

@@ -3,6 +3,7 @@
 texts, texts -> positions of those that are in both, or nearly; texts, answers -> those that stand twice
 """
 
+import html
 import re
 import unicodedata
 from collections import Counter
@@ -12,27 +13,41 @@ from collections.abc import Sequence
 NEAR, _WORDS = 0.8, 8
 # What closes a sentence; an exclamation mark may be a factorial.
 _CLOSING = ".,;:?\u3002"
+# Dashes, quotation marks and signs for one another; dollars, and characters that only look like nothing, for nothing.
+_ALIKE: dict[int, str | None] = str.maketrans(
+    {**dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"), "\u00d7": "*", "\u00b7": "*"}
+)
+_ALIKE |= str.maketrans({**dict.fromkeys("\u2018\u2019", "'"), **dict.fromkeys("\u201c\u201d", '"')})
+_ALIKE |= dict.fromkeys(map(ord, "$\x7f\u034f\u115f\u1160\u2800\u3164\uffa0")) | dict.fromkeys(range(0xFE00, 0xFE10))
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def normalised(text: str) -> str:
-    """A text without what two copies differ in: case, forms of letters, spaces, invisible characters, a last point."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
+    """A text without what two copies differ in.
+
+    That is case, forms of letters, dashes and quotation marks, spaces, invisible characters, dollars, a last point.
+    """
+    plain = unicodedata.normalize("NFKC", html.unescape(text)).casefold().replace("\\times", "*").translate(_ALIKE)
     if not plain.isascii():
         plain = "".join(mark for mark in plain if unicodedata.category(mark) != "Cf")
     return " ".join(plain.split()).rstrip(_CLOSING + " ")
 
 
+def _key(text: str) -> str:
+    """What equal problems have in common: no spaces count."""
+    return "".join(normalised(text).split())
+
+
 def same(texts: Sequence[str], others: Sequence[str]) -> list[int]:
     """Positions of the texts that are among the others."""
-    known = {normalised(other) for other in others}
-    return [i for i, text in enumerate(texts) if normalised(text) in known]
+    known = {_key(other) for other in others}
+    return [i for i, text in enumerate(texts) if _key(text) in known]
 
 
 def repeated(texts: Sequence[str], answers: Sequence[str | None]) -> tuple[list[int], list[int]]:
     """Positions of texts that stand earlier too, and of those among them that have another answer there."""
     first: dict[str, int] = {}
-    twice = [(first.setdefault(normalised(text), i), i) for i, text in enumerate(texts)]
+    twice = [(first.setdefault(_key(text), i), i) for i, text in enumerate(texts)]
     again = [(before, i) for before, i in twice if before != i]
     return [i for _, i in again], [i for before, i in again if answers[i] != answers[before]]
 

@@ -3,7 +3,10 @@
 text or chat messages -> the same, checked; rows, tokenizer -> Prompts
 """
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIRST = ("system", "developer")
 _ASKED = ("user", "tool")
+_MESSAGES = re.compile(r'\s*\[\s*\{\s*"(role|content)"\s*:')
 
 
 def checked_prompt(prompt: Any, row: str, where: str) -> Any:  # noqa: ANN401 (as a data set holds it)
@@ -30,6 +34,9 @@ def checked_prompt(prompt: Any, row: str, where: str) -> Any:  # noqa: ANN401 (a
     Raises:
         DataError: It is something else, or no conversation that an assistant's message can follow.
     """
+    if isinstance(prompt, str) and _MESSAGES.match(prompt):  # as a CSV file holds them
+        with suppress(json.JSONDecodeError):
+            prompt = json.loads(prompt)
     if prompt is None or isinstance(prompt, str):
         return prompt
     if isinstance(prompt, int | float):
@@ -39,6 +46,14 @@ def checked_prompt(prompt: Any, row: str, where: str) -> Any:  # noqa: ANN401 (a
     except ValueError as error:
         what, hint = error.args
         raise DataError(f"{row}: {what}", where, hint) from None
+
+
+def asked_prompt(prompt: Any, row: str, where: str) -> Any:  # noqa: ANN401 (as a data set holds it)
+    """As :func:`checked_prompt`, of a prompt that must ask something."""
+    found = checked_prompt(prompt, row, where)
+    if not prompt_text(found).strip():
+        raise DataError(f"{row} asks nothing: {prompt!r:.60}", where, "a text, or messages that end with a question")
+    return found
 
 
 def _conversation(messages: Any) -> list[dict[str, Any]]:  # noqa: ANN401
@@ -66,7 +81,10 @@ def _message(given: Mapping[str, Any], number: int) -> dict[str, Any]:
     if role not in _ROLES:
         raise ValueError(f"message {number} has the role {role!r}", did_you_mean(str(role), _ROLES))
     if isinstance(content, Sequence) and not isinstance(content, str):
-        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        if not all(
+            isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+            for part in content
+        ):
             raise ValueError(f"message {number} has a part that is not text: {content!r:.60}", "only text is asked")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) and not (content is None and "tool_calls" in message):

@@ -21,7 +21,7 @@ from perl.recipe.algorithm_name import move_to_the_top, without_replaced
 from perl.recipe.assets import packaged_recipes
 from perl.recipe.places import place_hint
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
-from perl.recipe.sections import SECTION_NAMES
+from perl.recipe.sections import SECTION_NAMES, is_data_file
 from perl.recipe.server_address import without_credentials
 
 KeyPath = tuple[str, ...]
@@ -335,7 +335,14 @@ def _merge_into(merged: Layer, child: Layer, path: KeyPath, target: dict[str, An
 
 def _another_source(path: KeyPath, before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     """Whether a data source is replaced: the columns and split of one data set mean nothing to another."""
-    return _SHORTHANDS.get(path) == "name" and value.get("name", before.get("name")) != before.get("name")
+    return _SHORTHANDS.get(path) == "name" and _as_file(value.get("name", before.get("name"))) != _as_file(
+        before.get("name")
+    )
+
+
+def _as_file(name: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
+    """``./rows.csv`` is ``rows.csv``."""
+    return os.path.normpath(name) if isinstance(name, str) and is_data_file(name) else name
 
 
 def folders_beside(layer: Layer) -> list[str]:

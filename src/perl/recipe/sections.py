@@ -81,7 +81,7 @@ class Columns(Section):
     answer: str | None = Field("answer", description="The gold answer; null if no reward needs one.")
 
 
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+_PERCENT, _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%"), re.compile(r"0?\.\d+")
 # Endings of names that are files, not data sets of the Hub.
 DATA_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -91,10 +91,11 @@ def is_data_file(name: str | PurePath) -> bool:
     return PurePath(name).suffix.lower() in DATA_FILE_SUFFIXES
 
 
-def _as_share(said: Any) -> float | None:  # noqa: ANN401 (whatever the YAML holds)
+def as_share(said: Any) -> float | None:  # noqa: ANN401 (whatever the YAML holds)
     """10% or 0.1 as a number; None: it is no share."""
-    percent = _PERCENT.fullmatch(str(said))
-    return float(percent[1]) / 100 if percent else said if isinstance(said, float) else None
+    if percent := _PERCENT.fullmatch(str(said)):
+        return float(percent[1]) / 100
+    return float(said) if isinstance(said, float) or _SHARE.fullmatch(str(said)) else None
 
 
 class DataSource(Section):
@@ -142,7 +143,7 @@ class DataSection(Section):
         own = {"name": given} if isinstance(given, str | float) else given
         if not isinstance(own, dict) or not isinstance(train, str | dict):
             return value
-        share = _as_share(own["name"] if "name" in own else own.get("share"))
+        share = as_share(own["name"] if "name" in own else own.get("share"))
         if share is None or ("name" in own and "share" in own):
             return value
         whole = {"name": train} if isinstance(train, str) else train
@@ -152,6 +153,11 @@ class DataSection(Section):
     def _check_share(self) -> "DataSection":
         if self.train.share is not None:
             raise SettingError("train", "share is of data.eval")
+        for role, source in (("train", self.train), ("eval", self.eval)):
+            given = [key for key in ("subset", "split", "revision") if source is not None and getattr(source, key)]
+            if source is not None and given and (is_data_file(source.name) or source.name.startswith("sandbox:")):
+                what = f"of a data set of the Hub, and {source.name} is none: leave it out"
+                raise SettingError(f"{role}.{given[0]}", what)
         if self.eval is not None and self.eval.share is not None:
             if self.train.name.startswith("sandbox:"):
                 raise SettingError("eval", "a task of the sandbox holds out problems of its own: leave it out")

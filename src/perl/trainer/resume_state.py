@@ -53,6 +53,7 @@ from perl.trainer.step.optimizer_state import (
 _PROMPTS = "prompts.safetensors"
 # Counters beside TRL's.
 _PROCESSES, _ACCUMULATION, _TEACHER = "world_size", "gradient_accumulation_steps", "teacher"
+_INTERVAL = "generation_interval"
 
 
 class ResumeState:
@@ -99,7 +100,8 @@ class ResumeState:
         Another number of processes than wrote the checkpoint takes the same prompts: a step has as many, whoever runs
         them, and TRL's counter goes by the micro-batches of a step. Rollouts that are not used up, which there are only
         where several steps train on the same ones, are divided anew, so that each step trains on the rows that it would
-        have; where that cannot be done exactly, they are made anew from the prompts that they were of.
+        have; where that cannot be done exactly, they are made anew from the prompts that they were of. Where a batch of
+        rollouts is of another number of steps than before, a new one begins.
 
         Raises:
             ModelError: The checkpoint is of a training by another teacher, or with another critic or none, or another
@@ -121,6 +123,9 @@ class ResumeState:
             micro_step = counters.get("micro_step", self._position.micro_batch)
             self._restore_prompts(folder, lambda micro_batches: micro_batches * self._accumulation // written[1])
             self._position.move(micro_step * self._accumulation // written[1], rollouts)
+            interval = generation_interval(args)
+            if counters.get(_INTERVAL, interval) * self._accumulation != interval * written[1]:
+                self._position.to_next_rollouts()  # a batch of another size begins at its begin
         self._position.begin_step()
 
     def _restore_prompts(self, checkpoint: Path, scale: Callable[[int], int]) -> None:
@@ -201,6 +206,7 @@ class ResumeState:
             "micro_step": self._position.micro_batch,
             _PROCESSES: args.world_size,
             _ACCUMULATION: self._accumulation,
+            _INTERVAL: generation_interval(args),
             **({} if self._teacher is None else {_TEACHER: self._teacher}),
         }
         save_trainer_state(checkpoint, counters, self._unused_rollouts(), args.process_index)

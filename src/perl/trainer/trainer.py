@@ -17,7 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput,
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.importance import SamplingCorrection
-from perl.data import checked_prompt
+from perl.data.prompts import asked_prompt
 from perl.hub.push.retries import retry
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
@@ -30,7 +30,7 @@ from perl.run.files import named
 from perl.run.shards import is_sharded
 from perl.trainer import publishing
 from perl.trainer.arguments import shown_to_trl
-from perl.trainer.arguments.argument_checks import check_arguments, check_best, check_step, unknown_to_trl
+from perl.trainer.arguments.argument_checks import check_arguments, check_sets, check_step, unknown_to_trl
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
@@ -106,7 +106,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         args = default_arguments(model) if args is None else args
         check_overrides(self)
         check_arguments(args, own_loss=is_replaced(self, *LOSS))
-        check_best(args, eval_dataset)
+        check_sets(args, train_dataset, eval_dataset)
         rewards = given_rewards(self, reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
@@ -251,7 +251,7 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:  # noqa: ANN401 (TRL's)
         """Extends TRL's tokens of prompts: a conversation that no answer can follow is refused."""
-        shown = prompts if self._is_vlm else [checked_prompt(one, "a prompt", "train_dataset") for one in prompts]
+        shown = prompts if self._is_vlm else [asked_prompt(one, "a prompt", "train_dataset") for one in prompts]
         return super()._tokenize_prompts(shown)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
@@ -336,6 +336,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         What TRL forgets is restored, and without rollouts the last whole step is kept.
         """
         check_step(self)  # a script may have patched it
+        self._adapted.check_unchanged()
         bind_callbacks(self)  # those that were added since it was made
         self.optimizer_step.begin_training()
         save = partial(self._save_checkpoint, self.model, trial=None)

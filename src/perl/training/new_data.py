@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from perl.data import ORIGINAL, Role, checked_prompt, read_source
 from perl.errors import DataError, PerlError, RecipeError, visible
 from perl.recipe.plain_yaml import PlainDumper
-from perl.recipe.sections import DataSection, DataSource, is_data_file
+from perl.recipe.sections import DataSection, DataSource, as_share, is_data_file
 from perl.recipe.settings_list import shown_value
 from perl.recipe.validation import checked
 from perl.sandbox import is_sandbox
@@ -83,7 +83,7 @@ def data_section(data: str | Mapping[str, Any], columns: Mapping[str, str], *, j
         raise error.moved(lambda where: f"data.{where}") from None
     train = section["train"] = _with_columns(section["train"], "train", columns, judged=judged)
     held: Mapping[str, Any] = section.get("eval") or {}
-    if held and str(held.get("name", "%")).endswith("%"):  # a share of what is trained on
+    if held and as_share(held.get("name", "10%")) is not None:  # a share of what is trained on
         return {**section, "eval": held.get("name", held)}
     if section.get("eval") is not None:
         section["eval"] = _with_columns(section["eval"], "eval", train.get("columns", {}), judged=True)
@@ -119,7 +119,7 @@ def _with_columns(
 
 
 def _guessed(usual: Iterable[str], known: Sequence[str]) -> str | None:
-    return next((name for name in usual if name in known), None)
+    return next((there for name in usual for there in known if there.casefold() == name), None)
 
 
 def _only_chat(rows: Dataset) -> str | None:

@@ -205,7 +205,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = Tru
     )
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
-    warn_of_data(problems, recipe)
+    warn_of_data(problems, recipe, plan.tasks)
     return plan
 
 

@@ -4,7 +4,7 @@ Recipe, problems, rewards, tokenizer -> nothing, or an error; tokens of prompts,
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.data import OF_TRL, ProblemSet, prompt_text, render_prompts
 from perl.data.overlap import near_copies, repeated
 from perl.errors import DataError, Mistake, ModelError, RecipeError, raise_all, warn
+from perl.evaluation.tasks.questions import PreparedTask
 from perl.recipe import Recipe
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import PromptsSection, TeacherSection
@@ -27,6 +28,7 @@ from perl.trainer.prompts.making import choice_mistakes
 from perl.trainer.prompts.refill import extra_prompts
 from perl.trainer.step.teacher_prompts import check_answers, check_differs, teacher_prompt
 from perl.trainer.step.teaching import check_context, context_of
+from perl.training.tasks import held_out_here
 
 # A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
 _MOST_UNREADABLE = 0.05
@@ -87,13 +89,13 @@ def _with_two_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recip
             )
 
 
-def warn_of_data(problems: ProblemSet, recipe: Recipe) -> None:
+def warn_of_data(problems: ProblemSet, recipe: Recipe, tasks: Sequence[PreparedTask]) -> None:
     """A line on each thing that data rarely is on purpose."""
-    for line in _suspicious(problems, recipe) if is_first_process() else ():  # the others would find the same
+    for line in _suspicious(problems, recipe, tasks) if is_first_process() else ():  # the others would find the same
         warn("PRL311", "%s", line)
 
 
-def _suspicious(problems: ProblemSet, recipe: Recipe) -> Iterator[str]:
+def _suspicious(problems: ProblemSet, recipe: Recipe, tasks: Sequence[PreparedTask]) -> Iterator[str]:
     if problems.heldout is None and recipe.eval.enabled and not recipe.eval.tasks:
         yield "data.eval: nothing is held out, so neither base nor adapter is scored (data.eval: 10% holds some out)"
     texts = [prompt_text(prompt) for prompt in problems.train["prompt"]]
@@ -105,11 +107,14 @@ def _suspicious(problems: ProblemSet, recipe: Recipe) -> Iterator[str]:
         yield f"data.train: {what}, e.g. {texts[(other or again)[0]]!r:.60}"
     if golds[0] is not None and len(golds) > 1 and len(set(golds)) == 1:
         yield f"data.train: all {len(golds)} gold answers are {golds[0]!r:.60}"
-    if problems.heldout is not None:
-        asked = [prompt_text(prompt) for prompt in problems.heldout["prompt"]]
+    heldout = [] if problems.heldout is None else problems.heldout["prompt"]
+    sets = {"data.eval": [prompt_text(prompt) for prompt in heldout]}
+    others = [task.data for task in tasks if not held_out_here(task)]
+    sets |= {f"eval.tasks: {data.task.name}": [question.text for question in data.questions] for data in others}
+    for name, asked in sets.items():
         if near := near_copies(asked, texts):
-            what = f"{len(near)} of {len(asked)} held-out problems are nearly training problems"
-            yield f"data.eval: {what} (by runs of words), e.g. {asked[near[0]]!r:.60}"
+            what = f"{len(near)} of {len(asked)} problems are training problems, or nearly"
+            yield f"{name}: {what} (by runs of words), e.g. {asked[near[0]]!r:.60}"
 
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:

@@ -247,8 +247,9 @@ def _problem_of_sum(rewards: Sequence[Reward], trials: Sequence[RewardTrial]) ->
     judged = all("wrong" in trial.means and not trial.problem for _, trial in used)
     if not judged or all(reward.failures is None for reward in rewards) or not used:
         return ""
-    sums = {kind: sum(weight * trial.means.get(kind, 0.0) for weight, trial in used) for kind in (*RIGHT, "wrong")}
-    best = max(sums[kind] for kind in RIGHT)
-    if best > sums["wrong"]:
+    kinds = [kind for kind in ("wrong", "empty") if any(kind in trial.means for _, trial in used)]
+    sums = {kind: sum(weight * trial.means.get(kind, 0.0) for weight, trial in used) for kind in (*RIGHT, *kinds)}
+    best, other = max(sums[kind] for kind in RIGHT), max(kinds, key=sums.__getitem__)
+    if best > sums[other]:
         return ""
-    return f"the sum of the rewards is {best:.3g} for right answers at best, and {sums['wrong']:.3g} for wrong ones"
+    return f"the sum of the rewards is {best:.3g} for right answers at best, and {sums[other]:.3g} for {other} ones"

@@ -22,7 +22,7 @@ from perl.algorithms.kl_place import kl_mistakes
 from perl.algorithms.named import KEY
 from perl.algorithms.registry import LOSSES, delta_mistakes
 from perl.algorithms.train_fields import defaults_of, train_fields, train_model, words_of_fields
-from perl.errors import MissingExtraError, Mistake, RecipeError, did_you_mean, raise_all
+from perl.errors import DataError, MissingExtraError, Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.layers import Layer
 from perl.recipe.optional_packages import missing_trackers, send_no_statistics, tracker_mistakes, unusable_trackers
@@ -162,12 +162,17 @@ def algorithm_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLCon
     return found + critic_mistakes(args) + selection_mistakes(args)
 
 
-def check_best(args: GRPOConfig, eval_dataset: Any) -> None:  # noqa: ANN401 (TRL's)
-    """Refuses a best checkpoint by a metric that none of several evaluation sets has.
+def check_sets(args: GRPOConfig, train_dataset: Any, eval_dataset: Any) -> None:  # noqa: ANN401 (TRL's)
+    """Refuses data without prompts, and a best checkpoint by a metric that none of several evaluation sets has.
 
     Raises:
-        RecipeError: Names those that they have.
+        DataError: Names the columns that there are.
+        RecipeError: Names the metrics that there are.
     """
+    columns = getattr(train_dataset, "column_names", None)
+    if columns and "prompt" not in columns:
+        what = f"has no column 'prompt', it has {', '.join(map(str, columns))}"
+        raise DataError(what, "train_dataset", "rename_column(..., 'prompt')")
     metric = args.metric_for_best_model
     if metric is None or args.eval_strategy == IntervalStrategy.NO or not isinstance(eval_dataset, dict):
         return
