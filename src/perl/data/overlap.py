@@ -13,12 +13,12 @@ from collections.abc import Sequence
 NEAR, _WORDS = 0.8, 8
 # What closes a sentence; an exclamation mark may be a factorial.
 _CLOSING = ".,;:?\u3002"
-# Dashes, quotation marks and signs for one another; dollars, and characters that only look like nothing, for nothing.
-_ALIKE: dict[int, str | None] = str.maketrans(
-    {**dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"), "\u00d7": "*", "\u00b7": "*"}
+# Dashes, signs and quotation marks for one another; dollars, and characters that only look like nothing, for nothing.
+_ALIKE = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2014\u2212\u00d7\u00b7\u2018\u2019\u201c\u201d",
+    "------**''\"\"",
+    "$\x7f\u034f\u115f\u1160\u2800\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))),
 )
-_ALIKE |= str.maketrans({**dict.fromkeys("\u2018\u2019", "'"), **dict.fromkeys("\u201c\u201d", '"')})
-_ALIKE |= dict.fromkeys(map(ord, "$\x7f\u034f\u115f\u1160\u2800\u3164\uffa0")) | dict.fromkeys(range(0xFE00, 0xFE10))
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
