@@ -30,7 +30,7 @@ from gpu_rows.setting import GIB, Numbers, Setting
 from perl.packing.attention import KERNEL_CALL
 from perl.training.decoder import Types, decoder_of
 from perl.training.memory_estimate import Attention, estimate_memory
-from perl.training.memory_estimate import Work as PlannedWork
+from perl.training.memory_estimate import GpuWork
 
 LONG = 16_384
 LAST = 3  # of the steps: two warm up, two are measured
@@ -148,6 +148,6 @@ def planned(setting: Setting, work: Work, types: Types) -> float:
     tokens = work.case.completions[1] + 1
     attention = Attention(kernel=setting.on_cuda, grouped=KERNEL_CALL is not None and KERNEL_CALL.grouped)
     available = torch.cuda.mem_get_info()[1] if setting.on_cuda else 8 * GIB
-    asked = PlannedWork(longest_row=tokens, attention=attention, fixed_tokens=tokens)
+    asked = GpuWork(longest_row=tokens, attention=attention, fixed_tokens=tokens)
     estimate = estimate_memory(decoder, types, RANK, asked, available)
     return estimate.weights + estimate.trained.total + estimate.of_pass(recompute=True)
