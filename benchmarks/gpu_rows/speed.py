@@ -29,8 +29,7 @@ from gpu_rows.models import TINY_VOCABULARY, VOCABULARY, flops_per_token_of_prim
 from gpu_rows.setting import GIB, Numbers, Setting
 from perl.packing.attention import KERNEL_CALL
 from perl.training.decoder import Types, decoder_of
-from perl.training.memory_estimate import Attention, estimate_memory
-from perl.training.memory_estimate import GpuWork
+from perl.training.memory_estimate import Attention, GpuWork, estimate_memory
 
 LONG = 16_384
 LAST = 3  # of the steps: two warm up, two are measured
