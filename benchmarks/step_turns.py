@@ -4,7 +4,7 @@ Case, Scale, rollouts -> trainer, Meter -> update of the adapter
 
 Completions are random tokens, drawn once with a fixed seed and handed to every trainer through TRL's ``rollout_func``.
 Our trainer takes SHA-256 of the whole base before and after a run, to prove that it was not touched: gigabytes on one
-core, outside of what is measured. Here it does not; whole runs do (``matrix.py``, ``gpu.py``'s ``correct``, ``train``).
+core, outside of what is measured. Here it does not; whole runs do (``matrix.py``, ``gpu.py``'s ``learn``).
 """
 
 import time
@@ -18,7 +18,7 @@ from peft import LoraConfig
 from step_cases import Case, Rollout, Scale, make_base, make_tokenizer
 from step_flops import Group, counter
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
@@ -140,9 +140,9 @@ class Unhashed(TrainerCallback):
 
 
 def make_trainer(
-    name: str, case: Case, scale: Scale, rollouts: list[Rollout], folder: str
+    name: str, case: Case, scale: Scale, rollouts: list[Rollout], folder: str, base: PreTrainedModel | None = None
 ) -> tuple[GRPOTrainer, Meter]:
-    """A trainer whose ``train()`` goes through the rollouts once, and what measures its steps."""
+    """A trainer of a base, else of a random one, whose ``train()`` goes through the rollouts once; and its meter."""
     kind, arguments = TRAINERS[name]
     by_prompt = {f"p{place}": rollout for place, rollout in enumerate(rollouts)}
 
@@ -160,7 +160,7 @@ def make_trainer(
 
     meter = Meter(on_cuda=not scale.arguments["use_cpu"])
     trainer = kind(
-        model=make_base(case, scale),
+        model=make_base(case, scale) if base is None else base,
         reward_funcs=reward,
         args=arguments(
             output_dir=folder,

@@ -3,7 +3,7 @@
 Run as ``python benchmarks/training_step.py`` on a CPU: random Qwen3-shaped models in float32, LoRA of rank 16 on all
 linear layers, SGD, no gradient checkpointing. Completions are random tokens, drawn once with a fixed seed and handed to
 both trainers through TRL's ``rollout_func``; 8 prompts with 8 completions a step, micro-batches of 8 rows for TRL.
-``--quick`` runs everything tiny. The same on a GPU: ``gpu.py``, its stage ``step``.
+``--quick`` runs everything tiny. The same on a GPU: ``gpu.py``.
 
 * seconds: from the first micro-batch to the optimizer's step, all callbacks included, on the wall's clock. The look-up
   of completions and rewards and their decoding by TRL lie within, alike for both: under one per cent. In one process

@@ -8,7 +8,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import socket
@@ -54,11 +53,8 @@ logger = logging.getLogger("perl")
 # In which a file that the main process has written must be seen by all; network file systems cache for seconds.
 FOLDER_SECONDS = 30.0
 _SHOWN = ".together-"
-# A collective says one of these when the process at the other end is gone.
-_LOST_CONTACT = re.compile(
-    "connection (closed|reset)|broken pipe|gloo|nccl|socket|time.?out|timed out|another process exited", re.I
-)
 _names = itertools.count()
+
 
 
 @dataclass(frozen=True)
@@ -203,7 +199,7 @@ class ProcessGroup:
         """The end of another process that caused this error; None: it is this process's own."""
         if self.watch is None:
             return None
-        if _LOST_CONTACT.search(str(error)) and isinstance(error, RuntimeError):
+        if isinstance(error, RuntimeError):  # which a collective raises when the process at the other end is gone
             return self.watch.cause(CAUSE_SECONDS)
         return self.watch.cause() if isinstance(error, KeyboardInterrupt) else None
 
