@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from perl.errors import BrokenPromiseError, PerlError, RecipeError
 from perl.methods.registry import METHODS
@@ -96,6 +97,7 @@ BY_PEFT = {
     "pissa of another scale": lambda: LoraConfig(
         r=3, lora_alpha=7, use_rslora=True, init_lora_weights="pissa", **LINEAR
     ),
+    "places beside numbers": lambda: peft.SupertuningConfig(**LINEAR),
     "another type": lambda: peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["q_norm", "norm"]),
 }
 
@@ -153,6 +155,11 @@ def test_adapters_that_cannot_be_continued_or_started_are_refused():
     policy = policy_of("lora")
     policy.requires_grad_(False)
     assert "no trainable parameters" in refusal(check_trainable, policy)
+    policy.base_model.model.lm_head.weight.requires_grad_(True)
+    assert "embed_tokens.weight of the base requires a gradient" in refusal(check_untouched_base, policy)
+    policy.add_adapter("other", LoraConfig(**LINEAR))
+    policy.base_model.set_adapter(["default", "other"])
+    assert "active adapters are default, other, and default alone" in refusal(check_untouched_base, policy)
 
 
 def test_an_adapter_of_a_base_of_another_shape_depth_or_weight_is_refused_with_what_differs():
@@ -177,6 +184,21 @@ def test_an_adapter_of_a_base_of_another_shape_depth_or_weight_is_refused_with_w
     said = refusal(continue_adapter, model, saved)
     assert said.startswith(f"peft.adapter: adapter was trained on other weights of sandbox:base ({then[:12]} then, ")
     assert now[:12] in said
+
+
+def test_places_that_point_out_of_a_matrix_are_refused():
+    for config in (
+        peft.SupertuningConfig(**LINEAR),
+        peft.VBLoRAConfig(**LINEAR, num_vectors=20, vector_length=32, save_only_topk_weights=True),
+    ):
+        weights = saved_by_peft(config) / "adapter_model.safetensors"
+        saved = find_adapter("adapter")
+        assert continue_adapter(base(), saved)
+        tensors = load_file(weights)
+        for name in [name for name in tensors if name.endswith("_indices")]:
+            tensors[name].fill_(torch.iinfo(tensors[name].dtype).max)
+        save_file(tensors, weights)
+        assert "has positions outside of W" in refusal(continue_adapter, base(), saved)
 
 
 def loaded_in(dtype, published_in="float32"):
@@ -281,6 +303,27 @@ SELECTIONS = {
     "trainable_token_indices: 128 .* 0 to 127": {"trainable_token_indices": [3, 128]},
     "layer_replication": {"layer_replication": [(0, 2), (1, 2)]},
     "megatron_core": {"megatron_config": {"a": 1}},
+    "rank_pattern: .*layers.0.self_attn.q_proj has the value of .layers.0.* and of '.[*]proj'": {
+        "rank_pattern": {"layers.0.self_attn.q_proj": 8, ".*proj": 2}
+    },
+    "alpha_pattern: keys before 'q_proj'": {"alpha_pattern": {".*_proj": 2, "q_proj": 2}},
+    "rank_pattern: layers.1.self_attn.q_proj match no adapted": {
+        "layers_to_transform": [0],
+        "rank_pattern": {"layers.1.self_attn.q_proj": 2},
+    },
+    "exclude_modules: k_proj match no adapted": {"exclude_modules": ["k_proj"]},
+    "target_modules: nothing is left of v_proj": {"exclude_modules": ["v_proj"]},
+    "exclude_modules: does not choose among": {
+        "exclude_modules": ["0.self_attn.v_proj"],
+        "target_parameters": ["norm.weight"],
+    },
+    "use_qalora: .*does nothing": {"use_qalora": True},
+    "lora_alpha: at 0 ": {"lora_alpha": 0},
+    "alpha_pattern.v_proj: at 0 ": {"alpha_pattern": {"v_proj": 0}},
+    "lora_dropout: drops all": {"lora_dropout": 1.0},
+    "layers_to_transform: is empty": {"layers_to_transform": []},
+    "trainable_token_indices: is empty": {"trainable_token_indices": []},
+    "arrow_config: ": {"arrow_config": peft.ArrowConfig(top_k=2)},
     "task_type: SEQ_CLS": {"task_type": "SEQ_CLS"},
 }
 
@@ -288,7 +331,7 @@ SELECTIONS = {
 @pytest.mark.parametrize("said", SELECTIONS)
 def test_what_a_config_selects_in_vain_or_nobody_could_read_again_is_named_before_it_is_attached(said):
     given = SELECTIONS[said]
-    config = LoraConfig(target_modules=["q_proj", "v_proj"], **given)
+    config = LoraConfig(**{"target_modules": ["q_proj", "v_proj"], **given})
     assert re.search(said, refusal(attach_adapter, base(), config))
 
 

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from perl.errors import ModelError
 from perl.policy.model import load_base
@@ -29,6 +30,7 @@ def untied(model):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 
 
+AttentionInterface.register("mine", lambda *given, **options: sdpa_attention_forward(*given, **options))
 CHANGES = {
     r"layers.0.mlp.up_proj.weight has other": lambda m: m.model.layers[0].mlp.up_proj.weight.data[0, 0].add_(1e-3),
     r"config.vocab_size is 128 there, 132 here": lambda m: m.resize_token_embeddings(132),
@@ -41,6 +43,14 @@ CHANGES = {
     r"gate_proj.bias is in none": lambda m: setattr(
         m.model.layers[0].mlp.gate_proj, "bias", torch.nn.Parameter(torch.zeros(()))
     ),
+    r"passes give other \S+ \(leave": lambda m: m.model.layers[0].register_forward_hook(  # on long rows alone
+        lambda _, __, out: out * 1.1 if out.shape[1] > 100 else out
+    ),
+    r"attn_implementation mine is a function of your own": lambda m: m.set_attn_implementation("mine"),
+    r"attention_dropout is 0.0 in the config, 0.3 here": lambda m: setattr(
+        m.model.layers[0].self_attn, "attention_dropout", 0.3
+    ),
+    r"embed_tokens.weight is in torch.bfloat16, most": lambda m: m.float().lm_head.to(torch.bfloat16),
     r"q_proj.weight has other": lambda m: adapted(m).merge_and_unload(),  # into the model itself
 }
 

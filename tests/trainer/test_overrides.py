@@ -106,6 +106,7 @@ def test_completions_are_cut_short(name, tmp_path):
 PUT_ON = {
     "policy": lambda policy: (policy, "generate"),
     "base": lambda policy: (policy.get_base_model(), "generate"),
+    "tuner": lambda policy: (policy.base_model, "generate"),
     "class": lambda policy: (type(policy.get_base_model()), "generate"),
     "processors": lambda policy: (policy.get_base_model(), "_get_logits_processor"),
 }

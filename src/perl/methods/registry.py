@@ -493,6 +493,7 @@ REFUSED_TYPES: Mapping[str, str] = {
     "XLORA": "it mixes finished adapters instead of training one",
     "POLY": "it needs a task's number with every row, which GRPO does not have",
     "SHADOW": "it trains a second network beside the model, which PEFT can run only with hidden states as input",
+    "FROD": "it saves places in sparse matrices, which torch does not check when they are loaded",
     "TRAINABLE_TOKENS": "alone it trains embeddings only; give lora `kwargs: {trainable_token_indices: [...]}`",
 }
 """PEFT types that cannot be trained with GRPO, and why."""

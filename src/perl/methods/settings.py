@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 _SETTINGS = ("rank", "alpha", "dropout", "target_modules")
+# How the names of settings end that an update is multiplied by; settings that choose among what there is.
+_SCALES = ("alpha", "alpha_pattern", "scaling", "delora_lambda", "lambda_pattern")
+_CHOICES = ("layers_to_transform", "trainable_token_indices")
 # Learning rates below this share of the method's usual one are those of full fine-tuning.
 _FULL_RATE_SHARE = 0.2
 
@@ -306,15 +309,30 @@ def _config(class_name: str, arguments: Mapping[str, Any], options: Mapping[str,
 
 
 def check_task(config: "PeftConfig") -> None:
-    """Refuses an adapter of another kind of model, which nobody could load as the policy that it was.
+    """Refuses an adapter that nobody could load as the policy that it was, or one in which nothing is trained.
 
     Raises:
-        RecipeError: It is for another task; one that names none is this one's.
+        RecipeError: It is for another task (one that names none is this one's), or a setting switches it off.
     """
     if config.task_type not in (None, "CAUSAL_LM"):
         raise RecipeError(
             f"{config.task_type} is not a policy's", "peft.kwargs.task_type", "CAUSAL_LM, or leave it out"
         )
+    facts = vars(config).copy()
+    for key in [key for key, given in facts.items() if isinstance(given, dict)]:
+        facts |= {f"{key}.{name}": value for name, value in facts[key].items()}
+    for name, value in facts.items():
+        number, key = isinstance(value, int | float), name.partition(".")[0]
+        if number and value == 0 and key.endswith(_SCALES) and config.peft_type.value != "ADALORA":
+            raise RecipeError("at 0 the adapter has no effect", f"peft.kwargs.{name}", "a number above 0")
+        if number and value >= 1 and key.endswith("dropout"):
+            raise RecipeError("drops all of the adapter", f"peft.kwargs.{name}", "below 1; 0 is best")
+        if name in _CHOICES and value is not None and value in ([], {}):
+            raise RecipeError("is empty, and chooses nothing", f"peft.kwargs.{name}", "leave it out")
+    if facts.get("save_only_topk_weights"):
+        raise RecipeError("saves too little to train on", "peft.kwargs.save_only_topk_weights", "leave it out")
+    if facts.get("arrow_config") is not None:
+        raise RecipeError("routes between finished adapters, and trains none", "peft.kwargs.arrow_config")
 
 
 def _type_mistakes(section: PeftSection) -> list[tuple[tuple[str, ...], Mistake]]:

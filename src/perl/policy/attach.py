@@ -123,7 +123,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     check_start_is_known(saved)
     check_config(model, saved.config)
     with whole_targets(model, saved.config):
-        policy = _with_fresh_adapter(model, saved)
+        policy = fresh_adapter(model, without_anchor(saved.config) if saved.start else saved.config)
     keep_type(policy)
     check_whole_adapter(policy)
     own_names = _check_fits(policy, saved)
@@ -161,14 +161,14 @@ def check_start_is_known(saved: SavedAdapter) -> None:
         )
 
 
-def _with_fresh_adapter(model: nn.Module, saved: SavedAdapter) -> PeftModel:
-    """The model with an adapter of a saved one's config, whose numbers are still to come."""
-    config = without_anchor(saved.config) if saved.start else copy.deepcopy(saved.config)
+def fresh_adapter(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
+    """The model with an adapter of a finished one's config, whose numbers are still to come."""
+    config = _without_weight_init(config)
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
     _quiet_sparse_tensors(config)
     without_extension(config)
     with _explained(model, "peft.adapter"):
-        return get_peft_model(model, _without_weight_init(config))
+        return get_peft_model(model, config, adapter_name)
 
 
 def _put_tensors(policy: PeftModel, saved: SavedAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -273,12 +273,21 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def check_untouched_base(policy: PeftModel) -> None:
-    """Refuses a policy whose initialisation has been written into the base's weights.
+    """Refuses a policy of which more is trained than the one adapter that is saved, or whose base was written to.
 
     Raises:
-        ModelError: The base can no longer be found by switching the adapter off.
+        ModelError: Says what it is.
     """
-    config = policy.peft_config[policy.active_adapter]
+    active, config = list(policy.base_model.active_adapters), policy.peft_config[policy.active_adapter]
+    if active != [policy.active_adapter]:
+        what = (
+            f"its active adapters are {', '.join(active) or 'none'}, and {policy.active_adapter} alone would be saved"
+        )
+        raise ModelError(what, "model", f"model.set_adapter({policy.active_adapter!r})")
+    own = [name for name, p in policy.named_parameters() if p.requires_grad and is_of_the_base(policy, name)]
+    if own:
+        what = f"{name_in_base(own[0])} of the base requires a gradient, and only the adapter is saved"
+        raise ModelError(what, "model", "requires_grad_(False), or modules_to_save in the adapter's config")
     start = initialisation_of(config)
     if start is not None and start.writes:
         raise ModelError(
@@ -365,7 +374,7 @@ def _check_numbers(policy: PeftModel, saved: SavedAdapter) -> None:
     with safe_open(saved.weights, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (no mapping)
             values = file.get_tensor(name)
-            if name.endswith(POSITIONS):
+            if not values.is_floating_point():
                 _check_positions(policy, saved, name, values)
             elif not (finite := torch.isfinite(values)).all():
                 wrong = f"{int((~finite).sum()):,} of {values.numel():,} in {name}"
@@ -375,7 +384,8 @@ def _check_numbers(policy: PeftModel, saved: SavedAdapter) -> None:
 def _check_positions(policy: PeftModel, saved: SavedAdapter, name: str, positions: torch.Tensor) -> None:
     """Positions in a matrix must lie in it: torch's sparse tensors go unchecked and write wherever they point."""
     size = policy.get_submodule(name.rpartition(".")[0]).get_base_layer().weight.shape
-    inside = (positions >= 0) & (positions < torch.tensor(size).unsqueeze(1))
+    each, flat = torch.tensor(size).unsqueeze(1), getattr(saved.config, "num_vectors", size.numel())  # VBLoRA's bank
+    inside = (positions >= 0) & (positions < (each if name.endswith(POSITIONS) else flat))
     if not inside.all():
         raise ModelError(f"{saved.name} has positions outside of W ({_shape(size)}) in {name}", "peft.adapter")
 

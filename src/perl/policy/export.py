@@ -31,6 +31,7 @@ from perl.policy.model import (
     load_tokenizer,
     source_fingerprint,
 )
+from perl.policy.reference import random_tokens
 from perl.policy.save_adapter import largest_difference, log_probs_in_float32, reload_difference, write_lora
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
@@ -45,8 +46,6 @@ Form = Literal["lora", "merged"]
 # so this finds no more than an update that is absent or in the wrong place; that the files hold the rounded weights is
 # compared bit for bit.
 _HALF_TOLERANCE = 1.0
-# Rows and tokens on which what was written is compared with the adapter.
-_PROBE = (2, 32)
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,7 @@ def export(
     target = Path(destination) if destination else Path(f"{str(source).rstrip('/').split('@')[0]}-{form}")
     with new_folder(target) as staged:
         largest: int | None = None
-        vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
-        ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0))
+        ids = random_tokens(policy)
         if form == "lora":
             largest = _write_lora(policy, saved, staged)
             difference = reload_difference(policy, staged, ids)

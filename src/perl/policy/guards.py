@@ -16,7 +16,7 @@ from perl.policy.model import base_fingerprint, evaluating
 from perl.policy.precision import in_float32
 from perl.policy.published import check_published, other_tensors
 from perl.policy.quantised import checkpoint_files
-from perl.policy.reference import Reference, reference_log_probs, token_log_probs
+from perl.policy.reference import Reference, random_tokens, reference_log_probs, token_log_probs
 from perl.policy.save_adapter import reload_difference
 
 # Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters are
@@ -24,8 +24,6 @@ from perl.policy.save_adapter import reload_difference
 RELOAD_TOLERANCE = 1e-4
 # The same for the policy and its reference before the first step.
 START_TOLERANCE = 1e-4
-# Rows and tokens on which they are compared.
-_PROBE = (2, 32)
 # Of a first step; what is smaller is no sign that an optimizer does not hold a tensor.
 _SMALLEST_STEP = 0.01
 # Updates within which every trained tensor must have had a gradient.
@@ -80,9 +78,7 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     Raises:
         BrokenPromiseError: It must be, and is not.
     """
-    device = next(policy.parameters()).device
-    vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
-    ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)).to(device)
+    ids = random_tokens(policy)
     with evaluating(policy), in_float32(policy):
         expected = reference_log_probs(policy, ids, torch.ones_like(ids), reference)
         difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()

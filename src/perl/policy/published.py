@@ -20,6 +20,9 @@ from peft.utils.integrations import get_bnb_param_type
 from safetensors import safe_open
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import ModelError
 from perl.methods.base_parameters import base_weight, is_of_the_base, is_packed, name_in_base
@@ -37,7 +40,7 @@ from perl.policy.model import (
 from perl.policy.name import NOT_OF_THE_MODEL
 from perl.policy.precision import in_float32
 from perl.policy.quantised import checkpoint_files, was_quantised
-from perl.policy.reference import token_log_probs
+from perl.policy.reference import random_tokens, token_log_probs
 from perl.run.shards import is_sharded, whole
 
 # Of a config: what changes only a training or the form of an answer, and no policy.
@@ -47,10 +50,12 @@ _NO_OTHER_POLICY = re.compile(
 )
 # Nats: the same numbers in float32, whose additions may have another order.
 _TOLERANCE = 1e-4
-_PROBE = (2, 32)
 # Share of codes that another device may have rounded otherwise; of its length, how far 8-bit weights are from theirs.
 _OTHER_CODES, _EIGHT_BITS = 1e-3, 0.05
 _SHOWN = 3
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "perl", "deepspeed", "bitsandbytes", "torchao")
+# By what a config calls them, where transformers looks for functions that anyone may register.
+_FUNCTIONS = {"attn": (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS), "experts": (ALL_EXPERTS_FUNCTIONS,)}
 _logger = logging.getLogger("perl")
 
 
@@ -77,6 +82,7 @@ def check_published(model: nn.Module, *, loaded_here: bool) -> str:
     there, here = _settings(published.to_dict()), _settings(base.config.to_dict())
     others = sorted(key for key in there | here if there.get(key) != here.get(key))
     changes = [f"{key} is {there.get(key)} there, {here.get(key)} here" for key in others]
+    changes += _foreign_functions(base)
     changes += other_tensors(model, files, shapes_only=loaded_here)
     if not (changes or loaded_here):
         changes = [*(_of_codes(model, files) if was_quantised(base) else ()), *_of_passes(model)]
@@ -88,6 +94,24 @@ def check_published(model: nn.Module, *, loaded_here: bool) -> str:
             "leave it as from_pretrained(dtype=...) gives it; or save it with its tokenizer, and load that folder",
         )
     return ""
+
+
+def is_foreign(function: Any) -> bool:  # noqa: ANN401 (whatever a script has put somewhere)
+    """Whether it is no library's, so that whoever loads the base does not have it."""
+    return str(getattr(getattr(function, "func", function), "__module__", "")).partition(".")[0] not in _LIBRARIES
+
+
+def _foreign_functions(base: nn.Module) -> Iterator[str]:
+    """Attention and experts that are computed by a function of a script's, which a clean base of this process has too.
+
+    Kernels of the Hub have a slash in their names.
+    """
+    configs = [module.config for module in base.modules() if hasattr(module, "config")]
+    for kind, tables in _FUNCTIONS.items():
+        names = {str(getattr(config, f"_{kind}_implementation", None)) for config in configs}
+        for name in sorted(name.removeprefix("perl_packed_") for name in names if "/" not in name):
+            if any(is_foreign(table[name]) for table in tables if name in table):
+                yield f"{kind}_implementation {name} is a function of your own, which is in no file"
 
 
 def _settings(facts: Mapping[str, Any], prefix: str = "config") -> dict[str, Any]:
@@ -128,6 +152,8 @@ def other_tensors(model: nn.Module, files: Mapping[str, Path], *, shapes_only: b
             shape = list(file.get_slice(key).get_shape())
             if shape != list(tensor.shape):
                 yield f"{key} is {shape} there, {list(tensor.shape)} here"
+            elif not (shapes_only or hasattr(base, "hf_quantizer")) and tensor.element_size() < usual.itemsize:
+                yield f"{key} is in {tensor.dtype}, most of the base in {usual}"
             elif not shapes_only and not _equal(file.get_tensor(key), tensor, usual):
                 yield f"{key} has other numbers"
 
@@ -189,15 +215,19 @@ def _of_passes(model: nn.Module) -> Iterator[str]:
         _logger.info("%s is exact again, as whoever loads the base has it: the model was moved to %s", name, here.dtype)
     if is_sharded(base) or len({str(place) for place in getattr(base, "hf_device_map", {}).values()}) > 1:
         return  # whose passes need the hooks that they have
-    ids = torch.randint(base.get_input_embeddings().weight.shape[0], _PROBE, generator=torch.Generator().manual_seed(0))
-    ids, mask = ids.to(next(base.parameters()).device), torch.ones_like(ids)
+    ids = random_tokens(model)
     with evaluating(model), base_only(model) if isinstance(model, PeftModel) else nullcontext():
         clean = clean_base(model, own_layers=False)
         both = []
         for one in (model, clean):
             with in_float32(one):
-                both.append(token_log_probs(one, ids, mask))
+                both.append(token_log_probs(one, ids, torch.ones_like(ids)))
+    layers, fresh = ({name_in_base(name): module for name, module in one.named_modules()} for one in (base, clean))
+    for name, layer in fresh.items():
+        for key, rate in vars(layer).items():
+            drops = isinstance(rate, float) and (key == "p" or "dropout" in key)  # which no pass of these shows
+            if drops and getattr(layers.get(name), key, rate) > rate:
+                yield f"{name}.{key} is {rate} in the config, {getattr(layers[name], key)} here"
     if not (both[0] - both[1]).abs().max() <= _TOLERANCE:
-        fresh_layers = dict(clean.named_modules())
-        own = [n for n, m in base.named_modules() if n in fresh_layers and type(m) is not type(fresh_layers[n])]
+        own = [name for name, layer in layers.items() if type(layer) is not type(fresh.get(name, layer))]
         yield f"its passes give other log-probabilities{f' ({own[0]} is replaced)' if own else ''}"

@@ -18,6 +18,7 @@ from perl.policy.attach import base_only
 
 # Rows whose logits (rows x T x V, float32) stay below this many numbers go through the model together.
 _LARGEST_LOGITS = 2**27
+_PROBE_TOKENS = 192
 
 
 def token_log_probs(
@@ -54,6 +55,19 @@ def _rows_log_probs(
     targets_BT1 = input_ids_BT[:, 1:].unsqueeze(-1)
     log_probs_BTV = torch.log_softmax(logits_BTV.float() / temperature, dim=-1)
     return log_probs_BTV.gather(-1, targets_BT1).squeeze(-1)
+
+
+def random_tokens(model: nn.Module) -> torch.Tensor:
+    """(2, T) int64 on the model's device, always the same, to compare two models on.
+
+    They are long enough for what acts on long rows only (a window of attention, a hook), as far as the model goes.
+    """
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _PROBE_TOKENS  # type: ignore[union-attr,operator]
+    size = 2, min(_PROBE_TOKENS, longest)
+    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    return torch.randint(vocabulary, size, generator=torch.Generator().manual_seed(0)).to(
+        next(model.parameters()).device
+    )
 
 
 class Reference:

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from peft import PeftConfig
@@ -16,6 +16,7 @@ from peft.tuners.tuners_utils import (
     _maybe_include_all_linear_layers,
     check_target_module_exists,
 )
+from peft.utils.other import get_pattern_key
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -30,6 +31,7 @@ _NUMBERED = r"(?:^|.*?\.){}\.(\d+)\."
 # What a selection matches that is no module.
 _MATCHED = {
     "target_parameters": "parameter",
+    "modules_to_save": "module",
     "layers_to_transform": "layer",
     "layers_pattern": "numbered layers",
     "trainable_token_indices": "module or token",
@@ -55,27 +57,61 @@ def check_targets(model: nn.Module, config: PeftConfig) -> None:
                 "peft.target_modules",
                 f"the linear layers are {', '.join(linear_names(model))}; or all-linear",
             )
-    for key, entries, names, form in _selections(model, config, _targeted(model, config, modules)):
+    targeted = _targeted(model, config, modules)
+    adapted = _adapted(config, targeted)
+    for key, entries, names, form in _selections(model, config, targeted, adapted):
         missing = [str(one) for one in entries if not any(re.fullmatch(form(str(one)), name) for name in names)]
         if missing:
             last = {name.rpartition(".")[2] for name in names if not name[-1].isdigit()} or set(names)
             near = did_you_mean(missing[0], last)
             hint = near if near.startswith("did") else f"there are {', '.join(sorted(last))}"
-            what = f"{', '.join(missing)} match no {_MATCHED.get(key, 'module')} of {type(model).__name__}"
+            what = f"{', '.join(missing)} match no {_MATCHED.get(key, 'adapted module')} of {type(model).__name__}"
             raise ModelError(what, f"peft.kwargs.{key}", hint)
+        if isinstance(values := getattr(config, key, None), dict) and key.endswith("_pattern"):
+            _check_order(key, {one: values[one] for one in entries}, names)
+    if isinstance(targets, Set | list | tuple):
+        cancelled = [name for name in sorted(targets) if not any(_is_target(config, name, m) for m in adapted)]
+        if cancelled:
+            what = f"nothing is left of {', '.join(cancelled)}, which other keys take out again"
+            raise ModelError(what, "peft.target_modules", "see exclude_modules, layers_to_transform, modules_to_save")
+    _check_effect(model, config)
 
 
-def _selections(model: nn.Module, config: PeftConfig, targeted: list[str]) -> Iterator[_Selection]:
+def _check_order(key: str, values: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Of a pattern's keys PEFT takes the first that matches, and a saved config has them in another order."""
+    for name in names:
+        first, later = (get_pattern_key(keys, name) for keys in (list(values), sorted(values)))
+        if values.get(first) != values.get(later):
+            what = f"{name} has the value of {first!r}, and of {later!r} once they are saved, in the alphabet's order"
+            raise ModelError(what, f"peft.kwargs.{key}", "write keys of which one alone matches a module")
+    hidden = sorted(values.keys() - {get_pattern_key(list(values), name) for name in names})
+    if hidden:
+        raise ModelError(f"keys before {hidden[0]!r} match all that it does", f"peft.kwargs.{key}", "leave it out")
+
+
+def _check_effect(model: nn.Module, config: PeftConfig) -> None:
+    """Refuses keys that have no effect beside others, or on this base."""
+    parameters: list[str] = getattr(config, "target_parameters", None) or []
+    for key in ("exclude_modules", "layers_to_transform") if parameters else ():
+        if getattr(config, key, None):
+            what = f"does not choose among target_parameters ({', '.join(parameters)}), which PEFT adapts in all layers"
+            raise ModelError(what, f"peft.kwargs.{key}", "leave one of the two out; list the parameters by full name")
+    if getattr(config, "use_qalora", False) and "gptq" not in str(getattr(model, "quantization_method", "")).lower():
+        raise ModelError("acts on a base of GPTQ's codes, and does nothing on this one", "peft.kwargs.use_qalora")
+
+
+def _selections(model: nn.Module, config: PeftConfig, targeted: list[str], adapted: list[str]) -> Iterator[_Selection]:
     """What a config selects beside its targets."""
     modules, parameters = (
         [name for name, _ in named if name] for named in (model.named_modules(), model.named_parameters())
     )
+    listed = getattr(config, "target_parameters", None)
     for key, value in vars(config).items():
         if key.endswith("_pattern") and isinstance(value, dict):  # a finished AdaLoRA's has lists
             names = [name for name, number in value.items() if not isinstance(number, list)]
-            yield key, names, [*targeted, *parameters], r"(?:.*\.)?(?:{})".format
+            yield key, names, [*adapted, *(parameters if listed else ())], r"(?:.*\.)?(?:{})".format
     tokens = getattr(config, "trainable_token_indices", None)
-    of_keys = {"modules_to_save": modules, "exclude_modules": modules, "feedforward_modules": targeted}
+    of_keys = {"modules_to_save": modules, "exclude_modules": targeted, "feedforward_modules": targeted}
     for key, names in (of_keys | {"target_parameters": parameters}).items():
         value = getattr(config, key, None) or ()
         yield (key, [value], names, str) if isinstance(value, str) else (key, sorted(value), names, _ending)
@@ -114,6 +150,16 @@ def _targeted(model: nn.Module, config: PeftConfig, modules: list[str]) -> list[
     if targets is None:
         return modules
     return [name for name in modules if _is_target(config, targets, name)]
+
+
+def _adapted(config: PeftConfig, targeted: list[str]) -> list[str]:
+    """Those of the targeted modules that are neither left out nor in another layer."""
+    if getattr(config, "target_modules", None) is None:
+        return targeted
+    chosen = copy.copy(config)
+    if chosen.target_modules == "all-linear":
+        chosen.target_modules = {name.rpartition(".")[2] for name in targeted}
+    return [name for name in targeted if check_target_module_exists(chosen, name)]
 
 
 def leave_out_unreached(model: nn.Module, config: PeftConfig) -> list[str]:

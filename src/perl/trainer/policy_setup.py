@@ -6,6 +6,7 @@ policy, reference -> log-probabilities at temperature 1; -> a saved adapter
 Knows nothing of data, rewards or training.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from perl.methods.settings import (
     rate_warning,
     starts_as_base,
 )
+from perl.policy.as_configured import check_as_configured, check_unchanged, facts_of
 from perl.policy.attach import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
 from perl.policy.critic import find_critic
 from perl.policy.model import (
@@ -150,17 +152,18 @@ def adapted_policy(
     if isinstance(model, nn.Module):
         prepare_layers(model)
     if isinstance(model, PeftModel):
-        _check_with_adapter(args)
+        _check_with_adapter(args, model.active_peft_config)
         if peft_config is not None or (isinstance(args, PeftRLConfig) and args.adapter):
             raise ModelError("the model has an adapter already", "peft_config", "pass the base, or no peft_config")
         check_trainable(model)
+        check_task(config := model.active_peft_config)
+        how = Adaptation(method_of(config), config)
         check_untouched_base(model)
         _look_at_base(model, args)
-        config = model.peft_config[model.active_adapter]
-        check_task(config)
+        check_as_configured(model)
         _check_head(args, model)
         _divide(model, args)
-        return model, Adaptation(method_of(config), config), True
+        return model, how, True
     saved = _to_continue(args, peft_config, model)
     if peft_config is not None:
         check_task(peft_config)
@@ -175,7 +178,7 @@ def adapted_policy(
     check_on_shards(how.method, own_setting(args, "strategy"))
     if how.config is None:
         return model, how, False
-    _check_with_adapter(args)
+    _check_with_adapter(args, how.config)
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
     by_name = isinstance(model, str)
     if by_name:
@@ -230,8 +233,11 @@ def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # 
     return f'no peft_config: {what}; PeftRLConfig(peft_method="full") trains the whole model, as TRL does'
 
 
-def _check_with_adapter(args: GRPOConfig) -> None:
-    """Refuses what would only fail once the adapter is trained."""
+def _check_with_adapter(args: GRPOConfig, config: PeftConfig) -> None:
+    """Refuses what would only fail once the base is loaded, or the adapter is trained."""
+    if "lm_head" in (getattr(config, "target_modules", None) or ()):
+        what = "TRL reads the weights of lm_head by themselves, so that an adapter there would not be trained"
+        raise RecipeError(what, "peft.target_modules", "leave lm_head out")
     if args.hub_token is not None:
         raise RecipeError("an adapter is pushed with the Hub's own login only", "hub_token", "hf auth login")
 
@@ -257,7 +263,9 @@ def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -
             "peft_config",
             "leave one of the two out",
         )
-    return find_adapter(args.adapter, None if isinstance(model, str) else base_identity(model)[0])
+    found = find_adapter(args.adapter, None if isinstance(model, str) else base_identity(model)[0])
+    check_task(found.config)
+    return found
 
 
 def _check_method(how: Adaptation, model: Any, quantization: Quantization | None) -> None:  # noqa: ANN401 (a model)
@@ -358,6 +366,12 @@ class AdaptedPolicy:
         self.strategy = strategy_of(live.accelerator, policy)
         needed = isinstance(policy, PeftModel) or args.beta != 0.0
         self.reference = Reference(policy, _reference_spec(args, continued=continued)) if needed else None
+        self._proven, self._said = facts_of(policy) if isinstance(policy, PeftModel) else {}, False
+
+    def check_unchanged(self) -> None:
+        """Refuses what a script has changed since the policy was taken, where it would not be saved."""
+        if isinstance(self._live.policy, PeftModel):
+            self._proven = check_unchanged(self._live.policy, self._proven)
 
     @property
     def starts_as_reference(self) -> bool:
@@ -403,12 +417,24 @@ class AdaptedPolicy:
             fingerprint: Of the base's weights, if it is known.
         """
         policy = self._live.policy
+        self.check_unchanged()
         if not self._live.accelerator.is_main_process:
             return
         if isinstance(policy, PeftModel):
+            self._look_at_tokenizer(processing_class)
             write_adapter(policy, path, *base_identity(policy), fingerprint)
         else:
             write_model(policy, processing_class, path)
+
+    def _look_at_tokenizer(self, given: Any) -> None:  # noqa: ANN401 (a tokenizer or a processor)
+        """Says once what of the texts that the policy was trained on is not the base's, and not saved."""
+        name, revision = base_identity(self._live.policy)
+        with contextlib.suppress(OSError, ValueError):
+            own = AutoProcessor.from_pretrained(resolve_model(name), revision=revision, local_files_only=True)
+            one, other = ((it.chat_template, getattr(it, "tokenizer", it).get_vocab()) for it in (given, own))
+            if one != other and not self._said:
+                self._said, what = True, "vocabulary" if one[1] != other[1] else "chat template"
+                warn("PRL316", "the tokenizer has another %s than the base's: save it beside the adapter", what)
 
     def write_files(self, folder: Path, processing_class: Any, fingerprint: str | None) -> None:  # noqa: ANN401
         """Writes the adapter's files into a checkpoint, as plain PEFT loads them on the pristine base."""

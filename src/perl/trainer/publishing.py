@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from trl import GRPOTrainer
 
 from perl.algorithms.critic_settings import (
@@ -38,6 +37,7 @@ from perl.methods.registry import Method
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
 from perl.policy.quantised import quantisation_of
+from perl.policy.reference import random_tokens
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
@@ -45,7 +45,6 @@ from perl.trainer.arguments.config import own_setting, prompts_section
 from perl.trainer.overrides import is_replaced
 from perl.trainer.sampling.given_rewards import no_reward
 
-_PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
 _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config
 
 
@@ -165,9 +164,7 @@ def push(trainer: GRPOTrainer, how: PushRequest, token: str | None) -> Any:  # n
     with TemporaryDirectory() as place:
         folder = Path(place) / "adapter"
         trainer.save_adapter(folder)
-        vocabulary = trainer.policy.get_base_model().get_input_embeddings().weight.shape[0]
-        probe = torch.arange(min(vocabulary, _PROBE_TOKENS), device=args.device)[None]
-        check_saved_adapter(trainer.policy, folder, probe)
+        check_saved_adapter(trainer.policy, folder, random_tokens(trainer.policy))
         name, dataset = how.card.get("model_name") or repo_id, how.card.get("dataset_name")
         tags = tags_of(how.card.get("tags"))
         _complete(trainer, folder, name, dataset, tags)

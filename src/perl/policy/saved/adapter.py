@@ -29,9 +29,11 @@ START = "perl_start"
 """Key in the header of the weights: the method whose start (its anchor) is the second half of the adapter's rank."""
 
 _LARGEST_HEADER = 32_000_000  # bytes; 40,000 tensors of a mixture of experts have 6 million
-_NUMBERS, _WHOLE = ("F64", "F32", "F16", "BF16"), ("I32", "I64")
+_NUMBERS, _WHOLE = ("F64", "F32", "F16", "BF16"), ("I32", "I64", "U8", "I16")
 POSITIONS = "shira_indices"
-"""How the names of the only tensors end that hold whole numbers: where in W the numbers of SHiRA belong."""
+"""How the names of the tensors end that say where in W the numbers of SHiRA belong; torch does not look at them."""
+# Those of the only other tensors that hold whole numbers: torch refuses what points out of a matrix.
+_PLACES = (POSITIONS, "supertuning_indices", "_topk_indices")
 _LONGEST_LINE = 300
 
 
@@ -141,7 +143,7 @@ def _header(path: Path) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
                 raise ValueError(f"{WEIGHTS} has a tensor with the name {key!r:.60}")
             tensor = file.get_slice(key)
             kind = tensor.get_dtype()
-            known = _WHOLE if key.endswith(POSITIONS) else _NUMBERS
+            known = _WHOLE if key.endswith(_PLACES) else _NUMBERS
             if kind not in known:
                 raise ValueError(f"{key} holds numbers of type {kind}, an adapter's are {', '.join(known)}")
             shapes[key] = tuple(tensor.get_shape())

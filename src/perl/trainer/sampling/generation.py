@@ -77,7 +77,8 @@ def generates_by_itself(policy: nn.Module) -> bool:
         policy: Without wrappers.
     """
     base = base_of(policy)
-    put = any(name in vars(owner) for owner in (policy, base) for name in _GENERATE)
+    put = "generate" in vars(policy.base_model)  # where PEFT itself puts another
+    put |= any(name in vars(owner) for owner in (policy, base) for name in _GENERATE)
     changed = any(getattr(type(base), name, None) is not theirs for name, theirs in _GENERATE.items())
     return put or changed or (isinstance(policy, PeftModel) and type(policy).generate not in _OF_PEFT)
 
