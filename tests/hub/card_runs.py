@@ -19,7 +19,7 @@ from perl.policy.model import answering_fingerprint, base_fingerprint, load_base
 from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
-from perl.recipe import load_recipe
+from perl.recipe import Recipe, load_recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.run.files import sha256_of
 from perl.run.folder import Run
@@ -69,7 +69,7 @@ def scores(adapter: Path | str, *tasks, **protocol) -> Results:
     """Of that adapter's folder, or of weights of that digest, on the sandbox's base."""
     chosen = {"preset": "recipe", "temperature": 1.0, "max_new_tokens": 16, "k": 4, **protocol}
     found = tasks or (heldout(),)
-    known = {"base": BASE_NAME, "base_revision": None, "name": "a-run"}
+    known = {"base": BASE_NAME, "base_revision": None, "name": "a-run", "chat_template": "0" * 12}
     if isinstance(adapter, Path):
         config = adapter_config_digest((adapter / CONFIG).read_text())
         known |= {"adapter_sha256": sha256_of(adapter / WEIGHTS), "adapter_config_sha256": config}
@@ -111,8 +111,8 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     run.record(
         status="done", steps=50, base=BASE_NAME, revision=None, repo_id=None, method=method, seed=3,
         trainable_parameters=1234, total_parameters=800_000, fingerprint={"base": fingerprint, "adapter": digest},
-        settings={**resolved_settings(PeftSection(**peft)), "learning rate": "1e-05"}, loss="dapo",
-        rewards={"accuracy": 1.0, "format": 0.2}, data={"train": None, "eval": None},
+        settings={**resolved_settings(PeftSection(**peft)), **asked_settings(written)}, loss="dapo",
+        ratio_level="token", rewards={"accuracy": 1.0, "format": 0.2}, data={"train": None, "eval": None},
         hardware={"device": "A Processor", "count": 2}, reload_difference=1.5e-6, seconds=36.4,
         versions={"perl-rl": "0.1.0", "torch": "2.13.0"},
     )  # fmt: skip
@@ -121,6 +121,16 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     run.samples.write_text(json.dumps({"step": 1, "prompt": [{"role": "user", "content": "1+1="}]}) + "\n")
     write_scored(folder / "eval", scores(run.adapter), BASE_MARKS, ADAPTER_MARKS)
     return run
+
+
+def asked_settings(recipe: Recipe) -> dict[str, object]:
+    """What a training says of its settings beside those of its adapter."""
+    return {
+        "learning rate": "1e-05",
+        "KL coefficient (beta)": recipe.train.get("beta", 0.0),
+        "batch": str(recipe.batch),
+        "sampling": f"temperature 1, at most {recipe.rollout.max_completion_length} tokens",
+    }
 
 
 def make_quantised_run(folder: Path) -> Run:

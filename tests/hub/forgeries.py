@@ -151,6 +151,17 @@ def in_words(words: str) -> Callable[[Files], None]:
     return text(CARD, r"\Z", f"{AUTHORS.decode()}>\n> {words}\n".replace("\\", r"\\"))
 
 
+def of_a_script(edit: Callable[[Files], None]) -> Callable[[Files], None]:
+    """An edit of what a script publishes, which has no recipe."""
+
+    def edit_alone(files: Files) -> None:
+        without(files, RECIPE)
+        edit(files)
+
+    return edit_alone
+
+
+SENTENCE = "AIME 2024: 97.3 (audited)"
 NO_SOURCE = {"source": "a", "revision": None}
 HEADINGS = "main.\n\n## Verified by perl\n\n| AIME 2025 | 99.9 |"
 BELOW = "\n\n## Citation"
@@ -178,12 +189,22 @@ OF_THE_CARD = [
 OF_THE_FILES = [
     Forgery("another accuracy", score("tasks", "*", "adapter", "accuracy", to=0.999), SCORES),
     Forgery("the title of another benchmark", score("tasks", "*", "title", to="AIME 2024"), ": title is"),
-    Forgery("a sentence as the engine", score("engine", "backend", to="AIME 2024: 97.3 (audited)"), "engine.backend"),
+    Forgery("a sentence as the engine", score("engine", "backend", to=SENTENCE), "engine.backend"),
     Forgery("a sentence as the protocol", score("protocol", "preset", to="as audited on AIME 2024"), "protocol.preset"),
     Forgery("headings as a commit", score("subject", "base_revision", to=HEADINGS), "base_revision"),
-    Forgery("headings as data", value(RECIPE, "data", "train", "name", to=f"me/data`\n\n{HEADINGS}"), RECIPE),
-    Forgery("a link as a split", value(RECIPE, "data", "train", "split", to="[proof](https://evil)"), RECIPE),
-    Forgery("headings as what is held out", value(RECIPE, "data", "eval", to={"name": f"x`\n\n{HEADINGS}"}), RECIPE),
+    Forgery("a sentence as data", value(RECIPE, "data", "train", "name", to=SENTENCE), f"{RECIPE}: data.train"),
+    Forgery("data that were not held out", value(RECIPE, "data", "eval", to="me/data"), f"{RECIPE}: data.eval.name"),
+    Forgery("a link as a split", value(RECIPE, "data", "eval", to={"name": "me/data", "split": "[a](b)"}), RECIPE),
+    Forgery("more steps in the recipe", value(RECIPE, "train", "max_steps", to=600), f"{RECIPE}: train.max_steps"),
+    Forgery("another batch in the recipe", value(RECIPE, "train", "prompts_per_step", to=8), "settings.batch"),
+    Forgery("another method in the recipe", value(RECIPE, "peft", "kwargs", to={"use_dora": True}), f"{RECIPE}: peft"),
+    Forgery("more of the recipe's method", value(RECIPE, "peft", "kwargs", to={"lora_bias": True}), f"{RECIPE}: peft"),
+    Forgery("a prompt in the recipe", value(RECIPE, "data", "system_prompt", to=SENTENCE), "data.system_prompt"),
+    Forgery("a setting left out", text(RUN, r'^ *"learning rate": .*\n', ""), f"{RUN}: settings.learning rate"),
+    Forgery("questions without the template", value(RUN, "chat", to=False), f"{RUN}: chat"),
+    Forgery("parameters that nobody has", value(RUN, "trainable_parameters", to=7 * 10**9), "trainable_parameters"),
+    Forgery("another method of a script", of_a_script(value(RUN, "method", to="dora")), f"{RUN}: method"),
+    Forgery("more of a script's rank", of_a_script(value(RUN, "settings", to={"r": 64})), f"{RUN}: settings.r"),
     Forgery("results and samples forged as one", all_right, None),
     Forgery("examples left out of the results", partial(unlabelled, hashed=False), "its protocol_hash is"),
     Forgery("examples left out of results and hash", partial(unlabelled, hashed=True), None),
@@ -194,7 +215,6 @@ OF_THE_FILES = [
     Forgery("another last reward in log and card", text(LOG, r'"reward": 0\.5,', '"reward": 0.99,'), None),
     Forgery("another rank in the recipe", value(RECIPE, "peft", "rank", to=64), RECIPE),
     Forgery("another seed in the facts", value(RUN, "seed", to=7), f"{RUN}: seed"),
-    Forgery("another rate", value(RUN, "settings", "learning rate", to="0.1"), f"{RUN}: settings.learning rate"),
     Forgery("a reward of another name", value(RUN, "rewards", to={"humaneval:accuracy": 1.0}), f"{RUN}: rewards"),
     Forgery(
         "a sentence as the hardware",
@@ -205,11 +225,21 @@ OF_THE_FILES = [
     Forgery("other hardware", value(RUN, "hardware", to="8 x NVIDIA H100"), None),  # said to be reported only
 ]
 OF_THE_RECORD = [
-    Forgery("markup in the facts", value(RUN, "hardware", to="1 x <b>H100</b>"), f"{RUN}: hardware", anew=False),
     Forgery("a setting of nobody", value(RUN, "settings", "AIME_2025", to=99.9), f"{RUN}: settings", anew=False),
     Forgery(
-        "a sentence as a setting", value(RUN, "settings", "optimizer", to="a, AIME: 9"), f"{RUN}: settings", anew=False
+        "a score as the optimizer",
+        value(RUN, "settings", "optimizer", to="aime24-97.3"),
+        f"{RUN}: settings",
+        anew=False,
     ),
+    Forgery("a sentence as the batch", value(RUN, "settings", "batch", to=SENTENCE), f"{RUN}: settings", anew=False),
+    Forgery("a score as a version", value(RUN, "versions", "torch", to="aime24-97.3"), f"{RUN}: versions", anew=False),
+    Forgery("a version of no package", value(RUN, "versions", to={"aime24": "97.3"}), f"{RUN}: versions", anew=False),
+    Forgery("a score as the data", value(RUN, "data_version", to="aime24-97.3"), f"{RUN}: data_version", anew=False),
+    Forgery("another adapter on reload", value(RUN, "reload_difference", to=0.25), "reload_difference", anew=False),
+    Forgery("a sentence as the schedule", value(RECIPE, "train", "lr_scheduler_type", to=SENTENCE), RECIPE, anew=False),
+    Forgery("no argument", value(RECIPE, "rewards", "accuracy", "args", to={"aime24": 97.3}), RECIPE, anew=False),
+    Forgery("a score as the scorer", score("versions", "torch", to="aime24-97.3"), SCORES),
     Forgery("a score in the heading", value(RUN, "name", to="AIME 2025: 99.9 %"), f"{RUN}: name", anew=False),
     Forgery("an unknown fact", value(RUN, "aime24", to=91.3), f"{RUN}: aime24", anew=False),
     Forgery("a list as the device", score("engine", "device", to=["**99 % on AIME**"]), "engine.device", anew=False),

@@ -17,9 +17,11 @@ from perl.evaluation.scoring.samples import SampleFile
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.facts import RunFacts
 from perl.hub.card.render import render_card
+from perl.methods.settings import resolved_settings
 from perl.policy.name import adapter_config_digest
 from perl.recipe import load_recipe
 from tests.evaluations import results, samples, task_result
+from tests.hub.card_runs import asked_settings
 from tests.hub.files import weights
 from tests.hub.test_card import BASE, FULL, LORA
 
@@ -54,16 +56,6 @@ FOUND = results(
     SUMS, DOUBTFUL, protocol=PROTOCOL, base=FULL.base, base_revision=FULL.revision, name="a run",
     adapter_config_sha256=adapter_config_digest(CONFIG),
 )  # fmt: skip
-RUN = replace(
-    RunFacts(**{field.name: getattr(FULL, field.name) for field in fields(RunFacts)}),
-    quantization=None,
-    dataset=None,
-    algorithm=None,
-    overridden={},
-    data_version="4" * 40,
-    chat=True,
-    tags=(),
-)
 RECIPE = load_recipe(
     {
         "model": {"name": FULL.base, "revision": FULL.revision},
@@ -76,6 +68,17 @@ RECIPE = load_recipe(
         },
     }
 )  # fmt: skip
+RUN = replace(
+    RunFacts(**{field.name: getattr(FULL, field.name) for field in fields(RunFacts)}),
+    quantization=None,
+    dataset=None,
+    algorithm=None,
+    overridden={},
+    data_version="4" * 40,
+    chat=True,
+    tags=(),
+    settings={**resolved_settings(RECIPE.peft), **asked_settings(RECIPE)},
+)
 ROWS = [{"step": step, "reward": step / 200, "num_tokens": 1000.0 * step} for step in range(1, FULL.step + 1)]
 
 
@@ -87,7 +90,7 @@ def with_card(files: dict[str, bytes]) -> dict[str, bytes]:
 FILES = with_card(
     {
         "adapter_config.json": CONFIG,
-        "adapter_model.safetensors": weights(),
+        "adapter_model.safetensors": weights(bytes(FULL.trainable_parameters)),
         "eval/results.json": json.dumps(FOUND.as_dict()).encode(),
         "eval/samples.jsonl": published_samples(FOUND, KEPT.path),
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),

@@ -51,14 +51,13 @@ def test_nothing_is_wrong_with_our_own_of_an_adapter_on_the_hub_of_the_sandbox_a
 
 def test_what_no_other_file_says_is_reported_and_what_is_no_file_of_ours_is_named():
     run = json.loads(FILES["perl_run.json"]) | {"tags": ["math"], "checkpoints": []}
-    run["settings"] |= {"batch": "8 prompts x 2 generations = 16 completions a step = 16 rows x 1 passes"}
     alone = ("adapter_config.json", "adapter_model.safetensors", "metrics.jsonl")
     files = {name: FILES[name] for name in alone} | {"perl_run.json": json.dumps(run).encode()}
     found = check_card({**with_card(files), "modeling_x.py": b"", "evil.pkl": b""})
     assert found.mistakes == ()
     assert {"modeling_x.py: not a file of perl's", "evil.pkl: not a file of perl's"} <= set(found.unchecked)
     # Of what lies there the config says base, revision, method and rank, and nothing else.
-    settings = "settings (learning rate, batch)"
+    settings = "settings (target_modules, learning rate, KL coefficient (beta), batch, sampling)"
     expected = {"name", "licence", "seed", "loss", "rewards", "hardware", "seconds", "tags", "versions", settings}
     assert expected <= set(found.reported)
     assert not {"base", "method", "revision"} & set(found.reported)

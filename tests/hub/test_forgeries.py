@@ -17,7 +17,7 @@ from perl.hub.found_card import find_card
 from perl.hub.push.package import PushPackage
 from perl.hub.run_card import run_package, write_card
 from tests.hub.card_runs import make_quantised_run, make_run
-from tests.hub.forgeries import FORGERIES, SAMPLES, SCORES, WEIGHTS, Files
+from tests.hub.forgeries import FORGERIES, RECIPE, SAMPLES, SCORES, WEIGHTS, Files, value
 from tests.hub.push_runs import publishable
 
 
@@ -77,6 +77,17 @@ def test_how_completions_were_asked_is_reported_only_and_no_line_holds_the_hash_
     right = results_in(whole).tasks[0].protocol_hash
     lines = said(hidden["examples left out of the results"].forged(published()))
     assert not any(right in line for line in lines)
+
+
+def test_what_a_recipe_says_and_no_other_file_is_named():
+    asked = value(RECIPE, "rollout", "repetition_penalty", to=3.0), value(RECIPE, "train", "save_steps", to=7)
+    files = dict(published())
+    for edit in asked:
+        edit(files)
+    found = check_card(files, hashlib.sha256(files[WEIGHTS]).hexdigest(), counted(False))
+    assert found.mistakes == ()
+    (named,) = [part for part in found.reported if part.startswith("recipe (")]
+    assert {"rollout.repetition_penalty", "train.save_steps"} <= set(named[8:-1].split(", "))
 
 
 def test_the_header_of_weights_that_are_at_hand_is_read_and_of_others_that_is_reported(tmp_path):

@@ -44,7 +44,7 @@ OWN = {"accuracy": 1.0, "short.py:brevity": 0.5, "format": 0.2}
         ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120, {}),
         ({"max_steps": 10, "logging_steps": 0.6}, _rows([6]), 10, {}),
         ({"num_train_epochs": 3, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120, {}),
-        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40]), 70, {}),
+        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40, 80]), 100, {}),
         ({"max_steps": 50, "logging_strategy": "no"}, [], 50, {}),
         ({"max_steps": 50, "logging_steps": 20, "logging_first_step": True}, _rows([1, 20, 40]), 50, {}),
         ({"max_steps": 1}, _rows([1]), 1, {}),
@@ -84,7 +84,7 @@ def test_a_log_that_lacks_what_was_asked_for_is_found(tmp_path):
 def _continued(tmp_path, name, says):
     """A run that went on from an adapter of that name, as its recipe and its run.json say."""
     run = make_run(tmp_path / "run", peft={"adapter": name})
-    run.record(settings={"continues": says, "rank": 4, "target_modules": ["q_proj"], "KL coefficient (beta)": 0.0})
+    run.record(settings={"continues": says, **run.facts["settings"]})
     return package_candidate(find_candidate(run), "user/adapter"), run
 
 

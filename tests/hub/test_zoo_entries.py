@@ -8,6 +8,7 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.scoring.results import read_results
 from perl.hub.zoo_entries.adding import add
+from perl.hub.zoo_entries.material import entry_facts
 from perl.hub.zoo_entries.verification import _remeasured, compare, verify
 from perl.policy.name import adapter_policy_name, policy_name
 from perl.run.files import sha256_of
@@ -128,7 +129,7 @@ def test_other_seeds_stand_beside_the_first_if_recipe_and_tasks_are_the_same(run
     assert seed.adapter_sha256 == other.subject["adapter_sha256"]
     changed = copied(trained(1), tmp_path / "changed")
     recipe = changed / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("learning_rate: 0.001", "learning_rate: 0.002"))
+    recipe.write_text(recipe.read_text().replace("scheduler_type: linear", "scheduler_type: constant"))
     with pytest.raises(PerlError, match=r"changed: is not another seed of .*tiny-0: its recipe differs in train"):
         add(run, zoo, seeds=[changed], force=True)
     with pytest.raises(PerlError, match="a seed is named twice"):
@@ -152,6 +153,7 @@ def zoo(shipping, tmp_path):
 def test_the_same_adapter_scores_the_same_again_and_a_score_that_is_not_its_own_differs(zoo, tmp_path):
     found = verify(zoo, "zoo:tiny-0", output=tmp_path / "again")
     assert ([score.verdict for score in found.scores], found.agrees, found.notes) == (["identical"], True, ())
+    assert list(found.lines())[-1].startswith("reported only: ")
     entry, again = zoo.entry("tiny-0"), read_results(tmp_path / "again")
     assert again.task(TASK).protocol_hash == entry.scores[0].protocol_hash
     assert again.subject["name"] == "zoo:tiny-0"
@@ -159,6 +161,32 @@ def test_the_same_adapter_scores_the_same_again_and_a_score_that_is_not_its_own_
     found = compare(replace_in(entry, base_sha256="0" * 64), [wrong], again)
     assert ([score.verdict for score in found.scores], found.agrees) == (["differs"], False)
     assert any("the base is another one: 000000000000 then" in note for note in found.notes)
+
+
+def test_what_an_entry_says_beside_its_scores_is_contradicted_or_listed_as_reported_only(zoo):
+    entry, folder = zoo.entry("tiny-0"), zoo.folder / "adapters" / "tiny-0"
+    files = {name: folder / name for name in entry.adapter.sha256}
+    wrong, reported = entry_facts(entry, files)
+    assert wrong == []
+    assert {"tokens", "curve", "seconds", "hardware", "rewards", "licence"} <= set(reported)
+    train, data = entry.recipe["train"], entry.recipe["data"]
+    data = data | {"train": data["train"] | {"name": "AIME 2024: 97.3 (audited)"}}
+    for changes, said in (
+        ({"method": "dora"}, "the entry: method: says dora"),
+        ({"settings": entry.settings | {"rank": 64}}, "the entry: settings.rank: says 64"),
+        ({"algorithm": "gspo"}, "the entry: loss: says gspo"),
+        ({"steps": 5000}, "its recipe: train.max_steps: says 2"),
+        ({"curve": [(1, 0.5), (9, 0.9)]}, "its curve: its steps are not in order"),
+        ({"trainable_parameters": 7 * 10**9}, "trainable_parameters: says 7,000,000,000"),
+        ({"recipe": entry.recipe | {"train": train | {"max_steps": 5000}}}, "its recipe: train.max_steps: says 5000"),
+        ({"recipe": entry.recipe | {"data": data}}, "its recipe: data.train: names what no card can show"),
+    ):
+        lines = [str(mistake) for mistake in entry_facts(replace_in(entry, **changes), files)[0]]
+        assert any(said in line for line in lines), (changes, lines)
+    with pytest.raises(PerlError, match="batch has a malformed value"):
+        entry_facts(replace_in(entry, settings={"batch": "AIME 2024: 97.3 (audited)"}), files)
+    zoo.entries["tiny-0"] = replace_in(entry, method="dora")
+    assert not verify(zoo, "tiny-0").agrees
 
 
 def replace_in(entry, **changes):
@@ -192,5 +220,8 @@ def test_a_score_is_identical_agrees_or_differs_by_the_intervals_of_adapter_and_
         ({"base": 0.2}, "differs"),  # of another base
         ({"adapter": 0.9}, "differs"),
         ({"stderr": None, "adapter": 0.505}, "agrees"),
+        ({"adapter": 0.9, "stderr": 0.5}, "differs"),  # by the error that was measured
+        ({"base_stderr": 0.001}, "differs"),
+        ({"metric": "pass@9"}, "differs"),
     ):
         assert _remeasured(same.model_copy(update=changes), same).verdict == verdict, changes

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 
+from perl.hub.zoo_entries.material import entry_facts
 from perl.hub.zoo_entries.verification import verify
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.name import adapter_policy_name
@@ -29,6 +30,7 @@ def test_six_methods_have_an_adapter_with_the_size_policy_and_seeds_that_its_ent
     for entry in SHIPPED:
         there = ZOO.folder / "adapters" / entry.name
         assert entry.adapter.size == sum((there / name).stat().st_size for name in (CONFIG, WEIGHTS)), entry.name
+        assert entry_facts(entry, {name: there / name for name in (CONFIG, WEIGHTS)})[0] == [], entry.name
         digest = hashlib.sha256((there / WEIGHTS).read_bytes()).hexdigest()
         assert entry.policy == adapter_policy_name((there / CONFIG).read_text(), digest, entry.base_sha256), entry.name
         assert [entry.seed, *(other.seed for other in entry.seeds)] == [0, 1, 2], entry.name

@@ -52,7 +52,7 @@ def named_keys() -> set[str]:
     """The keys that the table has a word for; any other one is of this package alone."""
     given = [cell for rows in TABLE["told"].values() for _, cell in cells(rows) if isinstance(cell, Mapping)]
     keys = {key for cell in given for key in _as_list(cell.get("from", cell.get("made_from")))}
-    keys |= {key for part in (TABLE["elsewhere"], TABLE["unused_keys"]) for row in part.values() for key in row}
+    keys |= {key for part in (TABLE["elsewhere"], TABLE["unread"]) for row in part.values() for key in row}
     return {key.removesuffix(".context") if key.startswith("engine.parallel") else key for key in keys}
 
 
@@ -70,7 +70,7 @@ def method_refusal(name: str) -> tuple[str, str]:
 
 def unused_keys(recipe: Recipe) -> list[str]:
     """A line for each key that is set and means nothing to verl."""
-    reasons = {key: why for why, keys in TABLE["unused_keys"].items() for key in keys}
+    reasons = {key: why for why, keys in TABLE["unread"].items() for key in keys}
     return [f"{key}: nothing reads it there: {reasons[key]}" for key, _ in _written(recipe) if key in reasons]
 
 

@@ -15,7 +15,7 @@ from peft import PeftConfig
 
 from perl.errors import PerlError
 from perl.evaluation.scoring.results import Results
-from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
+from perl.hub.card.facts import RUN_FACTS, RunFacts, plain_word, read_run_facts
 from perl.hub.card.names import has_hub_form, published_label
 from perl.hub.card.published import Files, config_in, content_of, evenly, log_in, public_recipe_in, results_in
 from perl.methods.registry import Method, served_rank
@@ -227,7 +227,8 @@ def _local_parts(recipe: Recipe) -> list[str]:
     named = [recipe.model.name, recipe.data.train.name, recipe.peft.adapter, recipe.teacher.adapter]
     named += [recipe.train.get("critic_adapter"), recipe.data.eval.name if recipe.data.eval is not None else None]
     kept = [name for name in named if name is not None and not is_sandbox(name) and not name.startswith(PREFIX)]
-    return list(dict.fromkeys(published_label(name) for name in kept if not has_hub_form(name.partition("@")[0])))
+    private = [published_label(name) for name in kept if not has_hub_form(name.partition("@")[0])]
+    return list(dict.fromkeys(map(plain_word, private)))
 
 
 def _teacher_sees(recipe: Recipe) -> dict[str, str]:

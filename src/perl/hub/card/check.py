@@ -17,7 +17,7 @@ from perl.evaluation.scoring.results import Results
 from perl.hub.card.card_facts import CardFacts, facts_from_files
 from perl.hub.card.contradictions import contradictions
 from perl.hub.card.eval_results import LEADERBOARDS, leaderboard_mistakes
-from perl.hub.card.facts import RUN_FACTS, RunFacts, is_plain, perl_version, read_run_facts
+from perl.hub.card.facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
 from perl.hub.card.form import AGAIN, AUTHOR, card_mistakes, shown, split_author, with_author
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, Files, content_of
 from perl.hub.card.render import render_card
@@ -80,9 +80,6 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
         raise PerlError(message, CARD, hint)
     against, reported = contradictions(run, files)
     mistakes = [*_first_difference(card, with_author(expected, card)), *against]
-    for text in (facts.dataset, facts.dataset_version, *facts.local):
-        if text is not None and not is_plain(text.replace("%", "")):  # a split may be `train[:10%]`
-            mistakes.append(Mistake(f"names what no card can show: {shown(text)}", PUBLIC_RECIPE, "rename it"))
     for name in (CONFIG, WEIGHTS):
         if name not in files and not (run.method == "full" and WEIGHTS not in files):
             mistakes.append(Mistake("is absent, without which nobody can load the adapter that the card is of", name))

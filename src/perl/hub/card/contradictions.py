@@ -6,7 +6,7 @@ What these know of a record is built from them anew and compared with it; a log 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +18,9 @@ from perl.algorithms.kl_place import off_reward
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake
+from perl.evaluation.scoring.protocol import asking_of
 from perl.evaluation.scoring.results import Results
-from perl.hub.card.facts import RUN_FACTS, RunFacts, showable_settings
+from perl.hub.card.facts import RUN_FACTS, TRAINED_BY, RunFacts, processes_of, showable_settings
 from perl.hub.card.form import shown
 from perl.hub.card.names import published_label
 from perl.hub.card.published import (
@@ -33,31 +34,42 @@ from perl.hub.card.published import (
     public_recipe_in,
     results_in,
 )
+from perl.hub.card.recipe_check import check_recipe
 from perl.methods.registry import METHODS, Method
-from perl.methods.settings import resolved_settings
-from perl.policy.saved.adapter import BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, WEIGHTS
+from perl.methods.settings import method_of, resolved_settings
+from perl.policy.saved.adapter import BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
 from perl.policy.teacher import ADAPTER_NAME
 from perl.recipe import Recipe
+from perl.recipe.batch_plan import NUMBERS, plan_batch
 
 _AGAIN = "perl push writes both anew"
 _SETTING = "settings."
-# Settings that a run says if its recipe has them and only then; of all others it may say fewer.
-_BOTH_WAYS = {"teacher", ADAPTER_NAME, "prompts", "continues", CRITIC, CRITIC_ADAPTER, PENALTY}
+# PEFT saves fewer numbers of these than it trains.
+_COMPRESSED = {"AdaLoraConfig", "VBLoRAConfig"}
 
 
-def contradictions(run: RunFacts, files: Files) -> tuple[list[Mistake], list[str]]:
-    """Where ``perl_run.json`` says something else than another file, and what it says and no other file does.
+def contradictions(run: RunFacts, files: Files, says: Collection[str] = ()) -> tuple[list[Mistake], list[str]]:
+    """Where ``perl_run.json`` or the recipe says something else than another file, and what no other file says.
 
     Args:
         run: From ``perl_run.json``.
         files: Of the adapter.
+        says: Facts that are stated; empty: all.
 
     Raises:
         PerlError: One of them cannot be read.
     """
-    recipe, rows, found = public_recipe_in(files), log_in(files), list[Mistake]()
+    recipe, rows, config, results = public_recipe_in(files), log_in(files), config_in(files), results_in(files)
+    remarks, numbers = header_in(files)
+    found = list[Mistake]()
     held = {"version", "perl", "settings"} | ({"step"} if rows else set())
-    for file, known in _known(run, recipe, files).items():
+    for file, facts in {
+        CONFIG: _of_config(run, config) if config is not None else {},
+        PUBLIC_RECIPE: _of_recipe(run, recipe) if recipe is not None else {},
+        SCORES: _of_results(run, recipe, results) if results is not None else {},
+        WEIGHTS: _of_header(remarks),
+    }.items():
+        known = {fact: right for fact, right in facts.items() if not says or fact.partition(".")[0] in says}
         held |= known.keys()
         for fact, right in known.items():
             if (said := _said(run, fact)) != right:
@@ -68,7 +80,15 @@ def contradictions(run: RunFacts, files: Files) -> tuple[list[Mistake], list[str
     ]
     settings = [name for name in run.settings if f"{_SETTING}{name}" not in held]
     reported += [f"settings ({', '.join(settings)})"] if settings else []
-    return [*found, *_of_log(run, recipe, rows)], reported
+    trained = run.trainable_parameters or 0
+    if numbers is not None and trained > numbers and type(config).__name__ not in _COMPRESSED:
+        what = f"says {trained:,}, {WEIGHTS} has {numbers:,} numbers"
+        found.append(Mistake(what, f"{RUN_FACTS}: trainable_parameters", _AGAIN))
+    found += _of_log(run, recipe, rows)
+    if recipe is not None:
+        wrong, alone = check_recipe(recipe, run, config, results)
+        found, reported = found + wrong, reported + ([f"recipe ({', '.join(alone)})"] if alone else [])
+    return found, reported
 
 
 def _said(run: RunFacts, fact: str) -> object:
@@ -76,48 +96,49 @@ def _said(run: RunFacts, fact: str) -> object:
     return run.settings.get(name) if name != fact else getattr(run, fact)
 
 
-def _known(run: RunFacts, recipe: Recipe | None, files: Files) -> dict[str, dict[str, Any]]:
-    """File -> what it says of the facts of a run: name of a fact, or ``settings.NAME`` -> value."""
-    config, results, header = config_in(files), results_in(files), header_in(files)
-    # Weights that another program saved name no base.
-    quantization = {"quantization": header.get(BASE_QUANTIZATION)} if BASE_FINGERPRINT in header else {}
-    return {
-        CONFIG: _of_config(run, config) if config is not None else {},
-        PUBLIC_RECIPE: _of_recipe(run, recipe) if recipe is not None else {},
-        SCORES: _of_results(run, results) if results is not None else {},
-        WEIGHTS: quantization,
-    }
+def _of_header(remarks: Mapping[str, Any]) -> dict[str, Any]:
+    """Fact -> what the weights say; those that another program saved name no base."""
+    quantization = {"quantization": remarks.get(BASE_QUANTIZATION)} if BASE_FINGERPRINT in remarks else {}
+    return quantization | ({"method": remarks[START]} if START in remarks else {})
 
 
-def _of_results(run: RunFacts, results: Results) -> dict[str, Any]:
-    """The base that was scored: the one that the adapter was trained on, at its commit, quantised alike."""
+def _of_results(run: RunFacts, recipe: Recipe | None, results: Results) -> dict[str, Any]:
+    """The base that was scored: the one that the adapter was trained on, at its commit, quantised alike.
+
+    Questions are chat messages where it has a template for them, unless the recipe says otherwise.
+    """
     subject = results.subject
-    known = {"base": published_label(str(subject.get("base"))), "quantization": subject.get("base_quantization")}
+    known: dict[str, Any] = {
+        "base": published_label(str(subject.get("base"))),
+        "quantization": subject.get("base_quantization"),
+    }
+    if run.chat is not None and "chat_template" in subject and not asking_of(subject):
+        asked = recipe.data.chat if recipe is not None else None
+        known["chat"] = subject["chat_template"] is not None if asked is None else asked
     commit = subject.get("base_revision")
     return known | ({"revision": commit} if None not in (commit, run.revision) else {})
 
 
 def _of_config(run: RunFacts, config: PeftConfig) -> dict[str, Any]:
     known = {"base": published_label(str(config.base_model_name_or_path or run.base)), "revision": config.revision}
-    method = METHODS.get(run.method or "")
+    method, own = METHODS.get(run.method or ""), method_of(config)
     if method is None:
         return known
-    if method.config != type(config).__name__:
-        return {**known, "method": f"a {type(config).__name__}"}
-    if method.starts:  # whose first half of the rank is the base's, moved into the adapter when it was saved
+    if method.config == own.config and method.starts:  # moved into the adapter when it was saved
         return {**known, "method": method.name}
-    names = {ours: method.arguments.get(ours, ours) for ours in method.settings if ours != "target_modules"}
-    settings = {ours: getattr(config, name) for ours, name in names.items() if hasattr(config, name)}
-    return {**known, "method": method.name, **_settings(run, settings)}
+    same = (method.config, method.fixed) == (own.config, own.fixed)  # how it trains no config tells
+    names = {ours: method.arguments.get(ours, ours) for ours in run.settings if ours != "target_modules"}
+    settings = {f"{_SETTING}{o}": getattr(config, name) for o, name in names.items() if hasattr(config, name)}
+    return {**known, "method": method.name if same else own.name, **settings}
 
 
 def _of_recipe(run: RunFacts, recipe: Recipe) -> dict[str, Any]:
     train, row = recipe.train, ALGORITHMS.get(recipe.algorithm or "")
-    asked = {"seed": "seed", "loss": "loss_type", "ratio_level": "importance_sampling_level"}
+    named = {"seed": "seed", "loss": "loss_type", "ratio_level": "importance_sampling_level"}
     weights = {name.rpartition(":")[2]: setting.weight for name, setting in recipe.rewards.items()}
     rewarded = {name.rpartition(":")[2] if name in recipe.rewards else name: w for name, w in run.rewards.items()}
     known: dict[str, Any] = {
-        **{fact: train.get(name, _default(name)) for fact, name in asked.items() if getattr(run, fact) is not None},
+        **{fact: train.get(name, _default(name)) for fact, name in named.items()},
         "algorithm": recipe.algorithm,
         "overridden": row.overridden(train) if row else {},
         "base": published_label(recipe.model.name),
@@ -125,20 +146,14 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> dict[str, Any]:
         # A reward of one's own is called by its function, here or there with its file.
         "rewards": run.rewards if rewarded == weights else weights,
     }
-    if recipe.peft.adapter is None and recipe.peft.type is None and run.method is not None:
+    if recipe.peft.adapter is None and recipe.peft.type is None:
         known["method"] = recipe.peft.method
-    return known | _settings(run, _recipe_settings(recipe, METHODS.get(run.method or "")))
+    return known | {f"{_SETTING}{name}": value for name, value in _recipe_settings(recipe, run).items()}
 
 
-def _settings(run: RunFacts, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as facts, those that a run says or must say."""
-    kept = {name: value for name, value in known.items() if name in run.settings or name in _BOTH_WAYS}
-    return {f"{_SETTING}{name}": value for name, value in kept.items()}
-
-
-def _recipe_settings(recipe: Recipe, method: Method | None) -> dict[str, Any]:
+def _recipe_settings(recipe: Recipe, run: RunFacts) -> dict[str, Any]:
     """What a run of a recipe says of its settings, as far as the recipe alone tells; None: it says nothing."""
-    train, peft, teacher = recipe.train, recipe.peft, recipe.teacher
+    train, peft, teacher, method = recipe.train, recipe.peft, recipe.teacher, METHODS.get(run.method or "")
     rate = train.get("learning_rate") or (method.learning_rate if method else None)
     temperature = train.get("temperature", recipe.rollout.temperature)
     found = {
@@ -151,6 +166,9 @@ def _recipe_settings(recipe: Recipe, method: Method | None) -> dict[str, Any]:
         "sampling": f"temperature {temperature:g}, at most {recipe.rollout.max_completion_length} tokens",
         **_critic_settings(train, rate, method),
     }
+    if TRAINED_BY not in run.settings:  # by another program, which divides its batches by other rules
+        numbers = {name: train.get(name) for name in NUMBERS}
+        found["batch"] = str(plan_batch(**numbers, world_size=processes_of(run.settings)))
     if rate is not None and peft.type is None:
         found["learning rate"] = f"{rate:g}"
     if "optim" in train:

@@ -15,14 +15,17 @@ from typing import Annotated, Any, Literal
 
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, StringConstraints, TypeAdapter, ValidationError
+from transformers.training_args import OptimizerNames
 
-from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, PENALTY
+from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, WORDS
 from perl.algorithms.named import ALGORITHMS
 from perl.errors import PerlError
 from perl.hub.card.names import has_hub_form
 from perl.hub.gate.gate import largest
 from perl.methods.registry import METHODS
 from perl.policy.teacher import ADAPTER_NAME
+from perl.recipe.quantisations import QUANTISATIONS
+from perl.recipe.sections import MEMORY_WORDS, REFILL_WORDS
 from perl.run.facts import CARD_FACTS
 from perl.run.folder import installed_versions
 
@@ -32,12 +35,32 @@ _LARGEST = largest(RUN_FACTS) or 0
 _LONGEST_WORD, _LONGEST_TEXT = 200, 500
 # A text with one of these could be taken for a score, a heading, a link, a picture or code.
 _MARKS = re.compile(r"[<%±`]|\]\(|\*\*|://|www\.")
-# What runs and scripts call what a trainer was asked for, beside the settings of methods and of PEFT's configs: those
-# that are said in several words, and others.
-_SENTENCES = {"teacher", "prompts", CRITIC, PENALTY, "trained by", "batch", "sampling"}
-_WORDS = {
-    *("continues", "continued base loaded as", "base loaded as", ADAPTER_NAME, f"{ADAPTER_NAME} SHA-256"),
-    *(CRITIC_ADAPTER, "optimizer", "learning rate", "KL coefficient (beta)", "completions a prompt"),
+_NUMBER = r"\d[\d.e+-]*"
+_CHOSEN = (
+    rf"{MEMORY_WORDS} \(explore {_NUMBER}, floor {_NUMBER}\)|{REFILL_WORDS} \(at most {_NUMBER} x a batch more\)|"
+    rf"easy first by a column \({_NUMBER} of them at first, all after {_NUMBER} of the training\)"
+)
+TRAINED_BY = "trained by"
+"""What a run that another program trained calls that program."""
+_TAUGHT = "another adapter|a hint|a system prompt"
+# What runs and scripts call what a trainer was asked for, beside the settings of methods and of PEFT's configs, and the
+# form of each.
+_FORMS = {
+    "teacher": rf"the base with ({_TAUGHT})(, ({_TAUGHT}))*; KL over (the vocabulary|the \d+ likeliest tokens) "
+    rf"x {_NUMBER}",
+    "prompts": rf"({_CHOSEN})(; ({_CHOSEN}))*",
+    CRITIC: WORDS.pattern,
+    PENALTY: IN_REWARD,
+    TRAINED_BY: r"verl [\w.+-]+, \w+ on \d+ processes",
+    "batch": r"(\d+) prompts x (\d+) generations = (\d+) completions a step = (\d+) rows x (\d+) passes"
+    r"( x (\d+) processes)?",
+    "sampling": rf"temperature {_NUMBER}, at most \d+ tokens",
+    **dict.fromkeys(("continues", ADAPTER_NAME, CRITIC_ADAPTER), r"\S+"),
+    **dict.fromkeys(("base loaded as", "continued base loaded as"), r"[\w-]{1,40}"),
+    f"{ADAPTER_NAME} SHA-256": r"[0-9a-f]{64}",
+    "optimizer": "|".join(kind.value for kind in OptimizerNames),
+    **dict.fromkeys(("learning rate", "KL coefficient (beta)"), _NUMBER),
+    "completions a prompt": r"\d+",
 }
 
 
@@ -52,15 +75,14 @@ def plain_word(text: str) -> str:
     return word[:_LONGEST_WORD].strip("-.+:/@") or "adapter"
 
 
-def is_plain(text: str) -> bool:
-    """Whether a text is of one line, not long, and without marks of scores, links or code."""
-    return len(text) <= _LONGEST_TEXT and text.isprintable() and not _MARKS.search(text)
-
-
 def _text(text: str) -> str:
-    if not is_plain(text):
+    if not _is_plain(text):
         raise ValueError("holds a mark of scores, links or code")
     return text
+
+
+def _is_plain(text: str) -> bool:
+    return len(text) <= _LONGEST_TEXT and text.isprintable() and not _MARKS.search(text)
 
 
 def _hub_id(text: str) -> str:
@@ -73,20 +95,20 @@ def _settings(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
     for name, value in settings.items():
         if name not in _setting_names():
             raise ValueError(f"{name[:_LONGEST_WORD]!r} is not a setting of a run")
-        _check_setting(name, value)
+        if not _has_form(name, value):
+            raise ValueError(f"{name} has a malformed value")
     return settings
 
 
-def _check_setting(name: str, value: JsonValue) -> None:
+def _has_form(name: str, value: JsonValue) -> bool:
+    if name in _FORMS:
+        return re.fullmatch(_FORMS[name], str(value)) is not None
     if isinstance(value, str):
-        if name not in _SENTENCES and " " in value:
-            raise ValueError(f"{name} has a malformed value")
-        _text(value)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} is non-finite")
-    elif isinstance(value, dict | list):
-        for inner in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check_setting(name, inner)
+        return " " not in value and _is_plain(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return all(_has_form(name, one) for one in inner)
 
 
 @functools.cache
@@ -94,19 +116,18 @@ def _setting_names() -> frozenset[str]:
     """Every name that a setting can have: ours, a method's, and those of PEFT's configs."""
     of_methods = {name for method in METHODS.values() for name in (*method.settings, *method.options)}
     of_peft = {field.name for config in PEFT_TYPE_TO_CONFIG_MAPPING.values() for field in fields(config)}
-    return frozenset({*_SENTENCES, *_WORDS, *of_methods, *of_peft})
+    return frozenset({*_FORMS, *of_methods, *of_peft})
+
+
+def processes_of(settings: Mapping[str, Any]) -> int:
+    """How many processes a run's batches were divided over, as its settings say."""
+    found = re.fullmatch(_FORMS["batch"], str(settings.get("batch")))
+    return int(found[7] or 1) if found else 1
 
 
 def showable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those that a card can show: of an adapter's config a pattern may hold what looks like a link."""
-    found = {}
-    for name, value in settings.items():
-        try:
-            _check_setting(name, value)
-        except ValueError:
-            continue
-        found[name] = value
-    return found
+    return {name: value for name, value in settings.items() if _has_form(name, value)}
 
 
 def _overridden(settings: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +143,12 @@ Word = Annotated[
 """A name: of a run, a method, a reward, a version."""
 Text = Annotated[str, StringConstraints(min_length=1, max_length=_LONGEST_WORD), AfterValidator(_text)]
 """Plain text of one line without marks or links."""
-Version = Annotated[str, StringConstraints(pattern=r"^([\w.+!-]+|not installed)$", max_length=_LONGEST_WORD)]
+VERSION = r"\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d+)*(\+[a-z0-9.]+)?|not installed"
+"""What the version of a package looks like."""
+Version = Annotated[str, StringConstraints(pattern=rf"^({VERSION})$", max_length=_LONGEST_WORD)]
+_PACKAGES = (*installed_versions(), "verl", *(row.package.pip for row in QUANTISATIONS.values()))
+Package = Literal[_PACKAGES]  # type: ignore[valid-type]
+Digest = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 Link = Annotated[str, StringConstraints(pattern=r"^[\w./~?#=&%+:,@-]+$", max_length=_LONGEST_TEXT)]
 # As makers call their processors: capital letters and digits, no decimals but a clock's, so that no sentence fits.
 Hardware = Annotated[
@@ -205,7 +231,7 @@ class RunFacts:
     method: Word | None = None
     licence: Licence | None = None
     dataset: Word | None = None
-    data_version: Word | None = None
+    data_version: Digest | None = None
     step: Count | None = None
     seed: int | None = None
     loss: Word | None = None
@@ -221,11 +247,11 @@ class RunFacts:
     seconds: Amount | None = None
     hardware: Hardware | None = None
     rewards_changed: tuple[Count, ...] = ()
-    reload_difference: Amount | None = None
+    reload_difference: Annotated[Amount, Field(le=1e-4)] | None = None  # RELOAD_TOLERANCE, whose file imports TRL
     chat: bool | None = None
     checkpoints: tuple[Count, ...] = ()
     tags: tuple[Word, ...] = ()
-    versions: dict[Word, Version] = field(default_factory=dict)
+    versions: dict[Package, Version] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The file."""

@@ -7,14 +7,23 @@ import re
 from pathlib import Path, PurePath
 
 from perl.recipe.sections import is_data_file
-from perl.sandbox import is_sandbox
+from perl.sandbox import PREFIX, is_sandbox
+from perl.sandbox.tasks import TASKS
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+_FILE_NAME = re.compile(r"\w[\w.+-]{0,200}")
 
 
 def has_hub_form(name: str) -> bool:
     """Whether a name is ``user/name``: what a published file says of the Hub does not depend on who reads it where."""
     return _HUB_NAME.fullmatch(name) is not None and not is_data_file(name)
+
+
+def is_data_name(name: str) -> bool:
+    """Whether a card can show a data set's name: of the sandbox, ``user/name``, or a file without its folder."""
+    if is_sandbox(name):
+        return name.removeprefix(PREFIX) in TASKS
+    return has_hub_form(name) or (is_data_file(name) and _FILE_NAME.fullmatch(name) is not None)
 
 
 def is_hub_name(name: str) -> bool:

@@ -13,6 +13,7 @@ from perl.evaluation.scoring.protocol import PRESETS, asking_of
 from perl.evaluation.scoring.results import HELD_OUT, Results
 from perl.evaluation.scoring.task import all_tasks
 from perl.evaluation.tasks.few_shot import titled
+from perl.hub.card.facts import VERSION
 from perl.hub.card.form import shown
 from perl.hub.card.published import SCORES
 from perl.policy.name import adapter_config_digest, adapter_policy_name
@@ -74,6 +75,9 @@ def words_mistakes(results: Results) -> Iterator[Mistake]:
         if word not in words:
             yield Mistake(f"{where} is {shown(str(word))!r}, which perl eval does not say", SCORES, _AGAIN)
     commit = {"base_revision": results.subject.get("base_revision")}
+    for package, version in results.versions.items():
+        if _WORD.fullmatch(package) is None or re.fullmatch(VERSION, version) is None:
+            yield Mistake(f"{shown(package)} {shown(version)} is not a version", SCORES, _AGAIN)
     for name, value in {**results.engine, **asking_of(results.subject), **commit}.items():
         if _WORD.fullmatch(name) is None or (isinstance(value, str) and _WORD.fullmatch(value) is None):
             yield Mistake(f"{shown(name)} is {shown(str(value))!r}, which is not a word", SCORES, _AGAIN)

@@ -6,15 +6,18 @@ The repository is untrusted: only the files named here are fetched, at one commi
 can be, and nothing in them is trusted.
 """
 
+from dataclasses import replace
+
 from huggingface_hub import HfApi, constants, get_session
 from huggingface_hub.hf_api import ModelInfo
 
-from perl.errors import PerlError, first_line
+from perl.errors import PerlError, first_line, raise_all
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
+from perl.hub.card.contradictions import contradictions
 from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.front_matter import OURS, SANDBOX_TAGS, adapter_tag
-from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, config_in, log_in, public_recipe_in, results_in
+from perl.hub.card.published import METRICS, PUBLIC_RECIPE, SCORES, log_in, public_recipe_in, results_in
 from perl.hub.found_card import open_repository, weights_of
 from perl.hub.gate.gate import largest
 from perl.hub.zoo_entries.material import Material, checked_scores, of_facts, of_log, of_policy
@@ -44,8 +47,8 @@ def of_hub(source: str) -> Material:
         raise PerlError(f"its {WEIGHTS} is kept as text and too large to be read", source)
     try:
         results, recipe = results_in(files), public_recipe_in(files)
-        config_in(files)  # refuses one that names code
         facts = read_run_facts(files[RUN_FACTS].read_bytes())
+        described = contradictions(facts, files)[0]
     except PerlError as error:
         raise error.moved(lambda where: f"{source}: {where}") from None
     if results is None:
@@ -53,6 +56,8 @@ def of_hub(source: str) -> Material:
     samples = files[PUBLISHED].read_bytes() if PUBLISHED in files else None
     counted = recount_published(files[SCORES].read_bytes(), samples, source)
     config = files[CONFIG].read_bytes()
+    scores = checked_scores(counted, digest, config, source)
+    raise_all(PerlError, [replace(mistake, where=f"{source}: {mistake.where}") for mistake in described])
     return Material(
         origin="hub",
         where=source,
@@ -61,7 +66,7 @@ def of_hub(source: str) -> Material:
         sha256={CONFIG: sha256_of(files[CONFIG]), WEIGHTS: digest},
         size=(there[CONFIG].size or 0) + (there[WEIGHTS].size or 0),
         results=results,
-        scores=checked_scores(counted, digest, config, source),
+        scores=scores,
         repo=name,
         revision=commit,
         recipe=recipe,

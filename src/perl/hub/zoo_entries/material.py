@@ -6,7 +6,9 @@ Where an adapter was found makes no difference to whoever has its material.
 """
 
 import hashlib
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +19,9 @@ from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.scoring.protocol import Protocol, asking_of
 from perl.evaluation.scoring.results import Results, TaskResult
 from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate, why_unscored
-from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
-from perl.hub.card.published import evenly
+from perl.hub.card.contradictions import contradictions
+from perl.hub.card.facts import RUN_FACTS, RunFacts, made_facts, read_run_facts
+from perl.hub.card.published import METRICS, PUBLIC_RECIPE, Files, evenly
 from perl.hub.card.scores_check import policy_mistakes, words_mistakes
 from perl.hub.push.outbox import read_pushes
 from perl.hub.push.package import package_candidate
@@ -27,9 +30,10 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 from perl.run.folder import Run
 from perl.run.logs import read_log
-from perl.zoo.entry import TaskScore
+from perl.zoo.entry import Entry, TaskScore
 
 _CURVE_POINTS = 64
+_SAME = ("method", "settings", "seed", "seconds", "hardware", "trainable_parameters", "versions")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ def of_run(folder: Path) -> Material:
     config = (candidate.folder / CONFIG).read_bytes()
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
+    scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
+    facts = read_run_facts(package.files[RUN_FACTS])
+    raise_all(PerlError, contradictions(facts, package.files)[0])
     pushed = [push for push in read_pushes(run) if push.status == "done" and push.sha256 == candidate.sha256]
     return Material(
         origin="run",
@@ -91,13 +98,13 @@ def of_run(folder: Path) -> Material:
         sha256={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
         size=sum(map(len, files.values())),
         results=candidate.results,
-        scores=checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path)),
+        scores=scores,
         repo=pushed[-1].repo_id if pushed else None,
         revision=pushed[-1].commit if pushed else None,
         recipe=Recipe.of_run(run.path / "recipe.yaml"),
         known={
             "created": str(run.facts.get("created", ""))[:10] or None,
-            **of_facts(read_run_facts(package.files[RUN_FACTS])),
+            **of_facts(facts),
             **of_log(read_log(run.metrics), candidate.step),
             **of_policy(candidate.results),
         },
@@ -106,13 +113,37 @@ def of_run(folder: Path) -> Material:
 
 def of_facts(facts: RunFacts) -> dict[str, Any]:
     """What is reported of a training, beside the log."""
-    same = ("method", "settings", "seed", "seconds", "hardware", "trainable_parameters", "versions")
     return {
-        **{name: getattr(facts, name) for name in same},
+        **{name: getattr(facts, name) for name in _SAME},
         "algorithm": facts.loss,
         "steps": facts.step,
         "licence": facts.licence.identifier if facts.licence else None,
     }
+
+
+def entry_facts(entry: Entry, files: Files) -> tuple[list[Mistake], list[str]]:
+    """Where an entry says of a training what its adapter and its recipe contradict, and what it says unconfirmed.
+
+    Args:
+        entry: What others report is theirs to say.
+        files: The adapter's.
+
+    Raises:
+        PerlError: A fact has not the form that perl writes, or the recipe cannot be trained.
+    """
+    if entry.provenance == "reported":
+        return [], ["everything beside its scores"]
+    steps = [1, *(step for step, _ in entry.curve), *([entry.steps] if entry.steps else [])]
+    files = {**files, METRICS: "\n".join(json.dumps({"step": step}) for step in steps).encode()}
+    files |= {PUBLIC_RECIPE: json.dumps(entry.recipe).encode()} if entry.recipe else {}
+    same = {"revision": "base_revision", "quantization": "base_quantization", "loss": "algorithm", "step": "steps"}
+    facts = {name: getattr(entry, same.get(name, name)) for name in (*_SAME, *same, "base")}
+    wrong, reported = contradictions(made_facts(facts, entry.name), files, facts)
+    reported += ["rewards"] if entry.recipe else []
+    reported += [name for name in ("licence", "seeds", "tokens", "curve", "notes", "created") if getattr(entry, name)]
+    words = {RUN_FACTS: "the entry", PUBLIC_RECIPE: "its recipe", METRICS: "its curve"}
+    told = re.compile("|".join(map(re.escape, words)))
+    return [Mistake(told.sub(lambda word: words[word[0]], f"{one.where}: {one.message}")) for one in wrong], reported
 
 
 def of_log(rows: Sequence[Mapping[str, Any]], last_step: float = math.inf) -> dict[str, Any]:

@@ -1,22 +1,23 @@
-"""Evaluates an entry of the zoo again, and says whether it scores what the entry says.
+"""Evaluates an entry of the zoo again, and says whether it scores, and is, what the entry says.
 
-Entry -> adapter, evaluated under the entry's own protocol -> scores then and now
+Entry -> adapter, evaluated under the entry's own protocol -> scores then and now; what its files contradict
 """
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.errors import PerlError, did_you_mean
+from perl.errors import Mistake, PerlError, did_you_mean
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.evaluate import carry_out
 from perl.evaluation.scoring.protocol import PRESETS
 from perl.evaluation.scoring.results import Results
 from perl.evaluation.scoring.task import all_tasks
-from perl.hub.zoo_entries.material import score_of
-from perl.policy.saved.download import zoo_adapter
+from perl.hub.zoo_entries.material import entry_facts, score_of
+from perl.policy.saved.download import CONFIG, WEIGHTS, zoo_adapter
 from perl.run.tables import percent
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
@@ -65,27 +66,32 @@ class Verification:
         scores: One a task.
         notes: What was not the same.
         results: What was measured.
+        mistakes: Where the entry says something else than the adapter's files, its own recipe, or what was measured.
+        reported: What it says and nothing here confirms.
     """
 
     name: str
     scores: tuple[Remeasured, ...]
     notes: tuple[str, ...]
     results: Results
+    mistakes: tuple[Mistake, ...] = ()
+    reported: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
-        """Whether no score differs."""
-        return all(score.verdict != "differs" for score in self.scores)
+        """Whether no score differs and nothing is contradicted."""
+        return not self.mistakes and all(score.verdict != "differs" for score in self.scores)
 
     def lines(self) -> Iterator[str]:
         """For a person to read."""
-        yield from map(str, self.scores)
+        yield from map(str, (*self.scores, *self.mistakes))
         yield from self.notes
+        yield from [f"reported only: {', '.join(self.reported)}"] if self.reported else []
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        scores = [asdict(score) for score in self.scores]
-        return {"name": self.name, "agrees": self.agrees, "scores": scores, "notes": list(self.notes)}
+        lists = {"mistakes": [*map(str, self.mistakes)], "notes": [*self.notes], "reported": [*self.reported]}
+        return {"name": self.name, "agrees": self.agrees, "scores": [asdict(score) for score in self.scores], **lists}
 
 
 def verify(
@@ -118,8 +124,10 @@ def verify(
     entry = zoo.entry(name)
     scores = _wanted(entry, tasks)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(output or temporary).expanduser()
-        return compare(entry, scores, _evaluate(entry, scores, zoo_adapter(entry.name, zoo), folder, k, limit, data))
+        folder, adapter = Path(output or temporary).expanduser(), zoo_adapter(entry.name, zoo)
+        wrong, reported = entry_facts(entry, {name: adapter / name for name in (CONFIG, WEIGHTS)})
+        found = compare(entry, scores, _evaluate(entry, scores, adapter, folder, k, limit, data))
+        return replace(found, mistakes=(*wrong, *found.mistakes), reported=tuple(reported))
 
 
 def compare(entry: Entry, scores: Sequence[TaskScore], results: Results) -> Verification:
@@ -139,7 +147,13 @@ def compare(entry: Entry, scores: Sequence[TaskScore], results: Results) -> Veri
     if entry.protocol and engines[0] != engines[1]:
         notes.append(f"the engine is another one: {engines[0]} then, {engines[1]} now")
     again = tuple(_remeasured(score, score_of(results.task(score.task))) for score in scores)
-    return Verification(entry.name, again, tuple(notes), results)
+    said = {"policy": entry.policy if not notes else None, "chat_template": entry.protocol.get("chat_template")}
+    wrong = [
+        Mistake(f"says {then}, measured is {results.subject.get(fact)}", f"{entry.name}: {fact}")
+        for fact, then in said.items()
+        if then not in (None, results.subject.get(fact))
+    ]
+    return Verification(entry.name, again, tuple(notes), results, tuple(wrong))
 
 
 def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
@@ -150,7 +164,8 @@ def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
     if any(_apart(*pair) for pair in pairs):
         verdict = "differs"
     elif (now.n, now.k) == (then.n, then.k) and all(old.adapter == new.adapter for old, new in pairs):
-        verdict = "identical"
+        # The same completions: all else that is said of them follows.
+        verdict = "identical" if all(said in (None, getattr(now, name)) for name, said in then) else "differs"
     return Remeasured(then.task, then.adapter, now.adapter, then.base, now.base, verdict)
 
 
@@ -159,11 +174,10 @@ def _of_base(score: TaskScore) -> TaskScore:
 
 
 def _apart(then: TaskScore, now: TaskScore) -> bool:
-    """Whether two scores are shown to be different; a score without an error has the one that was measured now."""
-    ends = [
-        score_interval(score.adapter, now.stderr if score.stderr is None else score.stderr, score.n or now.n)
-        for score in (then, now)
-    ]
+    """Whether two scores are shown to be different; the errors of both are of what was measured now."""
+    n = then.n or now.n
+    error = now.stderr if now.stderr is None or not (n and now.n) else now.stderr * math.sqrt(now.n / n)
+    ends = score_interval(then.adapter, error, n), score_interval(now.adapter, now.stderr, now.n)
     return differ(then, ends[0], now, ends[1])
 
 
