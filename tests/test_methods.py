@@ -231,7 +231,11 @@ def hold_a_tensor(trainer):
 
 
 def add_a_tensor(trainer):
-    trainer.policy.register_parameter("forgotten", torch.nn.Parameter(torch.zeros(3)))
+    class Adds(TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            trainer.policy.register_parameter("forgotten", torch.nn.Parameter(torch.zeros(3)))
+
+    trainer.callback_handler.callbacks.insert(0, Adds())
     return "1 trained tensors got no gradient in 5 updates: forgotten"
 
 
