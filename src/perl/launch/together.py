@@ -56,7 +56,6 @@ _SHOWN = ".together-"
 _names = itertools.count()
 
 
-
 @dataclass(frozen=True)
 class ProcessGroup:
     """The processes of one run; of a run of one process every method returns at once."""
