@@ -415,16 +415,18 @@ class AdaptedPolicy:
             path: Folder to write, replaced if it exists.
             processing_class: Goes beside a model.
             fingerprint: Of the base's weights, if it is known.
+
+        Raises:
+            ModelError: The policy has parts of a script's, which what was written lacks.
         """
         policy = self._live.policy
-        self.check_unchanged()
-        if not self._live.accelerator.is_main_process:
-            return
-        if isinstance(policy, PeftModel):
-            self._look_at_tokenizer(processing_class)
-            write_adapter(policy, path, *base_identity(policy), fingerprint)
-        else:
-            write_model(policy, processing_class, path)
+        if self._live.accelerator.is_main_process:
+            if isinstance(policy, PeftModel):
+                self._look_at_tokenizer(processing_class)
+                write_adapter(policy, path, *base_identity(policy), fingerprint)
+            else:
+                write_model(policy, processing_class, path)
+        self.check_unchanged()  # once it is written, so that nothing is lost
 
     def _look_at_tokenizer(self, given: Any) -> None:  # noqa: ANN401 (a tokenizer or a processor)
         """Says once what of the texts that the policy was trained on is not the base's, and not saved."""

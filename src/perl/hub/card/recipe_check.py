@@ -10,6 +10,7 @@ from typing import Any
 
 from peft import PeftConfig
 
+from perl.algorithms.kl_place import KL_IN_REWARD
 from perl.data import heldout_name
 from perl.errors import Mistake, RecipeError
 from perl.evaluation.scoring.results import Results, is_held_out
@@ -28,7 +29,7 @@ _REPEATED = (
     *("algorithm", "model.name", "model.quantization", "peft.[!k]*", "rewards.*.weight", "teacher.[!hs]*"),
     *("prompts.[!c]*", "prompts.curriculum_*", "rollout.temperature", "rollout.max_completion_length"),
     *("train.seed", "train.loss_type", "train.importance_sampling_level", "train.learning_rate", "train.beta"),
-    *("train.optim", "train.critic_*", "train.gae_*", "train.value_clip", "train.kl_in_reward"),
+    *("train.optim", "train.critic_*", "train.gae_*", "train.value_clip", f"train.{KL_IN_REWARD}"),
     *(f"train.{name}" for name in NUMBERS),
 )
 # Fields of an adapter's config that no recipe gives: the base's, or known once the adapter is on it.
