@@ -182,7 +182,9 @@ def test_what_looks_like_rows_and_is_none_says_what_it_is():
     Path("rows.tsv").touch()
     for name in ("rows.tsv", "https://x.org/rows.csv"):
         assert "is no data set of the Hub" in message_of(train=name) or "no such file" in message_of(train=name)
-    assert "data.train: folder is a folder (name a file in it, as folder/rows.csv)" in message_of(train="folder")
+    assert "data.train: folder is a folder (name a file in it, as folder/rows.csv; a data set of" in message_of(
+        train="folder"
+    )
     Path("rows.csv").write_text("prompt, answer\n1,2\n", encoding="utf-8")
     assert "it has prompt, ' answer' (did you mean ' answer'?)" in message_of(train="rows.csv")
 

@@ -50,8 +50,8 @@ CHANGES = {
     "norm.weight has other": lambda p: p.get_base_model().model.norm.weight.data.mul_(1.3),
     "inv_freq has other": lambda p: p.get_base_model().model.rotary_emb.inv_freq.mul_(1.3),
     "passes give other": lambda p: put_hook(p.get_base_model().model.layers[0].mlp, 1.3),
-    r"q_proj\.lora_B: what is called": lambda p: put_hook(
-        p.get_base_model().model.layers[0].self_attn.q_proj.lora_B, 2
+    "a hook of your own changes": lambda p: put_hook(
+        p.get_base_model().model.layers[0].self_attn.q_proj.lora_B["default"], 2
     ),
 }
 
@@ -59,7 +59,9 @@ CHANGES = {
 @pytest.mark.parametrize("said", CHANGES)
 def test_what_is_changed_after_the_trainer_was_made_or_after_training_is_refused(said, tmp_path):
     trainer = made(tmp_path, "sandbox:base", peft_config=LoraConfig(**LORA))
-    put_hook(trainer.policy.get_base_model().model.norm, 1.0)  # which changes nothing
+    norm = trainer.policy.get_base_model().model.norm
+    for module in (norm, *(m for m in trainer.policy.modules() if hasattr(m, "lora_A"))):
+        put_hook(module, 1.0)  # which changes nothing
     trainer.train()
     trainer.save_adapter(tmp_path / "adapter")
     CHANGES[said](trainer.policy)

@@ -16,6 +16,7 @@ import torch
 
 from perl.algorithms.kl_place import off_reward
 from perl.algorithms.registry import ARGUMENTS, LOSSES, function_at
+from perl.algorithms.train_fields import train_fields
 
 RatioLevel = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -80,7 +81,8 @@ class LossSettings:
                 as it is here by default.
         """
         values: dict[str, Any] = {
-            f.name: getattr(args, ARGUMENTS.get(f.name, f.name), f.default) for f in dataclasses.fields(cls)
+            f.name: getattr(args, name, f.default) if train_fields()[name].ours else getattr(args, name)
+            for f, name in ((f, ARGUMENTS.get(f.name, f.name)) for f in dataclasses.fields(cls))
         }
         if values["epsilon_high"] is None:
             values["epsilon_high"] = args.epsilon

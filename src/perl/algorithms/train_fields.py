@@ -5,7 +5,8 @@ sources of transformers, TRL and perl.trainer.arguments.config -> TrainField
 A recipe's ``train`` section takes any field of ``PeftRLConfig``. Importing that class costs seconds (torch,
 transformers, TRL); a mistyped key must be refused at once and against the versions that are installed. Hence the
 dataclasses are parsed, not imported. Our own fields state all there is to know of them in their line of
-``trainer/arguments/config.py``; what TRL and transformers state in words only is in ``_NARROWED``.
+``trainer/arguments/config.py``; what TRL and transformers state in words only, and words of a table, are in
+``_NARROWED``.
 """
 
 import ast
@@ -15,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, TypedDict, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
@@ -65,6 +66,22 @@ _NARROWED: dict[str, Any] = {
 _PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict, "list": list}
 
 
+class Rules(TypedDict, total=False):
+    """What the line of a field of ours says besides: bounds, and these.
+
+    Attributes:
+        words: Those that it is one of.
+        part: Of what it is a part: the ``objective`` of any loss, or a ``critic``.
+    """
+
+    ge: float
+    gt: float
+    le: float
+    finite: bool
+    words: tuple[str, ...]
+    part: str
+
+
 @dataclass(frozen=True)
 class TrainField:
     """One training argument.
@@ -74,8 +91,7 @@ class TrainField:
         help: Its sentence, empty if the source builds it at run time.
         default: Its value where nobody sets it; None also if the source computes it.
         computed: Whether it does.
-        rules: Of our own fields: bounds (``ge``, ``gt``, ``le``, ``finite``), the ``words`` that it is one of, and what
-            it is ``part`` of: the ``objective`` of any loss, or a ``critic``.
+        rules: Of our own fields, what else their line says.
         ours: Whether TRL's arguments lack it.
     """
 

@@ -175,8 +175,9 @@ def read_source(source: DataSource, role: Role, where: str) -> tuple[datasets.Da
     if is_data_file(path):
         return read_data_file(path, columns, where), sha256_of(path)
     if path.is_dir():
-        file = next((file for file in sorted(path.iterdir()) if is_data_file(file)), path / "FILE")
-        raise DataError(f"{source.name} is a folder", where, f"name a file in it, as {file}")
+        file = next((f", as {file}" for file in sorted(path.iterdir()) if is_data_file(file)), "")
+        hint = f"name a file in it{file}; a data set of the Hub must not have the name of a folder here"
+        raise DataError(f"{source.name} is a folder", where, hint)
     if path.is_file() or "://" in source.name:
         what = f"{source.name} is no data set of the Hub and no file of one of these kinds"
         raise DataError(what, where, f"save it as a file that ends in {', '.join(DATA_FILE_SUFFIXES)}")

@@ -24,6 +24,9 @@ Named = Collection[str | None]
 _TEXT_BY_ARROW = {pyarrow.float16(), pyarrow.float32(), pyarrow.binary(), pyarrow.large_binary()}
 
 
+_LISTS = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
+
+
 class _Json(datasets.Json):
     """Values as JSON: those of different kinds, objects with different keys. The library's own rounds numbers."""
 
@@ -87,7 +90,9 @@ def _parquet_rows(path: Path, answers: Named, where: str) -> datasets.Dataset:
     if left:
         warn("PRL311", "%s: %s leaves columns out: %s", where, path, "; ".join(left))
     for i, name in enumerate(table.column_names):
-        texts = _column_texts(name, _texts(table[name]), answers) if name in answers else [[]]
+        if name not in answers:
+            continue
+        texts = _column_texts(name, _texts(table[name]), answers)
         if all(text is None or isinstance(text, str) for text in texts):
             table = table.set_column(i, name, pyarrow.array(texts, pyarrow.string()))
     return datasets.Dataset(table)
@@ -145,7 +150,9 @@ def _texts(column: pyarrow.ChunkedArray) -> list[Any]:
     """An Arrow column's values, as text where Python would change them."""
     kind = _exact_type(column.type)
     values = column.cast(kind).to_pylist()
-    return values if kind == column.type else [_unquoted(value) for value in values]
+    if kind == column.type:
+        return values
+    return [None if value == "nan" else _unquoted(value) for value in values]  # of a number, which is missing
 
 
 def _column_texts(name: str, values: Sequence[Any], answers: Named) -> list[Any]:
@@ -171,7 +178,7 @@ def _unquoted(value: Any) -> Any:  # noqa: ANN401
 
 def _exact_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     """The type of the same values as text where Python would change them, within lists and objects too."""
-    if pyarrow.types.is_list(kind):
+    if any(of(kind) for of in _LISTS):
         return pyarrow.list_(_exact_type(kind.value_type))
     if pyarrow.types.is_struct(kind):
         return pyarrow.struct([(one.name, _exact_type(one.type)) for one in kind])

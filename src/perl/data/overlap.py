@@ -19,6 +19,7 @@ _ALIKE = str.maketrans(
     "------**''\"\"",
     "$\x7f\u034f\u115f\u1160\u2800\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))),
 )
+_IDLE_SPACE = re.compile(r"(?<!\w) | (?!\w)")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -34,8 +35,8 @@ def normalised(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    """What equal problems have in common: no spaces count."""
-    return "".join(normalised(text).split())
+    """What equal problems have in common: spaces count between two words or numbers alone."""
+    return _IDLE_SPACE.sub("", normalised(text))
 
 
 def same(texts: Sequence[str], others: Sequence[str]) -> list[int]:

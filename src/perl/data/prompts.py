@@ -36,7 +36,8 @@ def checked_prompt(prompt: Any, row: str, where: str) -> Any:  # noqa: ANN401 (a
     """
     if isinstance(prompt, str) and _MESSAGES.match(prompt):  # as a CSV file holds them
         with suppress(json.JSONDecodeError):
-            prompt = json.loads(prompt)
+            given = json.loads(prompt)
+            prompt = given if all({"role", "content"} <= {*message} for message in given) else prompt
     if prompt is None or isinstance(prompt, str):
         return prompt
     if isinstance(prompt, int | float):

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from perl.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -192,13 +194,14 @@ class ProcessGroup:
             end = self._behind(error)
             if end is None or self.watch is None:
                 raise
-            raise self.watch.lost(end) from None
+            raise self.watch.lost(end) from error
 
     def _behind(self, error: BaseException) -> End | None:
         """The end of another process that caused this error; None: it is this process's own."""
         if self.watch is None:
             return None
-        if isinstance(error, RuntimeError):  # which a collective raises when the process at the other end is gone
+        # A collective raises one when the process at the other end is gone.
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
             return self.watch.cause(CAUSE_SECONDS)
         return self.watch.cause() if isinstance(error, KeyboardInterrupt) else None
 

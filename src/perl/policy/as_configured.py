@@ -5,6 +5,7 @@ policy -> facts by module and tensor, to compare later; or an error that names w
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -15,11 +16,14 @@ from perl.errors import ModelError
 from perl.methods.base_parameters import is_of_the_base, parts_of
 from perl.policy.attach import fresh_adapter
 from perl.policy.guards import checksum
-from perl.policy.model import base_of, empty_of
+from perl.policy.model import base_of, empty_of, evaluating
 from perl.policy.published import check_published, is_foreign
+from perl.policy.reference import random_tokens, token_log_probs
+from perl.run.shards import is_sharded
 
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
 _OF_A_TRAINING = ("training", "_is_accelerate_prepared")
+_CALLED = "what is called"
 
 
 def facts_of(policy: PeftModel) -> dict[str, object]:
@@ -48,7 +52,7 @@ def check_unchanged(policy: PeftModel, before: Mapping[str, object]) -> dict[str
         ModelError: Names what was changed.
     """
     now = facts_of(policy)
-    if now != before:
+    if now != before and not is_sharded(policy):  # whose proof is collective, and a process may ask alone
         with torch.random.fork_rng(devices=[]):  # a training draws the same whether or not it was looked at
             check_published(policy, loaded_here=False)
             check_as_configured(policy)
@@ -70,16 +74,43 @@ def check_as_configured(policy: PeftModel) -> None:
         made = dict(fresh_adapter(empty_of(base_of(policy)), config, adapter).named_modules())
     except NotImplementedError:  # SHiRA looks for places in weights, which there are none of
         return
+    _check_called(policy)
     for name, module in policy.named_modules():
         if name in made and (isinstance(module, BaseTunerLayer) or not is_of_the_base(policy, f"{name}.")):
             here, there = _of_module(module, adapter), _of_module(made[name], adapter)
-            for fact in sorted(key for key in here | there if here.get(key, False) != there.get(key, False)):
+            for fact in sorted(key for key in there if here.get(key, False) != there[key] and key != _CALLED):
                 raise ModelError(
                     f"{name}: {fact} is {here.get(fact)}, and {there.get(fact)} as the config makes it, which "
                     "alone is saved",
                     "model",
                     "leave the layers as get_peft_model makes them, and say it in the config",
                 )
+
+
+def _check_called(policy: PeftModel) -> None:
+    """Functions that a script has put on modules may look, and change no log-prob."""
+    held: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    if any(is_foreign(vars(module)["forward"]) for module in policy.modules() if "forward" in vars(module)):
+        what = "a forward of your own is put in a module's place, and only the adapter is saved"
+        raise ModelError(what, "model", "leave the layers as get_peft_model makes them")
+    for hooks in (hooks for module in policy.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)):
+        foreign = {key: hook for key, hook in hooks.items() if is_foreign(hook)}
+        held += [(hooks, foreign)] if foreign else []
+    if not held:
+        return
+    ids = random_tokens(policy)
+    found = []
+    with evaluating(policy):
+        for plain in (False, True):
+            for hooks, foreign in held:
+                for key in foreign if plain else ():
+                    del hooks[key]
+            found.append(token_log_probs(policy, ids, torch.ones_like(ids)))
+    for hooks, foreign in held:
+        hooks.update(foreign)
+    if not torch.equal(*found):
+        what = "a hook of your own changes what the policy says, and only the adapter is saved"
+        raise ModelError(what, "model", "remove it; a hook that only looks may stay")
 
 
 def _of_module(module: nn.Module, adapter: str) -> dict[str, object]:
@@ -89,4 +120,4 @@ def _of_module(module: nn.Module, adapter: str) -> dict[str, object]:
         if name not in _OF_A_TRAINING and isinstance(own, _PLAIN) and own is not False:  # which a class may say too
             facts[name] = copy.copy(own)
     put = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")]
-    return facts | {"what is called": [function for function in put if function and is_foreign(function)]}
+    return facts | {_CALLED: [function for function in put if function and is_foreign(function)]}

@@ -32,8 +32,8 @@ T = TypeVar("T")
 MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
 SHOWN_PROMPT = 60
 _DIGITS = 12
-# Of a text that may name a file.
-_LONGEST_NAME = 200
+# What a reward reads, and no log that it writes; in bytes.
+_TABLES, _LARGEST_FILE = (".json", ".toml", ".yaml", ".yml"), 2**20
 # What TRL passes beside the samples; it is useless in another process, so a worker's function goes without.
 NOT_FOR_WORKERS = ("trainer_state", "log_metric", "log_extra")
 
@@ -81,17 +81,22 @@ def code_digest(path: str) -> str:
     found, ahead = dict[Path, str](), [first] if file else []
     while ahead:
         one = ahead.pop()
-        if one in found or not one.is_file() or (one != first and within not in one.parents):
+        one = one.resolve()
+        if one in found or (one != first.resolve() and within.resolve() not in one.parents):
             continue
-        found[one] = "\n".join(one.read_text(encoding="utf-8", errors="replace").splitlines())
+        with suppress(OSError):
+            if one.is_file() and one.stat().st_size <= _LARGEST_FILE:
+                found[one] = "\n".join(one.read_text(encoding="utf-8", errors="replace").splitlines())
+        if one not in found:
+            continue
         ahead += _files_named_in(found[one], one, root) if one.suffix == ".py" else []
     texts = [found[one] for one in sorted(found)]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_DIGITS]
 
 
 def _files_named_in(text: str, file: Path, root: Path) -> Iterator[Path]:
-    """Where the modules that a file imports would lie, and the files beside it that its texts name."""
-    with suppress(SyntaxError):
+    """Where the modules that a file imports would lie, and the tables beside it that its texts name."""
+    with suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(text)):
             modules: list[str] = []
             above = root
@@ -101,8 +106,8 @@ def _files_named_in(text: str, file: Path, root: Path) -> Iterator[Path]:
                 above = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else root
                 of = node.module or ""
                 modules = [of, *(f"{of}.{alias.name}".lstrip(".") for alias in node.names)]
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) < _LONGEST_NAME:
-                yield from (folder / node.value for folder in (file.parent, Path.cwd()) if "\0" not in node.value)
+            elif isinstance(node, ast.Constant) and str(node.value).endswith(_TABLES):
+                yield file.parent / str(node.value)
             for parts in (module.split(".") for module in modules if module):
                 yield from (above.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1))
                 yield above.joinpath(*parts).with_suffix(".py")

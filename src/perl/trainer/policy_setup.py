@@ -7,6 +7,7 @@ Knows nothing of data, rewards or training.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,7 +236,8 @@ def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # 
 
 def _check_with_adapter(args: GRPOConfig, config: PeftConfig) -> None:
     """Refuses what would only fail once the base is loaded, or the adapter is trained."""
-    if "lm_head" in (getattr(config, "target_modules", None) or ()):
+    targets = getattr(config, "target_modules", None) or ()
+    if re.fullmatch(targets, "lm_head") if isinstance(targets, str) else {"lm_head", "model.lm_head"} & {*targets}:
         what = "TRL reads the weights of lm_head by themselves, so that an adapter there would not be trained"
         raise RecipeError(what, "peft.target_modules", "leave lm_head out")
     if args.hub_token is not None:
@@ -422,8 +424,8 @@ class AdaptedPolicy:
         policy = self._live.policy
         if self._live.accelerator.is_main_process:
             if isinstance(policy, PeftModel):
-                self._look_at_tokenizer(processing_class)
                 write_adapter(policy, path, *base_identity(policy), fingerprint)
+                self._look_at_tokenizer(processing_class)
             else:
                 write_model(policy, processing_class, path)
         self.check_unchanged()  # once it is written, so that nothing is lost
@@ -431,7 +433,7 @@ class AdaptedPolicy:
     def _look_at_tokenizer(self, given: Any) -> None:  # noqa: ANN401 (a tokenizer or a processor)
         """Says once what of the texts that the policy was trained on is not the base's, and not saved."""
         name, revision = base_identity(self._live.policy)
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # a remark, which costs no training
             own = AutoProcessor.from_pretrained(resolve_model(name), revision=revision, local_files_only=True)
             one, other = ((it.chat_template, getattr(it, "tokenizer", it).get_vocab()) for it in (given, own))
             if one != other and not self._said:

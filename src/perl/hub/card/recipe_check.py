@@ -34,10 +34,10 @@ _REPEATED = (
 )
 # Fields of an adapter's config that no recipe gives: the base's, or known once the adapter is on it.
 _NOT_ASKED = {
-    *("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "task_type"),
+    *("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "task_type", "peft_version"),
     *("target_modules", "rank_pattern", "total_step", "tinit", "tfinal", "deltaT"),
 }
-_PART = re.compile(r"[\w.,+:\[\]%-]{1,100}")
+_PART = re.compile(r"[\w.,+:\[\]%/-]{1,100}")
 
 
 def check_recipe(

@@ -165,8 +165,14 @@ def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
         verdict = "differs"
     elif (now.n, now.k) == (then.n, then.k) and all(old.adapter == new.adapter for old, new in pairs):
         # The same completions: all else that is said of them follows.
-        verdict = "identical" if all(said in (None, getattr(now, name)) for name, said in then) else "differs"
+        verdict = "identical" if all(_says(said, getattr(now, name)) for name, said in then) else "differs"
     return Remeasured(then.task, then.adapter, now.adapter, then.base, now.base, verdict)
+
+
+def _says(said: Any, found: Any) -> bool:  # noqa: ANN401 (of a score's fields)
+    """Whether nothing is said, or what was found, to the last digits that another machine may have otherwise."""
+    both = isinstance(said, float) and isinstance(found, int | float)
+    return said is None or (math.isclose(said, found, rel_tol=1e-9, abs_tol=1e-12) if both else said == found)
 
 
 def _of_base(score: TaskScore) -> TaskScore:

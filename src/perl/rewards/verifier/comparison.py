@@ -59,8 +59,8 @@ _VARIABLE = re.compile(r"[a-df-hj-zA-Z]")  # all but e and i
 _ELEMENT = re.compile(r"\\in(?![a-zA-Z])")
 # Not arithmetic: numbers in a row, a date, a time; "3:4" is a ratio.
 _AS_WRITTEN = re.compile(
-    r"[(\[]? ?-?[\d.]+(?: [\d.]+)+ ?[)\]]?|(?:1\d|20)\d\d(?:-\d\d?-\d\d?|/\d\d/\d\d)|\d\d?/\d\d?/(?:1\d|20)\d\d"
-    r"|\d\d?:0\d|\d\d?:\d\d:\d\d|(\d\d?):([1-5]\d)"
+    r"[(\[]? ?-?[\d.]+(?: [\d.]+)+ ?[)\]]?|(?:1[5-9]|20)\d\d(?:-[01]?\d-[0-3]?\d|/\d\d/\d\d)"
+    r"|\d\d?/\d\d?/(?:1[5-9]|20)\d\d|\d\d?:0\d|\d\d?:\d\d:\d\d|(\d\d?):([1-5]\d)"
 )
 _IDLE_ZEROS = re.compile(r"(?<![\d.])0(?=\d)|(?<=:\d\d):00$")
 _ORDER_OF_NAMES = f"{string.ascii_lowercase} {string.digits}"
@@ -274,7 +274,8 @@ def _same_scalar(gold: str, answer: str, ask: Algebra) -> Truth:
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return False
     written = _as_written(gold_core), _as_written(answer_core)
-    if any(written):
+    # Beside a ratio a time is a ratio too.
+    if all(written) or (any(written) and ":" not in (gold_core if written[0] is None else answer_core)):
         return written[0] == written[1]
     gold_values, answer_values = _values(gold_core), _values(answer_core)
     if gold_values and answer_values:

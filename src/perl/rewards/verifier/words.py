@@ -18,7 +18,7 @@ _FEW_LETTERS = re.compile(r"[a-zA-Z]{2,3}")
 _CHOICE = re.compile(r"(?:(?:option|choice) )?\(?([A-J])(?:\)|[.:](?!\d)|$)", re.IGNORECASE)
 # Behind the letter of a choice: another one, as in "(C) or (D)" and "C. 42, D. 43".
 _HEDGED = re.compile(
-    r"(?:\s|or|and|[,;/&])*\(?[A-J](?:[).:]|$)|.*?(?:(?<![\w\\])\([A-J]\)|(?:\bor|\band|[,;/])\s*[A-J][).:])"
+    r"(?:\s|or|and|[,;/&])*\(?[A-J](?:[).:]|$)|(?!.*?\bboth\b).*?(?:\bor|\band|[,;/])\s*\(?[A-J][).:]", re.IGNORECASE
 )
 _WORDS = (
     r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+| m/s|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"
@@ -33,8 +33,9 @@ _TEXTS = (
 _UNIT = re.compile(rf"(?:(?P<texts>{_TEXTS})|\s?(?<=[\d)}}%])(?P<words>{_WORDS}{_POWER}))\s?$")
 # Words and numbers that are no unit, but say something of the value: "5 or more", "5 dozen", "5 divided by 4", "not 5".
 _SAYS_MORE = re.compile(
-    r"(?<![\w-])(?:or|not|than|plus|minus|times|but|maybe|perhaps|possibly|probably|negative|over|point|divided|multiplied"
-    r"|factorial|power|doubled|tripled|halved|dozens?|score|gross|half|halves|and (?:an?|some)|zero|one|two|three|ten"
+    r"(?<![\w-])(?:or|not|than|plus|minus|times|but|maybe|perhaps|possibly|probably|negative|divided|multiplied"
+    r"|(?:over|point) (?:\d|zero|one|two|three|four|five|six|seven|eight|nine|ten)"
+    r"|factorial|power|doubled|tripled|halved|dozens?|half|halves|and (?:an?|some)|zero|one|two|three|ten"
     r"|eleven|twelve|(?:four|five|six|seven|eight|nine)(?:teen)?|(?:thir|fif|eigh)teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|[mbtr]+illion|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
     r"|\w+(?:teen|tie|hundred|thousand|illion)th|hundredth|thousandth)s?"

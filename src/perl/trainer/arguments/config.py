@@ -5,11 +5,12 @@ Recipe -> PeftRLConfig, and inside it fields -> derived fields. Knows nothing of
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, Unpack
 
 import torch
 from trl import GRPOConfig
 
+from perl.algorithms.train_fields import Rules
 from perl.errors import RecipeError, did_you_mean, raise_all
 from perl.hub.gate.secrets import without_secrets
 from perl.methods.registry import METHODS
@@ -58,13 +59,13 @@ from perl.trainer.arguments.shown_to_trl import for_arguments
 _S = TypeVar("_S", bound=Section)
 
 
-def own(default: Any, text: str, **_: Any) -> Any:  # noqa: ANN401 (a dataclass field)
+def own(default: Any, text: str, **_: Unpack[Rules]) -> Any:  # noqa: ANN401 (a dataclass field)
     """A field of ours: all that is known of it stands in its line, which :mod:`perl.algorithms.train_fields` reads.
 
     Args:
         default: A constant.
         text: What it is, for a person.
-        _: Bounds and the like; see :class:`perl.algorithms.train_fields.TrainField`.
+        _: Bounds and the like.
     """
     return field(default=default, metadata={"help": text})
 
