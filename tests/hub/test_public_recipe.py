@@ -1,7 +1,9 @@
 """The recipe that is published trains the same elsewhere, and names nothing of this machine."""
 
 import pytest
+import yaml
 
+from perl.hub.card.names import is_data_name
 from perl.hub.card.public_recipe import public_recipe, without_paths
 from perl.hub.gate.leaks import MachineFacts, find_leaks
 from perl.recipe import load_recipe
@@ -50,6 +52,17 @@ def test_nothing_of_this_machine_is_in_it_and_it_is_the_same_recipe_otherwise(so
         for key in ("output_dir", "report_to"):
             recipe["train"].pop(key, None)
     assert after == wanted
+
+
+NAMES = [("data/train.jsonl", "train.jsonl"), ("./my data (2).csv", "my-data-2-.csv")]
+
+
+@pytest.mark.parametrize(("name", "public"), NAMES)
+def test_a_data_file_has_a_name_that_a_card_can_show(name, public):
+    text = public_recipe(load_recipe({"data": {"train": {"name": name}, "eval": "10%"}}))
+    after = load_recipe(yaml.safe_load(text)).data
+    assert (after.train.name, after.eval.name) == (public, public)
+    assert is_data_name(public)
 
 
 def test_of_a_path_the_last_part_is_left():

@@ -99,15 +99,16 @@ def _check_called(policy: PeftModel) -> None:
     if not held:
         return
     ids = random_tokens(policy)
-    found = []
-    with evaluating(policy):
-        for plain in (False, True):
-            for hooks, foreign in held:
-                for key in foreign if plain else ():
-                    del hooks[key]
+    with evaluating(policy), torch.no_grad():
+        found = [token_log_probs(policy, ids, torch.ones_like(ids))]
+        for hooks, foreign in held:
+            for key in foreign:
+                del hooks[key]
+        try:
             found.append(token_log_probs(policy, ids, torch.ones_like(ids)))
-    for hooks, foreign in held:
-        hooks.update(foreign)
+        finally:
+            for hooks, foreign in held:
+                hooks.update(foreign)
     if not torch.equal(*found):
         what = "a hook of your own changes what the policy says, and only the adapter is saved"
         raise ModelError(what, "model", "remove it; a hook that only looks may stay")

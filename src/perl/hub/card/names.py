@@ -26,6 +26,11 @@ def is_data_name(name: str) -> bool:
     return has_hub_form(name) or (is_data_file(name) and _FILE_NAME.fullmatch(name) is not None)
 
 
+def shown_file(name: str) -> str:
+    """A data file's name as a card can show it: without its folder, with dashes for spaces and marks."""
+    return re.sub(r"[^\w.+-]+", "-", PurePath(name).name).lstrip("-.+")
+
+
 def is_hub_name(name: str) -> bool:
     """Whether a name is ``user/name`` and no folder or file here, which is what libraries look for first."""
     return has_hub_form(name) and not Path(name).exists()

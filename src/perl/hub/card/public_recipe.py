@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from perl.hub.card.names import shown_file
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import public_adapter
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import dump
+from perl.recipe.sections import is_data_file
 
 # Where things are on the machine it was trained on.
 _PLACES = {
@@ -44,6 +46,9 @@ def public_recipe(recipe: Recipe, teacher: str | None = None) -> str:
     if recipe.rollout.capabilities.needs_servers:  # it cannot be read without addresses
         of_servers = ("backend", "prefetch", "max_staleness", "in_flight")
         sections["rollout"] = {k: v for k, v in sections["rollout"].items() if k not in of_servers}
+    for source in (sections["data"].get(role) for role in ("train", "eval")):
+        if source is not None and is_data_file(source["name"]):
+            source["name"] = shown_file(without_paths(source["name"]))
     name, revision = public_name(recipe.model.name, recipe.model.revision)
     sections["model"] |= {"name": name, "revision": revision}
     if recipe.teacher.adapter is not None:
