@@ -22,8 +22,6 @@ Named = Collection[str | None]
 """Columns by name; None: there is no such column. Of a mapping those whose value is false keep lists and objects."""
 # Kinds of values whose text Python would change: 0.1 of 32 bits is 0.10000000149011612, and bytes are b'7'.
 _TEXT_BY_ARROW = {pyarrow.float16(), pyarrow.float32(), pyarrow.binary(), pyarrow.large_binary()}
-
-
 _LISTS = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
 
 
@@ -41,12 +39,12 @@ class _Written(str):
     __repr__ = str.__str__
 
 
-_AS_WRITTEN: dict[str, Any] = {
-    **dict.fromkeys(("parse_int", "parse_float"), _Written),
-    "parse_constant": lambda word: (
-        None if word == "NaN" else _Written(word)
-    ),  # what a table has where a number is missing
-}
+def _constant(word: str) -> _Written | None:
+    """Infinity as it is written; NaN, which a table has where a number is missing, as None."""
+    return None if word == "NaN" else _Written(word)
+
+
+_AS_WRITTEN = {"parse_int": _Written, "parse_float": _Written, "parse_constant": _constant}
 _SHAPES = "a file is a list of objects, or one object on each line"
 
 

@@ -66,29 +66,26 @@ class Failures:
 def code_digest(path: str) -> str:
     """Digits of the texts of a reward's file, whatever ends its lines, and of all that it uses in its folder.
 
-    Those are the files that it imports, wherever it does and through others, and those that a text in it names. Of a
-    file of a package that is installed, the package's.
+    Those are the files that it imports, wherever it does and through others, and the JSON, TOML and YAML files that a
+    text in it names. Of a package that is installed, the package's.
 
     Args:
         path: ``package.module:function``, which was imported.
     """
     name = path.partition(":")[0]
     file = getattr(sys.modules[name], "__file__", None)
-    first = Path(file or ".")
+    first = Path(file or ".").resolve()
     root = first.parents[min(name.count(".") + (first.stem == "__init__"), len(first.parents) - 1)]
     installed = root.name in ("site-packages", "dist-packages")
     within = root / name.partition(".")[0] if installed else root
     found, ahead = dict[Path, str](), [first] if file else []
     while ahead:
-        one = ahead.pop()
-        one = one.resolve()
-        if one in found or (one != first.resolve() and within.resolve() not in one.parents):
+        one = ahead.pop().resolve()
+        if one in found or not one.is_file() or (one != first and within not in one.parents):
             continue
-        with suppress(OSError):
-            if one.is_file() and one.stat().st_size <= _LARGEST_FILE:
-                found[one] = "\n".join(one.read_text(encoding="utf-8", errors="replace").splitlines())
-        if one not in found:
+        if one.stat().st_size > _LARGEST_FILE:
             continue
+        found[one] = "\n".join(one.read_text(encoding="utf-8", errors="replace").splitlines())
         ahead += _files_named_in(found[one], one, root) if one.suffix == ".py" else []
     texts = [found[one] for one in sorted(found)]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_DIGITS]
