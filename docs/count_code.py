@@ -83,7 +83,7 @@ def main() -> None:
         if "--once" in sys.argv:
             listed += [f"{place}:{f.lineno} {f.name} {f.end_lineno - f.lineno + 1}" for f in once]
     rows = [f"{'room':24}{'files':>6}{'code':>8}{'func.':>8}{'once':>7}{'share':>8}"]
-    rows += [rooms[name].row(name) for name in sorted(rooms)]
+    rows += [rooms[name].row(name) for name in sorted(rooms, key=lambda name: (name == "all", name))]
     rows += [f"class {name}: {', '.join(places)}" for name, places in sorted(classes.items()) if len(places) > 1]
     sys.stdout.write("\n".join([*listed, *rows]) + "\n")
 
