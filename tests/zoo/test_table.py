@@ -7,7 +7,8 @@ import json
 import pytest
 
 from perl.errors import PerlError
-from perl.zoo.table import as_records, columns_of, ordered, printed, row_of, select, tasks_of
+from perl.run.tables import as_records, printed
+from perl.zoo.table import columns_of, ordered, row_of, select, tasks_of
 from tests.zoo.entries import reported, score, seeds, theirs, trained
 
 LORA = trained("a-lora", score(0.5), score(0.3, "products", base=None, base_stderr=None), seeds=seeds(0.6, 0.4))

@@ -67,6 +67,7 @@ def list_entries(
     Scores of different protocols stand in one column here; `perl zoo rank TASK` says which may be compared.
     """
     set_up_output(quiet=True)
+    from perl.run.tables import as_records, printed
     from perl.zoo import table
 
     rows = [table.row_of(entry) for entry in open_zoo(folder).entries.values()]
@@ -77,9 +78,9 @@ def list_entries(
     rows = table.ordered(table.select(rows, task=task, **facts), sort or task, reverse=reverse)
     a_task = task or (sort if sort not in table.FACTS else None)
     if style == "json" and columns is None:
-        say(json.dumps(table.as_records(rows), indent=2))
+        say(json.dumps(as_records(rows), indent=2))
     else:
-        say(table.printed(rows, table.columns_of(columns, a_task, rows), style).rstrip("\n"))
+        say(printed(rows, table.columns_of(columns, a_task, rows), style).rstrip("\n"))
 
 
 @command.command("show", short_help="Say everything about an adapter.")
@@ -102,8 +103,9 @@ def show(name: str, *, as_json: bool, folder: str | None) -> None:
 @_zoo_option
 def rank(task: str, *, base: str | None, protocol: str | None, style: str | None, folder: str | None) -> None:
     """Rank the adapters that were scored on TASK under one protocol; scores that errors cannot tell apart are ties."""
+    from perl.run.tables import as_records, printed
     from perl.zoo.ranking import COLUMNS, rank_task
-    from perl.zoo.table import as_records, printed, row_of, select
+    from perl.zoo.table import row_of, select
 
     entries = open_zoo(folder).entries
     rows = select([row_of(entry) for entry in entries.values()], base=base)

@@ -1,6 +1,6 @@
-"""Columns as text: for a terminal, in Markdown, in HTML, as CSV; and which settings of several columns differ.
+"""Tables as text: for a terminal, in Markdown, in HTML, as CSV or JSON; and which settings of several columns differ.
 
-headings and cells -> lines; recipes as plain values -> key -> text; texts of several -> the keys that are not the same
+rows of cells -> text; recipes as plain values -> key -> text; texts of several -> the keys that are not the same
 
 What others wrote (names, notes, methods) is made harmless for the place it is shown in.
 """
@@ -10,10 +10,11 @@ import csv
 import hashlib
 import html
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -24,6 +25,18 @@ DASH = "-"
 """What a run has that has not the key."""
 NOTHING = {DASH, "none", "{}", "[]"}
 """Texts of a setting that stand for none."""
+
+
+class TableCell(NamedTuple):
+    """A value, and how people read it."""
+
+    value: Value
+    text: str
+
+
+Row = Mapping[str, TableCell]
+"""Column -> cell; a column that the row lacks is unknown."""
+UNKNOWN = TableCell(None, DASH)
 _MARKDOWN = re.compile(r"([\\|<>\[\]*`&])")
 # A spreadsheet takes a text that begins so for a formula.
 _FORMULA = ("=", "+", "-", "@")
@@ -37,6 +50,60 @@ def plain(text: object) -> str:
 def in_markdown(text: object) -> str:
     """A text that means itself in Markdown."""
     return _MARKDOWN.sub(r"\\\1", plain(text))
+
+
+def fact_cell(value: Value) -> TableCell:
+    """A cell with a fact; what is None is unknown."""
+    if value is None:
+        return UNKNOWN
+    return TableCell(value, f"{value:,.0f}" if isinstance(value, int | float) else value)
+
+
+def printed(
+    rows: Sequence[Row], columns: Sequence[str] | None = None, style: str | None = None, *, in_marks: bool = False
+) -> str:
+    """The rows of a table as text.
+
+    Args:
+        rows: In order.
+        columns: To show; None: those that are known of any row.
+        style: ``markdown``, ``html``, ``csv`` (values unrounded) or ``json`` (likewise); None: for a terminal.
+        in_marks: The cells are Markdown themselves.
+    """
+    names = known_columns(rows) if columns is None else columns
+    cells, right = cells_of(rows, names), to_the_right(rows, names)
+    texts = [list(names), *([cell.text for cell in line] for line in cells)]
+    if style == "json":
+        return json.dumps(as_records(rows, names), indent=2)
+    if style == "csv":
+        return csv_text(names, [[cell.value for cell in line] for line in cells])
+    if style == "html":
+        return html_table([list(map(plain, line)) for line in texts], right)
+    if style == "markdown":
+        shown = [[text.replace("|", "\\|") if in_marks else in_markdown(text) for text in line] for line in texts]
+        return "\n".join(markdown_table(shown, right))
+    return "\n".join(plain_table(texts, right))
+
+
+def known_columns(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
+    """The columns, of all or of some, that are known of any row."""
+    names = dict.fromkeys(name for row in rows for name in row) if columns is None else columns
+    return [name for name in names if any(row.get(name, UNKNOWN) != UNKNOWN for row in rows)]
+
+
+def cells_of(rows: Sequence[Row], columns: Sequence[str]) -> list[list[TableCell]]:
+    """The cells of some columns, row by row."""
+    return [[row.get(name, UNKNOWN) for name in columns] for row in rows]
+
+
+def to_the_right(rows: Sequence[Row], columns: Sequence[str]) -> list[bool]:
+    """Of each column whether it holds numbers."""
+    return [any(isinstance(row.get(name, UNKNOWN).value, int | float) for row in rows) for name in columns]
+
+
+def as_records(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[dict[str, Value]]:
+    """For JSON; without columns all that is known of each row."""
+    return [{name: row.get(name, UNKNOWN).value for name in columns or row} for row in rows]
 
 
 def plain_table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
@@ -85,7 +152,10 @@ def csv_text(headings: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(headings)
-    writer.writerows([_csv_cell(value) for value in row] for row in rows)
+    for row in rows:
+        cells = [plain(value) if isinstance(value, str) else value for value in row]
+        is_formula = [isinstance(cell, str) and cell.startswith(_FORMULA) for cell in cells]
+        writer.writerow([f"'{cell}" if risky else cell for cell, risky in zip(cells, is_formula, strict=True)])
     return out.getvalue()
 
 
@@ -171,10 +241,3 @@ def _policy_hash(text: str) -> str:
 
 def _sides(right: Sequence[bool] | None, columns: int) -> Sequence[bool]:
     return [i > 0 for i in range(columns)] if right is None else right
-
-
-def _csv_cell(value: Value) -> Value:
-    if not isinstance(value, str):
-        return value
-    text = plain(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text

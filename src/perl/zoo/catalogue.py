@@ -13,7 +13,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,8 +70,17 @@ def open_zoo(folder: str | Path | None = None) -> Zoo:
         PerlError: There is no zoo.
     """
     path = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
+    packed = path / "entries.jsonl"
+    if packed.is_file():
+        lines = enumerate(packed.read_text(encoding="utf-8").splitlines(), 1)
+        readers = {str(number): functools.partial(parse_entry, line, f"{packed}:{number}") for number, line in lines}
+    elif (path / "entries").is_dir():
+        files = sorted((path / "entries").glob("*.json"))
+        readers = {file.stem: functools.partial(read_entry, file) for file in files}
+    else:
+        raise PerlError("is not a zoo: it has no folder entries/", str(path), "`perl zoo add --zoo DIR` begins one")
     zoo = Zoo(path, {})
-    for name, read in _readers(path):
+    for name, read in readers.items():
         try:
             entry = read()
             zoo.entries[entry.name] = entry
@@ -80,19 +88,6 @@ def open_zoo(folder: str | Path | None = None) -> Zoo:
             zoo.malformed[name] = error
             warn("PRL332", "%s", error)
     return zoo
-
-
-def _readers(path: Path) -> Iterator[tuple[str, functools.partial[Entry]]]:
-    """What reads each entry, by the name of its file."""
-    packed = path / "entries.jsonl"
-    if packed.is_file():
-        for number, line in enumerate(packed.read_text(encoding="utf-8").splitlines(), 1):
-            yield str(number), functools.partial(parse_entry, line, f"{packed}:{number}")
-    elif (path / "entries").is_dir():
-        for file in sorted((path / "entries").glob("*.json")):
-            yield file.stem, functools.partial(read_entry, file)
-    else:
-        raise PerlError("is not a zoo: it has no folder entries/", str(path), "`perl zoo add --zoo DIR` begins one")
 
 
 @functools.cache

@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perl.errors import PerlError, did_you_mean
-from perl.run.tables import percent
+from perl.run.tables import DASH, Row, TableCell, fact_cell, percent
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.intervals import score_interval
-from perl.zoo.table import Row, TableCell, fact_cell, row_of, score_row, tasks_of
+from perl.zoo.table import row_of, score_row, tasks_of
 
 # A spread over seeds reaches so many standard deviations to both sides.
 _SURE = 1.96
 COLUMNS = ("rank", "name", "method", "base", "score", "base score", "gain", "mean over seeds")
+_HOW_RANKED = (
+    "Ranks are ranges: two scores differ where the 95 % interval of their difference, made of the intervals of "
+    "both, excludes 0; the interval of a score is as wide as the spread over seeds if that is wider."
+)
 Ends = tuple[float, float]
 
 
@@ -67,12 +71,16 @@ def rank_task(entries: Sequence[Entry], task: str, protocol: str | None = None) 
     chosen = min(wanted, key=lambda name: (-len(groups[name]), groups[name][0][0].provenance == "reported", name))
     others = {name: tuple(sorted(e.name for e, _ in group)) for name, group in sorted(groups.items()) if name != chosen}
     group = sorted(groups[chosen], key=lambda pair: (-pair[1].adapter, pair[0].name))
-    return Ranking(chosen, tuple(_rows(group)), tuple(_notes(group, others)), others)
-
-
-def _rows(group: Sequence[tuple[Entry, TaskScore]]) -> list[Row]:
     ends = [ends_of(entry, score) for entry, score in group]
-    rows: list[Row] = []
+    notes = [_HOW_RANKED]
+    if unknown := [entry.name for (entry, _), its in zip(group, ends, strict=True) if its is None]:
+        what = "Without standard error and number of problems, so not distinguishable from any other"
+        notes.append(f"{what}: {', '.join(unknown)}.")
+    bases = sorted({entry.on_base for entry, _ in group})
+    if len(bases) > 1:
+        notes.append(f"The bases are not the same: {', '.join(bases)}.")
+    notes += [f"Not ranked, measured otherwise ({name}): {', '.join(names)}." for name, names in others.items()]
+    rows = []
     for (entry, score), its in zip(group, ends, strict=True):
         apart = [other for (_, other), theirs in zip(group, ends, strict=True) if differ(score, its, other, theirs)]
         better = sum(other.adapter > score.adapter for other in apart)
@@ -81,26 +89,10 @@ def _rows(group: Sequence[tuple[Entry, TaskScore]]) -> list[Row]:
         mean = statistics.mean(seeds) if len(seeds) > 1 else None
         placed = {
             "rank": fact_cell(str(first) if first == last else f"{first}-{last}"),
-            "mean over seeds": TableCell(mean, "-" if mean is None else f"{percent(mean)} ({len(seeds)})"),
+            "mean over seeds": TableCell(mean, DASH if mean is None else f"{percent(mean)} ({len(seeds)})"),
         }
         rows.append({**row_of(entry), **score_row(entry, score), **placed})
-    return rows
-
-
-def _notes(group: Sequence[tuple[Entry, TaskScore]], others: dict[str, tuple[str, ...]]) -> list[str]:
-    notes = [
-        "Ranks are ranges: two scores differ where the 95 % interval of their difference, made of the intervals of "
-        "both, excludes 0; the interval of a score is as wide as the spread over seeds if that is wider."
-    ]
-    unknown = [entry.name for entry, score in group if ends_of(entry, score) is None]
-    if unknown:
-        what = "Without standard error and number of problems, so not distinguishable from any other"
-        notes.append(f"{what}: {', '.join(unknown)}.")
-    bases = sorted({entry.on_base for entry, _ in group})
-    if len(bases) > 1:
-        notes.append(f"The bases are not the same: {', '.join(bases)}.")
-    notes += [f"Not ranked, measured otherwise ({name}): {', '.join(names)}." for name, names in others.items()]
-    return notes
+    return Ranking(chosen, tuple(rows), tuple(notes), others)
 
 
 def ends_of(entry: Entry, score: TaskScore) -> Ends | None:

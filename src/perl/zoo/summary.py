@@ -11,7 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perl.recipe.assets import card_templates_folder
-from perl.run.tables import html_templates, in_markdown, plain, plain_table
+from perl.run.tables import (
+    UNKNOWN,
+    Row,
+    TableCell,
+    cells_of,
+    html_templates,
+    in_markdown,
+    known_columns,
+    plain,
+    plain_table,
+    printed,
+    to_the_right,
+)
 from perl.zoo import table
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry
@@ -45,7 +57,19 @@ def rendered(zoo: Zoo) -> dict[Path, str]:
     """The file that is generated from a zoo, and its text: of a checkout's own at its root, else beside the entries."""
     root = zoo.folder.parent.parent
     own = zoo.folder.parent.name == "model_cards" and (root / "pyproject.toml").is_file()
-    return {(root if own else zoo.folder) / MARKDOWN: _markdown(list(zoo.entries.values()))}
+    parts = [_HEAD]
+    for provenance, (title, sentence) in _SECTIONS.items():
+        # Entries whose scores stand in one table: those of a source, or of a base and protocols.
+        groups: dict[str, list[Entry]] = {}
+        for entry in (entry for entry in zoo.entries.values() if entry.provenance == provenance):
+            hashes = ", ".join(dict.fromkeys(f"{s.task} {s.protocol_hash}" for s in entry.scores))
+            measured = f"{entry.on_base}, protocol of {hashes}" if hashes else entry.on_base
+            groups.setdefault(entry.source or "" if provenance == "reported" else measured, []).append(entry)
+        parts += [f"## {title}\n\n{sentence}\n"] if groups else []
+        # Tables with scores first; folders nobody scored below.
+        for heading, group in sorted(groups.items(), key=lambda one: not any(entry.scores for entry in one[1])):
+            parts.append(f"### {in_markdown(heading)}\n\n{_table(group)}\n")
+    return {(root if own else zoo.folder) / MARKDOWN: "\n".join(parts)}
 
 
 def sheet(entry: Entry) -> list[str]:
@@ -55,7 +79,7 @@ def sheet(entry: Entry) -> list[str]:
     lines = plain_table([(name, row[name].text) for name in known], (False, False))
     if entry.scores:
         columns = [name for name in table.SCORE_COLUMNS if name not in ("k", "error", "base error")]
-        lines += ["", table.printed([table.score_row(entry, score) for score in entry.scores], columns)]
+        lines += ["", printed([table.score_row(entry, score) for score in entry.scores], columns)]
     for other in entry.seeds:
         lines.append(f"seed {other.seed}: {plain(', '.join(f'{t} {100 * v:.1f}' for t, v in other.scores.items()))}")
     for note in entry.notes:
@@ -74,31 +98,10 @@ def html_page(zoo: Zoo) -> str:
     columns = ["name", "provenance", "method", "base", *table.tasks_of(entries), *of_files]
     style, script = ((folder / f"zoo.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     page = html_templates(folder).get_template("zoo.html.jinja")
-    rows = table.cells_of([table.row_of(entry) for entry in entries], columns)
+    rows = [table.row_of(entry) for entry in entries]
     sheets = {entry.name: "\n".join(sheet(entry)) for entry in entries}
-    return page.render(
-        columns=columns, rows=rows, right=table.to_the_right(columns), sheets=sheets, style=style, script=script
-    )
-
-
-def _markdown(entries: Sequence[Entry]) -> str:
-    parts = [_HEAD]
-    for provenance, (title, sentence) in _SECTIONS.items():
-        members = [entry for entry in entries if entry.provenance == provenance]
-        parts += [f"## {title}\n\n{sentence}\n"] if members else []
-        parts += [f"### {in_markdown(heading)}\n\n{_table(group)}\n" for heading, group in _groups(members).items()]
-    return "\n".join(parts)
-
-
-def _groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Entries whose scores stand in one table: those of a source, or of a base and protocols."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        hashes = ", ".join(dict.fromkeys(f"{s.task} {s.protocol_hash}" for s in entry.scores))
-        measured = f"{entry.on_base}, protocol of {hashes}" if hashes else entry.on_base
-        groups.setdefault(entry.source or "" if entry.provenance == "reported" else measured, []).append(entry)
-    # Tables with scores first; folders nobody scored below.
-    return dict(sorted(groups.items(), key=lambda item: not any(entry.scores for entry in item[1])))
+    cells, right = cells_of(rows, columns), to_the_right(rows, columns)
+    return page.render(columns=columns, rows=cells, right=right, sheets=sheets, style=style, script=script)
 
 
 def _table(entries: Sequence[Entry]) -> str:
@@ -107,16 +110,15 @@ def _table(entries: Sequence[Entry]) -> str:
     average = next((task for task in tasks if task.endswith("average")), next(iter(tasks), None))
     notes = {entry.name: entry.notes for entry in entries}
     numbers: dict[str, int] = {}
-    rows: list[table.Row] = []
+    rows: list[Row] = []
     for row in table.ordered([table.row_of(entry) for entry in entries], average):
         marks = [str(numbers.setdefault(note, len(numbers) + 1)) for note in notes[row["name"].text]]
-        rows.append({**row, "notes": table.fact_cell(", ".join(marks) or None)})
-    facts = ("method", "base", "tokens", "parameters", "size", "repo", "subfolder", "notes")
-    known = [name for name in facts if any(row[name].value is not None for row in rows)]
-    columns = ["name", *known[:2], *tasks, *known[2:]]
+        rows.append({**row, "notes": TableCell(len(marks), ", ".join(marks)) if marks else UNKNOWN})
+    further = ("tokens", "parameters", "size", "repo", "subfolder", "notes")
+    columns = ["name", *known_columns(rows, ["method", "base"]), *tasks, *known_columns(rows, further)]
     listed = [f"{number}. {in_markdown(note)}" for note, number in numbers.items()]
     bases = {
         f"{s.task} {table.score_row(e, s)['base score'].text}" for e in entries for s in e.scores if s.base is not None
     }
     base = [f"Base: {in_markdown(', '.join(sorted(bases)))}.", ""] if bases and len(bases) <= len(tasks) else []
-    return "\n".join([table.printed(rows, columns, "markdown"), "", *base, *listed])
+    return "\n".join([printed(rows, columns, "markdown"), "", *base, *listed])

@@ -1,25 +1,15 @@
-"""A zoo as one table of rows, and the one printer of it: for a terminal, in Markdown, as CSV or JSON.
+"""A zoo as one table of rows, which :func:`perl.run.tables.printed` prints.
 
-entries -> rows of cells -> those that are wanted, in order -> text
+entries -> rows of cells -> those that are wanted, in order
 
 Adapters found elsewhere are rows too.
 """
 
-import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from perl.errors import PerlError, did_you_mean
-from perl.run.tables import (
-    Value,
-    csv_text,
-    in_markdown,
-    markdown_table,
-    percent,
-    plain_table,
-    signed_percent,
-    size_text,
-)
+from perl.run.tables import UNKNOWN, Row, TableCell, Value, fact_cell, percent, signed_percent, size_text
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.intervals import score_text
 
@@ -59,27 +49,6 @@ FACTS: Mapping[str, Callable[[Entry], Value]] = {
 SCORE_COLUMNS = ("task", "metric", "k", "problems", "score", "error", "base score", "base error", "gain", "protocol")
 """Of one score, as :func:`score_row` has them."""
 DEFAULT_COLUMNS = ("name", "provenance", "base", "method", "scores", "tokens", "size", "notes")
-_NUMBERS = {"seed", "seeds", "steps", "tokens", "seconds", "parameters", "size", "notes"}
-_TEXTS = {*FACTS, "task", "metric", "protocol", "rank"} - _NUMBERS
-
-
-class TableCell(NamedTuple):
-    """A value, and how people read it."""
-
-    value: Value
-    text: str
-
-
-Row = Mapping[str, TableCell]
-"""Column -> cell; a column that the row lacks is unknown."""
-_UNKNOWN = TableCell(None, "-")
-
-
-def fact_cell(value: Value) -> TableCell:
-    """A cell with a fact."""
-    if value is None:
-        return _UNKNOWN
-    return TableCell(value, f"{value:,.0f}" if isinstance(value, int | float) else value)
 
 
 def row_of(entry: Entry) -> Row:
@@ -117,10 +86,7 @@ def score_row(entry: Entry, score: TaskScore) -> Row:
 
 def tasks_of(entries: Iterable[Entry]) -> list[str]:
     """Every task that an entry was scored on; the one with most entries first."""
-    counts: dict[str, int] = {}
-    for entry in entries:
-        for score in entry.scores:
-            counts[score.task] = counts.get(score.task, 0) + 1
+    counts = Counter(score.task for entry in entries for score in entry.scores)
     return sorted(counts, key=lambda task: (-counts[task], task))
 
 
@@ -137,19 +103,18 @@ def select(rows: Sequence[Row], **wanted: str | None) -> list[Row]:
     for fact, value in wanted.items():
         if value is None:
             continue
-        kept = [row for row in rows if _fits(row, fact, value)]
+        if fact == "task":
+            known = {name for row in rows for name in row.keys() - FACTS}
+            kept = [row for row in rows if value in row.keys() - FACTS]
+        else:
+            known, asked = {row[fact].text for row in rows}, value.lower()
+            texts = [row[fact].text.lower() for row in rows]
+            fits = [asked in text if fact == "base" else asked == text for text in texts]
+            kept = [row for row, is_wanted in zip(rows, fits, strict=True) if is_wanted]
         if not kept:
-            known = {name for row in rows for name in (row.keys() - FACTS if fact == "task" else [row[fact].text])}
             raise PerlError(f"no entry of the zoo has the {fact} {value!r}", f"--{fact}", did_you_mean(value, known))
         rows = kept
     return list(rows)
-
-
-def _fits(row: Row, fact: str, value: str) -> bool:
-    if fact == "task":
-        return value in row.keys() - FACTS
-    text = row[fact].text.lower()
-    return value.lower() in text if fact == "base" else value.lower() == text
 
 
 def columns_of(wanted: str | None, task: str | None, rows: Sequence[Row]) -> list[str]:
@@ -177,9 +142,9 @@ def ordered(rows: Sequence[Row], by: str | None, *, reverse: bool = False) -> li
         PerlError: There is no such column.
     """
     column = _known(by or "name", "--sort", rows)
-    has = [row for row in rows if row.get(column, _UNKNOWN).value is not None]
-    has.sort(key=lambda row: _order(row[column].value), reverse=(column not in FACTS) != reverse)
-    return has + [row for row in rows if row.get(column, _UNKNOWN).value is None]
+    has = [(value, row) for row in rows if (value := row.get(column, UNKNOWN).value) is not None]
+    has.sort(key=lambda one: one[0], reverse=(column not in FACTS) != reverse)
+    return [*(row for _, row in has), *(row for row in rows if row.get(column, UNKNOWN).value is None)]
 
 
 def _known(name: str, where: str, rows: Sequence[Row]) -> str:
@@ -188,44 +153,6 @@ def _known(name: str, where: str, rows: Sequence[Row]) -> str:
         hint = did_you_mean(name, known) or f"there are: {', '.join(FACTS)}, and the names of tasks"
         raise PerlError(f"no column {name!r}", where, hint)
     return name
-
-
-def _order(value: Value) -> tuple[bool, float, str]:
-    return (False, value, "") if isinstance(value, int | float) else (True, 0.0, str(value))
-
-
-def printed(rows: Sequence[Row], columns: Sequence[str], style: str | None = None) -> str:
-    """The rows as text.
-
-    Args:
-        rows: In order.
-        columns: To show.
-        style: ``markdown``, ``csv`` (values unrounded) or ``json`` (likewise); None: for a terminal.
-    """
-    cells, right = cells_of(rows, columns), to_the_right(columns)
-    texts = [list(columns), *([cell.text for cell in line] for line in cells)]
-    if style == "json":
-        return json.dumps(as_records(rows, columns), indent=2)
-    if style == "csv":
-        return csv_text(columns, [[cell.value for cell in line] for line in cells])
-    if style == "markdown":
-        return "\n".join(markdown_table([[in_markdown(text) for text in line] for line in texts], right))
-    return "\n".join(plain_table(texts, right))
-
-
-def cells_of(rows: Sequence[Row], columns: Sequence[str]) -> list[list[TableCell]]:
-    """The cells of some columns, row by row."""
-    return [[row.get(name, _UNKNOWN) for name in columns] for row in rows]
-
-
-def to_the_right(columns: Sequence[str]) -> list[bool]:
-    """Of each column whether it holds numbers."""
-    return [name not in _TEXTS for name in columns]
-
-
-def as_records(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[dict[str, Value]]:
-    """For JSON; without columns all that is known of each row."""
-    return [{name: row.get(name, _UNKNOWN).value for name in columns or row} for row in rows]
 
 
 def _first_score(entry: Entry) -> str | None:

@@ -25,8 +25,7 @@ from perl.methods.registry import METHODS
 from perl.policy.hub_files import HUB_ERRORS, TIMEOUT_SECONDS, fetch
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.files import sha256_of
-from perl.run.tables import plain
-from perl.zoo.table import Row, fact_cell
+from perl.run.tables import Row, fact_cell, plain
 
 _READ = (CONFIG, RUN_FACTS, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
 
