@@ -16,7 +16,7 @@ import pytest
 
 from perl.cli.train import _summary
 from perl.errors import PerlError
-from perl.evaluation import compare, comparison_text
+from perl.evaluation.comparing import evaluations, text
 from perl.evaluation.drawing.drawn_samples import stored_samples
 from perl.evaluation.drawing.subject import find_subject
 from perl.evaluation.scoring import table
@@ -122,7 +122,7 @@ def shown(folder: Path) -> None:
     found = read_results(folder)
     table.markdown(found)
     table.plain(found)
-    comparison_text.as_plain(compare.compare([found, found], force=True))
+    text.as_plain(evaluations.compare([found, found], force=True))
     found.as_dict()
 
 

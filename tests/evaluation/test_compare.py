@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.compare import compare, compare_adapters
-from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
+from perl.evaluation.comparing.evaluations import compare, compare_adapters
+from perl.evaluation.comparing.text import as_dict, as_markdown, as_plain
 from tests.evaluations import results, task_result
 from tests.oracles import evaluation as by_hand
 

@@ -9,8 +9,8 @@ import pytest
 
 import perl
 from perl.errors import PerlError, RewardError
-from perl.evaluation.compare import compare
-from perl.evaluation.comparison_text import as_plain
+from perl.evaluation.comparing.evaluations import compare
+from perl.evaluation.comparing.text import as_plain
 from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.scoring.reward_scorer import find_scorer

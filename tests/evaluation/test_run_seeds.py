@@ -6,9 +6,9 @@ import numpy
 import pytest
 from scipy import stats
 
+from perl.evaluation.comparing.compared import family_size
 from perl.evaluation.scoring.metrics import SMALL_P, Difference, corrected
 from perl.evaluation.scoring.seeds import mean_over_seeds, paired_by_seed, smallest_difference
-from perl.reports.comparison.rows import family_size
 
 STUDIES = 2_000
 

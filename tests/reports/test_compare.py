@@ -57,7 +57,7 @@ def test_two_runs_are_paired_by_problem(study):
     )
     assert other.difference.p_value == pytest.approx(by_flips.pvalue, abs=0.02)
     assert other.difference.low < other.difference.mean < other.difference.high
-    assert (other.paired, other.pairs) == ("problem", 40)
+    assert (other.difference.by, other.difference.pairs) == ("problem", 40)
     assert (other.tokens, other.training_seconds, other.seconds, other.trainable_parameters) == (8000, 4.0, 12.5, 1536)
 
 
@@ -70,11 +70,15 @@ def test_runs_that_differ_in_their_seeds_are_one_setting_and_are_paired_by_seed(
     right = stats.ttest_rel(scores["l"], scores["d"])
     low, high_end = right.confidence_interval(0.95)
     assert (lora.difference.low, lora.difference.high) == pytest.approx((low, high_end))
-    assert (lora.p_value, lora.paired, lora.pairs) == (pytest.approx(right.pvalue), "seed", 4)
+    assert (lora.difference.own_p_value, lora.difference.by, lora.difference.pairs) == (
+        pytest.approx(right.pvalue),
+        "seed",
+        4,
+    )
     # The single run of seed 0 is compared with the setting's run of that seed.
     assert high.difference.mean == pytest.approx((shares(marks(0.55, 7)) - shares(marks(0.65, 100))).mean())
     # Three settings have three pairs, and the best is known by these scores only.
-    smaller, larger = sorted([lora.p_value, high.p_value])
+    smaller, larger = sorted([lora.difference.own_p_value, high.difference.own_p_value])
     corrected = sorted([lora.difference.p_value, high.difference.p_value])
     assert corrected == pytest.approx([min(1, 3 * smaller), min(1, max(3 * smaller, 2 * larger))])
     members = [row.name for row in found.rows if row.kind == "seed"]
@@ -86,7 +90,7 @@ def test_one_that_is_named_beforehand_is_compared_with_each_other_one(study):
         found = perl.compare(study, to=to)
         dora, high = row_of(found, "dora lr 1e-5"), row_of(found, "high")
         assert row_of(found, "lora lr 1e-5").reference
-        smaller, larger = sorted([dora.p_value, high.p_value])
+        smaller, larger = sorted([dora.difference.own_p_value, high.difference.own_p_value])
         corrected = sorted([dora.difference.p_value, high.difference.p_value])
         assert corrected == pytest.approx([min(1, 2 * smaller), min(1, max(2 * smaller, larger))])
     with pytest.raises(PerlError, match=r"'lora-9' is not among the runs .did you mean lora-"):
@@ -150,9 +154,9 @@ def test_without_scores_the_last_rewards_are_compared_and_only_seeds_pair_them(t
     assert found.comparison.measure.key == "reward"
     lora = row_of(found, "lora")
     assert lora.score == pytest.approx(numpy.mean(rewards["lora"]) + 0.035)  # of the last two of four steps
-    assert lora.p_value == pytest.approx(stats.ttest_rel(rewards["lora"], rewards["dora"]).pvalue)
+    assert lora.difference.own_p_value == pytest.approx(stats.ttest_rel(rewards["lora"], rewards["dora"]).pvalue)
     alone = perl.compare([tmp_path / "lora0", tmp_path / "dora0"]).rows[1]
-    assert (alone.difference.mean, alone.paired) == (pytest.approx(-0.09), "")
+    assert (alone.difference.mean, alone.difference.by) == (pytest.approx(-0.09), "")
     assert math.isnan(alone.difference.low)
 
 

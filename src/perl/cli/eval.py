@@ -292,8 +292,8 @@ def compare_results(
     samples beside them.
     """
     set_up_output(quiet=as_json)
-    from perl.evaluation.compare import compare_folders
-    from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
+    from perl.evaluation.comparing.evaluations import compare_folders
+    from perl.evaluation.comparing.text import as_dict, as_markdown, as_plain
 
     found = compare_folders(results, force=force, against=against)
     say(json.dumps(as_dict(found), indent=2) if as_json else as_markdown(found) if markdown else as_plain(found))
@@ -364,8 +364,8 @@ def _tasks(*, as_json: bool) -> list[str]:
 
 
 def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
-    from perl.evaluation.compare import compare_adapters
-    from perl.evaluation.comparison_text import as_plain
+    from perl.evaluation.comparing.evaluations import compare_adapters
+    from perl.evaluation.comparing.text import as_plain
     from perl.evaluation.scoring.results import FIGURE, RESULTS
     from perl.evaluation.scoring.table import plain
 

@@ -16,8 +16,8 @@ import torch
 from filelock import FileLock
 
 from perl.errors import PerlError, warn
-from perl.evaluation.compare import compare_adapters
-from perl.evaluation.comparison_text import as_markdown
+from perl.evaluation.comparing.evaluations import compare_adapters
+from perl.evaluation.comparing.text import as_markdown
 from perl.evaluation.drawing.drawn_samples import draw_samples
 from perl.evaluation.drawing.policies import BaseInMemory, Policies
 from perl.evaluation.drawing.request import Evaluation, naming_options, plan_adapters

@@ -7,7 +7,7 @@ The protocol stands beside the numbers, and every reservation about them.
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perl.evaluation.scoring.metrics import SMALL_P, Difference, corrected, guessed_error, power_words
@@ -17,7 +17,7 @@ from perl.evaluation.scoring.score import Score
 from perl.evaluation.scoring.scorers import SCORERS
 from perl.evaluation.scoring.task import MATH
 from perl.recipe.quantisations import in_few_bits
-from perl.run.tables import markdown_table, percent, plain_table, signed_percent
+from perl.run.tables import UNKNOWN, Row, TableCell, fact_cell, percent, printed, signed_percent
 from perl.zoo.intervals import ALIKE, estimate_text
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
@@ -25,9 +25,7 @@ MUCH_TRUNCATED = 0.1
 WIDEST = 100
 """Of a note's lines on a terminal."""
 _SHORT_SHA = 12
-
-Column = tuple[str, list[str]]
-"""Heading and cells; the first column of a table is aligned to the left, all others to the right."""
+_ASKED_WORDS = {"thinking": "thinking", "chat_template_given": "chat template"}
 
 
 @dataclass(frozen=True)
@@ -53,15 +51,19 @@ class PolicyScore:
     """A score with whose it is.
 
     Attributes:
-        who: In words: ``the base``, or the name of an adapter.
-        score: On the task.
-        lighteval: lighteval's own score of the same completions; None: it is not known.
+        called: In words: ``the base``, or the name of an adapter.
+        who: Which of the two it is on the task.
     """
 
-    who: str
+    called: str
+    who: Who
     task: TaskResult
     score: Score
-    lighteval: OtherScore | None
+
+    @property
+    def lighteval(self) -> OtherScore | None:
+        """Of the same completions, as lighteval itself judges them; None: it is not known."""
+        return self.task.lighteval.get(self.who)
 
 
 def markdown(results: Results) -> str:
@@ -71,22 +73,24 @@ def markdown(results: Results) -> str:
         results: With p values as they are of each task alone; the table corrects them for the number of tasks.
     """
     tasks = judged_together(results.tasks)
-    columns = [*_score_columns(tasks, MARKDOWN), *_further_columns(tasks)]
-    notes = [f"- {note}" for note in _notes(results, tasks, MARKDOWN)]
-    return "\n".join([*markdown_table(in_cells(_rows_of(columns))), "", *notes]) + "\n"
+    rows = [{**scores, **further} for scores, further in _rows(tasks, MARKDOWN)]
+    return with_notes(printed(rows, style="markdown", in_marks=True), _notes(results, tasks, MARKDOWN), MARKDOWN)
 
 
 def plain(results: Results) -> str:
     """The same for a terminal, scores first and what else was measured below."""
     tasks = judged_together(results.tasks)
-    scores, further = _score_columns(tasks, PLAIN), _further_columns(tasks)
-    tables = [*plain_table(_rows_of(scores)), "", *plain_table(_rows_of([scores[0], *further]))]
-    return "\n".join([*tables, "", *wrapped(_notes(results, tasks, PLAIN))]) + "\n"
+    rows = _rows(tasks, PLAIN)
+    others = [{"Task": scores["Task"], **further} for scores, further in rows]
+    tables = f"{printed([scores for scores, _ in rows])}\n\n{printed(others)}"
+    return with_notes(tables, _notes(results, tasks, PLAIN), PLAIN)
 
 
-def wrapped(notes: Iterable[str]) -> list[str]:
-    """Notes as lines for a terminal."""
-    return [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in notes]
+def with_notes(table: str, notes: Iterable[str], marks: Marks) -> str:
+    """A table, and below it the notes: a list in Markdown, filled lines for a terminal."""
+    if marks is MARKDOWN:
+        return "\n".join([table, "", *(f"- {note}" for note in notes)]) + "\n"
+    return "\n".join([table, "", *(textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in notes)]) + "\n"
 
 
 def judged_together(tasks: Sequence[TaskResult]) -> tuple[TaskResult, ...]:
@@ -95,14 +99,15 @@ def judged_together(tasks: Sequence[TaskResult]) -> tuple[TaskResult, ...]:
     return tuple(replace(task, difference=found) for task, found in zip(tasks, differences, strict=True))
 
 
-def _rows_of(columns: Sequence[Column]) -> list[list[str]]:
-    """The rows of a table of these columns, its headings first."""
-    return [list(row) for row in zip(*([heading, *cells] for heading, cells in columns), strict=True)]
+def scores_of(task: TaskResult, called: str = "the adapter") -> list[PolicyScore]:
+    """The scores that a task has, the base's first.
 
-
-def in_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Rows whose cells are Markdown but for pipes."""
-    return [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    Args:
+        task: Of an adapter, a base, or both.
+        called: What the adapter is called.
+    """
+    base = [PolicyScore("the base", "base", task, task.base)] if task.base else []
+    return [*base, *([PolicyScore(called, "adapter", task, task.adapter)] if task.adapter else [])]
 
 
 def score_cell(score: Score | None) -> str:
@@ -117,13 +122,12 @@ def error_words(scores: Iterable[Score]) -> list[str]:
     return [*words, f"[ ]: {ALIKE}"] if any("[" in cell for cell in cells) else words
 
 
-def difference_cell(difference: Difference | None) -> str:
-    """``+3.1 [+0.2, +6.0]``: a difference with its 95 % interval, in points of a percent."""
+def difference_cell(difference: Difference | None, show: Callable[[float], str] = signed_percent) -> str:
+    """``+3.1 [+0.2, +6.0]``: a difference with its 95 % interval, in points of a percent or as another text."""
     if difference is None:
         return "-"
-    if math.isnan(difference.low):
-        return signed_percent(difference.mean)
-    return f"{signed_percent(difference.mean)} [{signed_percent(difference.low)}, {signed_percent(difference.high)}]"
+    mean, low, high = (difference.mean, difference.low, difference.high)
+    return show(mean) if math.isnan(low) else f"{show(mean)} [{show(low)}, {show(high)}]"
 
 
 def p_cell(difference: Difference | None) -> str:
@@ -143,68 +147,59 @@ def excludes_zero(difference: Difference) -> bool:
     return difference.low > 0 or difference.high < 0
 
 
-def _why_not_shown(difference: Difference) -> str:
-    """Why a difference is not shown: ``the 95 % interval includes 0``."""
-    if math.isnan(difference.low):
-        return "a single problem has no interval"
-    if excludes_zero(difference):
-        return f"p is above {SMALL_P}"
-    return "the 95 % interval includes 0"
+def compared_cells(
+    difference: Difference | None, heading: str, show: Callable[[float], str] = signed_percent
+) -> dict[str, TableCell]:
+    """A difference with its interval, and its p value, as columns of a table."""
+    if difference is None:
+        return {heading: UNKNOWN, "p": UNKNOWN}
+    p_value = None if math.isnan(difference.p_value) else difference.p_value
+    cell = TableCell(difference.mean, difference_cell(difference, show))
+    return {heading: cell, "p": TableCell(p_value, p_cell(difference))}
 
 
-def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
-    """avg@k of base and adapter and their difference, as far as there are any."""
-    k = _k(tasks)
-    columns: list[Column] = [("Task", [task.title for task in tasks]), ("n", [f"{task.score.n:,}" for task in tasks])]
-    if k == "k":
-        columns.append(("k", [f"{task.score.k}" for task in tasks]))
-    if marks is MARKDOWN and any(task.scorer != MATH for task in tasks):  # a terminal has a note, names being long
-        columns.append(("judged by", [judge_cell(task.scorer, marks) for task in tasks]))
-    if any(task.base for task in tasks):
-        columns.append((f"avg@{k} base", [_marked(task, task.base, -1, marks) for task in tasks]))
-    if any(task.adapter for task in tasks):
-        columns.append((f"avg@{k} adapter", [_marked(task, task.adapter, 1, marks) for task in tasks]))
-    if any(task.difference for task in tasks):
-        columns.append(("difference [95 % interval]", [difference_cell(task.difference) for task in tasks]))
-        columns.append(("p", [p_cell(task.difference) for task in tasks]))
-    return columns
-
-
-def _judges_note(tasks: Iterable[TaskResult], marks: Marks) -> list[str]:
-    """``Judged by: Quiz choice, Mine `my_rewards:score@3f2a9c1b0d4e`.``; nothing where the verifier judges all."""
-    judges = {task.title: judge_cell(task.scorer, marks) for task in tasks if task.scorer != MATH}
-    return [f"Judged by: {', '.join(f'{title} {judge}' for title, judge in judges.items())}."] if judges else []
+def _rows(tasks: Sequence[TaskResult], marks: Marks) -> list[tuple[Row, Row]]:
+    """Of each task its scores, and what else was measured."""
+    ks = {task.score.k for task in tasks}
+    k = f"{ks.pop()}" if len(ks) == 1 else "k"
+    judged = marks is MARKDOWN and any(task.scorer != MATH for task in tasks)  # a terminal has a note, names being long
+    rows: list[tuple[Row, Row]] = []
+    for task in tasks:
+        scored = scores_of(task)
+        gain = task.difference.mean if task.difference is not None and is_shown(task.difference) else 0.0
+        cells = {
+            "Task": fact_cell(task.title),
+            "n": fact_cell(task.score.n),
+            "k": fact_cell(task.score.k if k == "k" else None),
+            "judged by": fact_cell(judge_cell(task.scorer, marks) if judged else None),
+        }
+        cells |= dict.fromkeys([f"avg@{k} base", f"avg@{k} adapter"], UNKNOWN)
+        for one in scored:
+            text, is_better = score_cell(one.score), gain < 0 if one.who == "base" else gain > 0
+            cells[f"avg@{k} {one.who}"] = TableCell(
+                one.score.accuracy, marks.strong.format(text) if is_better else text
+            )
+        further = {
+            f"avg@{k} by lighteval": [lighteval_cell(one.lighteval) for one in scored]
+            if asked_as_lighteval(task) and task.lighteval
+            else [],
+            # With one completion a problem they are avg@1 again.
+            f"pass@{k}": [pass_cell(one.score) for one in scored if k != "1"],
+            f"maj@{k}": [majority_cell(one.score) for one in scored if k != "1"],
+            "mean tokens": [f"{one.score.mean_tokens:,.0f}" for one in scored],
+            "truncated": [percent(one.score.truncated) for one in scored],
+            "no answer": [percent(one.score.no_answer) for one in scored],
+        }
+        # As many numbers, which stand to the right.
+        both = {name: TableCell(len(texts), " → ".join(texts)) if texts else UNKNOWN for name, texts in further.items()}
+        rows.append(({**cells, **compared_cells(task.difference, "difference [95 % interval]")}, both))
+    return rows
 
 
 def judge_cell(scorer: str, marks: Marks) -> str:
     """A scorer's name; of a results file it may be any text, and it must be none but that on a card."""
     name = " ".join(scorer.replace("`", "'").split())
     return "the verifier" if name == MATH else name if name in SCORERS else marks.code.format(name)
-
-
-def _further_columns(tasks: Sequence[TaskResult]) -> list[Column]:
-    columns: list[Column] = []
-    if any(map(asked_as_lighteval, tasks)) and any(task.lighteval for task in tasks):
-        columns.append((f"avg@{_k(tasks)} by lighteval", [_by_lighteval(task) for task in tasks]))
-    if _k(tasks) != "1":  # with one completion a problem they are avg@1 again
-        columns.append((f"pass@{_k(tasks)}", [_both(task, pass_cell) for task in tasks]))
-        columns.append((f"maj@{_k(tasks)}", [_both(task, majority_cell) for task in tasks]))
-    columns.append(("mean tokens", [_both(task, lambda s: f"{s.mean_tokens:,.0f}") for task in tasks]))
-    columns.append(("truncated", [_both(task, lambda s: percent(s.truncated)) for task in tasks]))
-    columns.append(("no answer", [_both(task, lambda s: percent(s.no_answer)) for task in tasks]))
-    return columns
-
-
-def _k(tasks: Sequence[TaskResult]) -> str:
-    """Completions a problem, for a heading; ``k`` where tasks differ in it."""
-    found = {task.score.k for task in tasks}
-    return f"{found.pop()}" if len(found) == 1 else "k"
-
-
-def _marked(task: TaskResult, score: Score | None, sign: int, marks: Marks) -> str:
-    """A score, set off if the difference shows that it is the better one."""
-    better = is_shown(task.difference) and task.difference is not None and task.difference.mean * sign > 0
-    return marks.strong.format(score_cell(score)) if better else score_cell(score)
 
 
 def pass_cell(score: Score) -> str:
@@ -228,43 +223,41 @@ def lighteval_cell(score: OtherScore | None) -> str:
     return "-" if score is None else estimate_text(score.accuracy, score.stderr, None, None)
 
 
-def _by_lighteval(task: TaskResult) -> str:
-    whose = [who for who, _ in scores_of(task)]
-    return " → ".join(lighteval_cell(task.lighteval.get(who)) for who in whose) if task.lighteval else "-"
-
-
-def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
-    """``base → adapter``, or the one that was scored."""
-    return " → ".join(text(score) for score in (task.base, task.adapter) if score is not None)
-
-
 def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks) -> list[str]:
     """Of results whose tasks have the p values that the table shows."""
-    scored = [
-        PolicyScore(f"the {who}", task, score, task.lighteval.get(who))
-        for task in tasks
-        for who, score in scores_of(task)
-    ]
-    return [
-        protocol_note(results),
-        engine_note(results),
-        _subject(results, marks),
-        _protocol_hashes(tasks, marks),
-        *(_judges_note(tasks, marks) if marks is PLAIN else []),
-        _legend(tasks, marks),
-        *doubts(scored),
-        *_without_lighteval(tasks),
-        *_not_shown(tasks),
-    ]
-
-
-def _protocol_hashes(tasks: Sequence[TaskResult], marks: Marks) -> str:
-    """``Protocol hashes: AIME 2024 `...`, ...``: two scores with the same one may be compared."""
+    sha, of = results.subject.get("adapter_sha256"), f"Base: {base_words(results)}"
+    if sha is not None:
+        of += f"; adapter: {results.subject['name']}, sha256 {marks.code.format(sha[:_SHORT_SHA])}"
     hashes = ", ".join(f"{task.title} {marks.code.format(task.protocol_hash)}" for task in tasks)
-    return f"Protocol {'hash' if len(tasks) == 1 else 'hashes'}: {hashes}."
+    notes = [protocol_note(results), engine_note(results), f"{of}."]
+    notes.append(f"Protocol {'hash' if len(tasks) == 1 else 'hashes'}: {hashes}.")
+    judges = {task.title: task.scorer for task in tasks if task.scorer != MATH and marks is PLAIN}
+    notes += judges_note(judges, marks)
+    scored = [one for task in tasks for one in scores_of(task)]
+    legend = ["Scores and shares in percent", *error_words(one.score for one in scored)]
+    compared = [(task, task.difference) for task in tasks if task.difference is not None]
+    if compared:
+        legend += ["difference: adapter less base, paired by problem", p_words(len(compared))]
+        if any(is_shown(difference) for _, difference in compared):
+            legend.append(f"{marks.name}: the better one, the interval excludes 0 and p is at most {SMALL_P}")
+    if any(task.base and task.adapter for task in tasks):
+        legend.append("a → b: base → adapter")
+    notes += [f"{'; '.join(legend)}.", *doubts(scored)]
+    without = [task.title for task in tasks if asked_as_lighteval(task) and not task.lighteval]
+    if without:
+        notes.append(f"Asked as lighteval asks, and not scored by lighteval itself: {', '.join(without)}.")
+    return [*notes, *_not_shown(compared)]
 
 
-_ASKED_WORDS = {"thinking": "thinking", "chat_template_given": "chat template"}
+def judges_note(judges: Mapping[str, str], marks: Marks) -> list[str]:
+    """``Judged by: Quiz choice, Mine `my_rewards:score@3f2a9c1b0d4e`.``; nothing where the verifier judges all.
+
+    Args:
+        judges: Title of a task -> what judged it where that is not the verifier.
+        marks: How the text is marked.
+    """
+    each = ", ".join(f"{title} {judge_cell(scorer, marks)}" for title, scorer in judges.items())
+    return [f"Judged by: {each}."] if each else []
 
 
 def protocol_note(results: Results) -> str:
@@ -289,32 +282,11 @@ def engine_note(results: Results) -> str:
     return f"Engine: {', '.join([backend, *named, *others])}."
 
 
-def _subject(results: Results, marks: Marks) -> str:
-    sha = results.subject.get("adapter_sha256")
-    if sha is None:
-        return f"Base: {base_words(results)}."
-    adapter = f"{results.subject['name']}, sha256 {marks.code.format(sha[:_SHORT_SHA])}"
-    return f"Base: {base_words(results)}; adapter: {adapter}."
-
-
 def base_words(results: Results) -> str:
     """``someone/base@revision``, and in how few bits it was loaded."""
     subject = results.subject
     revision = f"@{subject['base_revision']}" if subject.get("base_revision") else ""
     return f"{subject['base']}{revision}{in_few_bits(subject.get('base_quantization'))}"
-
-
-def _legend(tasks: Sequence[TaskResult], marks: Marks) -> str:
-    parts = ["Scores and shares in percent", *error_words(score for task in tasks for _, score in scores_of(task))]
-    differences = [task.difference for task in tasks if task.difference is not None]
-    if differences:
-        parts.append("difference: adapter less base, paired by problem")
-        parts.append(p_words(len(differences)))
-        if any(map(is_shown, differences)):
-            parts.append(f"{marks.name}: the better one, the interval excludes 0 and p is at most {SMALL_P}")
-    if any(task.base and task.adapter for task in tasks):
-        parts.append("a → b: base → adapter")
-    return "; ".join(parts) + "."
 
 
 def p_words(count: int, of: str = "") -> str:
@@ -330,51 +302,39 @@ def p_words(count: int, of: str = "") -> str:
 
 def doubts(scored: Sequence[PolicyScore]) -> list[str]:
     """What a reader must know before believing the scores."""
-    unjudged = [(one, one.score.unjudged) for one in scored if one.score.unjudged > 0]
-    truncated = [(one, one.score.truncated) for one in scored if one.score.truncated > MUCH_TRUNCATED]
-    lines = [f"Not judged: {_shares(unjudged)}; they count as wrong."] if unjudged else []
-    if truncated:
+    lines = []
+    if unjudged := _shares([(one, one.score.unjudged) for one in scored], 0.0):
+        lines.append(f"Not judged: {', '.join(unjudged)}; they count as wrong.")
+    if truncated := _shares([(one, one.score.truncated) for one in scored], MUCH_TRUNCATED):
         other_one = "the score may be another one" if len(truncated) == 1 else "the scores may be others"
-        lines.append(f"Cut off: {_shares(truncated)}; with more tokens {other_one}.")
+        lines.append(f"Cut off: {', '.join(truncated)}; with more tokens {other_one}.")
     for one in scored:
         other, count = one.lighteval, one.score.n * one.score.k
         if other is not None and other.only_ours + other.only_lighteval > 0:
             lines.append(
                 f"lighteval judges {other.only_ours + other.only_lighteval:,} of {count:,} completions of "
-                f"{one.who} on {one.task.title} otherwise; right only for lighteval: {other.only_lighteval:,}, "
+                f"{one.called} on {one.task.title} otherwise; right only for lighteval: {other.only_lighteval:,}, "
                 f"only here: {other.only_ours:,}."
             )
     return lines
 
 
-def _without_lighteval(tasks: Iterable[TaskResult]) -> list[str]:
-    """Which tasks bear lighteval's name and no score of its own."""
-    titles = [task.title for task in tasks if asked_as_lighteval(task) and not task.lighteval]
-    return [f"Asked as lighteval asks, and not scored by lighteval itself: {', '.join(titles)}."] if titles else []
+def _shares(found: Sequence[tuple[PolicyScore, float]], least: float) -> list[str]:
+    """Larger shares of completions, by task and policy: ``5.0 % of the completions of the base on Sums``, ..."""
+    large = [(f"of {one.called} on {one.task.title}", f"{percent(share)} %") for one, share in found if share > least]
+    return [f"{share} {'' if i else 'of the completions '}{of}" for i, (of, share) in enumerate(large)]
 
 
-def _not_shown(tasks: Sequence[TaskResult]) -> list[str]:
+def _not_shown(compared: Sequence[tuple[TaskResult, Difference]]) -> list[str]:
     """That no difference is shown, why, and how large one had to be; nothing where one is."""
-    compared = [(task, task.difference) for task in tasks if task.difference is not None]
     if not compared or any(is_shown(difference) for _, difference in compared):
         return []
-    reasons = list(dict.fromkeys(_why_not_shown(difference) for _, difference in compared))
-    could = []
+    reasons, could = [], []
     for task, difference in compared:
         n, k = task.score.n, task.score.k
+        reason = f"p is above {SMALL_P}" if excludes_zero(difference) else "the 95 % interval includes 0"
+        reasons.append("a single problem has no interval" if math.isnan(difference.low) else reason)
         stderr = difference.stderr if difference.stderr > 0 else guessed_error(n, k)  # measured, else a guess
         could.append(f"{task.title}, {n:,} problems x {k}: {power_words(stderr, n, len(compared))}")
-    shown = f"No difference from the base is shown: {', or '.join(reasons)}."
+    shown = f"No difference from the base is shown: {', or '.join(dict.fromkeys(reasons))}."
     return [shown, f"What could be shown: {'; '.join(could)}."]
-
-
-def _shares(found: Sequence[tuple[PolicyScore, float]]) -> str:
-    """Shares of completions by task and policy: ``5.0 % of the completions of the base on Sums, ...``."""
-    first, *others = ((f"{percent(share)} %", f"of {one.who} on {one.task.title}") for one, share in found)
-    return ", ".join([f"{first[0]} of the completions {first[1]}", *(" ".join(one) for one in others)])
-
-
-def scores_of(task: TaskResult) -> Iterable[tuple[Who, Score]]:
-    """Whose scores a task has, the base's first."""
-    both: tuple[tuple[Who, Score | None], ...] = (("base", task.base), ("adapter", task.adapter))
-    return ((who, score) for who, score in both if score is not None)

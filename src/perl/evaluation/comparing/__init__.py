@@ -1,0 +1,1 @@
+"""Scores of policies beside each other: differences with intervals, and p values corrected for their number."""
