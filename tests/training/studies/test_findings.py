@@ -55,8 +55,8 @@ def test_arms_are_held_against_the_baseline_at_their_best_and_at_its_rate(result
     assert [arm.title for arm in found.sorted()] == ["dora", "lora", "ia3"]
     assert found.reference == "lora"
     for name, scores in AT_BEST.items():
-        assert arms[name].best.mean.mean == pytest.approx(np.mean(scores))
-        assert arms[name].best.mean.stderr == pytest.approx(np.std(scores, ddof=1) / 2)
+        assert arms[name].best.score == pytest.approx(np.mean(scores))
+        assert arms[name].best.stderr == pytest.approx(np.std(scores, ddof=1) / 2)
     assert arms["lora"].best.difference is None
     for name in ("dora", "ia3"):
         paired = np.subtract(AT_BEST[name], AT_BEST["lora"])
@@ -74,7 +74,7 @@ def test_arms_are_held_against_the_baseline_at_their_best_and_at_its_rate(result
     expected = [small if one == min(p) else max(small, one) for one in p]
     assert [arms[name].best.difference.p_value for name in ("dora", "ia3")] == pytest.approx(expected, rel=1e-3)
     at_loras = arms["dora"].at_baseline
-    assert at_loras.mean.mean == pytest.approx(np.mean(DORA_AT_LORAS))
+    assert at_loras.score == pytest.approx(np.mean(DORA_AT_LORAS))
     assert at_loras.difference.mean == pytest.approx(np.mean(np.subtract(DORA_AT_LORAS, AT_BEST["lora"])))
 
 

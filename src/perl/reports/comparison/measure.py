@@ -104,7 +104,18 @@ def measured(run: RunLog, measure: Measure) -> Measured | str:
     unknown = run.is_script and run.planned is None  # nothing says how many steps a script was to do
     if run.status != "done" and not unknown:
         return str(run.facts.get("error") or run.state) if run.status == "failed" else run.state
-    return _final(run, measure) if measure.task else _logged(run, measure.key)
+    if measure.task:
+        return _final(run, measure)
+    found = last_mean(run, measure.key)
+    if found is None:
+        return f"logged no {measure.key}"
+    # Numbers of a training are of its own rewards, problems and sampling.
+    asked: dict[str, Any] = {"rewards": run.facts.get("rewards")}
+    if run.settings:
+        rollout = mapping(run.settings.get("rollout"))
+        asked = {"rewards": run.settings.get("rewards"), "data": run.settings.get("data")}
+        asked["rollout"] = {key: rollout[key] for key in _SAMPLING if key in rollout}
+    return Measured(*found, {key: text for key, text in flat(asked).items() if text != "none"})
 
 
 def last_mean(run: RunLog, name: str) -> tuple[float, float, int] | None:
@@ -150,16 +161,3 @@ def _final(run: RunLog, measure: Measure) -> Measured | str:
     if measure.passes is None and not math.isclose(value, task.score.accuracy, abs_tol=1e-9):
         return f"{RESULTS}: the accuracy there is not that of its problems"
     return Measured(value, error, len(scores), asked, scores, k, run.results)
-
-
-def _logged(run: RunLog, name: str) -> Measured | str:
-    """Numbers of a training are of its own rewards, problems and sampling."""
-    found = last_mean(run, name)
-    if found is None:
-        return f"logged no {name}"
-    asked: dict[str, Any] = {"rewards": run.facts.get("rewards")}
-    if run.settings:
-        rollout = mapping(run.settings.get("rollout"))
-        asked = {"rewards": run.settings.get("rewards"), "data": run.settings.get("data")}
-        asked["rollout"] = {key: rollout[key] for key in _SAMPLING if key in rollout}
-    return Measured(*found, {key: text for key, text in flat(asked).items() if text != "none"})

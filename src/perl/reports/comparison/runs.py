@@ -74,8 +74,10 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Path], list
     for path in (os.path.expanduser(one) for one in paths):
         matched = [path] if os.path.exists(path) else sorted(glob.glob(path), key=naturally)
         if not matched:
-            what = "matches nothing" if glob.has_magic(path) else "no such folder"
-            mistakes.append(Mistake(what, path, _nearest(Path(path))))
+            what, beside = "matches nothing" if glob.has_magic(path) else "no such folder", Path(path).parent
+            names = [one.name for one in beside.iterdir() if one.is_dir()] if beside.is_dir() else []
+            hint = did_you_mean(Path(path).name, names) if beside.is_dir() else f"there is no folder {beside}"
+            mistakes.append(Mistake(what, path, hint))
         for place in matched:
             runs = _runs_at(Path(place))
             without += [] if runs else [place]
@@ -98,35 +100,27 @@ def read_logs(folders: Sequence[Path]) -> tuple[list[RunLog], list[str]]:
     errors: list[RunFolderError] = []
     for folder in folders:
         try:
-            logs.append(_read(folder))
+            log = read_run(folder, begun=False)
         except RunFolderError as error:
             errors.append(error)
+            continue
+        # One that was not scored at its end has the scores of ``perl eval``.
+        files = [] if (folder / "eval" / RESULTS).exists() else sorted((folder / "evals").glob(f"*/{RESULTS}"))
+        for file in files:
+            with contextlib.suppress(PerlError):
+                results = read_results(file)
+                if of_another(log, results) is None:
+                    log = replace(log, results=results)
+                    break
+        logs.append(log)
     if not logs:
         raise errors[0]
     return logs, [f"Left out: {error.mistakes[0]}." for error in errors]
 
 
-def _read(folder: Path) -> RunLog:
-    """A run, begun or not; one that was not scored at its end with the scores of ``perl eval``."""
-    log = read_run(folder, begun=False)
-    if not (folder / "eval" / RESULTS).exists():
-        for file in sorted((folder / "evals").glob(f"*/{RESULTS}")):
-            with contextlib.suppress(PerlError):
-                results = read_results(file)
-                if of_another(log, results) is None:
-                    return replace(log, results=results)
-    return log
-
-
 def _is_run(folder: Path) -> bool:
     """Whether a folder is a recipe's run, or a script's."""
     return any((folder / name).is_file() for name in (RUN_FACTS, CARD_FACTS, METRICS))
-
-
-def _nearest(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    return did_you_mean(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()])
 
 
 def _runs_at(place: Path) -> list[Path]:
@@ -158,8 +152,13 @@ def settings_of(runs: Sequence[RunLog]) -> list[dict[str, str]]:
     columns = [_script(run) if run.is_script else _recipe(run) for run in runs]
     keys = {key for column in columns for key in column if key.startswith("train.")}
     for run, column in zip(runs, columns, strict=True):
-        if not run.is_script and column:
-            column |= {key: text for key in keys - column.keys() if (text := _usual(key, column)) is not None}
+        method = METHODS.get(column.get("peft.method", ""))
+        for key in keys - column.keys() if column and not run.is_script else ():
+            field = train_fields().get(key.removeprefix("train."))
+            if key == "train.learning_rate" and method is not None:
+                column[key] = as_text(method.learning_rate)
+            elif key != "train.learning_rate" and field is not None and not field.computed:
+                column[key] = as_text(field.default)
     return columns
 
 
@@ -201,22 +200,17 @@ def what_differs(settings: Mapping[str, str], *, seed: bool = True) -> str:
 
 
 def _recipe(run: RunLog) -> dict[str, str]:
-    """As it was saved."""
+    """As it was saved, the method with the numbers that it has where a recipe leaves them out."""
     if not run.settings:
         return {}
     sections: dict[str, Any] = dict(without_secrets(run.settings))
-    sections["peft"] = _resolved(sections.get("peft"))
+    with contextlib.suppress(PerlError, ValidationError, TypeError):
+        peft = sections.get("peft")
+        usual = resolved_settings(PeftSection.model_validate(peft))
+        sections["peft"] = {**peft, **{key: value for key, value in usual.items() if peft.get(key) is None}}
     settings = flat(sections).items()
     found = {key: _plain(text) for key, text in settings if is_setting(key) and not _NO_EFFECT.fullmatch(key)}
     return found | {"train.seed": str(seed_of(run))}
-
-
-def _resolved(peft: Any) -> Any:  # noqa: ANN401 (YAML)
-    """The method with the numbers that it has where a recipe leaves them out."""
-    with contextlib.suppress(PerlError, ValidationError, TypeError):
-        usual = resolved_settings(PeftSection.model_validate(peft))
-        return {**peft, **{key: value for key, value in usual.items() if peft.get(key) is None}}
-    return peft
 
 
 def _script(run: RunLog) -> dict[str, str]:
@@ -224,15 +218,6 @@ def _script(run: RunLog) -> dict[str, str]:
     known |= without_secrets(mapping(run.facts.get("settings")))
     found = {_KEYS.get(str(name), str(name)): _plain(as_text(value)) for name, value in known.items()}
     return found | {"train.seed": str(seed_of(run))} if found else {}
-
-
-def _usual(key: str, column: Mapping[str, str]) -> str | None:
-    """What the trainer takes for a key of ``train`` that a recipe leaves out; None: it depends, or is unknown."""
-    if key == "train.learning_rate":
-        method = METHODS.get(column.get("peft.method", ""))
-        return as_text(method.learning_rate) if method is not None else None
-    field = train_fields().get(key.removeprefix("train."))
-    return None if field is None or field.computed else as_text(field.default)
 
 
 def _plain(text: str) -> str:

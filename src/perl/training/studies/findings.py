@@ -9,11 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perl.evaluation.scoring.metrics import Difference, corrected
-from perl.evaluation.scoring.seeds import SeedMean, mean_over_seeds, paired_by_seed, smallest_difference
+from perl.evaluation.comparing.compared import Paired, Scored, family_size, held_against
 from perl.training.studies.cells import CHOOSES, SCORES, Candidate, titled
 from perl.training.studies.plan import Study
-from perl.training.studies.results import CellRow, StudyResult, at_baseline
+from perl.training.studies.results import StudyResult, at_baseline
 
 
 @dataclass(frozen=True)
@@ -30,23 +29,18 @@ class Tried:
     good: bool
 
 
-@dataclass(frozen=True)
-class ScoredCandidate:
+@dataclass(frozen=True, kw_only=True)
+class ScoredCandidate(Scored):
     """A candidate on the seeds that score.
 
     Attributes:
-        mean: Over the seeds; None: no cell has a score.
-        scores: Seed -> score.
+        candidate: Which.
         difference: To the arm that the others are held against, paired by seed, its p value corrected for all of the
-            table; None: it is that arm, or they share fewer than two seeds.
-        smallest: The smallest true difference that 80 of 100 such studies show.
+            table; None: it is that arm, or one of the two has no score.
     """
 
     candidate: Candidate
-    mean: SeedMean | None
-    scores: Mapping[int, float]
-    difference: Difference | None = None
-    smallest: float | None = None
+    difference: Paired | None = None
 
 
 @dataclass(frozen=True)
@@ -94,75 +88,52 @@ def findings(planned: Study, result: StudyResult) -> Findings:
         planned: The study.
         result: Its cells.
     """
-    arms = [_arm(planned, result, arm) for arm in planned.arms]
-    tests = max(sum(arm.best is not None and arm.best.mean is not None for arm in arms) - 1, 0)
-    return Findings(tuple(_held_against(arms, planned.baseline, tests)), planned.baseline, tests)
+    by_stage: dict[str, dict[str, dict[int, float]]] = {CHOOSES: {}, SCORES: {}}
+    for row in result.rows:
+        if row.score is not None:
+            by_stage[row.stage].setdefault(Candidate(row.settings).key, {})[row.seed] = row.score
+
+    def scored(candidate: Candidate | None) -> ScoredCandidate | None:
+        scores = by_stage[SCORES].get(candidate.key, {}) if candidate is not None else {}
+        return None if candidate is None else ScoredCandidate(candidate.title, scores, candidate=candidate)
+
+    arms = []
+    for arm in planned.arms:
+        title, chosen = arm[0].title, result.chosen.get(arm[0].title)
+        best = chosen.candidate if chosen is not None else (arm[0] if len(arm) == 1 else None)
+        good = chosen.good if chosen is not None else ()
+        tried = [Tried(one, by_stage[CHOOSES].get(one.key, {}), one in good) for one in arm if planned.file.chosen]
+        same = scored(at_baseline(planned, result.chosen, arm[0]))
+        parameters = next((row.parameters for row in result.rows if row.arm == title and row.parameters), None)
+        at_edge = _at_edge(best, tried) if best is not None else ()
+        arms.append(Arm(title, tuple(tried), scored(best), same, parameters, at_edge))
+    tests = max(family_size(sum(arm.best is not None and bool(arm.best.by_seed) for arm in arms), chosen=False), 0)
+    reference = next((arm.best for arm in arms if arm.title == planned.baseline and arm.best is not None), None)
+    if reference is not None and reference.by_seed:
+        best_of = _held_against(reference, {a.title: a.best for a in arms if a.title != planned.baseline}, tests)
+        alike_of = _held_against(
+            reference, {a.title: a.at_baseline for a in arms if a.title != planned.baseline}, tests
+        )
+        arms = [
+            replace(arm, best=best_of.get(arm.title, arm.best), at_baseline=alike_of.get(arm.title, arm.at_baseline))
+            for arm in arms
+        ]
+    return Findings(tuple(arms), planned.baseline, tests)
 
 
-def _by_candidate(rows: Sequence[CellRow], stage: str) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row.stage == stage and row.score is not None:
-            found.setdefault(Candidate(row.settings).key, {})[row.seed] = row.score
-    return found
+def _held_against(
+    reference: ScoredCandidate, others: Mapping[str, ScoredCandidate | None], tests: int
+) -> dict[str, ScoredCandidate]:
+    """Those of a table that have a score, by the titles of their arms, with their differences."""
+    known = {title: one for title, one in others.items() if one is not None and one.by_seed}
+    pairs = held_against(reference, list(known.values()), tests)
+    return {title: replace(one, difference=pair) for (title, one), pair in zip(known.items(), pairs, strict=True)}
 
 
-def _arm(planned: Study, result: StudyResult, arm: Sequence[Candidate]) -> Arm:
-    """What is known of an arm, not yet held against another one."""
-    title, chosen = arm[0].title, result.chosen.get(arm[0].title)
-    best = chosen.candidate if chosen is not None else (arm[0] if len(arm) == 1 else None)
-    good = chosen.good if chosen is not None else ()
-    same = at_baseline(planned, result.chosen, arm[0])
-    tried, scores = _by_candidate(result.rows, CHOOSES), _by_candidate(result.rows, SCORES)
-    return Arm(
-        title,
-        tuple(Tried(one, tried.get(one.key, {}), one in good) for one in arm if planned.file.chosen),
-        _scored(best, scores) if best is not None else None,
-        _scored(same, scores) if same is not None else None,
-        next((row.parameters for row in result.rows if row.arm == title and row.parameters), None),
-        _at_edge(best, arm) if best is not None and chosen is not None else (),
-    )
-
-
-def _scored(candidate: Candidate, scores: Mapping[str, Mapping[int, float]]) -> ScoredCandidate:
-    found = scores.get(candidate.key, {})
-    return ScoredCandidate(candidate, mean_over_seeds([*found.values()]) if found else None, found)
-
-
-def _held_against(arms: Sequence[Arm], reference: str, tests: int) -> list[Arm]:
-    """The arms with their differences to one of them, corrected for as many as there are in a table."""
-    named = next((arm for arm in arms if arm.title == reference), None)
-    if named is None or named.best is None:
-        return list(arms)
-    others = [arm for arm in arms if arm is not named]
-    best = _compared([arm.best for arm in others], named.best, tests)
-    common = _compared([arm.at_baseline for arm in others], named.best, tests)
-    compared = {
-        arm.title: replace(arm, best=one, at_baseline=other)
-        for arm, one, other in zip(others, best, common, strict=True)
-    }
-    return [compared.get(arm.title, arm) for arm in arms]
-
-
-def _compared(
-    some: Sequence[ScoredCandidate | None], base: ScoredCandidate, tests: int
-) -> list[ScoredCandidate | None]:
-    differences = [paired_by_seed(base.scores, one.scores) if one is not None else None for one in some]
-    found: list[ScoredCandidate | None] = []
-    for one, difference in zip(some, corrected(differences, family=tests), strict=True):
-        if one is None or difference is None:
-            found.append(one)
-            continue
-        seeds = len(base.scores.keys() & one.scores.keys())
-        smallest = smallest_difference(difference.stderr, seeds, tests) if difference.stderr > 0 else None
-        found.append(replace(one, difference=difference, smallest=smallest))
-    return found
-
-
-def _at_edge(best: Candidate, arm: Sequence[Candidate]) -> tuple[str, ...]:
+def _at_edge(best: Candidate, arm: Sequence[Tried]) -> tuple[str, ...]:
     found = []
     for key, value in best.chosen.items():
-        tried = [one.chosen.get(key) for one in arm]
+        tried = [one.candidate.chosen.get(key) for one in arm]
         numbers = sorted({one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)})
         if len(numbers) > 1 and value in (numbers[0], numbers[-1]):
             found.append(titled({key: value}))
@@ -171,4 +142,4 @@ def _at_edge(best: Candidate, arm: Sequence[Candidate]) -> tuple[str, ...]:
 
 def level(scored: ScoredCandidate | None) -> float:
     """A mean score to sort by; without one it is the lowest."""
-    return scored.mean.mean if scored is not None and scored.mean is not None else -math.inf
+    return scored.score if scored is not None and scored.by_seed else -math.inf

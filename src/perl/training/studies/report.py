@@ -4,16 +4,17 @@ Findings, rows of cells -> DIR/report.md, DIR/pictures/score_by_setting.png
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from perl.errors import MissingExtraError, warn
 from perl.evaluation.scoring.figure import new_figure, save_figure
-from perl.evaluation.scoring.table import difference_cell, p_cell
+from perl.evaluation.scoring.table import compared_cells
 from perl.run.files import write_text
 from perl.run.progress import duration
-from perl.run.tables import in_markdown, markdown_table
+from perl.run.tables import UNKNOWN, Row, TableCell, fact_cell, in_markdown, percent, printed
 from perl.training.studies.cells import CHOOSES, SCORES, as_overrides, canonical, counted, titled
 from perl.training.studies.findings import Arm, Findings, ScoredCandidate, findings, level
 from perl.training.studies.plan import Study
@@ -22,7 +23,6 @@ from perl.training.studies.results import StudyResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DASH = "-"
 _INK, _LINE, _FAINT, _GOOD = "#333333", "#1f5fa8", "#7d8fa3", "#dcebdc"
 _COLUMNS = 4
 _PANEL = 2.6, 2.1  # inches
@@ -39,13 +39,39 @@ def write_report(planned: Study, result: StudyResult) -> Path:
         ``report.md``; the picture lies in ``pictures``.
     """
     found = findings(planned, result)
-    lines = [*_asked(planned, result), "", *_best(found), "", *_at_baseline(found)]
+    lines = [*_asked(planned, result), "", "## Each as it was chosen", ""]
+    lines += [_table([(arm, arm.best) for arm in found.sorted()], found), ""]
+    lines += [
+        f"Scores in percent, mean ± standard error over seeds. Differences to {in_markdown(found.reference)} are "
+        f"paired by seed, with Student's 95 % interval; p is of the paired t test, corrected by Holm for "
+        f"{counted(found.tests, 'difference')}. Detectable: the smallest true difference that 80 of 100 such "
+        "studies would show. A difference without an interval is of fewer than two seeds, or the same with each.",
+        "",
+    ]
+    alike = [(arm, arm.at_baseline) for arm in found.arms if arm.at_baseline is not None]
+    if len(alike) > 1:
+        setting = next(titled(scored.candidate.chosen) for arm, scored in alike if arm.title == found.reference)
+        lines += [f"## All with what was chosen for {in_markdown(found.reference)}: {in_markdown(setting)}", ""]
+        lines += [_table(sorted(alike, key=lambda one: -level(one[1])), found), ""]
+        lines.append("What this table ranks is how well one value fits each arm; the one above ranks the arms.")
     try:
         for picture in _pictures(planned, found, result.folder):
             lines += ["", f"![{picture.stem}](pictures/{picture.name})"]
     except MissingExtraError as error:
         warn("PRL306", "%s", error)
-    lines += ["", *_tried(planned, found), "", *_not_shown(planned, result, found), "", *_cells(result)]
+    lines += ["", *_tried(planned, found), "", *_not_shown(planned, result, found), "", "## Cells", ""]
+    what = "Each command trains its cell alone: on a CPU without servers to the same adapter (SHA-256 of its weights)."
+    cells = [
+        {
+            "cell": fact_cell(f"`{row.name}`"),
+            "seed": fact_cell("scores" if row.stage == SCORES else "chooses"),
+            "score": fact_cell(row.status) if row.score is None else TableCell(row.score, percent(row.score)),
+            "adapter": fact_cell(f"`{row.adapter[:12]}`" if row.adapter else None),
+            "command": fact_cell(f"`{row.command}`"),
+        }
+        for row in result.rows
+    ]
+    lines += [what, "", printed(cells, style="markdown", in_marks=True)]
     path = result.folder / "report.md"
     write_text(path, "\n".join(lines) + "\n")
     return path
@@ -70,64 +96,48 @@ def _asked(planned: Study, result: StudyResult) -> Iterator[str]:
     yield f"{done} of {len(result.rows)} cells are done; one after the other they took {took}."
 
 
-def _best(found: Findings) -> Iterator[str]:
-    yield from ("## Each as it was chosen", "")
-    yield from markdown_table([_head(found), *(_row(arm, arm.best, found) for arm in found.sorted())])
-    yield ""
-    yield (
-        f"Scores in percent, mean ± standard error over seeds. Differences to {in_markdown(found.reference)} are "
-        f"paired by seed, with Student's 95 % interval; p is of the paired t test, corrected by Holm for "
-        f"{counted(found.tests, 'difference')}. Detectable: the smallest true difference that 80 of 100 such "
-        "studies would show. A difference without an interval is of fewer than two seeds, or the same with each."
-    )
-
-
-def _at_baseline(found: Findings) -> Iterator[str]:
-    shown = [(arm, arm.at_baseline) for arm in found.arms if arm.at_baseline is not None]
-    if len(shown) < 2:
-        return
-    setting = next(titled(scored.candidate.chosen) for arm, scored in shown if arm.title == found.reference)
-    yield from (f"## All with what was chosen for {in_markdown(found.reference)}: {in_markdown(setting)}", "")
-    order = sorted(shown, key=lambda one: -level(one[1]))
-    yield from markdown_table([_head(found), *(_row(arm, scored, found) for arm, scored in order)])
-    yield from ("", "What this table ranks is how well one value fits each arm; the one above ranks the arms.")
-
-
-def _head(found: Findings) -> list[str]:
-    return ["arm", "chosen", "score", f"difference to {in_markdown(found.reference)}", "p", "detectable", "parameters"]
-
-
-def _row(arm: Arm, scored: ScoredCandidate | None, found: Findings) -> list[str]:
-    title = in_markdown(arm.title)
-    parameters = f"{arm.parameters:,}" if arm.parameters is not None else _DASH
-    if scored is None or scored.mean is None:
-        return [title, _DASH, "no score", _DASH, _DASH, _DASH, parameters]
-    chosen = in_markdown(titled(scored.candidate.chosen)) if scored.candidate.chosen else _DASH
-    chosen += " (edge)" if arm.at_edge and scored is arm.best else ""
-    error = f" ± {100 * scored.mean.stderr:.1f}" if not math.isnan(scored.mean.stderr) else ""
-    score = f"{100 * scored.mean.mean:.1f}{error} ({scored.mean.seeds})"
-    if arm.title == found.reference:
-        return [title, chosen, score, "held against", _DASH, _DASH, parameters]
-    smallest = f"{100 * scored.smallest:.1f}" if scored.smallest is not None else _DASH
-    return [title, chosen, score, difference_cell(scored.difference), p_cell(scored.difference), smallest, parameters]
+def _table(rows: Sequence[tuple[Arm, ScoredCandidate | None]], found: Findings) -> str:
+    """Arms with their scores, and how far they are from the one that they are held against."""
+    heading = f"difference to {found.reference}"
+    cells: list[Row] = []
+    for arm, scored in rows:
+        row = {"arm": fact_cell(arm.title), "chosen": UNKNOWN, "score": fact_cell("no score"), heading: UNKNOWN}
+        if scored is not None and scored.by_seed:
+            if scored.candidate.chosen:
+                is_edge = bool(arm.at_edge) and scored is arm.best
+                row["chosen"] = fact_cell(f"{titled(scored.candidate.chosen)}{' (edge)' * is_edge}")
+            error = f" ± {percent(scored.stderr)}" if not math.isnan(scored.stderr) else ""
+            row["score"] = TableCell(scored.score, f"{percent(scored.score)}{error} ({len(scored.by_seed)})")
+            row |= compared_cells(scored.difference, heading)
+            smallest = scored.difference.smallest(found.tests) if scored.difference is not None else None
+            row["detectable"] = UNKNOWN if smallest is None else TableCell(smallest, percent(smallest))
+            if arm.title == found.reference:
+                row[heading] = fact_cell("held against")
+        cells.append({**row, "parameters": fact_cell(arm.parameters)})
+    columns = ["arm", "chosen", "score", heading, "p", "detectable", "parameters"]
+    return printed(cells, columns, "markdown")
 
 
 def _tried(planned: Study, found: Findings) -> Iterator[str]:
     if not planned.file.chosen:
         return
-    yield from ("## What was tried on the seeds that choose", "")
-    rows = [["arm", "setting", "mean", "each seed", ""]]
+    rows: list[Row] = []
     for arm in found.arms:
         for one in arm.tried:
-            scores = [f"{100 * score:.1f}" for score in one.scores.values()]
-            mean = f"{100 * sum(one.scores.values()) / len(one.scores):.1f}" if one.scores else _DASH
+            scores = list(one.scores.values())
             chosen = arm.best is not None and one.candidate.key == arm.best.candidate.key
-            absent = 0 < len(one.scores) < len(planned.file.seeds.choose)
+            absent = 0 < len(scores) < len(planned.file.seeds.choose)
             mark = "chosen" if chosen else "as good" if one.good else "a seed is absent" if absent else ""
-            setting = in_markdown(titled(one.candidate.chosen))
-            rows.append([in_markdown(arm.title), setting, mean, ", ".join(scores), mark])
-    yield from markdown_table(rows, [False, False, True, False, False])
-    yield ""
+            rows.append(
+                {
+                    "arm": fact_cell(arm.title),
+                    "setting": fact_cell(titled(one.candidate.chosen)),
+                    "mean": TableCell(fmean(scores), percent(fmean(scores))) if scores else UNKNOWN,
+                    "each seed": fact_cell(", ".join(map(percent, scores)) or None),
+                    "is": TableCell(mark, mark),
+                }
+            )
+    yield from ("## What was tried on the seeds that choose", "", printed(rows, style="markdown"), "")
     if len(planned.file.seeds.choose) > 1:
         yield (
             "As good: within two standard errors of the arm's best, over seeds or, where that is more, of drawing its "
@@ -152,7 +162,10 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
         yield f"- Chosen at the edge of what was tried, so that a better value may lie beyond: {'; '.join(edges)}."
     if planned.file.halving is not None:
         yield "- Halving favours arms' values that are fast at the start; those that were ended early have no score."
-    if _data_changed(result):
+    # Whether cells whose settings name the same data had others.
+    named = [{key: value for key, value in row.settings.items() if key.startswith("data.")} for row in result.rows]
+    had = {(canonical(one), canonical(row.data)) for one, row in zip(named, result.rows, strict=True) if row.data}
+    if len(had) > len({one for one, _ in had}):
         yield "- **A data file was changed while the study went on**: not all cells have the same problems."
     failed = [row for row in result.unfinished if row.stage == CHOOSES and row.status == "failed"]
     if failed and result.chosen:
@@ -164,24 +177,6 @@ def _not_shown(planned: Study, result: StudyResult, found: Findings) -> Iterator
     yield from (f"  - `{row.name}`: {row.status}: {in_markdown(row.reason)}" for row in result.unfinished)
 
 
-def _data_changed(result: StudyResult) -> bool:
-    """Whether cells whose settings name the same data had others."""
-    named = [{key: value for key, value in row.settings.items() if key.startswith("data.")} for row in result.rows]
-    had = [(one, row.data) for one, row in zip(named, result.rows, strict=True) if row.data]
-    return len({canonical(one) for one in had}) > len({canonical(one) for one, _ in had})
-
-
-def _cells(result: StudyResult) -> Iterator[str]:
-    what = "Each command trains its cell alone: on a CPU without servers to the same adapter (SHA-256 of its weights)."
-    yield from ("## Cells", "", what, "")
-    rows = [["cell", "", "score", "adapter", "command"]]
-    for row in result.rows:
-        score = f"{100 * row.score:.1f}" if row.score is not None else row.status
-        what = "scores" if row.stage == SCORES else "chooses"
-        rows.append([f"`{row.name}`", what, score, f"`{row.adapter[:12] or _DASH}`", f"`{row.command}`"])
-    yield from markdown_table(rows, [False, False, True, False, False])
-
-
 def _pictures(planned: Study, found: Findings, folder: Path) -> Iterator[Path]:
     """Draws score against the first setting with numbers that was chosen, a panel each arm.
 
@@ -189,7 +184,12 @@ def _pictures(planned: Study, found: Findings, folder: Path) -> Iterator[Path]:
         MissingExtraError: matplotlib is not installed.
     """
     arms = [arm for arm in found.sorted() if any(one.scores for one in arm.tried)]
-    key = next((key for key in planned.file.chosen if arms and _is_numeric(arms, key)), None)
+    key = None
+    for name in planned.file.chosen if arms else ():
+        values = {one.candidate.chosen.get(name) for arm in arms for one in arm.tried if one.scores}
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(values) > 1 and len(numbers) == len(values) and min(numbers) > 0 and key is None:
+            key = name
     if key is None:
         return
     columns, rows = min(_COLUMNS, len(arms)), -(-len(arms) // _COLUMNS)
@@ -205,17 +205,12 @@ def _pictures(planned: Study, found: Findings, folder: Path) -> Iterator[Path]:
     yield save_figure(figure, folder / "pictures" / "score_by_setting.png", dpi=130)
 
 
-def _is_numeric(arms: list[Arm], key: str) -> bool:
-    values = {one.candidate.chosen.get(key) for arm in arms for one in arm.tried if one.scores}
-    return len(values) > 1 and all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values)
-
-
 def _draw(panel: "Axes", arm: Arm, key: str) -> None:
     """The best mean over the seeds at each value, a dot a seed, the good interval shaded."""
     points = sorted(((float(one.candidate.chosen[key]), one) for one in arm.tried if one.scores), key=lambda p: p[0])
     means: dict[float, float] = {}
     for value, one in points:
-        means[value] = max(means.get(value, 0.0), sum(one.scores.values()) / len(one.scores))
+        means[value] = max(means.get(value, 0.0), fmean(one.scores.values()))
         panel.plot([value] * len(one.scores), [*one.scores.values()], ".", color=_FAINT, markersize=4)
     good = [value for value, one in points if one.good]
     if good:
