@@ -72,7 +72,12 @@ class Cell:
     def name(self) -> str:
         """Of its run folder and its log, the same whatever else is in the study."""
         settings = self.candidate.settings
-        name = "_".join(_in_a_name(key, value) for key, value in settings.items())
+        parts = []
+        for key, value in settings.items():
+            text, (section, _, last) = value if isinstance(value, str) else _on_one_line(value), key.rpartition(".")
+            short = last if section in ("peft", "train") else key
+            parts.append(text if key == METHOD else f"{short}-{text}")
+        name = "_".join(parts)
         plain = all(isinstance(value, str | int | float | bool | None) for value in settings.values())
         if not (plain and len(name) <= _LONGEST_NAME and re.fullmatch(r"[\w.,+-]*", name)):
             digest = hashlib.sha256(self.candidate.key.encode()).hexdigest()[:8]
@@ -107,7 +112,12 @@ def cells_of(some: Sequence[Candidate], seeds: Sequence[int], stage: str) -> lis
 
 def titled(settings: Mapping[str, Any]) -> str:
     """Settings for people: those that are names without their key."""
-    return ", ".join(_titled(key, value) for key, value in settings.items()) or "the recipe"
+    words = []
+    for key, value in settings.items():
+        text = value if isinstance(value, str) else _on_one_line(value)
+        is_name = isinstance(value, str) and key in (METHOD, "algorithm")
+        words.append(text if is_name else f"{key.rpartition('.')[2].replace('_', ' ')} {text}")
+    return ", ".join(words) or "the recipe"
 
 
 def counted(number: int, of: str) -> str:
@@ -135,16 +145,3 @@ def without_absent(asked: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
 def _on_one_line(value: object) -> str:
     text = yaml.dump(value, Dumper=PlainDumper, default_flow_style=True, width=10**6, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-def _in_a_name(key: str, value: object) -> str:
-    text = value if isinstance(value, str) else _on_one_line(value)
-    section, _, last = key.rpartition(".")
-    return text if key == METHOD else f"{last if section in ('peft', 'train') else key}-{text}"
-
-
-def _titled(key: str, value: object) -> str:
-    last = key.rpartition(".")[2].replace("_", " ")
-    if isinstance(value, str) and key in (METHOD, "algorithm"):
-        return value
-    return f"{last} {value if isinstance(value, str) else _on_one_line(value)}"

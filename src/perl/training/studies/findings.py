@@ -100,24 +100,20 @@ def findings(planned: Study, result: StudyResult) -> Findings:
     arms = []
     for arm in planned.arms:
         title, chosen = arm[0].title, result.chosen.get(arm[0].title)
-        best = chosen.candidate if chosen is not None else (arm[0] if len(arm) == 1 else None)
+        chose = chosen.candidate if chosen is not None else (arm[0] if len(arm) == 1 else None)
         good = chosen.good if chosen is not None else ()
         tried = [Tried(one, by_stage[CHOOSES].get(one.key, {}), one in good) for one in arm if planned.file.chosen]
         same = scored(at_baseline(planned, result.chosen, arm[0]))
         parameters = next((row.parameters for row in result.rows if row.arm == title and row.parameters), None)
-        at_edge = _at_edge(best, tried) if best is not None else ()
-        arms.append(Arm(title, tuple(tried), scored(best), same, parameters, at_edge))
+        at_edge = _at_edge(chose, tried) if chose is not None else ()
+        arms.append(Arm(title, tuple(tried), scored(chose), same, parameters, at_edge))
     tests = max(family_size(sum(arm.best is not None and bool(arm.best.by_seed) for arm in arms), chosen=False), 0)
     reference = next((arm.best for arm in arms if arm.title == planned.baseline and arm.best is not None), None)
     if reference is not None and reference.by_seed:
-        best_of = _held_against(reference, {a.title: a.best for a in arms if a.title != planned.baseline}, tests)
-        alike_of = _held_against(
-            reference, {a.title: a.at_baseline for a in arms if a.title != planned.baseline}, tests
-        )
-        arms = [
-            replace(arm, best=best_of.get(arm.title, arm.best), at_baseline=alike_of.get(arm.title, arm.at_baseline))
-            for arm in arms
-        ]
+        others = [arm for arm in arms if arm.title != planned.baseline]
+        best = _held_against(reference, {arm.title: arm.best for arm in others}, tests)
+        alike = _held_against(reference, {arm.title: arm.at_baseline for arm in others}, tests)
+        arms = [replace(a, best=best.get(a.title, a.best), at_baseline=alike.get(a.title, a.at_baseline)) for a in arms]
     return Findings(tuple(arms), planned.baseline, tests)
 
 

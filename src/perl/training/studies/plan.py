@@ -95,9 +95,12 @@ def load_study(source: str | Path | Mapping[str, Any]) -> Study:
             recipes.append(checked_recipe(recipe, (*every, *as_overrides(one.settings))))
         except RecipeError as error:
             mistakes += [_located(mistake, file, layer) for mistake in error.mistakes]
-    raise_all(RecipeError, [*dict.fromkeys(mistakes)] or [*_absent_mistakes(file, layer)])
-    mistakes = [*_baseline_mistakes(file, found, layer), *_score_mistakes(recipes, layer)]
-    raise_all(RecipeError, [*mistakes, *_halving_mistakes(file, recipes, layer)])
+    for name in ("tune", "baseline") if not mistakes else ():
+        for key in sorted(set(getattr(file, name) or ()) - file.varying):
+            hint = did_you_mean(key, file.varying)
+            what = f"{key} does not vary: it is no key of the grid"
+            mistakes.append(Mistake(what, layer.where((name,)), hint))
+    raise_all(RecipeError, [*dict.fromkeys(mistakes)] or [*_mistakes(file, found, recipes, layer)])
     name = Path(source).stem if not isinstance(source, Mapping) else "study"
     return Study(name, file, recipe, tuple(found), tuple(recipes), layer)
 
@@ -117,34 +120,23 @@ def _located(mistake: Mistake, file: StudyFile, layer: Layer) -> Mistake:
     return Mistake(mistake.message, layer.where(path), mistake.hint)
 
 
-def _absent_mistakes(file: StudyFile, layer: Layer) -> Iterator[Mistake]:
-    """Keys that do not vary where one that does is meant."""
-    for name in ("tune", "baseline"):
-        for key in sorted(set(getattr(file, name) or ()) - file.varying):
-            hint = did_you_mean(key, file.varying)
-            yield Mistake(f"{key} does not vary: it is no key of the grid", layer.where((name,)), hint)
+def _mistakes(
+    file: StudyFile, found: Sequence[Candidate], recipes: Sequence[Recipe], layer: Layer
+) -> Iterator[Mistake]:
+    """What is wrong with a study whose cells can be trained."""
+    from perl.data import heldout_name  # which imports what reads data sets
 
-
-def _baseline_mistakes(file: StudyFile, found: Sequence[Candidate], layer: Layer) -> Iterator[Mistake]:
     arms = {one.title for one in found if file.baseline.items() <= dict(one.arm).items()}
     if file.baseline and len(arms) != 1:
         some = "; ".join(sorted(arms or {one.title for one in found})[:3])
         what = f"is {len(arms) or 'none'} of the compared: {some}"
         yield Mistake(what, layer.where(("baseline",)), "name the settings of one of them")
-
-
-def _score_mistakes(recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
-    from perl.data import heldout_name  # which imports what reads data sets
-
     where = layer.where(("recipe",))
     if any(not recipe.eval.enabled for recipe in recipes):
         yield Mistake("cells are compared by their evaluation, and eval.enabled is false", where)
     elif any(not (heldout_name(recipe.data) or recipe.eval.tasks) for recipe in recipes):
         what = "nothing scores a cell: no problems are held out, and no tasks are named"
         yield Mistake(what, where, "overrides: {data.eval: FILE}, or eval.tasks")
-
-
-def _halving_mistakes(file: StudyFile, recipes: Sequence[Recipe], layer: Layer) -> Iterator[Mistake]:
     if file.halving is not None and any(steps_of(recipe) <= 0 for recipe in recipes):
         yield Mistake("needs a number of steps", layer.where(("halving",)), "overrides: {train.max_steps: 100}")
 
@@ -162,23 +154,21 @@ def opened(study: Study, folder: Path) -> Iterator[None]:
         RunFolderError: The folder holds another plan or something else, or another process works on it.
     """
     with held(folder, RunFolderError("another process works on this study", str(folder), "choose another --output")):
-        _claim(study.plan(), folder)
+        path, plan, another = folder / "plan.json", study.plan(), "choose another --output"
+        strangers = sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
+        if strangers and not path.exists():
+            what = f"is not empty and holds no study: {', '.join(strangers[:3])}"
+            raise RunFolderError(what, str(folder), another)
+        if (folder / "cells").exists():
+            try:
+                before = json.loads(path.read_text(encoding="utf-8"))["plan"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise RunFolderError(f"holds no plan of a study: {error}", str(path), another) from None
+            changed = [key for key in plan if plan[key] != before.get(key)]
+            if changed:
+                raise RunFolderError(
+                    f"the study was planned otherwise: {', '.join(changed)} changed", str(path), another
+                )
+        else:
+            write_text(path, json.dumps({"plan": plan, "versions": installed_versions()}, indent=2) + "\n")
         yield
-
-
-def _claim(plan: Mapping[str, Any], folder: Path) -> None:
-    path, another = folder / "plan.json", "choose another --output"
-    strangers = sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
-    if strangers and not path.exists():
-        what = f"is not empty and holds no study: {', '.join(strangers[:3])}"
-        raise RunFolderError(what, str(folder), another)
-    if (folder / "cells").exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))["plan"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"holds no plan of a study: {error}", str(path), another) from None
-        changed = [key for key in plan if plan[key] != before.get(key)]
-        if changed:
-            raise RunFolderError(f"the study was planned otherwise: {', '.join(changed)} changed", str(path), another)
-        return
-    write_text(path, json.dumps({"plan": plan, "versions": installed_versions()}, indent=2) + "\n")

@@ -105,8 +105,14 @@ class CellProcesses:
             while self._running or (waiting and not self._signals):
                 self._begin_some(waiting, pause_at, shown)
                 time.sleep(_LOOK_SECONDS)
-                for name in [name for name in self._running if self._has_ended(name, pause_at)]:
-                    running = self._running.pop(name)
+                for name, running in list(self._running.items()):
+                    if running.process.poll() is None:
+                        to_pause = name in pause_at and not running.asked
+                        if to_pause and last_step(self.run_of(running.cell)) >= pause_at[name]:
+                            running.asked = True
+                            running.process.send_signal(signal.SIGTERM)
+                        continue
+                    del self._running[name]
                     if self._note_end(running, pause_at) and name not in killed:
                         killed.add(name)
                         waiting.append(running.cell)  # once more
@@ -138,11 +144,9 @@ class CellProcesses:
             if self._is_complete(cell, pause_at):  # by such a process
                 shown.update()
             else:
-                self._running[cell.name] = self._begun(cell)
-                if self._signals:  # one came meanwhile
-                    self._running[cell.name].process.send_signal(signal.SIGTERM)
+                self._begin(cell)
 
-    def _begun(self, cell: Cell) -> _Running:
+    def _begin(self, cell: Cell) -> None:
         command = [sys.executable, "-P", "-m", "perl", *self.study.arguments(cell), "-o", str(self.run_of(cell))]
         with self._log_of(cell).open("ab") as log:
             printed = log.tell()
@@ -154,17 +158,9 @@ class CellProcesses:
                 env={**os.environ, "OMP_NUM_THREADS": str(self.study.file.threads)},
                 start_new_session=True,  # a terminal's Ctrl-C comes by the study alone
             )
-            return _Running(cell, process, printed)
-
-    def _has_ended(self, name: str, pause_at: Mapping[str, int]) -> bool:
-        """Whether a cell's process has; one that is at the step of its pause is asked to."""
-        running = self._running[name]
-        if running.process.poll() is not None:
-            return True
-        if not running.asked and name in pause_at and last_step(self.run_of(running.cell)) >= pause_at[name]:
-            running.asked = True
-            running.process.send_signal(signal.SIGTERM)
-        return False
+        self._running[cell.name] = _Running(cell, process, printed)
+        if self._signals:  # one came meanwhile
+            process.send_signal(signal.SIGTERM)
 
     def _note_end(self, running: _Running, pause_at: Mapping[str, int]) -> bool:
         """Notes how a process ended; returns whether it was killed, as for want of memory beside the others."""

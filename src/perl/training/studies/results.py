@@ -192,15 +192,11 @@ def choose(
     if not whole:
         return Chosen(None, means)
     best = max(whole, key=lambda one: means[one.key])
-    drawn = _drawing_error(means[best.key], completions.get(best.key, 0) * len(seeds))
+    # The standard error that drawing so many completions gives a score: binomial, as between 1 and 99 %.
+    inside, count = min(max(means[best.key], 0.01), 0.99), completions.get(best.key, 0) * len(seeds)
+    drawn = math.sqrt(inside * (1 - inside) / count) if count else 0.0
     width = 2 * max(error_of_mean(each[best.key]), drawn) if len(seeds) > 1 else 0.0
     return Chosen(best, means, tuple(one for one in whole if means[one.key] >= means[best.key] - width))
-
-
-def _drawing_error(score: float, completions: int) -> float:
-    """Standard error that drawing so many completions gives a score (binomial, as between 1 and 99 %); 0 for none."""
-    inside = min(max(score, 0.01), 0.99)
-    return math.sqrt(inside * (1 - inside) / completions) if completions else 0.0
 
 
 def better_share(arm: Sequence[Candidate], rewards: Mapping[str, float], keep: float) -> list[Candidate]:

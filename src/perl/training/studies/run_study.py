@@ -52,42 +52,29 @@ def study(source: str | Path | Mapping[str, Any], output_dir: str | Path | None 
     planned = load_study(source)
     check_servers(planned)
     folder = Path(output_dir) if output_dir is not None else Path("runs") / "studies" / planned.name
-    with opened(planned, folder):
-        return _carried_out(CellProcesses(planned, folder))
-
-
-def _carried_out(processes: CellProcesses) -> StudyResult:
-    planned, result = processes.study, StudyResult(processes.folder)
+    result, seeds = StudyResult(folder), planned.file.seeds
+    choosing = cells_of(planned.candidates, seeds.choose, CHOOSES)
     scored = [] if planned.file.chosen else list(planned.candidates)
-    try:
-        if planned.file.chosen:
-            scored = finalists(planned, _choice(processes, result))
-        processes.train(cells_of(scored, planned.file.seeds.score, SCORES))
-    finally:  # as far as it is done
-        choosing = [row for row in result.rows if row.stage == CHOOSES] or _choosing_rows(processes)
-        result.rows = [*choosing, *_rows(processes, cells_of(scored, planned.file.seeds.score, SCORES))]
-        result.write("results.json")
-        write_report(planned, result)
+    with opened(planned, folder):
+        processes = CellProcesses(planned, folder)
+        try:
+            if planned.file.chosen:
+                rows = read_chosen(folder)
+                if rows is None:
+                    _train_choosing(processes)
+                result.rows = rows if rows is not None else _rows(processes, choosing)
+                result.chosen = chosen_of(planned, result.rows)
+                _check_chosen(planned, result)
+                if rows is None:  # before anything is scored, so that no score can change it
+                    result.write(CHOSEN)
+                scored = finalists(planned, result.chosen)
+            processes.train(cells_of(scored, seeds.score, SCORES))
+        finally:  # as far as it is done
+            chosen_by = [row for row in result.rows if row.stage == CHOOSES] or _rows(processes, choosing)
+            result.rows = [*chosen_by, *_rows(processes, cells_of(scored, seeds.score, SCORES))]
+            result.write("results.json")
+            write_report(planned, result)
     return result
-
-
-def _choice(processes: CellProcesses, result: StudyResult) -> Mapping[str, Chosen]:
-    """What is chosen for each arm, written before anything is scored, so that no score can change it."""
-    planned = processes.study
-    rows = read_chosen(processes.folder)
-    if rows is None:
-        _train_choosing(processes)
-    result.rows = rows if rows is not None else _choosing_rows(processes)
-    result.chosen = chosen_of(planned, result.rows)
-    _check_chosen(planned, result)
-    if rows is None:
-        result.write(CHOSEN)
-    return result.chosen
-
-
-def _choosing_rows(processes: CellProcesses) -> list[CellRow]:
-    planned = processes.study
-    return _rows(processes, cells_of(planned.candidates, planned.file.seeds.choose, CHOOSES))
 
 
 def _rows(processes: CellProcesses, cells: Sequence[Cell]) -> list[CellRow]:
@@ -128,38 +115,23 @@ def _train_choosing(processes: CellProcesses) -> None:
     planned = processes.study
     seeds, halving = planned.file.seeds.choose, planned.file.halving
     left = list(planned.candidates)
-    for share in sorted(halving.at) if halving is not None else ():
+    keep = 1.0 if halving is None else halving.keep
+    for share in [] if halving is None else sorted(halving.at):
         cells = cells_of(left, seeds, CHOOSES)
         steps = {cell.name: max(1, round(share * steps_of(planned.recipe_of(cell.candidate)))) for cell in cells}
         processes.train(cells, steps)
         whole = [cell for cell in cells if processes.end_of(cell).status in ("paused", "done")]
-        rewards = {cell.name: reward_at(processes.run_of(cell), steps[cell.name]) for cell in whole}
-        left = _kept(planned, left, whole, rewards)
+        each: dict[str, list[float]] = {}  # a candidate's rewards, of each seed; one that failed with a seed has none
+        for cell in whole:
+            if (reward := reward_at(processes.run_of(cell), steps[cell.name])) is not None:
+                each.setdefault(cell.candidate.key, []).append(reward)
+        means = {key: fmean(found) for key, found in each.items() if len(found) == len(seeds)}
+        groups = [[one for one in arm if one in left] for arm in planned.arms]
+        left = [one for arm in groups for one in better_share(arm, means, keep)]
         for cell in whole:
             if cell.candidate not in left:
                 processes.ended[cell.name] = CellEnd("ended early", f"not among the better at {share:.0%} of the steps")
     processes.train(cells_of(left, seeds, CHOOSES))
-
-
-def _kept(
-    planned: Study, left: Sequence[Candidate], whole: Sequence[Cell], rewards: Mapping[str, float | None]
-) -> list[Candidate]:
-    """The better candidates of each arm by their mean reward over the seeds; one that failed with a seed has none.
-
-    Args:
-        planned: The study.
-        left: Those that are left.
-        whole: Their cells that did not fail.
-        rewards: Of each cell.
-    """
-    each: dict[str, list[float]] = {}
-    for cell in whole:
-        reward = rewards[cell.name]
-        if reward is not None:
-            each.setdefault(cell.candidate.key, []).append(reward)
-    means = {key: fmean(found) for key, found in each.items() if len(found) == len(planned.file.seeds.choose)}
-    keep = planned.file.halving.keep if planned.file.halving is not None else 1.0
-    return [one for arm in planned.arms for one in better_share([one for one in arm if one in left], means, keep)]
 
 
 def reward_at(run: Path, step: int) -> float | None:

@@ -117,7 +117,14 @@ def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer
     Raises:
         RecipeError: With every mistake of the file; the recipe is not read yet.
     """
-    layer = layer_of_mapping(source) if isinstance(source, Mapping) else _read(Path(source))
+    if isinstance(source, Mapping):
+        layer = layer_of_mapping(source)
+    else:
+        path, see = Path(source), "see `perl study --help`"
+        if not path.is_file():
+            what = "is a folder, not the file of a study" if path.is_dir() else "no such file"
+            raise RecipeError(what, str(path), see)
+        layer = read_yaml(path, Mistake("a study is a mapping of recipe, grid and seeds", hint=see))
     try:
         return StudyFile(**layer.values), layer
     except ValidationError as error:
@@ -127,10 +134,3 @@ def read_study(source: str | Path | Mapping[str, Any]) -> tuple[StudyFile, Layer
             found = [one if one.where.startswith(at) else replace(one, where=f"{at} {one.where}") for one in found]
         raise_all(RecipeError, found)
         raise
-
-
-def _read(path: Path) -> Layer:
-    if not path.is_file():
-        what = "is a folder, not the file of a study" if path.is_dir() else "no such file"
-        raise RecipeError(what, str(path), "see `perl study --help`")
-    return read_yaml(path, Mistake("a study is a mapping of recipe, grid and seeds", hint="see `perl study --help`"))
