@@ -21,6 +21,7 @@ LONGEST_TEXT = 6_000
 """Characters of a prompt or completion that are shown: its begin and its end."""
 ALL_BYTES = 6_000_000
 """Of the completions of all runs on a page."""
+_ENDINGS = ("_verdict", "_answer")
 _LONGEST_LINE = 20_000_000
 
 
@@ -55,14 +56,22 @@ def read_completions(path: Path, most_bytes: int) -> Shown:
             left_out += line.endswith(b"\n")  # else it is being written
         else:
             sizes[step] += len(line)
-    rows: dict[int, list[dict[str, Any]]] = {step: [] for step in _evenly(sorted(sizes), sizes.total(), most_bytes)}
+    # From the first step to the last, so many that about so many bytes fit.
+    steps, apart = sorted(sizes), max(1, math.ceil(sizes.total() / most_bytes))
+    rows: dict[int, list[dict[str, Any]]] = {step: [] for step in sorted({*steps[::apart], *steps[-1:]})}
     for line, step in _lines(path):
         if step in rows:
-            row = _parsed(line)
-            left_out += row is None
-            rows[step] += [] if row is None else [row]
-    groups = tuple(_group(step, found) for step, found in rows.items() if found)
-    return Shown(groups, len(sizes), left_out)
+            parsed = _parsed(line)
+            left_out += parsed is None
+            rows[step] += [] if parsed is None else [parsed]
+    groups = []
+    for step, found in rows.items():
+        prompts: dict[str, list[dict[str, Any]]] = {}
+        for row in found:
+            prompts.setdefault(_shortened(text_of(row.get("prompt"))), []).append(_completion(row))
+        each = [{"text": text, "completions": completions} for text, completions in prompts.items()]
+        groups += [{"step": step, "prompts": each}] if found else []
+    return Shown(tuple(groups), len(sizes), left_out)
 
 
 def newest_completion(path: Path) -> Mapping[str, Any] | None:
@@ -114,37 +123,21 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _evenly(steps: list[int], size: int, most_bytes: int) -> list[int]:
-    """Steps from the first to the last of which about so many bytes fit."""
-    return sorted({*steps[:: max(1, math.ceil(size / most_bytes))], *steps[-1:]})
-
-
-def _group(step: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The completions of a step under their prompts."""
-    prompts: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        prompts.setdefault(_shortened(text_of(row.get("prompt"))), []).append(_completion(row))
-    return {"step": step, "prompts": [{"text": text, "completions": found} for text, found in prompts.items()]}
-
-
 def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
     text, rewards = text_of(row.get("completion")), row.get("rewards")
+    verdicts, answers = ({n.removesuffix(e): v for n, v in row.items() if n.endswith(e)} for e in _ENDINGS)
     found: dict[str, Any] = {
         "text": _shortened(text),
         "rewards": {str(name): rounded(value) for name, value in rewards.items()} if isinstance(rewards, dict) else {},
         "advantage": rounded(row.get("advantage")),
-        "verdicts": {name: value for name, value in _ending(row, "_verdict") if isinstance(value, str)},
-        "answers": {name: str(value)[:200] for name, value in _ending(row, "_answer") if value is not None},
+        "verdicts": {name: value for name, value in verdicts.items() if isinstance(value, str)},
+        "answers": {name: str(value)[:200] for name, value in answers.items() if value is not None},
     }
     tokens, gaps = row.get("tokens"), row.get("gaps")
     whole = len(text) <= LONGEST_TEXT
     if whole and isinstance(tokens, list) and isinstance(gaps, list) and len(tokens) == len(gaps):
         found |= {"tokens": [str(token) for token in tokens], "gaps": [rounded(gap) for gap in gaps]}
     return found
-
-
-def _ending(row: Mapping[str, Any], suffix: str) -> list[tuple[str, Any]]:
-    return [(name.removesuffix(suffix), value) for name, value in row.items() if name.endswith(suffix)]
 
 
 def _shortened(text: str) -> str:

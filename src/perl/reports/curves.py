@@ -211,7 +211,8 @@ def stages_of(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     whole = curves.get("step_time")
     if whole is None:
         return {}
-    syncs, rollouts, updates = (_by_step(curves, f"{name}/seconds") for name in ("sync", "rollout", "update"))
+    known = [curves.get(f"{name}/seconds", Curve((), ())) for name in ("sync", "rollout", "update")]
+    syncs, rollouts, updates = (dict(zip(curve.steps, curve.values, strict=True)) for curve in known)
     if not (rollouts or updates):
         return {"whole step": whole}
     stages: dict[str, list[float]] = {name: [] for name in _STAGES}
@@ -231,8 +232,3 @@ def stage_means(stages: Mapping[str, Curve]) -> dict[str, float]:
         name: statistics.fmean(curve.values[1:] if len(curve.values) > 1 else curve.values)
         for name, curve in stages.items()
     }
-
-
-def _by_step(curves: Mapping[str, Curve], name: str) -> Mapping[int, float]:
-    curve = curves.get(name)
-    return dict(zip(curve.steps, curve.values, strict=True)) if curve is not None else {}

@@ -56,7 +56,10 @@ class Report:
 
     def __str__(self) -> str:
         """A line a run, and where the page is."""
-        lines = [f"{run['name']}: {run['state']}{_results(run)}" for run in self.data["runs"]]
+        lines = []
+        for run in self.data["runs"]:
+            found = [f"; {name} {of}" for name, of in run["outcome"].items() if name == "reward" or "avg@" in name]
+            lines.append(f"{run['name']}: {run['state']}{''.join(found)}")
         lines += [f"{run['name']}: {note}" for run in self.data["runs"] for note in run["notes"]]
         size = len(self.html.encode()) / 1e6
         return "\n".join([*lines, f"report   {self.path} ({size:.1f} MB)"] if self.path is not None else lines)
@@ -95,10 +98,13 @@ def report(
     many: Sequence[Any] = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     if output is not None:
         _check_place(Path(output))
-    folders = [Path(getattr(run, "path", run)) for run in many]
-    library = _library()
-    data = page_data(read_runs(folders))
-    page = page_of(data, library)
+    try:
+        from plotly.offline import get_plotlyjs  # draws the charts
+    except ImportError:
+        missing = missing_extra("plotly", "plots", "a report")
+        raise MissingExtraError(missing.message, hint=missing.hint) from None
+    data = page_data(read_runs([Path(getattr(run, "path", run)) for run in many]))
+    page = page_of(data, str(get_plotlyjs()))
     return Report(page, data, None if output is None else _written(Path(output), page))
 
 
@@ -110,45 +116,22 @@ def page_of(data: Mapping[str, Any], library: str) -> str:
         library: The script that draws charts.
     """
     environment = html_templates(_TEMPLATES)
+    # JSON that ends no script element and begins no tag, whatever is in it.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
     names = [plain(run["name"]) for run in data["runs"]]
     return environment.get_template("report.html.jinja").render(
         title=f"{names[0]}: report" if len(names) == 1 else f"{len(names)} runs: report",
-        data=_embedded(data),
+        data=text.encode("utf-8", "surrogatepass").decode("utf-8", "replace"),
         style=_text("report.css"),
         library=library,
         script=_text("report.js"),
     )
 
 
-def _library() -> str:
-    """Plotly's script, which draws the charts.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        missing = missing_extra("plotly", "plots", "a report")
-        raise MissingExtraError(missing.message, hint=missing.hint) from None
-    return str(get_plotlyjs())
-
-
-def _embedded(data: Mapping[str, Any]) -> str:
-    """JSON that ends no script element and begins no tag, whatever is in it."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
 def _text(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def _results(run: Mapping[str, Any]) -> str:
-    found = [(name, text) for name, text in run["outcome"].items() if name == "reward" or "avg@" in name]
-    return "".join(f"; {name} {text}" for name, text in found)
 
 
 def _check_place(path: Path) -> None:

@@ -33,8 +33,7 @@ from perl.run.tables import differing, flat
 from perl.zoo.intervals import score_text
 
 if TYPE_CHECKING:
-    from perl.evaluation.scoring.results import Results
-    from perl.evaluation.scoring.score import Score
+    from perl.evaluation.scoring.results import TaskResult
 
 _LONGEST_RECIPE = 100_000
 _MOST_ALARMS = 500
@@ -72,6 +71,13 @@ def page_data(runs: Sequence[RunLog]) -> dict[str, Any]:
 def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -> dict[str, Any]:
     completions = read_completions(run.samples, most_bytes)
     stages = stages_of(curves)
+    lines = run.facts.get("forecast")
+    plan: dict[str, Any] = {"lines": list(map(str, lines)) if isinstance(lines, list) else [], "note": None}
+    if not plan["lines"]:
+        plan["note"] = "There is no recipe in this folder, so that nothing can be planned of it."
+        if run.recipe is not None:
+            how = f"`perl plan {run.path / 'recipe.yaml'}` derives it"
+            plan["note"] = f"This run did not record what it was planned to need; {how}."
     notes = list(run.notes)
     if completions.left_out:
         notes.append(f"samples.jsonl: {lines_text(completions.left_out)} left out")
@@ -88,13 +94,13 @@ def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -
         "notes": notes,
         "curves": {name: shown(thinned(curve, most)) for name, curve in curves.items()},
         "errors": {name: shown(curves[f"{name}_stderr"]) for name in scored if f"{name}_stderr" in curves},
-        "scores": _scores(run.results),
+        "scores": [_score(task) for task in run.results.tasks] if run.results is not None else [],
         "stages": {name: shown(thinned(curve, most)) for name, curve in stages.items()},
         "stage_means": {name: rounded(mean) for name, mean in stage_means(stages).items()},
         "alarms": [_alarm(alarm) for alarm in run.alarms[:_MOST_ALARMS]],
         "recipe": None if run.recipe is None else shown_text(run.recipe[:_LONGEST_RECIPE]),
         "settings": [[str(name), str(value)] for name, value in mapping(settings).items()],
-        "plan": _plan(run),
+        "plan": plan,
         "completions": list(completions.groups),
         "completion_steps": completions.steps,
     }
@@ -116,36 +122,18 @@ def _facts(run: RunLog) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
 
 
-def _scores(results: "Results | None") -> list[dict[str, Any]]:
+def _score(task: "TaskResult") -> dict[str, Any]:
     """The scores at the end, of base and adapter with their 95 % intervals."""
-    if results is None:
-        return []
-    return [
-        {
-            "task": task.name,
-            "title": task.title,
-            "k": task.score.k,
-            "n": task.score.n,
-            "policies": [
-                _score(who, score) for who, score in (("base", task.base), ("adapter", task.adapter)) if score
-            ],
-            "difference": None
-            if task.difference is None
-            else [task.difference.mean, task.difference.low, task.difference.high],
-        }
-        for task in results.tasks
-    ]
-
-
-def _score(who: str, score: "Score") -> dict[str, Any]:
-    best = max(score.pass_at, default=None)
-    return {
-        "who": who,
-        "value": score.accuracy,
-        **{name: getattr(score, name) for name in ("stderr", "low", "high", "majority", "truncated")},
-        "pass": None if best is None else [best, score.pass_at[best]],
-        "tokens": rounded(score.mean_tokens),
-    }
+    policies, gain = [], task.difference
+    for who, score in (("base", task.base), ("adapter", task.adapter)):
+        if score is not None:
+            best = max(score.pass_at, default=None)
+            known = {name: getattr(score, name) for name in ("stderr", "low", "high", "majority", "truncated")}
+            known |= {"pass": None if best is None else [best, score.pass_at[best]]}
+            policies.append({"who": who, "value": score.accuracy, **known, "tokens": rounded(score.mean_tokens)})
+    difference = None if gain is None else [gain.mean, gain.low, gain.high]
+    of = {"task": task.name, "title": task.title, "k": task.score.k, "n": task.score.n}
+    return {**of, "policies": policies, "difference": difference}
 
 
 def _alarm(alarm: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,17 +149,6 @@ def _alarm(alarm: Mapping[str, Any]) -> dict[str, Any]:
         "stopped": alarm.get("stopped") is True,
         "explained": None if code is None else [code.title, code.what, code.why, code.fix],
     }
-
-
-def _plan(run: RunLog) -> dict[str, Any]:
-    """What the run was planned to need, as it was recorded when it began; or why that is not known."""
-    lines = run.facts.get("forecast")
-    if isinstance(lines, list) and lines:
-        return {"lines": [str(line) for line in lines], "note": None}
-    if run.recipe is not None:
-        how = f"`perl plan {run.path / 'recipe.yaml'}` derives it"
-        return {"lines": [], "note": f"This run did not record what it was planned to need; {how}."}
-    return {"lines": [], "note": "There is no recipe in this folder, so that nothing can be planned of it."}
 
 
 def differences_of(runs: Sequence[RunLog], curves: Sequence[Mapping[str, Curve]]) -> list[dict[str, Any]]:

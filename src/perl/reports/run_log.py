@@ -134,7 +134,10 @@ def read_run(path: str | Path, *, begun: bool = True, scored: bool = True) -> Ru
     metrics = folder / METRICS
     facts = _facts(folder)
     if _is_script(folder) and not metrics.exists():
-        rows, modified, notes = _rows_of_checkpoint(folder), (folder / CARD_FACTS).stat().st_mtime, list[str]()
+        known = next((state.get("log_history") for state in _states(folder)), None)
+        rows = [row for row in known if isinstance(row, dict)] if isinstance(known, list) else []
+        rows = [row for row in rows if number(row.get("step")) is not None]
+        modified, notes = (folder / CARD_FACTS).stat().st_mtime, list[str]()
     elif begun or (metrics.is_file() and metrics.stat().st_size > 0):
         rows, modified, notes = _metrics(metrics)
     else:
@@ -146,7 +149,10 @@ def read_run(path: str | Path, *, begun: bool = True, scored: bool = True) -> Ru
     with contextlib.suppress(OSError):
         recipe = (folder / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
     log = RunLog(folder, facts, tuple(rows), tuple(alarms), recipe, results, None, modified, tuple(notes))
-    return replace(log, planned=_planned(log))
+    # Steps in all: as recorded, as the recipe says, or as a checkpoint knows.
+    planned = (log.facts.get("planned_steps"), mapping(log.settings.get("train")).get("max_steps"))
+    steps = (*planned, next((state.get("max_steps") for state in _states(folder)), None))
+    return replace(log, planned=next((one for one in steps if isinstance(one, int) and one > 0), None))
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunLog]:
@@ -227,13 +233,6 @@ def _states(folder: Path) -> Iterator[Mapping[str, Any]]:
                 yield parse_mapping((path / _STATE).read_bytes(), finite=False)
 
 
-def _rows_of_checkpoint(folder: Path) -> list[dict[str, Any]]:
-    """The rows that a script's newest readable checkpoint knows; none without one."""
-    rows = next((state.get("log_history") for state in _states(folder)), None)
-    known = rows if isinstance(rows, list) else []
-    return [row for row in known if isinstance(row, dict) and number(row.get("step")) is not None]
-
-
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], float, list[str]]:
     """Rows, when they were written, and what is to be said of them."""
     if not path.exists():
@@ -275,13 +274,3 @@ def _results(folder: Path, notes: list[str]) -> "Results | None":
     except PerlError as error:
         notes.append(f"eval/results.json: {error.mistakes[0].message}")
         return None
-
-
-def _planned(log: RunLog) -> int | None:
-    """Steps in all: as recorded, as the recipe says, or as a checkpoint knows."""
-    states = (state.get("max_steps") for state in _states(log.path))
-    known = (log.facts.get("planned_steps"), mapping(log.settings.get("train")).get("max_steps"))
-    for steps in (*known, next(states, None)):
-        if isinstance(steps, int) and steps > 0:
-            return steps
-    return None

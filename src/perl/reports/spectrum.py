@@ -157,7 +157,13 @@ def spectrum(
         chosen = re.compile(modules or "")
     except (re.error, OverflowError, RecursionError) as error:
         raise RecipeError(f"{modules!r} is not a regular expression: {error}", "--modules") from None
-    subject = _found(adapter, base)
+    subject = find_subject(str(adapter), base)
+    if not subject.trained:
+        raise ModelError(f"{adapter} is a base, which nothing has changed")
+    if subject.adapter is not None and subject.adapter.base_quantization is not None:
+        where = f"{subject.name} was trained on a base quantised to {subject.adapter.base_quantization}"
+        warn("PRL302", "%s; its update is measured against the ordinary base", where)
+    subject = replace(subject, base=subject.base.model_copy(update={"quantization": None}))
     name = public_name(subject.base.name, None)[0]
     try:
         updates, left_out = _updates(subject)
@@ -174,17 +180,6 @@ def spectrum(
             state.update()
     method = "full" if subject.adapter is None else own_method(subject.adapter).name
     return SpectrumReport(subject.name, method, name, principal, tuple(spectra), tuple(left_out))
-
-
-def _found(name: str | Path, base: str | None) -> Subject:
-    """What was trained, on the ordinary base."""
-    subject = find_subject(str(name), base)
-    if not subject.trained:
-        raise ModelError(f"{name} is a base, which nothing has changed")
-    if subject.adapter is not None and subject.adapter.base_quantization is not None:
-        where = f"{subject.name} was trained on a base quantised to {subject.adapter.base_quantization}"
-        warn("PRL302", "%s; its update is measured against the ordinary base", where)
-    return replace(subject, base=subject.base.model_copy(update={"quantization": None}))
 
 
 def _updates(subject: Subject) -> tuple[dict[str, Update], list[str]]:

@@ -67,7 +67,15 @@ def watch(path: Path, console: Console, say: Callable[[str], None]) -> int:
     run = _read(path)
     is_seen = console.is_terminal and not console.is_dumb_terminal
     with contextlib.suppress(KeyboardInterrupt):
-        run = _view(path, run, console) if is_seen else _lines(path, run, say)
+        if is_seen:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    live.update(view_of(run, *console.size), refresh=True)
+                    if run.status in CODES:
+                        break
+                    run = _newer(path, console)
+        else:
+            _say_lines(path, run, say)
     run = _read(path)  # as it is where somebody has left before its end
     if is_seen or run.status in CODES:
         error = str(run.facts.get("error") or "") if run.status == "failed" else ""
@@ -76,17 +84,7 @@ def watch(path: Path, console: Console, say: Callable[[str], None]) -> int:
     return CODES.get(run.status, EXIT_DONE)
 
 
-def _view(path: Path, run: RunLog, console: Console) -> RunLog:
-    """Draws until the run ends; the run as it was last seen."""
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(view_of(run, *console.size), refresh=True)
-            if run.status in CODES:
-                return run
-            run = _newer(path, console)
-
-
-def _lines(path: Path, run: RunLog, say: Callable[[str], None]) -> RunLog:
+def _say_lines(path: Path, run: RunLog, say: Callable[[str], None]) -> None:
     """A line for the newest step that there is, and for each that comes; an alarm has its own."""
     told, alarms = max(0, len(run.rows) - 1), len(run.alarms)
     while True:
@@ -96,7 +94,7 @@ def _lines(path: Path, run: RunLog, say: Callable[[str], None]) -> RunLog:
             say(visible(str(alarm.get("line", ""))))
         told, alarms = len(run.rows), len(run.alarms)
         if run.status in CODES:
-            return run
+            return
         run = _newer(path)
 
 
