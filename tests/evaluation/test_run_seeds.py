@@ -6,9 +6,9 @@ import numpy
 import pytest
 from scipy import stats
 
-from perl.evaluation.comparing.compared import family_size
+from perl.evaluation.comparing.compared import Scored, family_size
 from perl.evaluation.scoring.metrics import SMALL_P, Difference, corrected
-from perl.evaluation.scoring.seeds import mean_over_seeds, paired_by_seed, smallest_difference
+from perl.evaluation.scoring.seeds import paired_by_seed, smallest_difference
 
 STUDIES = 2_000
 
@@ -28,8 +28,8 @@ def test_a_difference_is_paired_by_the_seeds_that_both_have():
     assert found.stderr == pytest.approx(differences.std(ddof=1) / 2)
     assert (found.low, found.high) == pytest.approx((low, high))
     assert found.p_value == pytest.approx(right.pvalue)
-    mean = mean_over_seeds([0.50, 0.44, 0.61, 0.52])
-    assert (mean.mean, mean.stderr, mean.seeds) == pytest.approx((0.5175, stats.sem([0.50, 0.44, 0.61, 0.52]), 4))
+    one = Scored("one", dict(enumerate([0.50, 0.44, 0.61, 0.52])))
+    assert (one.score, one.stderr) == pytest.approx((0.5175, stats.sem([0.50, 0.44, 0.61, 0.52])))
 
 
 def test_one_common_seed_or_seeds_that_differ_alike_give_no_interval():

@@ -152,7 +152,22 @@ def panels_of(names: Iterable[str], weights: Mapping[str, Sequence[float]]) -> l
     # A reward follows the total; the total is not drawn twice where a single reward weighs 1.
     logged = set(names) - ({"reward"} if list(map(set, weights.values())) == [{1.0}] else set())
     panels = [panel for panel in _FIXED if next(iter(panel.metrics)) in logged]
-    panels += _named(sorted(logged), weights)
+    # Rewards, their verdicts, scores and what a critic logs have names of the run's.
+    verdicts = dict[str, dict[str, str]]()
+    for metric in sorted(logged):
+        if (reward := reward_of(metric)) is not None:
+            given = weights.get(reward, ())
+            weight = f"weight {' / '.join(f'{one:g}' for one in given)}" if given else "mean"
+            panels.append(Panel("Rewards", f"Reward {reward}", weight, {metric: reward}))
+        elif match := _VERDICT.fullmatch(metric):
+            verdicts.setdefault(match["name"], {})[metric] = match["verdict"].replace("_", " ")
+        elif (task := task_of(metric)) is not None:
+            panels.append(Panel("Scores", task[0], f"avg@{task[1]}", {metric: "policy"}))
+        elif metric.startswith("critic/"):
+            title = metric.removeprefix("critic/").replace("_", " ").capitalize()
+            panels.append(Panel("Critic", title, "", {metric: metric}))
+    title, unit = "Verdicts of {} that are not right", "share of completions"
+    panels += [Panel("Rewards", title.format(name), unit, lines) for name, lines in verdicts.items()]
     taken = {name for panel in panels for name in panel.metrics}
     others = sorted(name for name in logged - taken if not name.startswith("eval/"))
     panels += [Panel("All others", name, "", {name: name}) for name in others]
@@ -170,25 +185,6 @@ def task_of(metric: str) -> tuple[str, int] | None:
     """The task and k of a score between steps; None: the metric is none."""
     match = _SCORE.fullmatch(metric)
     return (match["task"], int(match["k"])) if match else None
-
-
-def _named(logged: Sequence[str], weights: Mapping[str, Sequence[float]]) -> list[Panel]:
-    """Panels of rewards, their verdicts, scores and what a critic logs, by the names that the run has for them."""
-    panels, verdicts = list[Panel](), dict[str, dict[str, str]]()
-    for metric in logged:
-        if (reward := reward_of(metric)) is not None:
-            given = weights.get(reward, ())
-            weight = f"weight {' / '.join(f'{one:g}' for one in given)}" if given else "mean"
-            panels.append(Panel("Rewards", f"Reward {reward}", weight, {metric: reward}))
-        elif match := _VERDICT.fullmatch(metric):
-            verdicts.setdefault(match["name"], {})[metric] = match["verdict"].replace("_", " ")
-        elif (task := task_of(metric)) is not None:
-            panels.append(Panel("Scores", task[0], f"avg@{task[1]}", {metric: "policy"}))
-        elif metric.startswith("critic/"):
-            title = metric.removeprefix("critic/").replace("_", " ").capitalize()
-            panels.append(Panel("Critic", title, "", {metric: metric}))
-    title, unit = "Verdicts of {} that are not right", "share of completions"
-    return panels + [Panel("Rewards", title.format(name), unit, lines) for name, lines in verdicts.items()]
 
 
 def differing_weights(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -127,17 +127,23 @@ def view_of(run: RunLog, width: int, height: int) -> RenderableType:
         width: Columns of the terminal.
         height: Its lines.
     """
+    left = seconds_left(run)
+    head = Text(plain(visible(run.path.name or str(run.path))), style="bold", no_wrap=True, overflow="ellipsis")
+    head.append(f"  {plain(visible(run.state))}", style=_STATES.get(run.status, "bold"))
+    head.append("" if left is None else f"  ETA {duration(left)}")
+    if (error := run.facts.get("error")) and run.status == "failed":
+        head.append(f"  {plain(visible(str(error)))}", style="red")
     values = _values(run, width)
-    parts: list[RenderableType] = [_head(run), values]
+    parts: list[RenderableType] = [head, values]
     if run.planned is not None:
         parts.insert(1, ProgressBar(run.planned, run.step, width=width - 1))
     for alarm in run.alarms[-_MOST_ALARMS:]:
         line = plain(visible(str(alarm.get("line", ""))))
         parts.append(Text(line, style="yellow", no_wrap=True, overflow="ellipsis"))
-    left = height - len(parts) - values.row_count - 1
-    sample = newest_completion(run.samples) if height >= _FEWEST_LINES and left >= _FEWEST_OF_TEXT else None
+    lines = height - len(parts) - values.row_count - 1
+    sample = newest_completion(run.samples) if height >= _FEWEST_LINES and lines >= _FEWEST_OF_TEXT else None
     if sample is not None:
-        parts.append(_completion(sample, left))
+        parts.append(_completion(sample, lines))
     return Group(*parts, Text("Ctrl-C ends this view, not the run", style="dim"))
 
 
@@ -189,17 +195,6 @@ def course(values: Sequence[float], width: int) -> str:
     return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int((mean - low) / across * len(_BLOCKS)))] for mean in means)
 
 
-def _head(run: RunLog) -> Text:
-    head = Text(no_wrap=True, overflow="ellipsis")
-    head.append(plain(visible(run.path.name or str(run.path))), style="bold")
-    head.append(f"  {plain(visible(run.state))}", style=_STATES.get(run.status, "bold"))
-    if (left := seconds_left(run)) is not None:
-        head.append(f"  ETA {duration(left)}")
-    if (error := run.facts.get("error")) and run.status == "failed":
-        head.append(f"  {plain(visible(str(error)))}", style="red")
-    return head
-
-
 def _values(run: RunLog, width: int) -> Table:
     """A line a quantity: what it is called, its newest value, the mean of ten steps, its course."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
@@ -207,22 +202,18 @@ def _values(run: RunLog, width: int) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True, style="dim")
     table.add_column(no_wrap=True, style="cyan")
-    for name, values in _series(run).items():
-        mean = f"mean of 10 {_shown(statistics.fmean(values[-10:]))}" if len(values) > 9 else ""
-        table.add_row(Text(plain(visible(name))), _shown(values[-1]), mean, course(values, max(6, width - 56)))
-    return table
-
-
-def _series(run: RunLog) -> dict[str, list[float]]:
-    """What is followed, by the name it has for people."""
     curves = curves_of(run)
     rewards = {name: f"reward {reward}" for name in curves if (reward := reward_of(name)) is not None}
     scores = {name: f"{task[0]} avg@{task[1]}" for name in curves if (task := task_of(name)) is not None}
     named = {"reward": "reward", **(rewards if len(rewards) > 1 else {}), **_NAMED, **scores}
-    found = {label: list(curves[name].values) for name, label in named.items() if name in curves}
+    series = {label: list(curves[name].values) for name, label in named.items() if name in curves}
     pairs = zip([None, *run.rows], run.rows, strict=False)
-    speeds = [speed for before, row in pairs if (speed := _speed(row, before)) is not None]
-    return {**found, **({"tokens/s": speeds} if speeds else {})}
+    if speeds := [speed for before, row in pairs if (speed := _speed(row, before)) is not None]:
+        series["tokens/s"] = speeds
+    for name, values in series.items():
+        mean = f"mean of 10 {_shown(statistics.fmean(values[-10:]))}" if len(values) > 9 else ""
+        table.add_row(Text(plain(visible(name))), _shown(values[-1]), mean, course(values, max(6, width - 56)))
+    return table
 
 
 def _speed(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | None:

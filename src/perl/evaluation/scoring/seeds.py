@@ -1,6 +1,6 @@
 """Settings that were trained with several seeds: what they score, and whether two of them differ.
 
-score of each seed -> mean with the error over seeds; scores of two settings -> Difference paired by seed
+scores of two settings, seed by seed -> Difference; how small a one is shown
 
 Problems say how sure the score of one adapter is; seeds say how sure the score of a way to train is. A new training
 would have another seed and be asked the same problems: what is inferred here holds for these problems.
@@ -10,38 +10,13 @@ Pure functions.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from perl.evaluation.scoring.metrics import SHOWN_IN, SMALL_P, Difference, error_of_mean
 
 _LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class SeedMean:
-    """What a setting scored.
-
-    Attributes:
-        mean: Over its seeds.
-        stderr: Standard error of the mean, from how seeds differ; NaN of a single one.
-        seeds: How many.
-    """
-
-    mean: float
-    stderr: float
-    seeds: int
-
-
-def mean_over_seeds(scores: Sequence[float]) -> SeedMean:
-    """The mean of a setting's scores, one a seed, with its error.
-
-    Raises:
-        ValueError: There is none.
-    """
-    return SeedMean(statistics.fmean(scores), error_of_mean(scores), len(scores))
 
 
 def paired_by_seed(reference: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:

@@ -149,7 +149,7 @@ def _below(place: Path, levels: int) -> Iterator[Path]:
 
 def settings_of(runs: Sequence[RunLog]) -> list[dict[str, str]]:
     """Every setting of each run, by the keys of recipes; those that a recipe leaves out as the trainer takes them."""
-    columns = [_script(run) if run.is_script else _recipe(run) for run in runs]
+    columns = [_settings(run) for run in runs]
     keys = {key for column in columns for key in column if key.startswith("train.")}
     for run, column in zip(runs, columns, strict=True):
         method = METHODS.get(column.get("peft.method", ""))
@@ -199,25 +199,23 @@ def what_differs(settings: Mapping[str, str], *, seed: bool = True) -> str:
     return settings_text({key: text for key, text in settings.items() if seed or key not in SEEDS})
 
 
-def _recipe(run: RunLog) -> dict[str, str]:
-    """As it was saved, the method with the numbers that it has where a recipe leaves them out."""
+def _settings(run: RunLog) -> dict[str, str]:
+    """As they were saved; of a recipe the method with the numbers that it has where these are left out."""
+    if run.is_script:
+        known = {name: run.facts[name] for name in _FACTS if run.facts.get(name) is not None}
+        known |= without_secrets(mapping(run.facts.get("settings")))
+        found = {_KEYS.get(str(name), str(name)): _plain(as_text(value)) for name, value in known.items()}
+        return found | {"train.seed": str(seed_of(run))} if found else {}
     if not run.settings:
         return {}
     sections: dict[str, Any] = dict(without_secrets(run.settings))
     with contextlib.suppress(PerlError, ValidationError, TypeError):
-        peft = sections.get("peft")
+        peft: Any = sections.get("peft")
         usual = resolved_settings(PeftSection.model_validate(peft))
         sections["peft"] = {**peft, **{key: value for key, value in usual.items() if peft.get(key) is None}}
     settings = flat(sections).items()
     found = {key: _plain(text) for key, text in settings if is_setting(key) and not _NO_EFFECT.fullmatch(key)}
     return found | {"train.seed": str(seed_of(run))}
-
-
-def _script(run: RunLog) -> dict[str, str]:
-    known = {name: run.facts[name] for name in _FACTS if run.facts.get(name) is not None}
-    known |= without_secrets(mapping(run.facts.get("settings")))
-    found = {_KEYS.get(str(name), str(name)): _plain(as_text(value)) for name, value in known.items()}
-    return found | {"train.seed": str(seed_of(run))} if found else {}
 
 
 def _plain(text: str) -> str:

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from perl.errors import RunFolderError
-from perl.evaluation.comparing.compared import PROBLEM, SEED, Paired
+from perl.evaluation.comparing.compared import PROBLEM, SEED
 from perl.evaluation.comparing.evaluations import engines_note
 from perl.evaluation.comparing.text import NOT_DIFFERENT
 from perl.evaluation.scoring.found_results import settings_text, ways_of
@@ -154,13 +154,15 @@ def _folder_of(run: "str | PathLike[str] | Run", argument: str) -> str | PathLik
 def _table(compared: RunComparison) -> list[Row]:
     """What is shown of each row."""
     in_percent = bool(compared.measure.task)
-    show, signed = (percent, signed_percent) if in_percent else (_decimals, lambda of: f"{round(of, 3) + 0.0:+.3f}")
+    signed = signed_percent if in_percent else lambda of: f"{round(of, 3) + 0.0:+.3f}"
     rows: list[Row] = []
     for row in compared.rows:
         score = UNKNOWN
         if row.score is not None:
-            error = "" if row.stderr is None else f" ± {show(row.stderr)}"
-            score = TableCell(row.score, f"{show(row.score)}{error}{f' {NOT_DIFFERENT}' * _is_alike(row)}")
+            numbers = [row.score] if row.stderr is None else [row.score, row.stderr]
+            small = [f"{of:.3f}" if abs(of) < 100 else f"{of:,.1f}" for of in numbers]
+            text = " ± ".join(map(percent, numbers) if in_percent else small)
+            score = TableCell(row.score, f"{text}{f' {NOT_DIFFERENT}' * _is_alike(row)}")
         cells = compared_cells(row.difference, "difference [95 %]", signed)
         if row.reference:
             cells["difference [95 %]"] = fact_cell("compared with")
@@ -185,10 +187,6 @@ def _table(compared: RunComparison) -> list[Row]:
 def _is_alike(row: RunRow) -> bool:
     """Whether a row is compared and not shown to differ from the reference."""
     return row.difference is not None and bool(row.difference.by) and not is_shown(row.difference)
-
-
-def _decimals(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
 def _cut(text: str) -> str:
@@ -250,17 +248,13 @@ def _difference_notes(compared: RunComparison) -> Iterator[str]:
     k = min((run.measured.k for run in compared.scored), default=1)
     for way in ways:
         known = [one for one in tested if one.by == way and (one.stderr > 0 or way == PROBLEM)]
-        if known:
-            yield _power_note(max(known, key=lambda one: (one.stderr, one.pairs)), compared, k)
-
-
-def _power_note(worst: Paired, compared: RunComparison, k: int) -> str:
-    """How large a true difference had to be, so that 80 of 100 such comparisons show it, by the largest error."""
-    least, of = worst.smallest(max(1, compared.tests), k), f"{worst.pairs:,} {worst.by}s"
-    if least is None:
-        return f"Smallest difference that can be shown: {of} are too few to show any."
-    text = f"{100 * least:.1f} points" if compared.measure.task else f"{least:.3g}"
-    return f"Smallest difference that 4 of 5 such comparisons show: {text}, paired by {worst.by} ({of})."
+        for worst in sorted(known, key=lambda one: (one.stderr, one.pairs))[-1:]:
+            least, of = worst.smallest(max(1, compared.tests), k), f"{worst.pairs:,} {way}s"
+            if least is None:
+                yield f"Smallest difference that can be shown: {of} are too few to show any."
+            else:
+                text = f"{100 * least:.1f} points" if compared.measure.task else f"{least:.3g}"
+                yield f"Smallest difference that 4 of 5 such comparisons show: {text}, paired by {way} ({of})."
 
 
 def _asked_otherwise(compared: RunComparison) -> Iterator[str]:

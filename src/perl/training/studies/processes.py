@@ -144,23 +144,20 @@ class CellProcesses:
             if self._is_complete(cell, pause_at):  # by such a process
                 shown.update()
             else:
-                self._begin(cell)
-
-    def _begin(self, cell: Cell) -> None:
-        command = [sys.executable, "-P", "-m", "perl", *self.study.arguments(cell), "-o", str(self.run_of(cell))]
-        with self._log_of(cell).open("ab") as log:
-            printed = log.tell()
-            process = subprocess.Popen(  # noqa: S603 (ourselves)
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": str(self.study.file.threads)},
-                start_new_session=True,  # a terminal's Ctrl-C comes by the study alone
-            )
-        self._running[cell.name] = _Running(cell, process, printed)
-        if self._signals:  # one came meanwhile
-            process.send_signal(signal.SIGTERM)
+                command = [sys.executable, "-P", "-m", "perl", *self.study.arguments(cell)]
+                with self._log_of(cell).open("ab") as log:
+                    printed = log.tell()
+                    process = subprocess.Popen(  # noqa: S603 (ourselves)
+                        [*command, "-o", str(self.run_of(cell))],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env={**os.environ, "OMP_NUM_THREADS": str(self.study.file.threads)},
+                        start_new_session=True,  # a terminal's Ctrl-C comes by the study alone
+                    )
+                self._running[cell.name] = _Running(cell, process, printed)
+                if self._signals:  # one came meanwhile
+                    process.send_signal(signal.SIGTERM)
 
     def _note_end(self, running: _Running, pause_at: Mapping[str, int]) -> bool:
         """Notes how a process ended; returns whether it was killed, as for want of memory beside the others."""
