@@ -151,7 +151,7 @@ def test_without_scores_the_last_rewards_are_compared_and_only_seeds_pair_them(t
         for seed, reward in enumerate(of_seed):
             write_finished(tmp_path / f"{method}{seed}", None, seed=seed, method=method, reward=reward)
     found = perl.compare(tmp_path)
-    assert found.comparison.measure.key == "reward"
+    assert found.measure.key == "reward"
     lora = row_of(found, "lora")
     assert lora.score == pytest.approx(numpy.mean(rewards["lora"]) + 0.035)  # of the last two of four steps
     assert lora.difference.own_p_value == pytest.approx(stats.ttest_rel(rewards["lora"], rewards["dora"]).pvalue)

@@ -43,7 +43,7 @@ FACTS: Mapping[str, Callable[[Entry], Value]] = {
     ),
     "versions": lambda e: ", ".join(f"{name} {version}" for name, version in e.versions.items()) or None,
     "notes": lambda e: len(e.notes),
-    "scores": lambda e: _first_score(e),
+    "scores": lambda e: len(e.scores) or None,
 }
 """Columns that every entry has; scores follow by the names of tasks."""
 SCORE_COLUMNS = ("task", "metric", "k", "problems", "score", "error", "base score", "base error", "gain", "protocol")
@@ -55,6 +55,9 @@ def row_of(entry: Entry) -> Row:
     """Everything that a list can say of an entry."""
     row = {name: fact_cell(value(entry)) for name, value in FACTS.items()}
     row["size"] = TableCell(entry.adapter.size, size_text(entry.adapter.size))
+    if entry.scores:
+        first, more = score_row(entry, entry.scores[0]), len(entry.scores) - 1
+        row["scores"] = fact_cell(f"{first['task'].text} {first['score'].text}" + (f" (+{more})" if more else ""))
     for score in entry.scores:
         if score.task not in FACTS:  # a task may be called "name"
             cells = score_row(entry, score)
@@ -153,10 +156,3 @@ def _known(name: str, where: str, rows: Sequence[Row]) -> str:
         hint = did_you_mean(name, known) or f"there are: {', '.join(FACTS)}, and the names of tasks"
         raise PerlError(f"no column {name!r}", where, hint)
     return name
-
-
-def _first_score(entry: Entry) -> str | None:
-    if not entry.scores:
-        return None
-    first, more = entry.scores[0], len(entry.scores) - 1
-    return f"{first.task} {score_text(first.adapter, entry.error(first), first.n)}" + (f" (+{more})" if more else "")

@@ -48,30 +48,22 @@ _COSTS = ("reward", "tokens", "training", "in all", "trained", "status")
 
 
 @dataclass(frozen=True)
-class ComparedRuns:
+class ComparedRuns(RunComparison):
     """Runs beside each other; ``print`` shows what ``perl compare`` prints, a notebook a table.
 
     Attributes:
-        comparison: With the settings and their differences.
         notes: How it is to be read, a sentence each.
     """
 
-    comparison: RunComparison
-    notes: tuple[str, ...]
-
-    @property
-    def rows(self) -> tuple[RunRow, ...]:
-        """The rows, as they are shown."""
-        return self.comparison.rows
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values; what is not known is None."""
-        measure = self.comparison.measure
         return {
-            "score": {"key": measure.key, "title": measure.title, "percent": bool(measure.task)},
+            "score": {"key": self.measure.key, "title": self.measure.title, "percent": bool(self.measure.task)},
             "reference": [row.name for row in self.rows if row.reference],
-            "reference_chosen_by_score": self.comparison.chosen,
-            "differences_corrected_for": self.comparison.tests,
+            "reference_chosen_by_score": self.chosen,
+            "differences_corrected_for": self.tests,
             "rows": [_plain_row(row) for row in self.rows],
             "notes": list(self.notes),
         }
@@ -94,7 +86,7 @@ class ComparedRuns:
 
     def __str__(self) -> str:
         """What ``perl compare`` prints: one table, or two where a terminal would not show it whole."""
-        rows = _table(self.comparison)
+        rows = _table(self)
         tables = [printed(rows)]
         if max(map(len, tables[0].splitlines())) > _WIDEST:
             known = known_columns(rows)
@@ -110,7 +102,7 @@ class ComparedRuns:
     def _repr_html_(self) -> str:
         """A table, and the sentences below it; names and errors may hold anything."""
         notes = "<br>".join(html.escape(plain(note)) for note in self.notes)
-        return f"{printed(_table(self.comparison), style='html')}<p>{notes}</p>"
+        return f"{printed(_table(self), style='html')}<p>{notes}</p>"
 
 
 def compare(
@@ -141,7 +133,7 @@ def compare(
     folders, left_out = find_runs([_folder_of(run, "runs") for run in many])
     logs, unreadable = read_logs(folders)
     compared = compare_runs(logs, to=None if to is None else str(_folder_of(to, "to")), score=score)
-    return ComparedRuns(compared, (*_notes(compared), *left_out, *unreadable))
+    return ComparedRuns(**vars(compared), notes=(*_notes(compared), *left_out, *unreadable))
 
 
 def _folder_of(run: "str | PathLike[str] | Run", argument: str) -> str | PathLike[str]:
