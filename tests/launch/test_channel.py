@@ -67,7 +67,7 @@ def test_a_process_that_says_nothing_was_killed_and_one_that_lost_another_is_not
 
 
 def test_a_stranger_is_not_heard(watches):
-    port = watches[0]._meeting.get("watch")["port"]
+    port = watches[0].meeting.get("watch")["port"]
     claims = json.dumps({"rank": 1, "kind": "error", "text": "x"}).encode() + b"\n"
     for said in (b"GET / HTTP/1.1\r\n\r\n", claims, b'{"token": "\xc3\xa9"}\n', b"[" * 60_000 + b"\n"):
         assert_sent_away(port, said)

@@ -209,7 +209,7 @@ class PeerMonitor:
         """Listens from now on."""
         self.at_loss: Callable[[PerlError], None] = lambda _: None
         self.hint: Callable[[], str] = str
-        self.channel, self._meeting = channel, meeting
+        self.channel, self.meeting = channel, meeting
         self._thread = threading.Thread(target=self._end_if_stuck, name="perl-watch", daemon=True)
         self._leaving = threading.Event()
         self._thread.start()
@@ -233,7 +233,7 @@ class PeerMonitor:
         Raises:
             LostProcessError: The main process, or another one, has ended before its time.
         """
-        if self._meeting.rank > 0:
+        if self.meeting.rank > 0:
             self.channel.wait(lambda: 0 in self.channel.ends or first_cause(self.channel.ends) is not None, None)
             self.look()
 
@@ -247,7 +247,7 @@ class PeerMonitor:
         channel, early = self.channel, own.kind not in IN_ORDER
         if isinstance(channel, Hub):
             if early:
-                channel.wait_for_all(self._meeting.size - 1)
+                channel.wait_for_all(self.meeting.size - 1)
             channel.add(own)
         else:
             channel.say(own)
@@ -264,10 +264,10 @@ class PeerMonitor:
             return
         error = self.lost(first)
         try:
-            if reports_failure(first, self._meeting.rank):
+            if reports_failure(first, self.meeting.rank):
                 print(f"error: {error} [{error.code}]", file=sys.stderr, flush=True)  # noqa: T201
             if isinstance(self.channel, Link):
-                self.channel.say(Failure.of(error, self._meeting.rank))
+                self.channel.say(Failure.of(error, self.meeting.rank))
             self.at_loss(error)
         except Exception:  # no launcher any more, no room on the disk: the process ends all the same
             logger.exception("the end of another process of this run could not be recorded")

@@ -25,7 +25,6 @@ from perl.errors import PerlError, RecipeError, RunFolderError
 from perl.launch.channel import CAUSE_SECONDS, PeerMonitor, open_channel, reports_failure
 from perl.launch.meeting import (
     PATIENCE_SECONDS,
-    Meeting,
     check_machine,
     check_size,
     meeting,
@@ -52,7 +51,6 @@ _names = itertools.count()
 class ProcessGroup:
     """The processes of one run; of a run of one process every method returns at once."""
 
-    meeting: Meeting | None = None
     watch: PeerMonitor | None = None
 
     def on_loss(self, hint: Callable[[], str]) -> None:
@@ -79,7 +77,7 @@ class ProcessGroup:
                 hint = "perl train RECIPE alone, which has Ray start the processes"
                 raise RecipeError("ray, but a launcher has started this process", "engine.name", hint)
             check_size(recipe.engine.processes)
-            if self.meeting is not None:
+            if self.watch is not None:
                 check_machine(recipe.engine, processes_here())
         except PerlError as error:
             raise recipe.located(error) from None
@@ -99,20 +97,21 @@ class ProcessGroup:
         Raises:
             RecipeError: A process differs; the line names it.
         """
-        if self.meeting is None or self.watch is None:
+        if self.watch is None:
             return
+        place, look = self.watch.meeting, self.watch.look
         versions = {"python": platform.python_version(), **installed_versions(packages)}
-        own = {"settings": dict(settings), "versions": versions, "who": Failure.of(None, self.meeting.rank).who}
-        self.meeting.put("statement", own)
-        if self.meeting.rank == 0:
+        own = {"settings": dict(settings), "versions": versions, "who": Failure.of(None, place.rank).who}
+        place.put("statement", own)
+        if place.rank == 0:
             ours, lines = json.loads(json.dumps(own)), []
-            for other in range(1, self.meeting.size):
-                theirs = self.meeting.get("statement", other, self.watch.look, PATIENCE_SECONDS)
+            for other in range(1, place.size):
+                theirs = place.get("statement", other, look, PATIENCE_SECONDS)
                 for kind, topic in (("settings", f"another {what}"), ("versions", "other versions")):
                     found = differences(ours[kind], theirs[kind])
                     lines += [f"{theirs['who']} has {topic} than rank 0: {'; '.join(found[:3])}"] if found else []
-            self.meeting.put("agreement", lines[:1])
-        differing = self.meeting.get("agreement", 0, self.watch.look)
+            place.put("agreement", lines[:1])
+        differing = place.get("agreement", 0, look)
         if differing:
             raise RecipeError(differing[0], "launcher", "all processes must run the same")
 
@@ -125,7 +124,7 @@ class ProcessGroup:
         Raises:
             RunFolderError: A process does not; the line names it.
         """
-        if self.watch is not None and self.meeting is not None and self.meeting.rank == 0:
+        if self.watch is not None and self.watch.meeting.rank == 0:
             self.watch.at_loss = lambda error: run.record(status="failed", error=str(error))
         self.find(run.path)
 
@@ -138,24 +137,25 @@ class ProcessGroup:
         Raises:
             RunFolderError: A process does not; the line names it.
         """
-        if self.meeting is None or self.watch is None or host().keeps_files:
+        if self.watch is None or host().keeps_files:
             return
-        if self.meeting.rank == 0:
+        place, look = self.watch.meeting, self.watch.look
+        if place.rank == 0:
             for old in folder.glob(f"{_SHOWN}*"):
                 old.unlink(missing_ok=True)
             shown = folder / f"{_SHOWN}{secrets.token_hex(8)}"
             shown.touch()
             try:
-                self.meeting.put("token", shown.name)
-                seen = [self.meeting.get("seen", other, self.watch.look) for other in range(1, self.meeting.size)]
+                place.put("token", shown.name)
+                unable = [place.get("seen", other, look) for other in range(1, place.size)]
             finally:
                 shown.unlink(missing_ok=True)
-            self.meeting.put("shared", [name for name in seen if name])
+            place.put("shared", [name for name in unable if name])
         else:
-            token = self.meeting.get("token", 0, self.watch.look)
-            seen = wait_until(lambda: token in _listed(folder), self.watch.look)
-            self.meeting.put("seen", "" if seen else Failure.of(None, self.meeting.rank).who)
-        blind = self.meeting.get("shared", 0, self.watch.look)
+            token = place.get("token", 0, look)
+            seen = wait_until(lambda: token in _listed(folder), look)
+            place.put("seen", "" if seen else Failure.of(None, place.rank).who)
+        blind = place.get("shared", 0, look)
         if blind:
             hint = "all processes need one folder, as on a shared file system"
             raise RunFolderError(f"{blind[0]} does not see it as rank 0 does", str(folder), hint)
@@ -188,15 +188,16 @@ class ProcessGroup:
 
     def leave(self, error: BaseException | None) -> None:
         """Tells the others, and the launcher, how this process ends; see :func:`together`."""
-        if self.meeting is None or self.watch is None:
+        if self.watch is None:
             return
-        own, cause = Failure.of(error, self.meeting.rank), self.watch.channel.cause()
+        place = self.watch.meeting
+        own, cause = Failure.of(error, place.rank), self.watch.channel.cause()
         main = self.watch.close(own)
         if not isinstance(error, PerlError):
             return
         if own.kind == "lost":
-            error.already_reported = cause is None or not reports_failure(cause, self.meeting.rank)
-        elif self.meeting.rank > 0 and own.kind in ("mistake", "stopped") and not error.already_reported:
+            error.already_reported = cause is None or not reports_failure(cause, place.rank)
+        elif place.rank > 0 and own.kind in ("mistake", "stopped") and not error.already_reported:
             told = main is not None and main.tells_of(own)
             error.already_reported = started_by_us() or own.kind == "stopped" or told
 
@@ -224,7 +225,7 @@ def together() -> Iterator[ProcessGroup]:
     except LostProcessError as error:  # of before it came, which another one tells
         error.already_reported = True
         raise
-    group = ProcessGroup(place, watch)
+    group = ProcessGroup(watch)
     with _sigterm_as_interrupt(group):
         try:
             with group.named():

@@ -177,14 +177,6 @@ class RayHost(Host):
         whole = Checkpoint.from_directory(str(folder)) if is_first_process() else None
         ray.train.report({}, checkpoint=whole)
 
-    def say_that_it_starts_again(self, folder: Path) -> None:
-        """A line for the user, unless this is the first start."""
-        before = ray.get(self._mailbox.start.remote(), timeout=_ASK_SECONDS)
-        if before:
-            step = latest_step(folder / "checkpoints")
-            where = f"from step {step}" if step else "from the start, since there is no checkpoint"
-            self.say(f"a process was lost; Ray has started all of them again, time {before}: they go on {where}")
-
     def say(self, line: str) -> None:
         """A line for the user."""
         self._mailbox.say.remote(line)
@@ -227,8 +219,11 @@ def work(task: ProcessTask) -> Failure:
         handler = _ToDriver(place)
         logging.getLogger("perl").addHandler(handler)
         try:
-            if is_first_process():
-                place.say_that_it_starts_again(folder)
+            before = ray.get(mailbox.start.remote(), timeout=_ASK_SECONDS) if is_first_process() else 0
+            if before:
+                step = latest_step(folder / "checkpoints")
+                where = f"from step {step}" if step else "from the start, since there is no checkpoint"
+                place.say(f"a process was lost; Ray has started all of them again, time {before}: they go on {where}")
             with hosted_by(place):
                 outcome = _trained(task, folder, place)
             if outcome.exit_code not in (EXIT_DONE, EXIT_INTERRUPTED):

@@ -80,20 +80,18 @@ class VllmServer(Transport):
         counted = await self._metrics()
         on_cpu = bool(_OF_A_CPU.search(counted))
         replicas = max(1, len(set(_OF_A_REPLICA.findall(counted))))
-        identity, longest = await self._identity(counted, takes)
+        identity = await self.identity(takes, counted)
         name, adapters = identity.base[0], frozenset(identity.adapters)
-        return ServerFacts(version, name, longest, adapters, loads, takes, on_cpu, replicas), identity
+        return ServerFacts(version, name, identity.longest, adapters, loads, takes, on_cpu, replicas), identity
 
-    async def identity(self, takes_weights: bool) -> ServerIdentity:
+    async def identity(self, takes_weights: bool, counted: str | None = None) -> ServerIdentity:
         """What makes the server itself, now.
 
         Args:
             takes_weights: It has a label for its weights.
+            counted: What it counts, if that is known.
         """
-        return (await self._identity(await self._metrics(), takes_weights))[0]
-
-    async def _identity(self, counted: str, takes_weights: bool) -> tuple[ServerIdentity, int]:
-        """The same, with the tokens that it holds."""
+        counted = await self._metrics() if counted is None else counted
         started = [line.rpartition(" ")[2] for line in counted.splitlines() if line.startswith(_STARTED)]
         cards = self._field(await self._send("GET", "/v1/models"), "data")
         try:
@@ -103,7 +101,7 @@ class VllmServer(Transport):
         except (StopIteration, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ServerDownError(f"lists no model: {cards!r}", answered=True) from error
         weights = await self.weight_label() if takes_weights else None
-        return ServerIdentity(" ".join(started) or None, served, adapters, weights), longest
+        return ServerIdentity(" ".join(started) or None, served, adapters, weights, longest)
 
     async def _metrics(self, seconds: float = QUICK_SECONDS) -> str:
         """What the server counts; empty where it does not report it."""
