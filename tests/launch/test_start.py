@@ -132,3 +132,10 @@ def test_sigterm_to_one_process_interrupts_the_run_and_names_it(simulated):
     assert found.value.exit_code == 130
     written = Run.read(folder)
     assert (written.status, "error" in written.facts) == ("interrupted", False)
+
+
+def test_of_two_that_fail_at_once_the_first_that_said_so_is_named_whichever_ends_first(simulated):
+    errors = [Failure(rank, "error", (Mistake(f"ValueError: of rank {rank}"),)) for rank in range(2)]
+    simulated(("sleep 0.5; exit 1", errors[0]), ("exit 1", errors[1]))
+    with pytest.raises(ProcessFailedError, match=r"rank 0 \(pid \d+\) failed: ValueError: of rank 0"):
+        start(["train"], 2, Path("run"))

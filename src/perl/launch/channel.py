@@ -196,7 +196,7 @@ class Link(Channel):
         with contextlib.suppress(OSError, ValueError), self._connection, self._connection.makefile("rb") as said:
             for line in said:
                 self.add(Failure.decoded(line))
-        if self._main is not None:
+        if self._main is not None and not self._closed:
             self.add(self._main)
         elif not self._closed:
             os.kill(os.getpid(), signal.SIGTERM)

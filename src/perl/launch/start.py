@@ -25,10 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE, InterruptedRunError, PerlError
 from perl.launch.channel import GRACE_SECONDS, Hub
-from perl.launch.meeting import check_machine, check_size
 from perl.launch.together import goes_on
-from perl.recipe.recipe import launched
-from perl.recipe.sections import EngineSection
 from perl.run.failure import IN_ORDER, Failure
 from perl.run.folder import Run
 from perl.run.host import handled
@@ -53,19 +50,6 @@ class ProcessFailedError(PerlError):
 
     code = "PRL215"
     exit_code = EXIT_FAILED
-
-
-def check_processes(engine: EngineSection) -> None:
-    """Refuses processes that cannot work here, before they are started; of a launcher's, another number.
-
-    Raises:
-        RecipeError: They are more than there are GPUs, or other than a launcher has started.
-        MissingExtraError: Their strategy is not installed.
-    """
-    if launched():
-        check_size(engine.processes)
-    else:
-        check_machine(engine, engine.processes or 1)
 
 
 @dataclass

@@ -11,7 +11,6 @@ Requests are sent in ``http.py``.
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -113,11 +112,6 @@ class ServerIdentity:
     weights: str | None
     longest: int
 
-    @property
-    def process_and_base(self) -> tuple[str | None, tuple[str, str]]:
-        """What another server in its place has otherwise."""
-        return self.process, self.base
-
 
 def sampling_arguments(request: Request, sampling: EngineSampling) -> dict[str, Any]:
     """How tokens are drawn, in the words that vLLM's library and its servers have in common.
@@ -179,12 +173,6 @@ def message_of(answer: httpx2.Response) -> str:
     if message is None and answer.text.lstrip().startswith("<"):
         message = "with a web page, as no vLLM does"
     return " ".join(str(message or answer.text or answer.reason_phrase).split())[:500]
-
-
-def ranks_of_refusal(message: str) -> tuple[int, int] | None:
-    """The rank of an adapter and the largest that the server was started for, where it refuses it for that."""
-    found = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 class GrowingGroup:

@@ -21,7 +21,6 @@ from perl.rollouts.vllm.answers import (
     ServerIdentity,
     json_object,
     message_of,
-    ranks_of_refusal,
     read_choices,
     sampling_arguments,
 )
@@ -249,12 +248,11 @@ class VllmServer(Transport):
             raise PerlError(f"{self.url} cannot load adapters", hint=LORA_FLAGS)
         if answer.status_code == 404:
             raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
-        too_large = ranks_of_refusal(message)
-        if too_large is not None:
-            rank, largest = too_large
-            allowed = served_rank(rank)
+        ranks = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
+        if ranks is not None:
+            allowed = served_rank(int(ranks[1]))
             raise PerlError(
-                f"{self.url} takes adapters up to rank {largest}, this one has rank {rank}",
+                f"{self.url} takes adapters up to rank {ranks[2]}, this one has rank {ranks[1]}",
                 hint=f"start it with --max-lora-rank {allowed}" if allowed else "choose a lower rank",
             )
         await self._refused(answer, f"adapter {name}")

@@ -232,7 +232,7 @@ class Servers:
         if isinstance(error, BrokenPromiseError | AccessError):
             member.state = ServerState.REFUSED
         if isinstance(error, BrokenPromiseError) and member.identity is not None:
-            member.failed = member.identity.process_and_base, error
+            member.failed = (member.identity.process, member.identity.base), error
         if all(other.state is ServerState.REFUSED for other in self.members):
             reasons = "; ".join(str(other.error) for other in self.members)
             if any(isinstance(other.error, BrokenPromiseError) for other in self.members):

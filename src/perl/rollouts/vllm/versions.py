@@ -197,7 +197,7 @@ class Versions:
         await self.meet(member)
         if member.identity is None:
             raise ServerDownError("was not met yet")
-        if member.failed is not None and member.failed[0] == member.identity.process_and_base:
+        if member.failed is not None and member.failed[0] == (member.identity.process, member.identity.base):
             raise member.failed[1]
         version = self.current
         label, left = member.identity.weights, self._left.get(member.url)
