@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.errors import ModelError
 from perl.policy.model import evaluating
 from perl.recipe.rollout_section import TRANSFORMERS, Capabilities
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
-from perl.rollouts.next_token import LastDraw, Seeded, as_the_policy, of_last_processor, uniforms_of, warp_of, warpers
+from perl.rollouts.next_token import LastDraw, Seeded, as_the_policy, uniforms_of, warp_of, warpers
 from perl.run.devices import threads_for
 from perl.run.shards import is_sharded
 
@@ -185,7 +185,12 @@ class TransformersEngine(OneCopy):
             ids: torch.Tensor = self._model.generate(
                 input_ids=batch["input_ids"],
                 attention_mask=mask,
-                generation_config=of_last_processor(sampling, self._tokenizer.pad_token_id),
+                generation_config=GenerationConfig(
+                    max_new_tokens=sampling.max_completion_length,
+                    eos_token_id=list(sampling.end_token_ids),
+                    pad_token_id=self._tokenizer.pad_token_id,
+                    do_sample=False,  # the last processor leaves one token
+                ),
                 logits_processor=LogitsProcessorList([*warpers(sampling, width - mask.sum(dim=1)), last]),
             )
         log_probs = torch.stack(last.log_probs, dim=1).tolist()

@@ -21,9 +21,10 @@ from perl.errors import (
     PerlError,
     ProcessError,
     first_line,
+    visible,
 )
 from perl.run.files import parse_mapping
-from perl.run.launched import started_by_us, who
+from perl.run.launched import started_by_us
 
 LONGEST_FAILURE = 4096
 """Bytes of a record that another process is told."""
@@ -78,7 +79,7 @@ class Failure:
         if isinstance(error, KeyboardInterrupt):
             return replace(found, kind="interrupted", exit_code=EXIT_INTERRUPTED)
         if not isinstance(error, PerlError):
-            what = f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_PART]
+            what = visible(f"{type(error).__name__}: {first_line(error)}")[:_LONGEST_PART]
             return replace(found, kind="error", exit_code=EXIT_FAILED, mistakes=(Mistake(what),))
         copied = rank > 0 and error.already_reported  # of another process, whose own record says it
         kind: Kind = "lost" if copied or isinstance(error, LostProcessError) else "mistake"
@@ -86,7 +87,7 @@ class Failure:
         return replace(
             found,
             kind="stopped" if isinstance(error, InterruptedRunError) else kind,
-            mistakes=tuple(Mistake(*(part[:_LONGEST_PART] for part in texts)) for texts in parts),
+            mistakes=tuple(Mistake(*(visible(part)[:_LONGEST_PART] for part in texts)) for texts in parts),
             exit_code=error.exit_code,
             error_class=next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__),
             code=error.code,
@@ -95,7 +96,8 @@ class Failure:
     @property
     def who(self) -> str:
         """The process, as messages name it."""
-        return who(self.rank, self.pid, self.host)
+        place = f"{self.pid} on {self.host}" if self.host else self.pid
+        return f"rank {self.rank} (pid {place})"
 
     def __str__(self) -> str:
         """The line that says which process has ended, and of what."""

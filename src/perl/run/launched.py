@@ -64,11 +64,6 @@ def started_by_srun() -> bool:
     return _size_of_step() == world_size() > 1 and os.environ["RANK"] == os.environ["SLURM_PROCID"]
 
 
-def who(rank: int, pid: int, host: str) -> str:
-    """A process of the run, as messages name it."""
-    return f"rank {rank} (pid {pid} on {host})" if host else f"rank {rank} (pid {pid})"
-
-
 def taken_over(strategy: str, *, written: bool = False) -> Strategy:
     """The strategy, where accelerate's launcher asks for one that is ours: that one.
 
