@@ -20,7 +20,7 @@ import torch
 from fake_servers import TOKEN, fake_servers, log_prob_of
 from result_lines import as_lines
 
-from perl.rollouts.engine import EngineSampling, Proof, Request, Update
+from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Update
 from perl.rollouts.vllm.servers import ServerPool
 
 RESULTS = Path(__file__).parent / "results" / "many_servers.json"
@@ -29,7 +29,7 @@ SAMPLING = EngineSampling(1.0, 8, ())
 
 def update(name: str) -> Update:
     """One of no size, with what a server that has it must answer."""
-    proof = Proof((1, 2, 3), ({TOKEN: log_prob_of(name)},) * 3, 1.0, 2e-3)
+    proof = ExpectedLogProbs((1, 2, 3), ({TOKEN: log_prob_of(name)},) * 3, 1.0, 2e-3)
     return Update(name, "adapter", {"x": torch.zeros(1)}, proof=proof)
 
 

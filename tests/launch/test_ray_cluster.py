@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from perl.errors import RecipeError, RolloutError
-from perl.launch.watch import LostProcessError
 from perl.recipe import Recipe
 from perl.recipe.rollout_section import StartedServers
 from perl.recipe.sections import EngineSection
+from perl.run.failure import Failure, LostProcessError, first_cause
 
 pytest.importorskip("ray")
 
@@ -24,7 +24,6 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from perl.launch.on_ray import cluster, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_room, connected, gpus_of_server
 from perl.launch.on_ray.driver import _cause
-from perl.launch.on_ray.worker import ProcessEnd, cause
 from perl.rollouts.vllm.answers import AccessError
 from perl.training.on_ray import _beside, _storage
 
@@ -89,20 +88,19 @@ def test_processes_of_a_cluster_that_starts_here_have_the_priority_of_who_starts
             assert seen.pop() == ("local", expected)
 
 
-def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it(monkeypatch):
+def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it():
     """Its rank, its code and its exit code; a class that the driver has not keeps its code."""
-    lost = ProcessEnd.of(LostProcessError("rank 1 (pid 7) failed"))
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    wrong = ProcessEnd.of(AccessError("401 from http://a:1", "rollout.servers", "its key"))
-    assert (lost.lost, wrong.lost, wrong.kind) == (True, False, "RolloutError")
-    found = cause({0: lost, 1: wrong}).error()
+    lost = Failure.of(LostProcessError("rank 1 (pid 7) failed"), 0)
+    wrong = Failure.of(AccessError("401 from http://a:1", "rollout.servers", "its key"), 1)
+    assert (lost.kind, wrong.kind, wrong.error_class) == ("lost", "mistake", "RolloutError")
+    found = first_cause({0: lost, 1: wrong}).error()
     assert isinstance(found, RolloutError)
     assert str(found).startswith("rollout.servers: rank 1 (pid ")
     assert str(found).endswith(": 401 from http://a:1 (its key)")
     there = found.moved(lambda where: f"r.yaml:3: {where}")
     assert (there.code, there.exit_code, there.mistakes[0].where) == (AccessError.code, 1, "r.yaml:3: rollout.servers")
-    assert cause({0: lost}).error().code == LostProcessError.code
+    assert first_cause({0: lost}) is None
+    assert lost.error().code == LostProcessError.code
 
 
 def test_processes_that_were_lost_are_named_and_not_those_that_fail_for_want_of_them():

@@ -10,7 +10,7 @@ import torch
 from fake_servers import TOKEN, log_prob_of
 from safetensors.torch import load_file
 
-from perl.rollouts.engine import EngineSampling, Proof, Request, Update
+from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Update
 from perl.rollouts.vllm.servers import ServerPool
 
 pytest.importorskip("ray")
@@ -38,7 +38,7 @@ def actors(tmp_path, monkeypatch):
 
 
 def update(name):
-    proof = Proof((1, 2, 3), ({TOKEN: log_prob_of(name)},) * 3, 1.0, 2e-3)
+    proof = ExpectedLogProbs((1, 2, 3), ({TOKEN: log_prob_of(name)},) * 3, 1.0, 2e-3)
     return Update(name, "adapter", {"a.weight": torch.arange(4.0)}, {"r": 2}, proof=proof)
 
 

@@ -5,21 +5,19 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
-from perl.errors import InterruptedRunError
+from perl.errors import InterruptedRunError, Mistake
 from perl.launch import start as launcher
-from perl.launch.meeting import FIRST_MEETING, Meeting
+from perl.launch.channel import Link
 from perl.launch.start import ProcessFailedError, start
-from perl.launch.watch import END, End
+from perl.run.failure import Failure
 from perl.run.folder import Run
+from perl.run.launched import HUB
 
-DONE = End(0, "done", code=0)
+DONE = Failure(0, "done", exit_code=0)
 Started = list["subprocess.Popen[bytes]"]
 
 
@@ -27,7 +25,7 @@ Started = list["subprocess.Popen[bytes]"]
 def simulated(monkeypatch) -> Callable[..., Started]:
     """Has each rank be a shell command that has said how it ends; the processes that were started."""
 
-    def simulate(*ranks: tuple[str | Exception | Callable[[], str], End | None]) -> Started:
+    def simulate(*ranks: tuple[str | Exception | Callable[[], str], Failure | None]) -> Started:
         started: Started = []
         popen = subprocess.Popen
 
@@ -36,9 +34,11 @@ def simulated(monkeypatch) -> Callable[..., Started]:
             command, end = ranks[rank]
             if isinstance(command, Exception):
                 raise command
-            store = TCPStore("127.0.0.1", int(env["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=60))
             if end is not None:
-                Meeting(store, rank, len(ranks), FIRST_MEETING).put(END, asdict(end))
+                port, token = env[HUB].split(":")
+                link = Link(rank, ("127.0.0.1", int(port)), token, None)
+                link.say(end)
+                link.close()
             text = command if isinstance(command, str) else command()
             started.append(popen(["/bin/sh", "-c", text], start_new_session=start_new_session))
             return started[-1]
@@ -92,7 +92,7 @@ def test_processes_that_handle_no_signal_are_named_and_ended_by_the_second_one(s
 def test_two_signals_do_not_hide_an_error_of_before(simulated, monkeypatch):
     monkeypatch.setattr("perl.launch.start._PATIENCE_SECONDS", 1.0)
     twice = "trap '' TERM; sleep 0.5; kill -TERM $PPID; sleep 0.3; kill -TERM $PPID; exit 1"
-    simulated((twice, End(0, "error", "OutOfMemoryError: none left")), ("sleep 60", None))
+    simulated((twice, Failure(0, "error", (Mistake("OutOfMemoryError: none left"),))), ("sleep 60", None))
     with pytest.raises(ProcessFailedError, match="OutOfMemoryError"):
         start(["train"], 2, Path("run"))
 
@@ -110,13 +110,13 @@ def test_a_signal_while_processes_are_started_reaches_the_one_that_is_being_star
 @pytest.mark.parametrize(
     ("end", "says"),
     [
-        (End(0, "error", "SystemExit: 0"), r"rank 0 \(pid \d+\) failed: SystemExit: 0"),
+        (Failure(0, "error", (Mistake("SystemExit: 0"),)), r"rank 0 \(pid \d+\) failed: SystemExit: 0"),
         (None, r"rank 0 \(pid \d+\) ended with exit code 0"),
     ],
     ids=["sys.exit(0) in a reward", "os._exit(0) in a reward"],
 )
 def test_an_exit_code_of_0_is_not_taken_for_the_runs_end(simulated, end, says):
-    simulated(("exit 0", end), ("sleep 0.2; exit 0", end and End(1, "error", "SystemExit: 0")))
+    simulated(("exit 0", end), ("sleep 0.2; exit 0", end and Failure(1, "error", (Mistake("SystemExit: 0"),))))
     with pytest.raises(ProcessFailedError, match=says) as found:
         start(["train"], 2, Path("run"))
     assert found.value.exit_code == 1
@@ -125,10 +125,17 @@ def test_an_exit_code_of_0_is_not_taken_for_the_runs_end(simulated, end, says):
 def test_sigterm_to_one_process_interrupts_the_run_and_names_it(simulated):
     (folder := Path("run")).mkdir()
     Run(folder).record(status="failed", error="LostProcessError: rank 1 was interrupted")
-    lost = End(0, "lost", "rank 1 was interrupted", code=130)
-    simulated(("sleep 0.5; exit 130", lost), ("exit 130", End(1, "interrupted", "interrupted", code=130)))
+    lost = Failure(0, "lost", (Mistake("rank 1 was interrupted"),), exit_code=130)
+    simulated(("sleep 0.5; exit 130", lost), ("exit 130", Failure(1, "interrupted", exit_code=130)))
     with pytest.raises(InterruptedRunError, match=r"rank 1 \(pid \d+\) was interrupted .*the same command") as found:
         start(["train"], 2, folder)
     assert found.value.exit_code == 130
     written = Run.read(folder)
     assert (written.status, "error" in written.facts) == ("interrupted", False)
+
+
+def test_of_two_that_fail_at_once_the_first_that_said_so_is_named_whichever_ends_first(simulated):
+    errors = [Failure(rank, "error", (Mistake(f"ValueError: of rank {rank}"),)) for rank in range(2)]
+    simulated(("sleep 0.5; exit 1", errors[0]), ("exit 1", errors[1]))
+    with pytest.raises(ProcessFailedError, match=r"rank 0 \(pid \d+\) failed: ValueError: of rank 0"):
+        start(["train"], 2, Path("run"))

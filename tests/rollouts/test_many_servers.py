@@ -8,7 +8,7 @@ import torch
 from fake_servers import TOKEN, fake_servers, log_prob_of
 
 from perl.errors import PerlError
-from perl.rollouts.engine import EngineSampling, Proof, Request, Update
+from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Update
 from perl.rollouts.vllm import liveness
 from perl.rollouts.vllm.servers import ServerPool
 
@@ -42,7 +42,7 @@ def requests(number, count=2):
 
 
 def update(name, form="adapter"):
-    proof = Proof((1, 2, 3), ({TOKEN: log_prob_of(name)},) * 3, 1.0, 2e-3)
+    proof = ExpectedLogProbs((1, 2, 3), ({TOKEN: log_prob_of(name)},) * 3, 1.0, 2e-3)
     return Update(name, form, {"x": torch.zeros(1)}, proof=proof)
 
 

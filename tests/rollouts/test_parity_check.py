@@ -14,7 +14,7 @@ from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.engine import Proof, Sampled
+from perl.rollouts.engine import ExpectedLogProbs, Sampled
 from perl.rollouts.parity_check import ParityCheck
 from tests.oracles.sampling import plain_log_probs
 from tests.rollouts.policies import perturbed
@@ -92,7 +92,9 @@ def test_a_proof_holds_the_likeliest_tokens_of_a_plain_forward_pass_at_the_tempe
 
 def test_the_difference_from_a_proof_is_weighted_by_the_policys_probabilities():
     probabilities = ({3: 0.5, 4: 0.25}, {3: 0.8, 7: 0.1})
-    proof = Proof((1, 2), tuple({t: math.log(p) for t, p in row.items()} for row in probabilities), 1.0, 1e-4)
+    proof = ExpectedLogProbs(
+        (1, 2), tuple({t: math.log(p) for t, p in row.items()} for row in probabilities), 1.0, 1e-4
+    )
     # Token 4 is missing in the first answer, where the last known token has probability 0.125: at most as likely.
     found = [{3: math.log(0.4), 9: math.log(0.125)}, {3: math.log(0.8), 7: math.log(0.2)}]
     assert proof.prompts == [(1,), (1, 2)]

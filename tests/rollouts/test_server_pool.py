@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from perl.errors import BrokenPromiseError, PerlError, RolloutError
-from perl.rollouts.engine import EngineSampling, Proof, Request, Update
+from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Update
 from perl.rollouts.vllm import members
 from perl.rollouts.vllm.servers import ServerPool
 from tests.ports import free_port
@@ -38,7 +38,7 @@ def started(tmp_path):
 
 def update(name="a-v1", form="adapter"):
     expected = BASE + (ADAPTED if form == "adapter" else MERGED)
-    proof = Proof((1, 2, 3), ({TOKEN: expected},) * 3, 1.0, 2e-3)
+    proof = ExpectedLogProbs((1, 2, 3), ({TOKEN: expected},) * 3, 1.0, 2e-3)
     return Update(name, form, {"x": torch.zeros(1)}, proof=proof)
 
 

@@ -91,11 +91,12 @@ def command(
 
 def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> int:
     """Starts the same command as several processes."""
-    from perl.launch.start import check_processes, start
+    from perl.launch.meeting import check_machine
+    from perl.launch.start import start
     from perl.training.checked_recipe import located
 
     with located(checked):
-        check_processes(checked.engine)
+        check_machine(checked.engine, checked.engine.processes or 1)
     return start(arguments, checked.engine.processes or 1, Path(output) if output else checked.output_dir)
 
 

@@ -6,10 +6,8 @@ RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT -> a store that all processes read an
 import contextlib
 import json
 import os
-import platform
-import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -23,17 +21,12 @@ from perl.recipe.optional_packages import SWITCHES, missing_package
 from perl.recipe.recipe import launched, rank, world_size
 from perl.recipe.sections import EngineSection
 from perl.run.devices import accelerator
-from perl.run.folder import differences, installed_versions
-from perl.run.launched import started_by_srun, who
+from perl.run.launched import started_by_srun
 
 # Until all processes have started: nodes of a cluster do not do so at the same time.
 PATIENCE_SECONDS = 600.0
 # Between two looks for something that another process writes.
 _LOOK_EVERY_SECONDS = 0.1
-
-_NAME = "perl/{attempt}/{name}/"
-FIRST_MEETING = _NAME.format(attempt=0, name=0)
-"""That of a command which a launcher starts once."""
 
 _NEVER_HEARD = (
     "it has ended before it came here, as the output of its node says, was never started, or its node cannot reach "
@@ -93,18 +86,15 @@ class Meeting:
                 look()
                 raise MeetingError(f"rank {self.rank} has lost the other processes of this run") from error
             if seconds is not None and time.monotonic() - began > seconds:
-                raise self._never_heard(topic, rank, seconds)
+                break
             time.sleep(_LOOK_EVERY_SECONDS)
-
-    def _never_heard(self, topic: str, rank: int, seconds: float) -> MeetingError:
-        """The error of a wait for a process; the main one, which waits for all of them, names all."""
         absent = [rank]
-        if self.rank == 0:
+        if self.rank == 0:  # which waits for all of them
             with contextlib.suppress(RuntimeError):
                 absent = [other for other in range(1, self.size) if not self.has(topic, other)] or absent
         shown = ", ".join(map(str, absent[:8])) + (", ..." if absent[8:] else "")
         what = f"nothing from rank {shown} of {self.size} in {seconds:.0f} s"
-        return MeetingError(what, "launcher", _NEVER_HEARD)
+        raise MeetingError(what, "launcher", _NEVER_HEARD)
 
 
 def meeting(name: str) -> Meeting:
@@ -117,7 +107,7 @@ def meeting(name: str) -> Meeting:
         MeetingError: The main process cannot be reached.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Meeting(_store(), rank(), world_size(), _NAME.format(attempt=attempt, name=name))
+    return Meeting(_store(), rank(), world_size(), f"perl/{attempt}/{name}/")
 
 
 @cache
@@ -202,34 +192,3 @@ def processes_here() -> int:
     if started_by_srun() and torch.accelerator.device_count() == 1:
         return 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def statement(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What must be the same on all processes, and who says so.
-
-    Args:
-        settings: Of what the processes do, as JSON has them.
-        packages: Whose versions count too.
-    """
-    versions = {"python": platform.python_version(), **installed_versions(packages)}
-    return {"settings": dict(settings), "versions": versions, "pid": os.getpid(), "host": socket.gethostname()}
-
-
-def difference(number: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> str:
-    """What a process has otherwise than the main one.
-
-    Args:
-        number: Its rank.
-        theirs: Its statement.
-        ours: The main process's.
-        what: Of what the settings are, as ``recipe``.
-
-    Returns:
-        A line that names the process and the first differences; empty if all is the same.
-    """
-    name = who(number, theirs["pid"], theirs["host"])
-    for kind, topic in (("settings", f"another {what}"), ("versions", "other versions")):
-        found = differences(ours[kind], theirs[kind])
-        if found:
-            return f"{name} has {topic} than rank 0: {'; '.join(found[:3])}"
-    return ""

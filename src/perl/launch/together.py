@@ -8,47 +8,36 @@ import itertools
 import json
 import logging
 import os
+import platform
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from perl.errors import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    InterruptedRunError,
-    PerlError,
-    RecipeError,
-    RunFolderError,
-    first_line,
-)
+from perl.errors import PerlError, RecipeError, RunFolderError
+from perl.launch.channel import CAUSE_SECONDS, PeerMonitor, open_channel, reports_failure
 from perl.launch.meeting import (
     PATIENCE_SECONDS,
-    Meeting,
-    MeetingError,
     check_machine,
     check_size,
-    difference,
     meeting,
     processes_here,
-    statement,
 )
-from perl.launch.watch import CAUSE_SECONDS, END, End, LostProcessError, PeerMonitor, reports_failure
 from perl.policy.checkpoint import latest_step
 from perl.recipe import Recipe
 from perl.recipe.recipe import rank, world_size
-from perl.run.folder import Run
+from perl.run.failure import Failure, LostProcessError
+from perl.run.folder import Run, differences, installed_versions
 from perl.run.host import handled, host
 from perl.run.joint_work import Processes, spread_files
-from perl.run.launched import adopt_launcher, started_by_us, taken_over, who
+from perl.run.launched import adopt_launcher, started_by_us, taken_over
 
 logger = logging.getLogger("perl")
 
@@ -62,7 +51,6 @@ _names = itertools.count()
 class ProcessGroup:
     """The processes of one run; of a run of one process every method returns at once."""
 
-    meeting: Meeting | None = None
     watch: PeerMonitor | None = None
 
     def on_loss(self, hint: Callable[[], str]) -> None:
@@ -89,7 +77,7 @@ class ProcessGroup:
                 hint = "perl train RECIPE alone, which has Ray start the processes"
                 raise RecipeError("ray, but a launcher has started this process", "engine.name", hint)
             check_size(recipe.engine.processes)
-            if self.meeting is not None:
+            if self.watch is not None:
                 check_machine(recipe.engine, processes_here())
         except PerlError as error:
             raise recipe.located(error) from None
@@ -109,20 +97,23 @@ class ProcessGroup:
         Raises:
             RecipeError: A process differs; the line names it.
         """
-        if self.meeting is None or self.watch is None:
+        if self.watch is None:
             return
-        own = statement(settings, packages)
-        self.meeting.put("statement", own)
-        if self.meeting.rank == 0:
-            ours, found = json.loads(json.dumps(own)), ""
-            for other in range(1, self.meeting.size):
-                theirs = self.meeting.get("statement", other, self.watch.look, PATIENCE_SECONDS)
-                found = found or difference(other, theirs, ours, what)
-            self.meeting.put("agreement", found)
-        else:
-            found = self.meeting.get("agreement", 0, self.watch.look)
-        if found:
-            raise RecipeError(found, "launcher", "all processes must run the same")
+        place, look = self.watch.meeting, self.watch.look
+        versions = {"python": platform.python_version(), **installed_versions(packages)}
+        own = {"settings": dict(settings), "versions": versions, "who": Failure.of(None, place.rank).who}
+        place.put("statement", own)
+        if place.rank == 0:
+            ours, lines = json.loads(json.dumps(own)), []
+            for other in range(1, place.size):
+                theirs = place.get("statement", other, look, PATIENCE_SECONDS)
+                for kind, topic in (("settings", f"another {what}"), ("versions", "other versions")):
+                    found = differences(ours[kind], theirs[kind])
+                    lines += [f"{theirs['who']} has {topic} than rank 0: {'; '.join(found[:3])}"] if found else []
+            place.put("agreement", lines[:1])
+        differing = place.get("agreement", 0, look)
+        if differing:
+            raise RecipeError(differing[0], "launcher", "all processes must run the same")
 
     def share(self, run: Run) -> None:
         """Sees that all processes find the run folder of the main one, and has a lost one recorded there.
@@ -133,7 +124,7 @@ class ProcessGroup:
         Raises:
             RunFolderError: A process does not; the line names it.
         """
-        if self.watch is not None and self.meeting is not None and self.meeting.rank == 0:
+        if self.watch is not None and self.watch.meeting.rank == 0:
             self.watch.at_loss = lambda error: run.record(status="failed", error=str(error))
         self.find(run.path)
 
@@ -146,38 +137,33 @@ class ProcessGroup:
         Raises:
             RunFolderError: A process does not; the line names it.
         """
-        if self.meeting is None or self.watch is None or host().keeps_files:
+        if self.watch is None or host().keeps_files:
             return
-        if self.meeting.rank == 0:
-            found = self._not_sharing(folder)
-            self.meeting.put("shared", found)
+        place, look = self.watch.meeting, self.watch.look
+        if place.rank == 0:
+            for old in folder.glob(f"{_SHOWN}*"):
+                old.unlink(missing_ok=True)
+            shown = folder / f"{_SHOWN}{secrets.token_hex(8)}"
+            shown.touch()
+            try:
+                place.put("token", shown.name)
+                unable = [place.get("seen", other, look) for other in range(1, place.size)]
+            finally:
+                shown.unlink(missing_ok=True)
+            place.put("shared", [name for name in unable if name])
         else:
-            token = self.meeting.get("token", 0, self.watch.look)
-            seen = wait_until(lambda: token in _listed(folder), self.watch.look)
-            self.meeting.put("seen", "" if seen else who(self.meeting.rank, os.getpid(), socket.gethostname()))
-            found = self.meeting.get("shared", 0, self.watch.look)
-        if found:
-            raise RunFolderError(found, str(folder), "all processes need one folder, as on a shared file system")
+            token = place.get("token", 0, look)
+            seen = wait_until(lambda: token in _listed(folder), look)
+            place.put("seen", "" if seen else Failure.of(None, place.rank).who)
+        blind = place.get("shared", 0, look)
+        if blind:
+            hint = "all processes need one folder, as on a shared file system"
+            raise RunFolderError(f"{blind[0]} does not see it as rank 0 does", str(folder), hint)
 
     @property
     def ending(self) -> bool:
         """Whether another process has ended before its time, and this one does so too."""
-        return self.watch is not None and self.watch.cause() is not None
-
-    def _not_sharing(self, folder: Path) -> str:
-        """On the main process: what is wrong with a process that does not see a file in the folder."""
-        assert self.meeting is not None  # noqa: S101 (only called for several)
-        assert self.watch is not None  # noqa: S101
-        for old in folder.glob(f"{_SHOWN}*"):
-            old.unlink(missing_ok=True)
-        token = folder / f"{_SHOWN}{secrets.token_hex(8)}"
-        token.touch()
-        try:
-            self.meeting.put("token", token.name)
-            blind = [self.meeting.get("seen", other, self.watch.look) for other in range(1, self.meeting.size)]
-        finally:
-            token.unlink(missing_ok=True)
-        return next((f"{name} does not see it as rank 0 does" for name in blind if name), "")
+        return self.watch is not None and self.watch.channel.cause() is not None
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -191,44 +177,27 @@ class ProcessGroup:
         except LostProcessError:
             raise
         except (Exception, KeyboardInterrupt) as error:
-            end = self._behind(error)
+            end = None
+            if self.watch is not None and isinstance(error, RuntimeError | KeyboardInterrupt):
+                # A collective raises a RuntimeError when the process at the other end is gone.
+                by_peer = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+                end = self.watch.channel.cause(CAUSE_SECONDS if by_peer else 0.0)
             if end is None or self.watch is None:
                 raise
             raise self.watch.lost(end) from error
 
-    def _behind(self, error: BaseException) -> End | None:
-        """The end of another process that caused this error; None: it is this process's own."""
-        if self.watch is None:
-            return None
-        # A collective raises one when the process at the other end is gone.
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-            return self.watch.cause(CAUSE_SECONDS)
-        return self.watch.cause() if isinstance(error, KeyboardInterrupt) else None
-
-    def wait_for_main(self) -> None:
-        """Waits until the main process has done its part, however long that takes.
-
-        Raises:
-            LostProcessError: It has ended before its time.
-        """
-        if self.watch is not None:
-            self.watch.wait_for_main()
-
     def leave(self, error: BaseException | None) -> None:
         """Tells the others, and the launcher, how this process ends; see :func:`together`."""
-        if self.meeting is None or self.watch is None:
+        if self.watch is None:
             return
-        own = _end_of(error, self.meeting.rank)
-        if started_by_us():
-            with contextlib.suppress(RuntimeError):  # the launcher is gone
-                self.meeting.put(END, asdict(own))
-        cause = self.watch.cause()
+        place = self.watch.meeting
+        own, cause = Failure.of(error, place.rank), self.watch.channel.cause()
         main = self.watch.close(own)
         if not isinstance(error, PerlError):
             return
         if own.kind == "lost":
-            error.already_reported = cause is None or not reports_failure(cause, self.meeting.rank)
-        elif self.meeting.rank > 0 and own.kind in ("mistake", "stopped") and not error.already_reported:
+            error.already_reported = cause is None or not reports_failure(cause, place.rank)
+        elif place.rank > 0 and own.kind in ("mistake", "stopped") and not error.already_reported:
             told = main is not None and main.tells_of(own)
             error.already_reported = started_by_us() or own.kind == "stopped" or told
 
@@ -251,28 +220,21 @@ def together() -> Iterator[ProcessGroup]:
             yield ProcessGroup()
         return
     place = meeting(str(next(_names)))
-    group = ProcessGroup(place, _watch(place))
+    try:
+        watch = PeerMonitor(open_channel(place), place)
+    except LostProcessError as error:  # of before it came, which another one tells
+        error.already_reported = True
+        raise
+    group = ProcessGroup(watch)
     with _sigterm_as_interrupt(group):
         try:
             with group.named():
                 yield group
-                group.wait_for_main()
+                watch.wait_for_main()
         except BaseException as error:
             group.leave(error)
             raise
         group.leave(None)
-
-
-def _watch(place: Meeting) -> PeerMonitor:
-    """The connections of this process; a run that has failed before it came is an error that another one tells."""
-    try:
-        return PeerMonitor(place)
-    except (LostProcessError, MeetingError) as error:
-        if started_by_us():
-            with contextlib.suppress(RuntimeError):  # the launcher is gone
-                place.put(END, asdict(_end_of(error, place.rank)))
-        error.already_reported = started_by_us() or isinstance(error, LostProcessError)
-        raise
 
 
 @contextlib.contextmanager
@@ -344,7 +306,7 @@ def see_files(folder: Path, processes: Processes) -> None:
         found = _sizes(folder)
         name = next(name for name, size in wanted.items() if found.get(name) != size)
         there = f"{found[name]} bytes long" if name in found else "absent"
-        what = f"{who(processes.rank, os.getpid(), socket.gethostname())} does not see {name} as rank 0 does: {there}"
+        what = f"{Failure.of(None, processes.rank).who} does not see {name} as rank 0 does: {there}"
         raise RunFolderError(what, str(folder), "all processes need one folder, as on a shared file system")
 
 
@@ -363,20 +325,3 @@ def _listed(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def _end_of(error: BaseException | None, number: int) -> End:
-    """How a process ends that this error leaves."""
-    here: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname()}
-    if error is None:
-        return End(number, "done", code=0, **here)
-    if isinstance(error, LostProcessError):
-        return End(number, "lost", str(error), error.exit_code, **here)
-    if isinstance(error, PerlError):
-        copied = number > 0 and error.already_reported  # of another process, whose end says it
-        kind = "stopped" if isinstance(error, InterruptedRunError) else "lost" if copied else "mistake"
-        text, message = str(error)[:2000], error.mistakes[0].message[:2000]
-        return End(number, kind, text, error.exit_code, message=message, **here)  # type: ignore[arg-type]
-    if isinstance(error, KeyboardInterrupt):
-        return End(number, "interrupted", "interrupted", EXIT_INTERRUPTED, **here)
-    return End(number, "error", f"{type(error).__name__}: {first_line(error)}"[:2000], EXIT_FAILED, **here)

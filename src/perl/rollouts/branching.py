@@ -69,7 +69,7 @@ Warp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenCompletions:
     """What was drawn.
 
     Attributes:
@@ -118,7 +118,7 @@ def write(
     draw: Draw,
     warp: Warp,
     needs_tokens: bool = False,
-) -> Written:
+) -> WrittenCompletions:
     """One completion for each prompt; the model must be in evaluation mode, and :func:`why_not_branching` say nothing.
 
     Args:
@@ -153,18 +153,13 @@ def write(
         slots = state.branch(slots, tokens)
         logits_BV = state.go_on()
     token_ids = [tokens_NT[row, :length].tolist() for row, length in enumerate(lengths)]
-    return Written(token_ids, _by_completion(found, len(lengths)), state.ran)
-
-
-def _by_completion(found: Sequence[tuple[Numbers, torch.Tensor]], count: int) -> list[list[float]] | None:
-    """The log-probs of each completion, brought from the device at once."""
     if not found:
-        return None
-    values = torch.cat([log_probs for _, log_probs in found]).tolist()
-    of_each: list[list[float]] = [[] for _ in range(count)]
+        return WrittenCompletions(token_ids, None, state.ran)
+    values = torch.cat([log_probs for _, log_probs in found]).tolist()  # from the device at once
+    of_each: list[list[float]] = [[] for _ in token_ids]
     for row, value in zip(numpy.concatenate([rows for rows, _ in found]).tolist(), values, strict=True):
         of_each[row].append(value)
-    return of_each
+    return WrittenCompletions(token_ids, of_each, state.ran)
 
 
 class _State:
@@ -230,7 +225,12 @@ class _State:
             given[parents] = nexts  # a row that nothing goes on from is given any token
             nexts, places = given, parents[places]
         else:
-            self._select(torch.from_numpy(parents).to(self.paddings.device))
+            indices = torch.from_numpy(parents).to(self.paddings.device)
+            for layer in self._cache.layers:
+                layer.reorder_cache(indices)
+            self.paddings, self._mask_BL = self.paddings[indices], self._mask_BL[indices]
+            if self._keeps:
+                self.tokens = self.tokens[indices]
         self._next = torch.from_numpy(nexts).to(self.paddings.device)[:, None]
         if self._keeps:
             self.tokens = torch.cat([self.tokens, self._next], dim=1)
@@ -240,13 +240,6 @@ class _State:
         """(B, V) logits after the tokens that were given."""
         self._width += 1
         return self._pass(self._next, (self._width - 1 - self.paddings)[:, None])
-
-    def _select(self, indices: torch.Tensor) -> None:
-        for layer in self._cache.layers:
-            layer.reorder_cache(indices)
-        self.paddings, self._mask_BL = self.paddings[indices], self._mask_BL[indices]
-        if self._keeps:
-            self.tokens = self.tokens[indices]
 
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self.ran.append(len(tokens))
@@ -292,7 +285,10 @@ class _RoomyLayer(DynamicLayer):
         end = begin + key_states.size(-2)
         if end > self._room[0].size(-2):
             room = max(end, min(end + max(_ROOM, end // _ROOM_SHARE), self._longest))
-            self._room = [_grown(old, begin, room) for old in self._room]
+            larger = [old.new_empty(*old.shape[:2], room, old.size(-1)) for old in self._room]
+            for new, old in zip(larger, self._room, strict=True):
+                new[:, :, :begin] = old[:, :, :begin]
+            self._room = larger
         for held, states in zip(self._room, (key_states, value_states), strict=True):
             held[:, :, begin:end] = states
         self.keys, self.values = (held[:, :, :end] for held in self._room)
@@ -304,9 +300,3 @@ class _RoomyLayer(DynamicLayer):
             end = self.get_seq_length()
             self._room = [held.index_select(0, beam_idx.to(held.device)) for held in self._room]
             self.keys, self.values = (held[:, :, :end] for held in self._room)
-
-
-def _grown(old: torch.Tensor, kept: int, room: int) -> torch.Tensor:
-    new = old.new_empty(*old.shape[:2], room, old.size(-1))
-    new[:, :, :kept] = old[:, :, :kept]
-    return new

@@ -86,7 +86,7 @@ class EngineSampling:
 
 
 @dataclass(frozen=True)
-class Proof:
+class ExpectedLogProbs:
     """What the policy makes of a fixed text, by which any engine can be compared with the policy at any time.
 
     Attributes:
@@ -138,7 +138,7 @@ class Update:
     form: Form
     tensors: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-    proof: Proof | None = None
+    proof: ExpectedLogProbs | None = None
 
     @property
     def nbytes(self) -> int:
@@ -176,7 +176,7 @@ class OneCopy:
         """Empty: nothing here is worth logging."""
         return {}
 
-    def expect(self, proof: Proof) -> None:
+    def expect(self, proof: ExpectedLogProbs) -> None:
         """Does nothing: no copy starts later than this process."""
 
     def foreign_weights(self) -> list[str]:
@@ -215,7 +215,7 @@ class Engine(Protocol):
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
         """What each copy of the engine writes, under the update loaded last, by its name; each must be the policy."""
 
-    def expect(self, proof: Proof) -> None:
+    def expect(self, proof: ExpectedLogProbs) -> None:
         """What a copy that comes up must answer, from the update that was loaded last."""
 
     def foreign_weights(self) -> list[str]:

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.errors import ModelError
 from perl.policy.model import evaluating
 from perl.recipe.rollout_section import TRANSFORMERS, Capabilities
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
-from perl.rollouts.next_token import LastDraw, Seeded, as_the_policy, of_last_processor, uniforms_of, warp_of, warpers
+from perl.rollouts.next_token import LastDraw, Seeded, as_the_policy, uniforms_of, warp_of, warpers
 from perl.run.devices import threads_for
 from perl.run.shards import is_sharded
 
@@ -85,7 +85,13 @@ class TransformersEngine(OneCopy):
         """
         if any(request.longest is not None for request in requests):
             raise ValueError("conversations are sampled by TRL itself where transformers samples")
-        left = _by_length(_rows(requests))
+        left: list[_Wanted] = []
+        alike: dict[tuple[int, ...], int] = {}
+        for position, request in enumerate(requests):
+            first = secrets.randbits(63) if request.seed is None else request.seed
+            left += [_Wanted(position, i, request.prompt_ids, first + i) for i in range(request.count)]
+            alike.setdefault(request.prompt_ids, position)
+        left.sort(key=lambda row: (len(row.prompt_ids), alike[row.prompt_ids]))  # all of one prompt together
         found: list[dict[int, Sampled]] = [{} for _ in requests]
         with evaluating(self._model), torch.no_grad(), threads_for(self._model):
             while left:
@@ -179,35 +185,22 @@ class TransformersEngine(OneCopy):
             ids: torch.Tensor = self._model.generate(
                 input_ids=batch["input_ids"],
                 attention_mask=mask,
-                generation_config=of_last_processor(sampling, self._tokenizer.pad_token_id),
+                generation_config=GenerationConfig(
+                    max_new_tokens=sampling.max_completion_length,
+                    eos_token_id=list(sampling.end_token_ids),
+                    pad_token_id=self._tokenizer.pad_token_id,
+                    do_sample=False,  # the last processor leaves one token
+                ),
                 logits_processor=LogitsProcessorList([*warpers(sampling, width - mask.sum(dim=1)), last]),
             )
         log_probs = torch.stack(last.log_probs, dim=1).tolist()
-        pairs = zip(ids[:, width:].tolist(), log_probs, strict=True)
-        return [_sampled(written, scores, sampling.end_token_ids) for written, scores in pairs]
-
-
-def _rows(requests: Sequence[Request]) -> list[_Wanted]:
-    rows = []
-    for position, request in enumerate(requests):
-        first = secrets.randbits(63) if request.seed is None else request.seed
-        rows += [_Wanted(position, i, request.prompt_ids, first + i) for i in range(request.count)]
-    return rows
-
-
-def _by_length(rows: Sequence[_Wanted]) -> list[_Wanted]:
-    """In the order in which they are written: by the length of the prompt, all of one prompt together."""
-    first: dict[tuple[int, ...], int] = {}
-    for row in rows:
-        first.setdefault(row.prompt_ids, len(first))
-    return sorted(rows, key=lambda row: (len(row.prompt_ids), first[row.prompt_ids]))
+        found = []
+        for tokens, scores in zip(ids[:, width:].tolist(), log_probs, strict=True):
+            ends = (i + 1 for i, token in enumerate(tokens) if token in sampling.end_token_ids)
+            length = next(ends, len(tokens))  # up to and with the first end token
+            found.append(Sampled(tuple(tokens[:length]), tuple(scores[:length]), POLICY))
+        return found
 
 
 def _in_order(group: dict[int, Sampled]) -> list[Sampled]:
     return [group[i] for i in range(len(group))]
-
-
-def _sampled(ids: list[int], log_probs: list[float], ends: tuple[int, ...]) -> Sampled:
-    """The row up to and with its first end token."""
-    length = next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))
-    return Sampled(tuple(ids[:length]), tuple(log_probs[:length]), POLICY)

@@ -80,21 +80,6 @@ def sampling_of(config: GenerationConfig) -> EngineSampling | None:
     )
 
 
-def of_last_processor(sampling: EngineSampling, padding: int | None) -> GenerationConfig:
-    """Of a loop whose last processor leaves one token.
-
-    Args:
-        sampling: The length, and what ends a completion.
-        padding: What fills up the others.
-    """
-    return GenerationConfig(
-        max_new_tokens=sampling.max_completion_length,
-        eos_token_id=list(sampling.end_token_ids),
-        pad_token_id=padding,
-        do_sample=False,
-    )
-
-
 class Seeded:
     """Draws each completion's tokens by its own numbers."""
 

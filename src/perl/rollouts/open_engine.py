@@ -9,6 +9,7 @@ Where the policy is in shards all processes need the answers of a trial: its log
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -18,8 +19,18 @@ from perl.errors import RecipeError, RolloutError
 from perl.methods.registry import served_rank
 from perl.policy.model import base_identity, resolve_model
 from perl.policy.precision import compute_dtype
-from perl.recipe.rollout_section import Capabilities, RolloutSection
-from perl.rollouts.engine import Engine, EngineSampling, Form, OnGroup, Pending, Proof, Request, Sampled, Update
+from perl.recipe.rollout_section import VLLM, Capabilities, RolloutSection
+from perl.rollouts.engine import (
+    Engine,
+    EngineSampling,
+    ExpectedLogProbs,
+    Form,
+    OnGroup,
+    Pending,
+    Request,
+    Sampled,
+    Update,
+)
 from perl.rollouts.sync import SyncPlan
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
@@ -63,10 +74,21 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
         RolloutError: No server answers.
         PerlError: A server or the installed vLLM cannot do what is needed.
     """
-    return _OPENED[how.capabilities](how, plan, policy, settings)
+    if how.capabilities == VLLM:
+        if several() and settings.processes.count == 1:  # it would wait for the others
+            what = "vLLM in this process is opened by all processes of a run together, and this one is alone"
+            raise RolloutError(what, "rollout.backend", "transformers, or vllm-server")
+        base, revision = base_identity(policy)
+        return InProcessEngine(
+            resolve_model(base),
+            revision=revision,
+            dtype=str(compute_dtype(policy)).removeprefix("torch."),
+            max_model_len=settings.longest,
+            gpu_memory_utilization=settings.memory_share,
+            seed=settings.seed,
+            max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
+        )
 
-
-def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
     def opened() -> ServerPool:
         fleet = _fleet(how)
         pool = ServerPool(
@@ -98,29 +120,6 @@ def _fleet(how: RolloutSection) -> Fleet | None:
         what = "servers are started by perl train on a Ray cluster only (engine.name: ray)"
         raise RecipeError(what, "rollout.servers", "name their addresses: [http://HOST:PORT]")
     return fleet
-
-
-def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
-    if several() and settings.processes.count == 1:  # it would wait for the others
-        what = "vLLM in this process is opened by all processes of a run together, and this one is alone"
-        raise RolloutError(what, "rollout.backend", "transformers, or vllm-server")
-    base, revision = base_identity(policy)
-    return InProcessEngine(
-        resolve_model(base),
-        revision=revision,
-        dtype=str(compute_dtype(policy)).removeprefix("torch."),
-        max_model_len=settings.longest,
-        gpu_memory_utilization=settings.memory_share,
-        seed=settings.seed,
-        max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
-    )
-
-
-# How an engine that takes updates is opened.
-_OPENED: Mapping[Capabilities, Callable[[RolloutSection, SyncPlan | None, nn.Module, EngineSettings], Engine]] = {
-    ServerPool.capabilities: _open_servers,
-    InProcessEngine.capabilities: _open_in_process,
-}
 
 
 def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[dict[str, Any]]:
@@ -211,7 +210,7 @@ class AskedByMain:
         """See :class:`perl.rollouts.engine.Engine`."""
         return self._asked(lambda engine: engine.trial(request, sampling))
 
-    def expect(self, proof: Proof) -> None:
+    def expect(self, proof: ExpectedLogProbs) -> None:
         """See :class:`perl.rollouts.engine.Engine`."""
         self._asked(lambda engine: engine.expect(proof))
 
@@ -247,12 +246,9 @@ class _Shared:
     def result(self) -> list[list[Sampled]]:
         """The completions of this process's requests; every process must call it, once or more often."""
         if self._own is None:
-            self._own = self._processes.scattered(self._divided)
+            groups = chain.from_iterable(pending.result() for pending in self._pending)  # asked for on the main process
+            self._own = self._processes.scattered(lambda: [list(islice(groups, count)) for count in self._counts])
             if self._on_group is not None and not self._processes.main:
                 for position, group in enumerate(self._own):
                     self._on_group(position, group)
         return self._own
-
-    def _divided(self) -> list[list[list[Sampled]]]:
-        groups = iter(self._pending[0].result())
-        return [[next(groups) for _ in range(count)] for count in self._counts]

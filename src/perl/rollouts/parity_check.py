@@ -23,7 +23,7 @@ from perl.policy.attach import base_only
 from perl.policy.model import evaluating
 from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 from perl.policy.reference import token_log_probs
-from perl.rollouts.engine import EngineSampling, Proof, Request, Sampled
+from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Sampled
 from perl.run.shards import is_sharded
 
 # Completions that each copy of the engine writes, and tokens of each.
@@ -134,7 +134,7 @@ class ParityCheck:
             "processed_logprobs); raise the tolerance only if the difference is rounding",
         )
 
-    def proof(self) -> Proof:
+    def proof(self) -> ExpectedLogProbs:
         """What the policy as it is now makes of a fixed text, so that an engine can be compared with it later on."""
         # One token is written after it, within what an engine was started for.
         length = min(_TEXT, len(self.request.prompt_ids) + self.sampling.max_completion_length - 1)
@@ -148,7 +148,7 @@ class ParityCheck:
             dict(zip(tokens, values, strict=True))
             for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
-        return Proof(ids_T, tuple(rows), self.sampling.temperature, self.tolerance)
+        return ExpectedLogProbs(ids_T, tuple(rows), self.sampling.temperature, self.tolerance)
 
     @contextlib.contextmanager
     def far_from_base(self) -> Iterator[None]:

@@ -10,16 +10,14 @@ sent is the engine's part.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftModel
 from peft.tuners.hra.layer import HRALayer
 from peft.tuners.lora.layer import ParamWrapper
-from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import nn
-from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods.anchor import anchor_of
@@ -144,7 +142,8 @@ def adapter_update(policy: PeftModel, name: str) -> Update:
     # VeRA's shared matrices, which PEFT saves beside the layers' vectors, are no part of a LoRA.
     parts = {key: t for key, t in tensors.items() if key.endswith((".lora_A.weight", ".lora_B.weight"))}
     copies = {key: t.detach().to(dtype, copy=True).contiguous() for key, t in parts.items()}
-    return Update(name, "adapter", copies, _as_written(config))
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    return Update(name, "adapter", copies, json.loads(json.dumps(plain)))  # as PEFT writes it into its file
 
 
 def merged_update(policy: nn.Module, name: str) -> Update:
@@ -231,7 +230,11 @@ def _changed(policy: nn.Module) -> dict[str, torch.Tensor]:
     base = dict(base_parameters(policy))
     if not isinstance(policy, PeftModel):
         return base
-    names = [f"{name}.{part}" for name, layer in adapted_layers(policy) for part in _parts(layer)]
+    names: list[str] = []
+    for name, layer in adapted_layers(policy):
+        single, inner = isinstance(layer, ParamWrapper), layer.get_base_layer()
+        parts = [layer.parameter_name] if single else [part for part, _ in inner.named_parameters()]
+        names += [f"{name}.{part}" for part in parts]
     names += [name for name, _ in _trained_whole(policy)]
     _refuse_torn_ties(policy, names)
     for name in list(names):
@@ -242,12 +245,6 @@ def _changed(policy: nn.Module) -> dict[str, torch.Tensor]:
     wanted = dict.fromkeys(names)
     # A head of its own is not among the parameters of a base whose head is tied.
     return {name: base[name] for name in base if name in wanted}
-
-
-def _parts(layer: BaseTunerLayer) -> list[str]:
-    if isinstance(layer, ParamWrapper):
-        return [layer.parameter_name]
-    return [name for name, _ in layer.get_base_layer().named_parameters()]
 
 
 def _trained_whole(policy: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -266,25 +263,22 @@ def _refuse_torn_ties(policy: PeftModel, changed: list[str]) -> None:
     base = base_of(policy)
     if not base.config.get_text_config().tie_word_embeddings:
         return
-    names = {module: name_in_base(name) for name, module in policy.named_modules()}
-    embeddings, head = (names.get(m) for m in (base.get_input_embeddings(), base.get_output_embeddings()))
-    torn = {f"{embeddings}.weight", f"{head}.weight"} & set(changed)
-    if not torn or _trained_as_one(base, policy.active_adapter):
+    names, adapter = {module: name_in_base(name) for name, module in policy.named_modules()}, policy.active_adapter
+    embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
+    torn = {f"{names.get(embeddings)}.weight", f"{names.get(head)}.weight"} & set(changed)
+    if isinstance(embeddings, TrainableTokensWrapper) and isinstance(head, TrainableTokensWrapper):
+        as_one = head.token_adapter.tied_adapter is embeddings.token_adapter
+    elif isinstance(embeddings, ModulesToSaveWrapper) and isinstance(head, ModulesToSaveWrapper):
+        as_one = head.modules_to_save[adapter].weight is embeddings.modules_to_save[adapter].weight
+    else:
+        as_one = False
+    if not torn or as_one:
         return
     raise ModelError(
         f"{min(torn)} is trained apart from what it is tied to, and vLLM has one tensor for both",
         "peft.kwargs",
         "set ensure_weight_tying: true, or leave it out",
     )
-
-
-def _trained_as_one(base: PreTrainedModel, adapter: str) -> bool:
-    embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
-    if isinstance(embeddings, TrainableTokensWrapper) and isinstance(head, TrainableTokensWrapper):
-        return head.token_adapter.tied_adapter is embeddings.token_adapter
-    if isinstance(embeddings, ModulesToSaveWrapper) and isinstance(head, ModulesToSaveWrapper):
-        return head.modules_to_save[adapter].weight is embeddings.modules_to_save[adapter].weight
-    return False
 
 
 def _as_the_base(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -301,10 +295,3 @@ def _as_the_base(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
 
 def _own_dtype(parameter: torch.Tensor, usual: torch.dtype) -> torch.dtype:
     return usual if is_packed(parameter) else parameter.dtype
-
-
-def _as_written(config: PeftConfig) -> dict[str, Any]:
-    """A config as PEFT writes it into its file."""
-    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
-    written: dict[str, Any] = json.loads(json.dumps(plain))
-    return written

@@ -96,7 +96,7 @@ def fitting_threads(model: nn.Module) -> int:
     accelerator gets this process's whole share.
     """
     now = torch.get_num_threads()
-    if now == 1 or _chosen(now):
+    if now == 1 or _asked or any(os.environ.get(name) for name in _VARIABLES) or now not in _defaults():
         return now
     own = own_share(now)
     if any(p.device.type != "cpu" for p in model.parameters()):
@@ -110,10 +110,6 @@ def threads_for(model: nn.Module) -> Iterator[None]:
     with threads_kept():
         torch.set_num_threads(fitting_threads(model))
         yield
-
-
-def _chosen(count: int) -> bool:
-    return _asked or any(os.environ.get(name) for name in _VARIABLES) or count not in _defaults()
 
 
 def _defaults() -> set[int | None]:

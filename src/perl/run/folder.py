@@ -159,13 +159,24 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
         RunFolderError: The folder cannot be written, is in use, or holds something else.
     """
     path = recipe.output_dir
-    _make_folder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(path, error.strerror or str(error)) from None
     with held(path, in_use(path)):
         run = run_of(path, recipe)
+        versions = installed_versions(quantization=recipe.model.quantization)
         if run is None:
-            run = _begin(path, recipe)
+            write_text(path / "recipe.yaml", recipe.to_yaml())
+            run, batch = Run(path), recipe.batch
+            started_with = {"processes": batch.world_size, "prompts_per_step": batch.prompts_per_step}
+            begun = {"started_with": started_with, "created": _now(), "git_commit": git_commit()}
+            run.record(status="running", steps=0, **begun, versions=versions)
         elif run.status != "done":
-            run.record(status="running", versions=installed_versions(quantization=recipe.model.quantization))
+            run.record(status="running", versions=versions)
         with _kept_honest(run):
             yield run
 
@@ -253,16 +264,6 @@ def git_commit() -> str | None:
     return described.stdout.strip() or None
 
 
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise unwritable(path, error.strerror or str(error)) from None
-
-
 def run_of(path: Path, recipe: Recipe) -> Run | None:
     """The run of this recipe that a folder holds; None where one begins: in a new folder, or after one without work.
 
@@ -283,32 +284,22 @@ def run_of(path: Path, recipe: Recipe) -> Run | None:
     except (OSError, yaml.YAMLError) as error:
         raise RunFolderError(f"its recipe.yaml cannot be read: {error}", str(path)) from None
     run = Run.read(path) if (path / "run.json").exists() else Run(path)
-    different = [*_other_trainer(saved, recipe), *_differences_of_runs(saved, recipe, run)]
-    if different and not _holds_work(path):
-        return None
-    if different:
-        hint = _hint_at_longer(saved, recipe, run) if len(different) == 1 else None
-        raise RunFolderError(
-            f"holds a run of another recipe: {'; '.join(different[:3])}",
-            str(path),
-            hint or "choose another with --output",
-        )
-    return run
-
-
-def _other_trainer(saved: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Whether one of the two is verl's: neither goes on from the other's checkpoints."""
-    engine = saved.get("engine")
-    there = engine.get("name") if isinstance(engine, Mapping) else None
-    if "verl" not in (there, recipe.engine.name) or there == recipe.engine.name:
-        return []
-    return [f"engine.name is {there or 'local'} there, {recipe.engine.name} here"]
+    different = _differences_of_runs(saved, recipe, run)
+    if not different:
+        return run
+    work = (run.adapter, *run.checkpoints.glob("*"), *(path / VERL_JOB / "checkpoints").glob("*"))
+    if not any(one.exists() for one in work) and not (run.metrics.is_file() and run.metrics.stat().st_size):
+        return None  # it got as far as no training step, and its corrected recipe may replace it
+    hint = _hint_at_longer(saved, recipe, run) if len(different) == 1 else None
+    what = f"holds a run of another recipe: {'; '.join(different[:3])}"
+    raise RunFolderError(what, str(path), hint or "choose another with --output")
 
 
 def _hint_at_longer(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> str | None:
     """How a run is trained for longer, if that is all that a recipe asks for: its steps are its schedule."""
-    lengths = ("max_steps", "num_train_epochs")
-    if not any(_is_less(saved["train"].get(name), recipe.train.get(name)) for name in lengths):
+    lengths = [(saved["train"].get(name), recipe.train.get(name)) for name in ("max_steps", "num_train_epochs")]
+    known = [pair for pair in lengths if all(isinstance(number, int | float) for number in pair)]
+    if not any(there < here for there, here in known):
         return None
     if run.status != "done":
         return "its steps are its schedule: finish it as it is, or choose another with --output"
@@ -318,61 +309,32 @@ def _hint_at_longer(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> str |
     return f"its steps are its schedule; to train it further: `perl train RECIPE {setting} --output ANOTHER`"
 
 
-def _is_less(there: object, here: object) -> bool:
-    return isinstance(there, int | float) and isinstance(here, int | float) and there < here
-
-
 def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> list[str]:
     """Settings of a run that differ from a recipe's.
 
     Another number of processes than the run was started with cuts the same step into other micro-batches. Then the
     numbers that say how are not compared, but what they come to: prompts a step.
     """
+    engine, here, found = saved.get("engine"), recipe.engine.name, []
+    there = engine.get("name") if isinstance(engine, Mapping) else None
+    if there != here and "verl" in (there, here):  # neither goes on from the other's checkpoints
+        found.append(f"engine.name is {there or 'local'} there, {here} here")
     train, known = saved.get("train"), run.facts.get("started_with", {})
     if known.get("processes") == recipe.batch.world_size or not isinstance(train, Mapping):
-        return differences(saved, recipe.as_dict())
-    then = known.get("prompts_per_step") or _prompts_of(train, known.get("processes"))
+        return found + differences(saved, recipe.as_dict())
+    then = known.get("prompts_per_step")
+    if not then:
+        with suppress(PerlError, TypeError, ValueError):  # it was changed by hand
+            numbers = {name: train.get(name) for name in NUMBERS}
+            then = plan_batch(**numbers, world_size=int(known["processes"])).prompts_per_step
     uncut = {"train": {name: value for name, value in recipe.train.items() if name not in _CUTS}}
-    found = differences(
+    found += differences(
         {**saved, "train": {name: value for name, value in train.items() if name not in _CUTS}},
         {**recipe.as_dict(), **uncut},
     )
     if then not in (None, recipe.batch.prompts_per_step):
         found.append(f"train.prompts_per_step comes to {then} there, {recipe.batch.prompts_per_step} here")
     return found
-
-
-def _prompts_of(train: Mapping[str, Any], processes: Any) -> int | None:  # noqa: ANN401 (whatever the JSON holds)
-    """What the numbers of a saved recipe come to; None: it was changed by hand."""
-    try:
-        return plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=int(processes)).prompts_per_step
-    except (PerlError, TypeError, ValueError):
-        return None
-
-
-def _begin(path: Path, recipe: Recipe) -> Run:
-    write_text(path / "recipe.yaml", recipe.to_yaml())
-    run = Run(path)
-    run.record(
-        status="running",
-        steps=0,
-        started_with={"processes": recipe.batch.world_size, "prompts_per_step": recipe.batch.prompts_per_step},
-        created=_now(),
-        git_commit=git_commit(),
-        versions=installed_versions(quantization=recipe.model.quantization),
-    )
-    return run
-
-
-def _holds_work(path: Path) -> bool:
-    """Whether a run got as far as a training step; one that failed before may be replaced by its corrected recipe."""
-    run = Run(path)
-    return (
-        run.adapter.exists()
-        or any(run.checkpoints.glob("*"))
-        or any((path / VERL_JOB / "checkpoints").glob("*"))
-        or (run.metrics.is_file() and run.metrics.stat().st_size > 0)
-    )
 
 
 @contextmanager

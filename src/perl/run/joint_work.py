@@ -7,7 +7,6 @@ time.
 """
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +18,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from perl import errors
-from perl.errors import InterruptedRunError, PerlError, ProcessError, first_line
+from perl.errors import ProcessError
+from perl.run.failure import LONGEST_FAILURE, Failure
 from perl.run.files import write_file
 
 _T = TypeVar("_T")
 
 # What a process may do alone, a score for one, takes hours; collectives of the run's own group give up after minutes.
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
-# Of the message that a process sends about itself, empty where nothing has failed.
-_MESSAGE_BYTES = 4096
-_LONGEST_PART = 1000  # characters of what is wrong, where, and the hint
 # In which the others must come to hear that a process has failed; then it ends, and they find it gone.
 _TELLING_SECONDS = 10.0
 # Of a file that is being written, beside its place: its name and the process.
@@ -63,7 +59,10 @@ class Processes:
         try:
             yield
         except BaseException as error:
-            self._tell(error)
+            if self.count > 1 and not self._failed:  # else it is known
+                self._failed = True
+                with contextlib.suppress(RuntimeError):  # they have ended, or are where they cannot listen
+                    self._exchanged(Failure.of(error, self.rank).encoded(), timedelta(seconds=_TELLING_SECONDS))
             raise
 
     def meet(self) -> None:
@@ -79,10 +78,11 @@ class Processes:
         except RuntimeError as error:
             self._failed = True
             raise ProcessError("another process exited; see its log") from error
-        for rank, message in enumerate(messages):
-            if message:
-                self._failed = True
-                raise _error_of(rank, message, told=not self.main)
+        for message in filter(None, messages):
+            self._failed = True
+            failed = Failure.decoded(message).error()
+            failed.already_reported = not self.main
+            raise failed
         self._failed = False  # an error of before was dealt with on all of them
 
     def by_main(self, work: Callable[[], _T]) -> _T:
@@ -144,17 +144,9 @@ class Processes:
         torch.distributed.gather_object(part, parts, dst=0, group=patient_group())
         return parts or []
 
-    def _tell(self, error: BaseException) -> None:
-        """Says that this process has failed, unless it is known."""
-        if self.count == 1 or self._failed:
-            return
-        self._failed = True
-        with contextlib.suppress(RuntimeError):  # they have ended, or are where they cannot listen
-            self._exchanged(_message(error), timedelta(seconds=_TELLING_SECONDS))
-
     def _exchanged(self, message: bytes, patience: timedelta | None) -> list[bytes]:
         """Every process's message."""
-        own = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
+        own = torch.zeros(LONGEST_FAILURE, dtype=torch.uint8)
         own[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else own[:0]
         found = [torch.empty_like(own) for _ in range(self.count)]
         work = torch.distributed.all_gather(found, own, group=patient_group(), async_op=True)
@@ -212,30 +204,6 @@ def patient_group() -> torch.distributed.ProcessGroup:
     return group
 
 
-def _message(error: BaseException) -> bytes:
-    """What the others are told."""
-    if isinstance(error, PerlError):
-        kind = next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__)
-        first = error.mistakes[0]
-        parts = [first.message, first.where, first.hint]
-    else:
-        kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else ""
-        parts = [f"{type(error).__name__}: {first_line(error)}", "", ""]
-    text = json.dumps([kind, *(part[:_LONGEST_PART] for part in parts)], ensure_ascii=False).encode()
-    return text if len(text) <= _MESSAGE_BYTES else json.dumps([kind, parts[0][:100], "", ""]).encode()
-
-
-def _error_of(rank: int, message: bytes, *, told: bool) -> PerlError:
-    """A process's error as the others raise it, of the same kind where it is one of ours."""
-    kind, what, where, hint = json.loads(message)
-    if kind == "KeyboardInterrupt":
-        found: PerlError = InterruptedRunError(f"rank {rank} was stopped", "", "the same command goes on")
-    else:
-        found = (getattr(errors, kind) if kind else ProcessError)(f"rank {rank} has failed: {what}", where, hint)
-    found.already_reported = told
-    return found
-
-
 def gather_files(folder: Path, processes: Processes) -> None:
     """Brings the files of a folder that the main process has not to it, from whichever process has them.
 
@@ -248,8 +216,10 @@ def gather_files(folder: Path, processes: Processes) -> None:
     """
     with processes.failing_together():
         own = _files(folder)
-    all_of_them = processes.collected(own)
-    for name, source in processes.by_main(lambda: _missing(all_of_them)).items():
+    files = list(enumerate(processes.collected(own)))
+    # Of those that the main process has not, the first process that has each.
+    missing = {name: rank for rank, names in reversed(files) for name in names if name not in own}
+    for name, source in processes.by_main(lambda: missing).items():
         _carry(folder / name, source, processes, takes=processes.main)
     processes.meet()
 
@@ -269,11 +239,6 @@ def spread_files(folder: Path, processes: Processes) -> None:
     for name in processes.by_main(lambda: _files(folder)):
         _carry(folder / name, 0, processes, takes=not processes.main)
     processes.meet()
-
-
-def _missing(files: list[list[str]]) -> dict[str, int]:
-    """Files that the main process has not -> the first process that has them."""
-    return {name: rank for rank, own in reversed(list(enumerate(files))) for name in own if name not in files[0]}
 
 
 def _carry(path: Path, source: int, processes: Processes, *, takes: bool) -> None:

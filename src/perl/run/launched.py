@@ -17,8 +17,9 @@ from perl.recipe.sections import Strategy
 
 logger = logging.getLogger("perl")
 
-# Set by `perl train --processes N` for the processes that it starts: its process id.
-STARTED_BY = "PERL_RL_STARTED_BY"
+HUB = "PERL_RL_HUB"
+"""Set by ``perl train --processes N`` for the processes that it starts: port and token of its hub."""
+
 # Ports of srun's runs: below those that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS = 15_000, 15_000
 _TORCHRUN = "torchrun --nproc-per-node N -m perl train RECIPE"
@@ -53,19 +54,14 @@ def adopt_launcher() -> None:
 
 def started_by_us() -> bool:
     """Whether ``perl train`` started this process as one of several; it then says what becomes of them."""
-    return STARTED_BY in os.environ and world_size() > 1
+    return HUB in os.environ and world_size() > 1
 
 
 def started_by_srun() -> bool:
     """Whether srun itself started this process as one of several, with no torchrun in between."""
-    if any(name in os.environ for name in (STARTED_BY, "TORCHELASTIC_RUN_ID")) or "RANK" not in os.environ:
+    if any(name in os.environ for name in (HUB, "TORCHELASTIC_RUN_ID")) or "RANK" not in os.environ:
         return False
     return _size_of_step() == world_size() > 1 and os.environ["RANK"] == os.environ["SLURM_PROCID"]
-
-
-def who(rank: int, pid: int, host: str) -> str:
-    """A process of the run, as messages name it."""
-    return f"rank {rank} (pid {pid} on {host})" if host else f"rank {rank} (pid {pid})"
 
 
 def taken_over(strategy: str, *, written: bool = False) -> Strategy:
@@ -147,13 +143,16 @@ def _of_slurm() -> dict[str, str]:
     if not 0 <= rank < size or local < 0 or here < 1 or not (nodes or here == size):
         what = "srun started this process, and SLURM_PROCID, SLURM_LOCALID, SLURM_TASKS_PER_NODE or SLURM_NODELIST"
         raise RecipeError(f"{what} is not as srun sets it", "launcher", f"srun --ntasks-per-node 1 {_TORCHRUN}")
+    # The first host of ``a[07-09,11]b[1-2]-ib,c``, ``a07b1-ib``: up to the first comma that is in no brackets.
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    first_node = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else nodes
     port = _FIRST_PORT + (7 * _number("SLURM_JOB_ID", 0) + _number("SLURM_STEP_ID", 0)) % _PORTS
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(local),
         "LOCAL_WORLD_SIZE": str(here),
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR") or ("127.0.0.1" if here == size else _first_node(nodes)),
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR") or ("127.0.0.1" if here == size else first_node),
         "MASTER_PORT": os.environ.get("MASTER_PORT") or str(port),
     }
 
@@ -171,12 +170,6 @@ def _tasks_here(size: int) -> int:
         tasks += [int(found[1])] * int(found[2] or 1)
     node = _number("SLURM_NODEID", 0)
     return tasks[node] if node < len(tasks) else 0
-
-
-def _first_node(nodes: str) -> str:
-    """The first host of ``a[07-09,11]b[1-2]-ib,c``: ``a07b1-ib``."""
-    found = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)  # up to the first comma that is in no brackets
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0]) if found else nodes
 
 
 def _number(name: str, otherwise: int) -> int:

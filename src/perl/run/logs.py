@@ -45,9 +45,15 @@ def _stays(line: bytes, step: int) -> bool:
 
 
 def logged_step(line: bytes) -> float:
-    """The step of a log's line, without reading all of it where it begins with the step; infinite if it has none."""
+    """The step of a log's line, without reading all of it where it begins with the step; infinite if it has none.
+
+    A line that a kill has cut short has none.
+    """
     found = _STEP_FIRST.match(line) if line.rstrip().endswith(b"}") else None  # as :func:`append_row` writes it
-    return int(found[1]) if found else _step_of(line)
+    try:
+        return int(found[1]) if found else float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return math.inf
 
 
 def append_row(log: Path, row: Mapping[str, Any]) -> None:
@@ -102,14 +108,6 @@ def _can_be_counted(row: Mapping[str, Any]) -> bool:
         if value is not None and not abs(value) < _LARGEST_LOGGED and not (name in _MEANS and math.isnan(value)):
             return False
     return True
-
-
-def _step_of(line: bytes) -> float:
-    """The step of a log line; a line that a kill cut short counts as never logged."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return float("inf")
 
 
 @dataclass(frozen=True)

@@ -207,12 +207,11 @@ class TimeLeft:
         if self.step_seconds is None:
             return None
         between = statistics.fmean(self._between) if self._between else 0.0
-        return (last - step) * (self.step_seconds + between) + sum(
-            work.times(step, last) * self._of(work) for work in self.recurring
-        )
-
-    def _of(self, work: Recurring) -> float:
-        """Seconds that a piece of work takes; before it has come as long as a step for as many completions."""
-        if work.seconds:
-            return statistics.fmean(work.seconds)
-        return (self.step_seconds or 0.0) * work.completions / self._completions if self._completions else 0.0
+        seconds = (last - step) * (self.step_seconds + between)
+        for work in self.recurring:
+            times = work.times(step, last)
+            if work.seconds:
+                seconds += times * statistics.fmean(work.seconds)
+            elif self._completions:  # before it has come: as long as a step for as many completions
+                seconds += times * self.step_seconds * work.completions / self._completions
+        return seconds

@@ -93,7 +93,7 @@ def train_on_ray(
     except ProcessFailedError as error:
         record_end(folder, "failed", str(error))
         raise
-    if outcome.code != EXIT_DONE:
+    if outcome.exit_code != EXIT_DONE:
         raise outcome.error()
     return Run.read(recipe.output_dir)
 

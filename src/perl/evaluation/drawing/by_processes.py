@@ -76,7 +76,7 @@ def sharing(plans: Sequence[Evaluation]) -> Iterator[Processes]:
     """
     with together() as group:
         group.on_loss(lambda: _GOES_ON)
-        if group.meeting is not None:
+        if group.watch is not None:
             _check_machine(plans[0], world_size(), processes_here())
             each = {f"{number} {plan.subject.name}": _settings(plan) for number, plan in enumerate(plans, 1)}
             group.compare(each if len(plans) > 1 else _settings(plans[0]), "evaluation", _PACKAGES)

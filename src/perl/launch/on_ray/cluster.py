@@ -6,6 +6,7 @@ engine.address -> Cluster, which can hold the run; or one line that says what is
 import contextlib
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ _NOT_HERE = "no Ray cluster answers there"
 # Variables of this process that the run's processes get too, by how their names begin; none that may hold a secret,
 # since Ray shows them to who looks at the cluster.
 _HANDED_ON = ("HF_", "VLLM_", "NCCL_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "MLFLOW_", "TRACKIO_", "OMP_")
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _NICENESS = "RAY_worker_niceness"
 # Of a job that was submitted, whose own variables count.
 _OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -74,7 +74,11 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
     else:
         _reach(address)
         how |= {"address": address}
-        how |= {} if _OF_A_JOB in os.environ else {"runtime_env": {"env_vars": _handed_on()}}
+        if _OF_A_JOB not in os.environ:
+            named = {name: value for name, value in os.environ.items() if name.startswith(_HANDED_ON)}
+            secret = re.compile("TOKEN(?!IZERS)|KEY|SECRET|PASSWORD")
+            plain = {name: value for name, value in named.items() if not secret.search(name) and "@" not in value}
+            how |= {"runtime_env": {"env_vars": plain}}
     try:
         _join(how)
         yield _seen("this machine's Ray cluster" if how["address"] == _LOCAL else how["address"])
@@ -99,12 +103,6 @@ def _seen(name: str) -> Cluster:
     alive, has = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
     node_gpus = tuple(int(node["Resources"].get("GPU", 0)) for node in alive)
     return Cluster(name, int(has.get("GPU", 0)), int(has.get("CPU", 0)), node_gpus)
-
-
-def _handed_on() -> dict[str, str]:
-    named = {name: value for name, value in os.environ.items() if name.startswith(_HANDED_ON) and "@" not in value}
-    words = {name: name.removeprefix("TOKENIZERS_") for name in named}
-    return {name: value for name, value in named.items() if not any(word in words[name] for word in _SECRET)}
 
 
 def _of_this_machine() -> str | None:

@@ -9,14 +9,11 @@ the run; the same command goes on.
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -36,32 +33,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from perl.errors import InterruptedRunError, first_line, warn
 from perl.launch.on_ray.cluster import Cluster, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
-from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessEnd, ProcessTask, Updates, cause, work
-from perl.launch.start import ProcessFailedError
+from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessTask, Updates, work
+from perl.launch.start import SIGNALS, ProcessFailedError, Signals
 from perl.launch.together import goes_on
 from perl.recipe.sections import EngineSection
+from perl.run.failure import Failure, first_cause
 from perl.run.host import handled
 
 RESTARTS = 3
 """Failures after which the processes are started again, unless a recipe says how many."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS, _ASK_SECONDS = 0.5, 5.0
 _STATE = ".ray"
 # Ray keeps the newest and, while that is written, the one before.
 _KEPT = 2
-
-
-@dataclass
-class _DriverSignals:
-    """What this process was sent: the first ends the run after a step, if one has begun, the second at once."""
-
-    count: int = 0
-
-    def take(self, number: int, _frame: FrameType | None = None) -> None:
-        if number == signal.SIGHUP and self.count:
-            return  # a terminal that closes after Ctrl-C asks for no more
-        self.count += 1
 
 
 def drive(
@@ -70,7 +55,7 @@ def drive(
     task: ProcessTask,
     command: ServerCommand | None,
     show: Callable[[Updates], None],
-) -> ProcessEnd:
+) -> Failure:
     """Starts the servers and the processes, and waits for their end.
 
     Args:
@@ -87,9 +72,9 @@ def drive(
         InterruptedRunError: The second signal came.
         ProcessFailedError: The processes failed more often than they are started again.
     """
-    signals = _DriverSignals()
+    signals, ends = Signals(), dict[int, Failure]()
     with contextlib.ExitStack() as opened:
-        opened.enter_context(handled(_SIGNALS, signals.take))
+        opened.enter_context(handled(SIGNALS, signals.hand_on))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         mailbox: Any = ray.remote(Mailbox).options(name=MAILBOX, num_cpus=0, scheduling_strategy=here).remote()
         if command is not None:
@@ -99,16 +84,27 @@ def drive(
             ended = _watched(trainer, mailbox, signals, show)
         finally:
             bring_home(task)
-        ends: dict[int, ProcessEnd] = {}
         with contextlib.suppress(RayError):
             ends = ray.get(mailbox.ends.remote(), timeout=_ASK_SECONDS)
-        return _outcome(ended, ends, Path(task.folder))
+    folder, outcome = Path(task.folder), getattr(ended, "return_value", None)
+    if isinstance(ended, InterruptedRunError):
+        raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
+    if ends and (isinstance(ended, TrainingFailedError) or (outcome is not None and outcome.kind == "lost")):
+        return first_cause(ends) or next(iter(ends.values()))
+    if isinstance(ended, TrainingFailedError):
+        hint = f"{goes_on(folder)}; what it printed is in Ray's logs, of its node"
+        raise ProcessFailedError(f"failed too often: {_cause(ended)}", hint=hint)
+    if isinstance(ended, RayError):
+        raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
+    if not isinstance(outcome, Failure):
+        raise ended
+    return outcome
 
 
 def _watched(
     trainer: TorchTrainer,
     mailbox: Any,  # noqa: ANN401 (a handle of Ray)
-    signals: _DriverSignals,
+    signals: Signals,
     show: Callable[[Updates], None],
 ) -> Any:  # noqa: ANN401 (Ray's result, or what it raised)
     """Runs the training in a thread, while this one listens to signals and shows how far it is."""
@@ -126,8 +122,8 @@ def _watched(
     while True:
         thread.join(_LOOK_SECONDS)
         over = not thread.is_alive()  # then what was said while it ended is shown
-        if signals.count > told and not over:
-            told = signals.count
+        if len(signals.times) > told and not over:
+            told = len(signals.times)
             if told > 1 or not starts:  # nothing is lost of a run whose processes have not started
                 return InterruptedRunError("interrupted" + (", the step in hand is lost" if starts else ""))
             line = "stopping after this step, with a checkpoint (again: stop now and lose the step)"
@@ -139,22 +135,6 @@ def _watched(
             starts = updates.starts
         if over:
             return ended[0]
-
-
-def _outcome(ended: Any, ends: Mapping[int, ProcessEnd], folder: Path) -> ProcessEnd:  # noqa: ANN401 (Ray's result, or what ended it)
-    if isinstance(ended, InterruptedRunError):
-        raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
-    if ends and (isinstance(ended, TrainingFailedError) or getattr(ended, "return_value", ProcessEnd()).lost):
-        return cause(ends)
-    if isinstance(ended, TrainingFailedError):
-        hint = f"{goes_on(folder)}; what it printed is in Ray's logs, of its node"
-        raise ProcessFailedError(f"failed too often: {_cause(ended)}", hint=hint)
-    if isinstance(ended, RayError):
-        raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
-    if isinstance(ended, BaseException):
-        raise ended
-    outcome: ProcessEnd = ended.return_value
-    return outcome
 
 
 def _cause(error: TrainingFailedError) -> str:

@@ -79,7 +79,10 @@ class RolloutServer:
             folder: In which updates lie on each node.
         """
         self._folder, self._name = Path(folder), f"server-{os.getpid()}"
-        place, port = ray.util.get_node_ip_address(), _free_port()
+        with socket.socket() as listening:
+            listening.bind(("", 0))
+            port = int(listening.getsockname()[1])
+        place = ray.util.get_node_ip_address()
         self._url = f"http://{place}:{port}"
         os.environ[KEY_VARIABLE] = command.key
         self._owned = _started(command, place, port, self._folder, self._name)
@@ -107,7 +110,9 @@ class RolloutServer:
             files: A reference to its files in the object store, in a list so that Ray does not fetch it before.
         """
         target = self._folder / name
-        with _alone_here(self._folder):
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self._folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of the servers of a node, one at a time
             if target.is_dir():
                 return
             for held in self._folder.iterdir():
@@ -150,21 +155,6 @@ def _started(command: ServerCommand, place: str, port: int, folder: Path, name: 
     starter.wait()  # it has left its work to a process that is no child of ours
     assert starter.stdin is not None  # noqa: S101 (a pipe)
     return starter.stdin
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("", 0))
-        return int(listening.getsockname()[1])
-
-
-@contextlib.contextmanager
-def _alone_here(folder: Path) -> Iterator[None]:
-    """Of the servers of a node, one at a time."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def folder_in_memory(run: str) -> str:

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,28 +27,17 @@ from ray.train import Checkpoint
 # Private: the public call is a barrier of all processes, so that the mistake of one would look as if it were lost.
 from ray.train.v2._internal.execution.context import get_train_context
 
-from perl import errors
-from perl.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    InterruptedRunError,
-    Mistake,
-    PerlError,
-    ProcessError,
-    RecipeError,
-    first_line,
-)
+from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, InterruptedRunError, PerlError, ProcessError, RecipeError
 from perl.launch.meeting import MeetingError
 from perl.launch.on_ray.rollout_servers import KEY_VARIABLE, RayFleet
 from perl.launch.start import ProcessFailedError
 from perl.launch.together import goes_on
-from perl.launch.watch import LostProcessError
 from perl.policy.checkpoint import latest_step
 from perl.recipe.layers import find_in
 from perl.recipe.recipe import is_first_process, rank
+from perl.run.failure import Failure, first_cause
 from perl.run.folder import LOCK
 from perl.run.host import Host, hosted_by
-from perl.run.launched import who
 
 MAILBOX = "perl-mailbox"
 """Name of the actor in the run's namespace."""
@@ -91,51 +79,6 @@ class ProcessTask:
     keeps: str | None
 
 
-@dataclass(frozen=True)
-class ProcessEnd:
-    """How a process has ended that was not to be started again.
-
-    Attributes:
-        code: Exit code of the command.
-        kind: The nearest class of ``perl.errors`` to the error's; empty: none.
-        named: The code that is printed after the error, as PRL208.
-        mistakes: Its lines; those of another process than the main one say which.
-        lost: It is another process's end that has ended this one.
-    """
-
-    code: int = EXIT_DONE
-    kind: str = ""
-    named: str = ""
-    mistakes: tuple[Mistake, ...] = ()
-    lost: bool = False
-
-    @classmethod
-    def of(cls, error: PerlError) -> "ProcessEnd":
-        """That of an error of this process."""
-        kind = next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__)
-        lost, (first, *others) = isinstance(error, LostProcessError), error.mistakes
-        if not (is_first_process() or lost or first.message.startswith("rank ")):
-            first = replace(first, message=f"{who(rank(), os.getpid(), socket.gethostname())}: {first.message}")
-        return cls(error.exit_code, kind, error.code, (first, *others), lost)
-
-    def error(self) -> PerlError:
-        """The error, as if it had come up in the driver; it has not ended in order."""
-        first, *others = self.mistakes
-        kind: type[PerlError] = getattr(errors, self.kind, PerlError)
-        found = kind(first.message, first.where, first.hint, tuple(others))
-        found.exit_code, found.code = self.code, self.named or kind.code
-        return found
-
-
-def cause(ends: Mapping[int, ProcessEnd]) -> ProcessEnd:
-    """How a run has ended whose processes ended for good: as the first one that does not only tell of another one.
-
-    Args:
-        ends: By rank, in the order of their ends, at least one.
-    """
-    return next((end for end in ends.values() if not end.lost), next(iter(ends.values())))
-
-
 @dataclass
 class Updates:
     """What came since the driver last asked.
@@ -159,7 +102,7 @@ class Mailbox:
     def __init__(self) -> None:
         """Nothing was said yet."""
         self._updates, self._stop = Updates(), False
-        self._ends: dict[int, ProcessEnd] = {}
+        self._ends: dict[int, Failure] = {}
 
     def start(self) -> int:
         """The main process has started; how often it had before."""
@@ -179,11 +122,11 @@ class Mailbox:
         found, self._updates = self._updates, replace(self._updates, lines=[])
         return found
 
-    def end(self, rank: int, outcome: ProcessEnd) -> None:
+    def end(self, outcome: Failure) -> None:
         """A process has ended as it would each time that it is started; the first word counts."""
-        self._ends.setdefault(rank, outcome)
+        self._ends.setdefault(outcome.rank, outcome)
 
-    def ends(self) -> dict[int, ProcessEnd]:
+    def ends(self) -> dict[int, Failure]:
         """How processes have ended that need not be started again, by their ranks, the first one first."""
         return self._ends
 
@@ -234,14 +177,6 @@ class RayHost(Host):
         whole = Checkpoint.from_directory(str(folder)) if is_first_process() else None
         ray.train.report({}, checkpoint=whole)
 
-    def say_that_it_starts_again(self, folder: Path) -> None:
-        """A line for the user, unless this is the first start."""
-        before = ray.get(self._mailbox.start.remote(), timeout=_ASK_SECONDS)
-        if before:
-            step = latest_step(folder / "checkpoints")
-            where = f"from step {step}" if step else "from the start, since there is no checkpoint"
-            self.say(f"a process was lost; Ray has started all of them again, time {before}: they go on {where}")
-
     def say(self, line: str) -> None:
         """A line for the user."""
         self._mailbox.say.remote(line)
@@ -266,7 +201,7 @@ class _ToDriver(logging.Handler):
             self._host.say(self.format(record))
 
 
-def work(task: ProcessTask) -> ProcessEnd:
+def work(task: ProcessTask) -> Failure:
     """The loop of a worker: trains, or goes on.
 
     Returns:
@@ -278,50 +213,48 @@ def work(task: ProcessTask) -> ProcessEnd:
     mailbox = ray.get_actor(MAILBOX)
     known = ray.get(mailbox.ends.remote(), timeout=_ASK_SECONDS)
     if known:  # one of them would end as before; another one did not hear of it in time, and was taken for lost
-        return cause(known)
+        return first_cause(known) or next(iter(known.values()))
     with _place(task) as folder:
         place = RayHost(task)
         handler = _ToDriver(place)
         logging.getLogger("perl").addHandler(handler)
         try:
-            if is_first_process():
-                place.say_that_it_starts_again(folder)
+            before = ray.get(mailbox.start.remote(), timeout=_ASK_SECONDS) if is_first_process() else 0
+            if before:
+                step = latest_step(folder / "checkpoints")
+                where = f"from step {step}" if step else "from the start, since there is no checkpoint"
+                place.say(f"a process was lost; Ray has started all of them again, time {before}: they go on {where}")
             with hosted_by(place):
                 outcome = _trained(task, folder, place)
-            if outcome.code not in (EXIT_DONE, EXIT_INTERRUPTED):
-                ray.get(mailbox.end.remote(rank(), outcome), timeout=_ASK_SECONDS)
+            if outcome.exit_code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                ray.get(mailbox.end.remote(outcome), timeout=_ASK_SECONDS)
             return outcome
         finally:
             logging.getLogger("perl").removeHandler(handler)
             place.close()
 
 
-def _trained(task: ProcessTask, folder: Path, place: RayHost) -> ProcessEnd:
+def _trained(task: ProcessTask, folder: Path, place: RayHost) -> Failure:
     try:
-        _go_to(task.cwd)
+        try:
+            os.chdir(task.cwd or os.curdir)  # where relative paths are meant
+        except OSError as error:
+            hint = "a folder that all nodes share, or `ray job submit --working-dir . -- perl train RECIPE`"
+            raise RecipeError(f"{Failure.of(None, rank()).who} does not see {task.cwd}", "", hint) from error
         find_in(task.beside)
         task.train(task.recipe, task.overrides, folder)
     except SystemExit as error:  # of code that is not ours; it would end each start so
-        what = f"{who(rank(), os.getpid(), socket.gethostname())} failed: SystemExit: {first_line(error)}"
-        return ProcessEnd.of(ProcessFailedError(what, hint=goes_on(folder)))
+        found = Failure.of(error, rank())
+        return Failure.of(ProcessFailedError(str(found), hint=goes_on(folder)), rank())
     except PerlError as error:
         again = getattr(error, "restartable", isinstance(error, ProcessError | MeetingError))
         if again and error.exit_code != EXIT_INTERRUPTED:
             raise
         if isinstance(error, InterruptedRunError):  # after a step, on all processes alike
             place.saved(folder)
-        return ProcessEnd.of(error)
+        return Failure.of(error, rank())
     place.saved(folder)
-    return ProcessEnd()
-
-
-def _go_to(cwd: str | None) -> None:
-    """Works where relative paths are meant."""
-    try:
-        os.chdir(cwd or os.curdir)
-    except OSError as error:
-        hint = "a folder that all nodes share, or `ray job submit --working-dir . -- perl train RECIPE`"
-        raise RecipeError(f"{who(rank(), os.getpid(), socket.gethostname())} does not see {cwd}", "", hint) from error
+    return Failure.of(None, rank())
 
 
 @contextlib.contextmanager
@@ -329,8 +262,9 @@ def _place(task: ProcessTask) -> Iterator[Path]:
     """The run folder of this process: the one that all share, or one of its own with what Ray's storage has kept."""
     if not task.keeps:
         folder = Path(task.folder)
-        if is_first_process():
-            _wait_for_lock(folder)
+        if is_first_process() and folder.is_dir():  # a process that was killed lets go of it
+            with contextlib.suppress(Timeout, OSError), FileLock(folder / LOCK, timeout=_LOCK_SECONDS):
+                pass  # who holds it longer is told of later
         yield folder
         return
     place = hashlib.sha256(f"{task.keeps}/{task.name}".encode()).hexdigest()[:12]
@@ -346,10 +280,3 @@ def _place(task: ProcessTask) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(own, ignore_errors=True)
-
-
-def _wait_for_lock(folder: Path) -> None:
-    """Waits until a process that was killed has let go of the folder; who holds it longer is told of later."""
-    if folder.is_dir():
-        with contextlib.suppress(Timeout, OSError), FileLock(folder / LOCK, timeout=_LOCK_SECONDS):
-            return

@@ -11,7 +11,6 @@ Requests are sent in ``http.py``.
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,11 +32,17 @@ class Part:
         token_ids: Tokens.
         log_probs: Of each.
         ended: Why the completion ends with them; None: it does not.
+        versions: That drew each token, where there may be several.
     """
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float | None] = field(default_factory=list)
     ended: str | None = None
+    versions: list[str] = field(default_factory=list)
+
+    def sampled(self, version: str) -> Sampled:
+        """The completion, of one version."""
+        return Sampled(tuple(self.token_ids), tuple(self.log_probs), version)
 
 
 class ServerDownError(Exception):
@@ -98,17 +103,14 @@ class ServerIdentity:
         base: Name and path of the model that it was started with.
         adapters: Names of the adapters that it serves, with the folder that each was read from.
         weights: Label of the weights that take the place of the base's; None: there are none.
+        longest: Tokens of prompt and completion together, at most.
     """
 
     process: str | None
     base: tuple[str, str]
     adapters: Mapping[str, str]
     weights: str | None
-
-    @property
-    def process_and_base(self) -> tuple[str | None, tuple[str, str]]:
-        """What another server in its place has otherwise."""
-        return self.process, self.base
+    longest: int
 
 
 def sampling_arguments(request: Request, sampling: EngineSampling) -> dict[str, Any]:
@@ -173,19 +175,6 @@ def message_of(answer: httpx2.Response) -> str:
     return " ".join(str(message or answer.text or answer.reason_phrase).split())[:500]
 
 
-def ranks_of_refusal(message: str) -> tuple[int, int] | None:
-    """The rank of an adapter and the largest that the server was started for, where it refuses it for that."""
-    found = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-@dataclass
-class Growth(Part):
-    """A completion so far, each of its tokens with the version that drew it."""
-
-    versions: list[str] = field(default_factory=list)
-
-
 class GrowingGroup:
     """The completions of a request.
 
@@ -196,7 +185,7 @@ class GrowingGroup:
     def __init__(self, request: Request, sampling: EngineSampling) -> None:
         """Has no token yet."""
         self._request, self._longest = request, request.most_tokens(sampling)
-        self._growths = [Growth() for _ in range(request.count)]
+        self._growths = [Part() for _ in range(request.count)]
 
     @property
     def finished(self) -> bool:

@@ -12,11 +12,10 @@ import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from perl.errors import BrokenPromiseError, PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
-from perl.rollouts.vllm.answers import AccessError, ChangedServerError, GrowingGroup, ServerDownError
+from perl.rollouts.vllm.answers import AccessError, ChangedServerError, GrowingGroup, Part, ServerDownError
 from perl.rollouts.vllm.http import DYING_SECONDS, FIRST_TOKEN_SECONDS, VllmServer
 from perl.rollouts.vllm.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.vllm.members import Member, Version
@@ -61,7 +60,7 @@ class Rollouts(concurrent.futures.Future[list[list[Sampled]]]):
 
 
 @dataclass(eq=False)
-class _Job:
+class _QueuedRequest:
     """A request on its way; ``member`` is the server that has it in hand, ``before`` the one that lost its answer.
 
     Of one that continues, ``group`` is what there is of the completions of the request that it began as, ``places``
@@ -107,8 +106,8 @@ class Dispatcher:
         self.retried = self.continued = 0
         self._most_in_hand = connections.completions
         self._kept: list[Version] = []
-        self._jobs: dict[int, _Job] = {}  # all that are not answered, by number
-        self._queue: deque[_Job] = deque()  # of these, those that no server has in hand; lowest number first
+        self._unanswered: dict[int, _QueuedRequest] = {}  # all that are not answered, by number
+        self._queue: deque[_QueuedRequest] = deque()  # of these, those that no server has in hand; lowest number first
         self._next_number = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -127,9 +126,9 @@ class Dispatcher:
         self._kept.append(version)
         self.versions.take(version)
         await self.servers.update()
-        for job in self._jobs.values():
-            if job.group is not None:
-                job.stop.set()
+        for queued in self._unanswered.values():
+            if queued.group is not None:
+                queued.stop.set()
         self._retire()
 
     async def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None) -> Rollouts:
@@ -138,10 +137,10 @@ class Dispatcher:
         for position, request in enumerate(requests):
             number = self._next_number
             self._next_number += request.count  # one for each completion, which may come to be asked for by itself
-            job = _Job(number, position, request, sampling, version, rollouts, on_group)
+            queued = _QueuedRequest(number, position, request, sampling, version, rollouts, on_group)
             if request.continues:
-                job.group, job.places = GrowingGroup(request, sampling), tuple(range(request.count))
-            self._add(job)
+                queued.group, queued.places = GrowingGroup(request, sampling), tuple(range(request.count))
+            self._add(queued)
         self.more()
         return rollouts
 
@@ -151,9 +150,10 @@ class Dispatcher:
 
         async def ask(member: Member) -> list[Sampled]:
             complete = functools.partial(
-                self._complete, member, version, request, sampling, seconds=FIRST_TOKEN_SECONDS
+                member.server.complete, request=request, sampling=sampling, seconds=FIRST_TOKEN_SECONDS
             )
-            return await self.versions.answer(member, version, complete)
+            parts = await self.versions.answer(member, version, complete)
+            return [part.sampled(self.versions.named(version)) for part in parts]
 
         return await self.servers.each(ask)
 
@@ -211,27 +211,27 @@ class Dispatcher:
 
     def more(self) -> None:
         """Gives requests to servers, the first one first, each to the server with the fewest completions to write."""
-        while self._queue and len(self._jobs) - len(self._queue) < self._most_in_hand:
+        while self._queue and len(self._unanswered) - len(self._queue) < self._most_in_hand:
             count = self._queue[0].request.count
             room = [m for m in self.servers.ready() if not m.outstanding or m.outstanding + count <= MOST_OUTSTANDING]
             if not room:
                 return
-            job = self._queue.popleft()
-            if job.group is not None:  # one that continues is asked of the newest version
-                job.version.users -= 1
-                job.version, job.stop = self.versions.current, asyncio.Event()
-                job.version.users += 1
-            member = min(room, key=lambda m: (m is job.before, m.outstanding))
+            queued = self._queue.popleft()
+            if queued.group is not None:  # one that continues is asked of the newest version
+                queued.version.users -= 1
+                queued.version, queued.stop = self.versions.current, asyncio.Event()
+                queued.version.users += 1
+            member = min(room, key=lambda m: (m is queued.before, m.outstanding))
             member.outstanding += count
-            job.member, job.task = member, asyncio.create_task(self._run(member, job))
-            member.tasks.add(job.task)
-            job.task.add_done_callback(functools.partial(self._ended, job, member))
+            queued.member, queued.task = member, asyncio.create_task(self._run(member, queued))
+            member.tasks.add(queued.task)
+            queued.task.add_done_callback(functools.partial(self._ended, queued, member))
 
     def take_back(self, member: Member) -> int:
         """Puts what a dropped server had in hand to the front of the queue."""
-        back = [job for job in self._jobs.values() if job.member is member]
-        for job in back:
-            self._requeue(job)
+        back = [queued for queued in self._unanswered.values() if queued.member is member]
+        for queued in back:
+            self._requeue(queued)
         self.retried += len(back)
         return len(back)
 
@@ -241,67 +241,54 @@ class Dispatcher:
 
     def end(self, error: BaseException) -> None:
         """No request will be answered."""
-        for rollouts in {job.rollouts for job in self._jobs.values()}:
+        for rollouts in {queued.rollouts for queued in self._unanswered.values()}:
             self._fail(rollouts, error)
 
-    async def _run(self, member: Member, job: _Job) -> None:
+    async def _run(self, member: Member, queued: _QueuedRequest) -> None:
         """Asks a server; the request is answered, or back in the queue, or its call has failed."""
         clock = asyncio.get_running_loop().time
         began = clock()
+        ask: Callable[..., Awaitable[list[Part]]] = functools.partial(member.server.complete, counted=True)
+        if queued.group is not None:
+            ask = functools.partial(member.server.stream, stop=queued.stop)
+        ask = functools.partial(ask, request=queued.request, sampling=queued.sampling)
         try:
-            answers = await self.versions.answer(member, job.version, functools.partial(self._ask, member, job))
+            parts = await self.versions.answer(member, queued.version, ask)
         except (ChangedServerError, AccessError) as error:  # it may answer with anything; others may let us in
             self.servers.drop(member, error)
         except ServerDownError as error:
-            await self._lost(member, job, error, began)
+            await self._lost(member, queued, error, began)
         except RolloutError as error:
-            self._fail(job.rollouts, error)
+            self._fail(queued.rollouts, error)
         except PerlError as error:  # restarted in a way that must be fixed; others go on
             self.servers.drop(member, error)
         else:
             member.answered = clock()
             member.losses.came(began, member.answered)
-            self._answered(job, answers)
+            self._answered(queued, parts)
 
-    async def _ask(self, member: Member, job: _Job, model: str) -> list[Any]:
-        """Completions, or parts of those of a request that continues."""
-        if job.group is not None:
-            return await member.server.stream(model, job.request, job.sampling, job.stop)
-        return await self._complete(member, job.version, job.request, job.sampling, model, counted=True)
-
-    async def _complete(
-        self,
-        member: Member,
-        version: Version,
-        request: Request,
-        sampling: EngineSampling,
-        model: str,
-        seconds: float | None = None,
-        counted: bool = False,
-    ) -> list[Sampled]:
-        parts = await member.server.complete(model, request, sampling, seconds=seconds, counted=counted)
-        return [Sampled(tuple(p.token_ids), tuple(p.log_probs), self.versions.named(version)) for p in parts]
-
-    def _answered(self, job: _Job, answers: list[Any]) -> None:
-        self._remove(job)
-        if job.group is not None:
-            places = job.group.add(job.places, answers, self.versions.named(job.version))
-            for of_part, request in job.group.left(places):  # before all that came after it
-                number = job.number - job.places[0] + of_part[0]
-                self._add(replace(job, number=number, request=request, places=of_part, member=None, task=None))
+    def _answered(self, queued: _QueuedRequest, parts: list[Part]) -> None:
+        self._remove(queued)
+        version = self.versions.named(queued.version)
+        answers = [part.sampled(version) for part in parts]
+        if queued.group is not None:
+            places = queued.group.add(queued.places, parts, version)
+            for of_part, request in queued.group.left(places):  # before all that came after it
+                number = queued.number - queued.places[0] + of_part[0]
+                self._add(replace(queued, number=number, request=request, places=of_part, member=None, task=None))
                 self.continued += 1
-            answers = job.group.sampled() if job.group.finished else []
+            answers = queued.group.sampled() if queued.group.finished else []
         if answers:
-            self._callbacks.submit(self._deliver, job, answers, asyncio.get_running_loop())
+            self._callbacks.submit(self._deliver, queued, answers, asyncio.get_running_loop())
         self._retire()
         self.more()
 
-    async def _lost(self, member: Member, job: _Job, error: ServerDownError, began: float) -> None:
+    async def _lost(self, member: Member, queued: _QueuedRequest, error: ServerDownError, began: float) -> None:
         """An answer was lost: it alone is requested again, unless its server is unhealthy too."""
         ended = asyncio.get_running_loop().time()
-        job.losses += 1
-        if job.losses >= _MOST_LOSSES:
-            self._fail(job.rollouts, RolloutError(f"servers fail at a request again and again: {error}"))
+        queued.losses += 1
+        if queued.losses >= _MOST_LOSSES:
+            self._fail(queued.rollouts, RolloutError(f"servers fail at a request again and again: {error}"))
             return
         try:
             if error.answered:
@@ -315,68 +302,68 @@ class Dispatcher:
         if seconds is not None:
             what = f"answers of {member.url} that take longer are cut off after {seconds:.3g} seconds: {error}"
             hint = "raise the timeout of the proxy before it (in nginx: proxy_read_timeout), or name the server itself"
-            self._fail(job.rollouts, RolloutError(what, hint=hint))
+            self._fail(queued.rollouts, RolloutError(what, hint=hint))
         elif member.losses.in_a_row >= _MOST_IN_A_ROW:
             self.servers.drop(member, ServerDownError(f"{error}, {_MOST_IN_A_ROW} times in a row"))
         else:
-            job.before = member
+            queued.before = member
             self.retried += 1
-            self._requeue(job)
+            self._requeue(queued)
             self.more()
 
-    def _ended(self, job: _Job, member: Member, task: asyncio.Task[None]) -> None:
+    def _ended(self, queued: _QueuedRequest, member: Member, task: asyncio.Task[None]) -> None:
         """A defect ends the call instead of leaving it waiting."""
         member.tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._fail(job.rollouts, error)
+            self._fail(queued.rollouts, error)
 
-    def _deliver(self, job: _Job, group: list[Sampled], loop: asyncio.AbstractEventLoop) -> None:
+    def _deliver(self, queued: _QueuedRequest, group: list[Sampled], loop: asyncio.AbstractEventLoop) -> None:
         """Hands a group over, in the thread for that."""
         try:
-            if job.on_group is not None:
-                job.on_group(job.position, group)
-            job.rollouts.put(job.position, group)
+            if queued.on_group is not None:
+                queued.on_group(queued.position, group)
+            queued.rollouts.put(queued.position, group)
         except Exception as error:  # noqa: BLE001 (the caller's, who gets it from result)
-            job.rollouts.fail(error)
-            loop.call_soon_threadsafe(self._fail, job.rollouts, error)
+            queued.rollouts.fail(error)
+            loop.call_soon_threadsafe(self._fail, queued.rollouts, error)
 
     def _fail(self, rollouts: Rollouts, error: BaseException) -> None:
         """Ends a call and all its requests."""
         rollouts.fail(error)
-        dropped = [job for job in self._jobs.values() if job.rollouts is rollouts]
-        self._queue = deque(job for job in self._queue if job.rollouts is not rollouts)
-        for job in dropped:
-            if job.task is not None and job.task is not asyncio.current_task():
-                job.task.cancel()
-            self._remove(job)
+        dropped = [queued for queued in self._unanswered.values() if queued.rollouts is rollouts]
+        self._queue = deque(queued for queued in self._queue if queued.rollouts is not rollouts)
+        for queued in dropped:
+            if queued.task is not None and queued.task is not asyncio.current_task():
+                queued.task.cancel()
+            self._remove(queued)
         self.more()
 
-    def _add(self, job: _Job) -> None:
-        self._jobs[job.number] = job
-        job.version.users += 1
+    def _add(self, queued: _QueuedRequest) -> None:
+        self._unanswered[queued.number] = queued
+        queued.version.users += 1
         self._idle.clear()
-        self._enqueue(job)
+        self._enqueue(queued)
 
-    def _requeue(self, job: _Job) -> None:
+    def _requeue(self, queued: _QueuedRequest) -> None:
         """Takes a request from its server, back to its place in the queue."""
-        if job.member is not None:
-            job.member.outstanding -= job.request.count
-        job.member = job.task = None
-        self._enqueue(job)
+        if queued.member is not None:
+            queued.member.outstanding -= queued.request.count
+        queued.member = queued.task = None
+        self._enqueue(queued)
 
-    def _enqueue(self, job: _Job) -> None:
-        self._queue.append(job)
-        if len(self._queue) > 1 and self._queue[-2].number > job.number:
+    def _enqueue(self, queued: _QueuedRequest) -> None:
+        self._queue.append(queued)
+        if len(self._queue) > 1 and self._queue[-2].number > queued.number:
             self._queue = deque(sorted(self._queue, key=lambda waiting: waiting.number))
 
-    def _remove(self, job: _Job) -> None:
+    def _remove(self, queued: _QueuedRequest) -> None:
         """A request needs nothing any more."""
-        del self._jobs[job.number]
-        job.version.users -= 1
-        if job.member is not None:
-            job.member.outstanding -= job.request.count
-        if not self._jobs:
+        del self._unanswered[queued.number]
+        queued.version.users -= 1
+        if queued.member is not None:
+            queued.member.outstanding -= queued.request.count
+        if not self._unanswered:
             self._idle.set()
 
     def _retire(self) -> None:

@@ -21,7 +21,6 @@ from perl.rollouts.vllm.answers import (
     ServerIdentity,
     json_object,
     message_of,
-    ranks_of_refusal,
     read_choices,
     sampling_arguments,
 )
@@ -80,20 +79,18 @@ class VllmServer(Transport):
         counted = await self._metrics()
         on_cpu = bool(_OF_A_CPU.search(counted))
         replicas = max(1, len(set(_OF_A_REPLICA.findall(counted))))
-        identity, longest = await self._identity(counted, takes)
+        identity = await self.identity(takes, counted)
         name, adapters = identity.base[0], frozenset(identity.adapters)
-        return ServerFacts(version, name, longest, adapters, loads, takes, on_cpu, replicas), identity
+        return ServerFacts(version, name, identity.longest, adapters, loads, takes, on_cpu, replicas), identity
 
-    async def identity(self, takes_weights: bool) -> ServerIdentity:
+    async def identity(self, takes_weights: bool, counted: str | None = None) -> ServerIdentity:
         """What makes the server itself, now.
 
         Args:
             takes_weights: It has a label for its weights.
+            counted: What it counts, if that is known.
         """
-        return (await self._identity(await self._metrics(), takes_weights))[0]
-
-    async def _identity(self, counted: str, takes_weights: bool) -> tuple[ServerIdentity, int]:
-        """The same, with the tokens that it holds."""
+        counted = await self._metrics() if counted is None else counted
         started = [line.rpartition(" ")[2] for line in counted.splitlines() if line.startswith(_STARTED)]
         cards = self._field(await self._send("GET", "/v1/models"), "data")
         try:
@@ -103,7 +100,7 @@ class VllmServer(Transport):
         except (StopIteration, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ServerDownError(f"lists no model: {cards!r}", answered=True) from error
         weights = await self.weight_label() if takes_weights else None
-        return ServerIdentity(" ".join(started) or None, served, adapters, weights), longest
+        return ServerIdentity(" ".join(started) or None, served, adapters, weights, longest)
 
     async def _metrics(self, seconds: float = QUICK_SECONDS) -> str:
         """What the server counts; empty where it does not report it."""
@@ -251,12 +248,11 @@ class VllmServer(Transport):
             raise PerlError(f"{self.url} cannot load adapters", hint=LORA_FLAGS)
         if answer.status_code == 404:
             raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
-        too_large = ranks_of_refusal(message)
-        if too_large is not None:
-            rank, largest = too_large
-            allowed = served_rank(rank)
+        ranks = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
+        if ranks is not None:
+            allowed = served_rank(int(ranks[1]))
             raise PerlError(
-                f"{self.url} takes adapters up to rank {largest}, this one has rank {rank}",
+                f"{self.url} takes adapters up to rank {ranks[2]}, this one has rank {ranks[1]}",
                 hint=f"start it with --max-lora-rank {allowed}" if allowed else "choose a lower rank",
             )
         await self._refused(answer, f"adapter {name}")

@@ -94,6 +94,9 @@ class InProcessEngine(OneCopy):
         self._version = BASE
         self._own_group = not _distributed()
         self._settings: list[Any] = []
+        served = None if max_lora_rank is None else served_rank(max_lora_rank)
+        if max_lora_rank is not None and served is None:
+            raise ModelError(f"vLLM serves no LoRA of rank {max_lora_rank}", hint=f"at most {LARGEST_RANK}")
         options = {
             "model": model,
             "revision": revision,
@@ -105,7 +108,7 @@ class InProcessEngine(OneCopy):
             "generation_config": "vllm",
             "skip_tokenizer_init": True,
             "use_tqdm_on_load": False,
-            **_lora_options(max_lora_rank),
+            **({} if served is None else {"enable_lora": True, "max_lora_rank": served, "max_loras": 1}),
             # Of several processes each has an engine by itself, on the device that its launcher gave it.
             "distributed_executor_backend": "external_launcher" if several() else "uni",
         }
@@ -140,10 +143,13 @@ class InProcessEngine(OneCopy):
         with self._as_vllm():
             self._settle()
             if update.form == "adapter":
-                # A new name on a new number: what vLLM kept for the prompts under another name is not used again.
-                request = _lora_request(update.name, next(self._numbers))
-                self._llm.collective_rpc(_put_adapter, args=(update, request.lora_int_id))
-                self._adapter = request
+                from vllm.lora.request import LoRARequest
+
+                # A new name on a new number: what vLLM kept for the prompts under another name is not used again. The
+                # worker has the number before it is asked, and does not read the path, as it would that of a file.
+                number = next(self._numbers)
+                self._llm.collective_rpc(_put_adapter, args=(update, number))
+                self._adapter = LoRARequest(update.name, number, os.devnull)
             else:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(update.tensors.items())})
                 if not self._llm.reset_prefix_cache():
@@ -168,11 +174,19 @@ class InProcessEngine(OneCopy):
         groups: list[list[Sampled]] = [[] for _ in requests]
 
         def finished(position: int, output: _Vllm) -> None:
-            groups[position] = [self._sampled(completion) for completion in output.outputs]
+            for completion in output.outputs:
+                ids = tuple(completion.token_ids)
+                log_probs = (entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=True))
+                groups[position].append(Sampled(ids, tuple(log_probs), self._version))
             if on_group is not None:
                 on_group(position, groups[position])
 
-        self._run([(request.prompt_ids, _drawn(sampling, request)) for request in requests], finished)
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        same = {"min_tokens": 0, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+        drawn = [SamplingParams(**sampling_arguments(request, sampling), **same) for request in requests]
+        self._run([(request.prompt_ids, params) for request, params in zip(requests, drawn, strict=True)], finished)
         return FinishedRollouts(groups)
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
@@ -205,7 +219,12 @@ class InProcessEngine(OneCopy):
             else:  # its shutdown, and its finalizer, destroy whatever group there is
                 core._finalizer.detach()
                 core.engine_core.model_executor.shutdown()
-                _leave_groups()
+                # vLLM's own groups end as its shutdown ends them, and the run's stays; the next engine makes new ones.
+                state: _Vllm = importlib.import_module("vllm.distributed.parallel_state")
+                state.destroy_model_parallel()
+                if state._WORLD is not None:
+                    state._WORLD.destroy()
+                state._WORLD = state._INNER_DP_WORLD = state._NODE_COUNT = None
         self._llm = self._adapter = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -226,12 +245,19 @@ class InProcessEngine(OneCopy):
 
     def _run(self, prompts: Sequence[tuple[Sequence[int], _Vllm]], finished: Callable[[int, _Vllm], None]) -> None:
         """Answers prompts, each with its own SamplingParams; ``finished`` is called in the trainer's settings."""
+        from vllm.exceptions import VLLMValidationError
+
         self._wake()
         engine, left = self._llm.llm_engine, {str(position) for position in range(len(prompts))}
         try:
             with self._as_vllm():
                 for position, (prompt_ids, params) in enumerate(prompts):
-                    _add(engine, str(position), prompt_ids, params, self._adapter)
+                    given = {"prompt_token_ids": list(prompt_ids)}
+                    try:
+                        engine.add_request(str(position), given, params, lora_request=self._adapter)
+                    except VLLMValidationError as error:
+                        what = f"vLLM refuses a prompt of {len(prompt_ids)} tokens: {error}"
+                        raise PerlError(what, "rollout") from error
             while left:
                 with self._as_vllm():
                     outputs: list[_Vllm] = []
@@ -242,11 +268,6 @@ class InProcessEngine(OneCopy):
                     finished(int(output.request_id), output)
         finally:  # of an error or a signal: all requests end, and none is answered in the next call
             engine.abort_request(sorted(left))
-
-    def _sampled(self, completion: _Vllm) -> Sampled:
-        ids = tuple(completion.token_ids)
-        log_probs = (entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=True))
-        return Sampled(ids, tuple(log_probs), self._version)
 
     @contextlib.contextmanager
     def _as_vllm(self) -> Iterator[None]:
@@ -309,31 +330,6 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _leave_groups() -> None:
-    """Ends the groups of vLLM, as its shutdown does, and leaves the run's; the next engine makes new ones."""
-    state: _Vllm = importlib.import_module("vllm.distributed.parallel_state")
-    state.destroy_model_parallel()
-    if state._WORLD is not None:
-        state._WORLD.destroy()
-    state._WORLD = state._INNER_DP_WORLD = state._NODE_COUNT = None
-
-
-def _lora_options(rank: int | None) -> dict[str, Any]:
-    if rank is None:
-        return {}
-    served = served_rank(rank)
-    if served is None:
-        raise ModelError(f"vLLM serves no LoRA of rank {rank}", hint=f"at most {LARGEST_RANK}")
-    return {"enable_lora": True, "max_lora_rank": served, "max_loras": 1}
-
-
-def _lora_request(name: str, number: int) -> _Vllm:
-    from vllm.lora.request import LoRARequest
-
-    # The worker has this number already and does not read the path; any other name would be looked up on the Hub.
-    return LoRARequest(name, number, os.devnull)
-
-
 def _put_adapter(worker: _Vllm, update: Update, number: int) -> None:
     """Puts an adapter's tensors into the worker's only slot, as its LoRA manager does with those of a file."""
     import vllm
@@ -362,20 +358,3 @@ def _put_adapter(worker: _Vllm, update: Update, number: int) -> None:
     adapters.remove_all_adapters()
     adapters.add_adapter(lora)
     adapters.activate_adapter(number)
-
-
-def _add(engine: _Vllm, name: str, prompt_ids: Sequence[int], params: _Vllm, adapter: _Vllm) -> None:
-    from vllm.exceptions import VLLMValidationError
-
-    try:
-        engine.add_request(name, {"prompt_token_ids": list(prompt_ids)}, params, lora_request=adapter)
-    except VLLMValidationError as error:
-        raise PerlError(f"vLLM refuses a prompt of {len(prompt_ids)} tokens: {error}", "rollout") from error
-
-
-def _drawn(sampling: EngineSampling, request: Request) -> _Vllm:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    drawn = sampling_arguments(request, sampling)
-    return SamplingParams(**drawn, min_tokens=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)

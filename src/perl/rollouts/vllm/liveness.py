@@ -141,7 +141,17 @@ class Servers:
                 member.tasks.add(task)
                 task.add_done_callback(member.tasks.discard)
             await self._in_time(tasks)
-            found = self._results(tasks)
+            found, mistakes = {}, []
+            for member, task in tasks.items():
+                error = None if task.cancelled() else task.exception()
+                if isinstance(error, ServerDownError) or (self.begun and isinstance(error, PerlError)):
+                    self.drop(member, error)
+                elif error is not None:
+                    mistakes.append(error)
+                elif not task.cancelled():
+                    found[member.url] = task.result()
+            if mistakes:
+                raise mistakes[0]
             if found:
                 return found
 
@@ -183,21 +193,6 @@ class Servers:
                 task.cancel()
         await asyncio.wait(tasks.values())
 
-    def _results(self, tasks: Mapping[Member, asyncio.Task[T]]) -> dict[str, T]:
-        """The results of tasks that are done; those that failed drop their servers."""
-        found, mistakes = {}, []
-        for member, task in tasks.items():
-            error = None if task.cancelled() else task.exception()
-            if isinstance(error, ServerDownError) or (self.begun and isinstance(error, PerlError)):
-                self.drop(member, error)
-            elif error is not None:
-                mistakes.append(error)
-            elif not task.cancelled():
-                found[member.url] = task.result()
-        if mistakes:
-            raise mistakes[0]
-        return found
-
     async def _wait_for_any_server(self) -> None:
         """Returns once a server is ready."""
         while not self.ready():
@@ -237,7 +232,7 @@ class Servers:
         if isinstance(error, BrokenPromiseError | AccessError):
             member.state = ServerState.REFUSED
         if isinstance(error, BrokenPromiseError) and member.identity is not None:
-            member.failed = member.identity.process_and_base, error
+            member.failed = (member.identity.process, member.identity.base), error
         if all(other.state is ServerState.REFUSED for other in self.members):
             reasons = "; ".join(str(other.error) for other in self.members)
             if any(isinstance(other.error, BrokenPromiseError) for other in self.members):
@@ -251,12 +246,13 @@ class Servers:
             await asyncio.sleep(pause)
             pause = min(max(_PROBE_SECONDS, 1.5 * pause), _LONGEST_PROBE_SECONDS)
             try:
-                await self._find(member)
+                if self._fleet is not None:  # it may have been started again elsewhere
+                    await member.server.move(await self._fleet.address(member.position))
                 await member.server.health(HEALTH_SECONDS)
                 while await self._versions.readmit(member) is not self._versions.current:
                     pass
                 break
-            except (ServerDownError, PerlError) as error:
+            except (ServerDownError, PerlError, OSError) as error:
                 self._take_out(member, error)
                 if isinstance(error, PerlError) and str(error) not in self._said:
                     self._said.add(str(error))
@@ -264,19 +260,6 @@ class Servers:
                 _log.debug("rollouts: %s is not back: %s", member.url, error)
         warn("PRL338", "rollouts: %s serves", member.url)
         self._serve(member)
-
-    async def _find(self, member: Member) -> None:
-        """Finds a server that may have been started again elsewhere.
-
-        Raises:
-            ServerDownError: It is nowhere.
-        """
-        if self._fleet is None:
-            return
-        try:
-            await member.server.move(await self._fleet.address(member.position))
-        except OSError as error:
-            raise ServerDownError(str(error)) from None
 
     async def _watch(self, member: Member) -> None:
         """Drops a server that hangs: no answer, or no token is read or written while completions are due."""

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from perl.errors import BrokenPromiseError
-from perl.rollouts.engine import Form, Proof
+from perl.rollouts.engine import ExpectedLogProbs, Form
 from perl.rollouts.vllm.answers import ServerFacts, ServerIdentity
 from perl.rollouts.vllm.http import VllmServer
 
@@ -50,7 +50,7 @@ class Version:
     form: Form | None
     path: str = ""
     forget: Callable[[], None] | None = None
-    proof: Proof | None = None
+    proof: ExpectedLogProbs | None = None
     users: int = 0
 
 

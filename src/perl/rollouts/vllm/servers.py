@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from perl.errors import PerlError, RolloutError, warn
 from perl.recipe.rollout_section import VLLM_SERVER, Capabilities
 from perl.recipe.server_address import ServerAddress
-from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Form, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm.dispatch import Dispatcher, Rollouts
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.members import Version
@@ -175,7 +175,7 @@ class ServerPool:
         members = self._dispatcher.servers.members
         return any(member.facts is not None and member.facts.on_cpu for member in members)
 
-    def expect(self, proof: Proof) -> None:
+    def expect(self, proof: ExpectedLogProbs) -> None:
         """From now on a server that comes back serves only if it answers so with what was loaded last."""
         self._dispatcher.versions.current.proof = proof
 

@@ -40,14 +40,10 @@ _NAME = re.compile(r"(perl-[0-9a-f]{8})-[a-z]+[0-9]*")
 
 def update_files(update: Update) -> dict[str, bytes]:
     """The files of an update, by their place in its folder."""
-    tensors = {name: _alone(tensor) for name, tensor in update.tensors.items()}
-    if update.form == "adapter":
-        return {_ADAPTER: save(tensors, _METADATA), _ADAPTER_CONFIG: _config(update).encode()}
-    return {_WEIGHTS: save(tensors, _METADATA), f"{PROBE}/{_WEIGHTS}": save({}, _METADATA)}
-
-
-def _config(update: Update) -> str:
-    return json.dumps(dict(update.config), indent=2) + "\n"
+    return {
+        name: content.encode() if isinstance(content, str) else save(content, _METADATA)
+        for name, content in _contents(update).items()
+    }
 
 
 def write_update(update: Update, folder: Path) -> Path:
@@ -57,17 +53,15 @@ def write_update(update: Update, folder: Path) -> Path:
         PerlError: The folder cannot be written.
     """
     staged, target = folder / f".{update.name}.tmp", folder / update.name
-    tensors = {name: _alone(tensor) for name, tensor in update.tensors.items()}
+    contents = _contents(update)
     try:
         shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
-        if update.form == "adapter":
-            save_file(tensors, staged / _ADAPTER, _METADATA)
-            (staged / _ADAPTER_CONFIG).write_text(_config(update))
-        else:
-            save_file(tensors, staged / _WEIGHTS, _METADATA)
-            (staged / PROBE).mkdir()
-            save_file({}, staged / PROBE / _WEIGHTS, _METADATA)
+        for name, content in contents.items():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                (staged / name).write_text(content)
+            else:
+                save_file(content, staged / name, _METADATA)
         for path in [*staged.rglob("*"), staged]:
             _flush(path)
         replace_folder(staged, target)
@@ -77,10 +71,13 @@ def write_update(update: Update, folder: Path) -> Path:
     return target
 
 
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU, in memory that no other tensor shares, which safetensors would refuse."""
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+def _contents(update: Update) -> dict[str, str | dict[str, torch.Tensor]]:
+    """Text or tensors of each file; these on the CPU, in memory of their own, as safetensors wants them."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in update.tensors.items()}
+    alone = {name: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for name, t in tensors.items()}
+    if update.form == "adapter":
+        return {_ADAPTER: alone, _ADAPTER_CONFIG: json.dumps(dict(update.config), indent=2) + "\n"}
+    return {_WEIGHTS: alone, f"{PROBE}/{_WEIGHTS}": {}}
 
 
 def _flush(path: Path) -> None:
@@ -164,17 +161,12 @@ def _is_dead(path: Path) -> bool:
         with path.open("r+") as file:
             owner = file.read()
             if owner and json.loads(owner).get("machine") != _machine():
-                return _age_seconds(path) > STALE_SECONDS
+                with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:  # by the file system's clock
+                    return os.stat(now.name).st_mtime - path.stat().st_mtime > STALE_SECONDS
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return bool(owner)  # one that is only being written has not begun
     except (OSError, ValueError, AttributeError):  # locked, not there, not ours to open, or not read as what it is
         return False
-
-
-def _age_seconds(path: Path) -> float:
-    """Since a file was touched, by the clock of its file system."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
-        return os.stat(now.name).st_mtime - path.stat().st_mtime
 
 
 def _machine() -> str:

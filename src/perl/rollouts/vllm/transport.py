@@ -75,11 +75,20 @@ class Transport:
         key = _key_of(address)
         self._has_key = key is not None
         self._connections = connections or Connections()
+        # Certificates are read only where they are needed.
+        trusted: ssl.SSLContext | bool = address.url.startswith("https://")
+        if address.ca_file is not None:
+            try:
+                trusted = ssl.create_default_context(cafile=os.path.expanduser(address.ca_file))
+            except OSError as error:
+                reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+                hint = f"certificates (PEM) for {address.url}"
+                raise PerlError(f"{address.ca_file}: {reason}", "ca_file", hint) from None
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            verify=_trust_of(address),
+            verify=trusted,
             trust_env=False,  # a proxy is for the world outside, not for the machines of a training run
         )
 
@@ -164,14 +173,3 @@ def _key_of(address: ServerAddress) -> str | None:
     if not all("!" <= letter <= "~" for letter in key):  # what a header can hold; the key itself is not for logs
         raise PerlError(f"what {name} holds is not a valid key: it has spaces or letters that HTTP cannot send")
     return key or None
-
-
-def _trust_of(address: ServerAddress) -> ssl.SSLContext | bool:
-    """Whose certificates are believed; they are read only where they are needed."""
-    if address.ca_file is None:
-        return address.url.startswith("https://")
-    try:
-        return ssl.create_default_context(cafile=os.path.expanduser(address.ca_file))
-    except OSError as error:
-        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise PerlError(f"{address.ca_file}: {reason}", "ca_file", f"certificates (PEM) for {address.url}") from None

@@ -140,21 +140,17 @@ class Versions:
             _check_unchanged(member, now)
             version.users += 1  # its folder stays
             try:
-                await self._give(member, version, now.weights)
+                if self._fleet is not None:
+                    await self._fleet.bring(member.position, version.name)
+                if version.form == "adapter":
+                    await member.server.load_adapter(version.name, version.path)
+                    member.versions.add(version.name)
+                else:
+                    await self._replace_weights(member, version, now.weights)
+            except OSError as error:  # nobody answers on its node
+                raise ServerDownError(str(error)) from None
             finally:
                 version.users -= 1
-
-    async def _give(self, member: Member, version: Version, label: str | None) -> None:
-        if self._fleet is not None:
-            try:
-                await self._fleet.bring(member.position, version.name)
-            except OSError as error:
-                raise ServerDownError(str(error)) from None
-        if version.form == "adapter":
-            await member.server.load_adapter(version.name, version.path)
-            member.versions.add(version.name)
-        else:
-            await self._replace_weights(member, version, label)
 
     async def _replace_weights(self, member: Member, version: Version, label: str | None) -> None:
         """Puts merged weights on a server whose weights are the base's or ours, or were left by a run that has ended.
@@ -201,31 +197,27 @@ class Versions:
         await self.meet(member)
         if member.identity is None:
             raise ServerDownError("was not met yet")
-        if member.failed is not None and member.failed[0] == member.identity.process_and_base:
+        if member.failed is not None and member.failed[0] == (member.identity.process, member.identity.base):
             raise member.failed[1]
         version = self.current
         label, left = member.identity.weights, self._left.get(member.url)
         if not (label is None or self._is_ours(label) or (label == left and version.form != "adapter")):
             raise _taken(member.url, label)
         await self.load(member, version)
-        await self._prove(member, version)
+        proof, model = version.proof, self.model(version)
+        if proof is None:  # nothing is known to compare it with: it has to write a token
+            one_token = Request((0,), 1), EngineSampling(1.0, 1, ())
+            await member.server.complete(model, *one_token, seconds=FIRST_TOKEN_SECONDS)
+        else:
+            found = proof.difference(await member.server.next_log_probs(model, proof.prompts, proof.temperature))
+            if not found <= proof.tolerance:
+                what = f"log-probabilities differ by {found:.1e} nats in the mean (at most {proof.tolerance:g})"
+                hint = "was it restarted with another base, type or --logprobs-mode?"
+                raise BrokenPromiseError(f"{member.url} does not answer like the policy: its {what}", hint=hint)
         self._check_same(member, version, await self._look(member))
         for name in set(member.identity.adapters) & self._names - {version.name}:  # of before it was dropped
             await member.server.unload_adapter(name)
         return version
-
-    async def _prove(self, member: Member, version: Version) -> None:
-        """Compares a server with what is known of a version; of an unknown one it has to write a token."""
-        proof, model = version.proof, self.model(version)
-        if proof is None:
-            one_token = Request((0,), 1), EngineSampling(1.0, 1, ())
-            await member.server.complete(model, *one_token, seconds=FIRST_TOKEN_SECONDS)
-            return
-        found = proof.difference(await member.server.next_log_probs(model, proof.prompts, proof.temperature))
-        if not found <= proof.tolerance:
-            what = f"log-probabilities differ by {found:.1e} nats in the mean (at most {proof.tolerance:g})"
-            hint = "was it restarted with another base, type or --logprobs-mode?"
-            raise BrokenPromiseError(f"{member.url} does not answer like the policy: its {what}", hint=hint)
 
     def _check_same(self, member: Member, version: Version, now: ServerIdentity) -> None:
         """Refuses an answer of a server that is not the one that was proven, or had not the version all the while.

@@ -9,65 +9,69 @@ import time
 import pytest
 from torch.distributed import HashStore
 
+from perl.errors import Mistake
+from perl.launch.channel import PeerMonitor, open_channel
 from perl.launch.meeting import Meeting, MeetingError
-from perl.launch.watch import End, LostProcessError, PeerMonitor
+from perl.run.failure import Failure, LostProcessError
+
+DONE = Failure(0, "done", exit_code=0)
 
 
 @pytest.fixture
 def watches(monkeypatch):
     """Of three processes; here, of three threads of this one."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr("perl.launch.watch.GRACE_SECONDS", 60.0)  # after which a process that noticed nothing is ended
+    monkeypatch.setattr("perl.launch.channel.GRACE_SECONDS", 60.0)  # after which one that noticed nothing is ended
     store = HashStore()
-    made = [PeerMonitor(Meeting(store, rank, 3)) for rank in range(3)]
+    meetings = [Meeting(store, rank, 3) for rank in range(3)]
+    made = [PeerMonitor(open_channel(meeting), meeting) for meeting in meetings]
     yield made
     for watch in made:
-        watch._closing.set()
+        watch._leaving.set()
+        watch.channel.close()
         watch._thread.join()
-        watch._disconnect()
 
 
 def test_an_orderly_end_is_nobodys_cause(watches):
-    watches[1].close(End(1, "done", code=0))
-    watches[2].close(End(2, "stopped", "stopped after step 3", 130))
+    watches[1].close(Failure(1, "done", exit_code=0))
+    watches[2].close(Failure(2, "stopped", (Mistake("stopped after step 3"),), 130))
     time.sleep(1.0)
-    assert watches[0].cause() is None
+    assert watches[0].channel.cause() is None
     watches[0].look()
 
 
 def test_an_error_is_told_to_all_with_its_rank(watches):
     closing = threading.Thread(
-        target=watches[2].close, args=(End(2, "error", "ValueError: of its own", pid=7, host="n"),)
+        target=watches[2].close, args=(Failure(2, "error", (Mistake("ValueError: of its own"),), pid=7, host="n"),)
     )
     closing.start()
     for watch in watches[:2]:
-        end = watch.cause(seconds=20.0)
+        end = watch.channel.cause(seconds=20.0)
         assert end is not None
         assert str(end) == "rank 2 (pid 7 on n) failed: ValueError: of its own"
         with pytest.raises(LostProcessError, match="rank 2"):
             watch.look()
-    watches[0].close(End(0, "lost"))
+    watches[0].close(Failure(0, "lost"))
     closing.join()
 
 
 def test_a_process_that_says_nothing_was_killed_and_one_that_lost_another_is_not_the_cause(watches, monkeypatch):
     with monkeypatch.context() as soon:  # the main process will not say how it ends
-        soon.setattr("perl.launch.watch.GRACE_SECONDS", 0.0)
-        watches[1].close(End(1, "lost", "a consequence"))
-    for connection in list(watches[2]._connections):
-        connection.shutdown(socket.SHUT_RDWR)  # as the kernel does
-    end = watches[0].cause(seconds=20.0)
+        soon.setattr("perl.launch.channel.GRACE_SECONDS", 0.0)
+        watches[1].close(Failure(1, "lost", (Mistake("a consequence"),)))
+    watches[2].channel._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does
+    end = watches[0].channel.cause(seconds=20.0)
     assert end is not None
     assert (end.rank, end.kind) == (2, "killed")
     assert "was killed" in str(end)
 
 
 def test_a_stranger_is_not_heard(watches):
-    port = watches[0]._meeting.get("watch")["port"]
+    port = watches[0].meeting.get("watch")["port"]
     claims = json.dumps({"rank": 1, "kind": "error", "text": "x"}).encode() + b"\n"
     for said in (b"GET / HTTP/1.1\r\n\r\n", claims, b'{"token": "\xc3\xa9"}\n', b"[" * 60_000 + b"\n"):
         assert_sent_away(port, said)
-    assert watches[0].cause() is None
+    assert watches[0].channel.cause() is None
 
 
 def assert_sent_away(port: int, said: bytes) -> None:
@@ -85,11 +89,11 @@ def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):
         port = gone.getsockname()[1]
     Meeting(store, 0, 2).put("watch", {"port": port, "token": "", "pid": 7, "host": "n"})
     with pytest.raises(LostProcessError, match=r"rank 0 \(pid 7 on n\) was killed"):
-        PeerMonitor(Meeting(store, 1, 2))
+        open_channel(Meeting(store, 1, 2))
 
 
 @pytest.mark.parametrize(
-    ("end", "then"), [(End(0, "done", code=0), "goes on"), (End(0, "mistake", "cannot push", 2), "cannot push")]
+    ("end", "then"), [(DONE, "goes on"), (Failure(0, "mistake", (Mistake("cannot push"),), 2), "cannot push")]
 )
 def test_the_others_wait_for_the_main_process_however_long_it_takes(watches, end, then):
     found = []
