@@ -91,26 +91,21 @@ def mistakes_of(
     """
     by_key: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        by_key.setdefault(_key_of(detail, values), []).append(detail)
-    for key, details in by_key.items():
-        message, hint = _message(details, key, model, path[0] if path else "")
-        yield Mistake(message, layer.where((*path, *key)), hint)
-
-
-def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
-    """The part of pydantic's location that is keys of the recipe, without the tags of union members."""
-    key: list[str] = []
-    for part in detail["loc"]:
-        if (isinstance(values, Mapping) and part in values) or (isinstance(values, list) and isinstance(part, int)):
-            key.append(str(part))
-            values = values[part]  # type: ignore[index]
-        elif part != STARTED:
-            key += [str(part)] if detail["type"] == "missing" else []
-            break
-    contradiction = detail.get("ctx", {}).get("error")  # of a whole section
-    if isinstance(contradiction, SettingError):
-        key.append(contradiction.key)
-    return tuple(key)
+        key, inside = list[str](), values  # the part of pydantic's location that is keys, without tags of union members
+        for part in detail["loc"]:
+            of_list = isinstance(inside, list) and isinstance(part, int)
+            if of_list or (isinstance(inside, Mapping) and part in inside):
+                key.append(str(part))
+                inside = inside[part]  # type: ignore[index]
+            elif part != STARTED:
+                key += [str(part)] if detail["type"] == "missing" else []
+                break
+        contradiction = detail.get("ctx", {}).get("error")  # of a whole section
+        key += [contradiction.key] if isinstance(contradiction, SettingError) else []
+        by_key.setdefault(tuple(key), []).append(detail)
+    for place, details in by_key.items():
+        message, hint = _message(details, place, model, path[0] if path else "")
+        yield Mistake(message, layer.where((*path, *place)), hint)
 
 
 def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel], section: str) -> tuple[str, str]:

@@ -84,8 +84,17 @@ def try_rewards(recipe: Recipe, problems: ProblemSet) -> list[RewardTrial]:
     rows = problems.train.select(range(0, count, -(-count // ROWS)))
     rewards = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
     trials = [_tried(reward, recipe.rewards[reward.name], rows, problems.own_names) for reward in rewards]
-    problem = _problem_of_sum(rewards, trials)
-    return [*trials[:-1], replace(trials[-1], problem=problem)] if problem else trials
+    used = [(reward.weight, trial) for reward, trial in zip(rewards, trials, strict=True) if reward.weight]
+    judged = all("wrong" in trial.means and not trial.problem for _, trial in used)
+    if not judged or all(reward.failures is None for reward in rewards) or not used:  # named ones are not doubted
+        return trials
+    kinds = [kind for kind in ("wrong", "empty") if any(kind in trial.means for _, trial in used)]
+    sums = {kind: sum(weight * trial.means.get(kind, 0.0) for weight, trial in used) for kind in (*RIGHT, *kinds)}
+    best, other = max(sums[kind] for kind in RIGHT), max(kinds, key=sums.__getitem__)
+    if best > sums[other]:
+        return trials
+    what = f"the sum of the rewards is {best:.3g} for right answers at best, and {sums[other]:.3g} for {other} ones"
+    return [*trials[:-1], replace(trials[-1], problem=what)]
 
 
 def check_rewards_work(recipe: Recipe, problems: ProblemSet) -> None:
@@ -235,20 +244,6 @@ def _judged(reward: Reward, called: Mapping[str, _Called]) -> RewardTrial:
         problem = f"gives {every[0]:g} to all {count} texts, right, wrong and empty ones"
     useless = not every and bool(failed) and not newest.startswith("timeout") and not _OF_A_GPU.search(newest)
     return RewardTrial(reward.name, means, problem=problem, useless=useless)
-
-
-def _problem_of_sum(rewards: Sequence[Reward], trials: Sequence[RewardTrial]) -> str:
-    """Whether the weighted sum of the rewards does not favour right answers; named rewards alone are not doubted."""
-    used = [(reward.weight, trial) for reward, trial in zip(rewards, trials, strict=True) if reward.weight]
-    judged = all("wrong" in trial.means and not trial.problem for _, trial in used)
-    if not judged or all(reward.failures is None for reward in rewards) or not used:
-        return ""
-    kinds = [kind for kind in ("wrong", "empty") if any(kind in trial.means for _, trial in used)]
-    sums = {kind: sum(weight * trial.means.get(kind, 0.0) for weight, trial in used) for kind in (*RIGHT, *kinds)}
-    best, other = max(sums[kind] for kind in RIGHT), max(kinds, key=sums.__getitem__)
-    if best > sums[other]:
-        return ""
-    return f"the sum of the rewards is {best:.3g} for right answers at best, and {sums[other]:.3g} for {other} ones"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -248,12 +249,8 @@ def section_of_arguments(kind: type[SectionKind], section: str, values: Mapping[
     try:
         return checked(kind, values)
     except RecipeError as error:
-        raise error.moved(lambda setting: _argument(section, setting)) from None
-
-
-def _argument(section: str, setting: str) -> str:
-    key, *rest = setting.split(".")
-    return ".".join([FIELD_OF_SETTING.get((section, key), section), *rest])
+        names = {key: FIELD_OF_SETTING.get((section, key), section) for key in kind.model_fields}
+        raise error.moved(lambda setting: re.sub(r"^[^.]*", lambda key: names.get(key[0], section), setting)) from None
 
 
 def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
