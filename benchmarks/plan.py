@@ -45,8 +45,8 @@ from perl import PeftGRPOTrainer
 from perl.run.folder import installed_versions
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.arguments.recipe_arguments import training_arguments
-from perl.training import measured_rates
-from perl.training.forecast import ForecastRequest, answer
+from perl.training import forecast
+from perl.training.forecast import answer
 from perl.training.forecast_text import forecast_values
 from perl.training.prepare import read_recipe
 
@@ -178,7 +178,7 @@ def set_conditions() -> None:
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
     clock = SimpleNamespace(perf_counter=time.process_time)
-    step_turns.time = measured_rates.time = clock
+    step_turns.time = forecast.time = clock
 
 
 def run_steps(case: Case, folder: Path) -> tuple[Meter, PeftGRPOTrainer]:
@@ -207,7 +207,7 @@ def plan(case: Case, folder: Path, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     set_conditions()
     recipe = read_recipe(recipe_of(case, folder), ["engine.strategy=ddp"])
-    measured = forecast_values(answer(recipe, ForecastRequest(run=str(folder / "run"), measured=True)))
+    measured = forecast_values(answer(recipe, run=str(folder / "run"), measured=True))
     column = measured["strategies"]["ddp"]
     return {
         "memory": column["memory"]["least"],

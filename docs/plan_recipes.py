@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen2Conf
 
 from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER
-from perl.training.forecast import Forecast, ForecastRequest, answer
+from perl.training.forecast import Forecast, answer
 from perl.training.forecast_text import forecast_lines
 from perl.training.hardware import GIB
 from perl.training.prepare import read_recipe
@@ -92,7 +92,7 @@ def forecast(name: str, config: PretrainedConfig, gpu: str, folder: Path) -> For
     data = f"{{name: {folder / 'prompts.jsonl'}, columns: {{prompt: prompt, answer: solution}}}}"
     stand_ins = [f"model.name={folder}", f"data.train={data}", "data.eval=null", "data.prompt_template=null"]
     recipe = read_recipe(name, [*stand_ins, "data.chat=false", "data.drop_overlap=false"])
-    return answer(recipe, ForecastRequest(gpu=gpu))
+    return answer(recipe, gpu=gpu)
 
 
 def figures(name: str, folder: Path) -> str:

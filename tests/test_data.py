@@ -19,7 +19,7 @@ from perl.evaluation.tasks.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe import load_recipe
 from perl.recipe.sections import DataSection, ModelSection
-from perl.training.plan import make_plan
+from perl.training.prepare import plan_of
 
 FORMATS = ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"]
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": f"L{i}"} for i in range(6)]
@@ -481,7 +481,7 @@ def test_data_that_may_not_be_meant_is_warned_of(caplog):
         caplog.clear()
         tasks = {"eval": {"tasks": ["train.jsonl"]}} if "eval" in data else {}
         recipe = {"model": {"name": "sandbox:base"}, "data": data, "train": {"prompts_per_step": 8}, **tasks}
-        make_plan(load_recipe(recipe))
+        plan_of(load_recipe(recipe))
         said.append([record.getMessage() for record in caplog.records if record.code == "PRL311"])
     (alike, near, task), (unscored, repeated) = said
     assert "nothing is held out, so neither base nor adapter is scored" in unscored

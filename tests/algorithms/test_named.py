@@ -17,7 +17,7 @@ from perl.errors import RecipeError
 from perl.hub.card.citations import loss_name, references
 from perl.hub.card.facts import RunFacts
 from perl.recipe import load_recipe
-from perl.recipe.refused_fields import REFUSED
+from perl.recipe.places import REFUSED
 from tests.conftest import CHECKOUT
 
 ROWS = list(ALGORITHMS.values())

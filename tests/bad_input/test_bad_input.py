@@ -18,7 +18,7 @@ from perl.cli.commands import run
 from perl.errors import EXIT_FAILED
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
-from perl.training.plan import make_plan
+from perl.training.prepare import plan_of
 
 
 def write_rows(name, rows):
@@ -176,7 +176,7 @@ def test_a_reward_gets_every_column_by_its_name_and_a_name_with_two_meanings_is_
         caplog.clear()
         given = with_recipe("meant", f"{data}\nrewards: {{'of_two:f': {{columns: {{{columns}}}}}}}\n")
         with caplog.at_level("WARNING", logger="perl"):
-            make_plan(load_recipe(given[0]))
+            plan_of(load_recipe(given[0]))
         assert (said in caplog.text) == told
     write_rows("asked.jsonl", [{"problem": f"{i}+1=", "answer": str(i + 1), "level": "easy"} for i in range(8)])
     Path("by_name.py").write_text("def f(completions, problem, answer, solution, level, **_): return [0.0]\n")

@@ -376,7 +376,7 @@ def test_what_it_cannot_be_is_refused_before_weights_are_loaded(monkeypatch, cha
     config = json.loads((BASE_FOLDER / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     Path("published/config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("perl.training.plan.has_bfloat16", lambda _: False)
+    monkeypatch.setattr("perl.training.inputs.has_bfloat16", lambda _: False)
     with pytest.raises(ModelError, match=line):
         prepare(read_recipe(recipe(**changed), overrides))
 

@@ -52,7 +52,7 @@ def test_launchers_that_shard_the_adapter_too_are_refused_before_a_model_is_load
         else:
             check_strategy(args)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr("perl.training.stages.load_base", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("perl.training.policy_stage.load_base", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(RecipeError, match=r"FSDP.*fsdp2"):
         perl.train("quickstart", ["train.max_steps=1"], tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ from perl.algorithms.registry import loss_mistakes
 from perl.errors import Mistake, RecipeError
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.assets import packaged_recipes
-from perl.recipe.refused_fields import REFUSED
+from perl.recipe.places import REFUSED
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS
 from tests.oracles.batch_plans import search
 

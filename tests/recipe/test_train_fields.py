@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from perl.algorithms.train_fields import train_fields
-from perl.recipe.refused_fields import REFUSED
+from perl.recipe.places import REFUSED
 
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 

@@ -11,7 +11,7 @@ from perl.errors import RecipeError
 from perl.run.folder import Run
 from perl.run.logs import read_log, rewind_log
 from perl.trainer.callbacks.step_logs import LearningCurves, SamplesLog
-from perl.training.callbacks.run_record import RunRecord
+from perl.training.policy_stage import RunRecord
 
 GROUP = [
     {"prompt": "1+2=", "completion": "\\boxed{3} ✓", "rewards": {"accuracy": 1.0}, "advantage": 0.5},

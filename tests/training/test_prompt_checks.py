@@ -32,7 +32,7 @@ REFUSED = (
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_an_impossible_choice_is_refused_before_a_model_loads(changes, words, levels, monkeypatch, tmp_path):
-    monkeypatch.setattr("perl.training.stages.load_base", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("perl.training.policy_stage.load_base", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(PerlError) as refused:
         prepare(read_recipe("quickstart", [*levels, *changes], tmp_path / "run"))
     assert words in str(refused.value)

@@ -10,7 +10,7 @@ from perl.errors import PerlError
 from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER, is_sandbox
 from perl.trainer.arguments.recipe_arguments import training_arguments
-from perl.training.forecast import ForecastRequest, answer
+from perl.training.forecast import answer
 from perl.training.prepare import prepare, read_recipe
 from perl.training.stages import train
 from tests.conftest import CHECKOUT
@@ -158,7 +158,7 @@ def assert_planned(name, tmp_path, monkeypatch):
     assert plan.trainable_parameters > 0
     found = [training_arguments(tiny, str(tmp_path / "out"))]
     if name in UPDATES:  # what `perl plan` reckons with
-        found.append(answer(tiny, ForecastRequest(gpu="H100")).plan.arguments)
+        found.append(answer(tiny, gpu="H100").plan.arguments)
     for arguments in found:
         updates = arguments.steps_per_generation * arguments.num_iterations / arguments.gradient_accumulation_steps
         assert updates == UPDATES.get(name, 1)

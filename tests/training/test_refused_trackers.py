@@ -89,8 +89,7 @@ def test_a_scripts_arguments_refuse_a_tracker_in_one_line(tmp_path, monkeypatch)
 @needs["wandb"]
 def test_a_recipes_dry_run_names_the_line_and_another_machine_may_lack_trackers(nobody, capsys):
     from perl.cli.commands import run
-    from perl.training.plan import make_plan
-    from perl.training.prepare import read_recipe
+    from perl.training.prepare import plan_of, read_recipe
 
     (nobody / "tripwire.py").write_text(TRIPWIRE)
     (nobody / "recipe.yaml").write_text(RECIPE.replace("  beta: 0.01\n", "  beta: 0.01\n  report_to: wandb\n"))
@@ -98,4 +97,4 @@ def test_a_recipes_dry_run_names_the_line_and_another_machine_may_lack_trackers(
     error = capsys.readouterr().err
     assert error.startswith("error: recipe.yaml:12: train.report_to: wandb has no login for api.wandb.ai")
     assert len(error.splitlines()) == 1
-    assert make_plan(read_recipe("recipe.yaml"), runs_here=False).arguments.report_to == []
+    assert plan_of(read_recipe("recipe.yaml"), runs_here=False).arguments.report_to == []

@@ -12,7 +12,7 @@ from perl.algorithms.train_fields import train_fields, words_of_fields
 from perl.errors import RecipeError
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
-from perl.recipe.refused_fields import REFUSED
+from perl.recipe.places import REFUSED
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, RewardSetting
 from perl.training.on_verl import prepare_export, read_for_verl
 from perl.training.prepare import read_recipe

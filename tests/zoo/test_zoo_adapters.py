@@ -14,7 +14,7 @@ from perl.policy.saved.adapter import find_adapter
 from perl.policy.saved.download import pull
 from perl.recipe import load_recipe
 from perl.recipe.sections import ModelSection
-from perl.training.plan import make_plan
+from perl.training.prepare import plan_of
 from perl.zoo.catalogue import Zoo, open_zoo
 from perl.zoo.entry import Entry
 from tests.saved_adapters import BASE, save_adapter
@@ -79,7 +79,7 @@ def test_a_shipped_adapter_is_found_evaluated_and_continued_by_its_name(files, t
     assert (subject.name, subject.base.name, subject.folder) == ("zoo:lora", BASE, Path("evals/zoo-lora"))
     assert subject.adapter_sha256 == sha256(files[WEIGHTS])
     Path("recipe.yaml").write_text("peft: {adapter: zoo:lora}\ndata: {train: sandbox:addition}\n")
-    plan = make_plan(load_recipe("recipe.yaml"))
+    plan = plan_of(load_recipe("recipe.yaml"))
     assert plan.settings["continues"] == "zoo:lora"
     assert plan.settings["rank"] == 4
     assert refusal(find_adapter, "zoo:lroa") == "peft.adapter: the zoo has no 'lroa' (did you mean lora?)"

@@ -98,11 +98,11 @@ def plan(
 
     if asked["gpu"] is not None:
         hardware_named(asked["gpu"])
-    from perl.training.forecast import ForecastRequest, answer
+    from perl.training.forecast import answer
     from perl.training.forecast_text import forecast_lines, forecast_values
     from perl.training.prepare import read_recipe
 
-    forecast = answer(read_recipe(recipe, overrides), ForecastRequest(**asked))
+    forecast = answer(read_recipe(recipe, overrides), **asked)
     if as_json:
         say(json.dumps(forecast_values(forecast), indent=2))
         return

@@ -58,7 +58,7 @@ def _count(rows: list[dict[str, Any]], model: str) -> None:
     from perl.methods.settings import adaptation
     from perl.policy.model import load_empty_base, total_parameters, trainable_parameters
     from perl.recipe.sections import ModelSection, PeftSection
-    from perl.training.plan import policy_without_weights
+    from perl.training.inputs import policy_without_weights
 
     section = ModelSection(name=model)
     total = total_parameters(load_empty_base(section))

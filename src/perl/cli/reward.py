@@ -34,7 +34,7 @@ def try_completion(*, gold: str, completion: str, as_json: bool) -> None:
     """
     from perl.rewards.answers import gold_answer
     from perl.rewards.verifier import check
-    from perl.training.gold_answers import beginning
+    from perl.training.reward_trial import beginning
 
     for given in (gold, completion):
         if given.startswith("--") and given[2:3].isalpha():
@@ -84,7 +84,7 @@ def check_recipe(
     set_up_output(quiet=as_json)
     _check_asked(rollouts, adapter, write)
     from perl.training.checked_recipe import checked_recipe
-    from perl.training.gold_answers import check_gold_answers
+    from perl.training.reward_trial import check_gold_answers
 
     resolved = checked_recipe(recipe, overrides)
     gold, asked = check_gold_answers(resolved, limit), None

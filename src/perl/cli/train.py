@@ -57,7 +57,6 @@ def command(
             return _start(checked, context.meta[ARGUMENTS], output)
     from perl.rollouts.vllm.version import check_engine
     from perl.run.folder import check_folder
-    from perl.training.checked_recipe import located
     from perl.training.forecast import forecast_of
     from perl.training.forecast_text import plan_lines, summary_lines
     from perl.training.prepare import prepare, read_recipe
@@ -67,17 +66,17 @@ def command(
     if dry_run:
         resolved = read_recipe(recipe, overrides, output, on_verl=not launched())
         if resolved.engine.on_verl:
-            from perl.training.on_verl import prepared
+            from perl.training.on_verl import prepare_export
 
             check_folder(resolved)
-            say("\n".join(prepared(resolved).dry_lines()))
+            say("\n".join(prepare_export(resolved.with_train(output_dir=None)).dry_lines()))
             return EXIT_DONE
         plan = prepare(resolved, engine_here=False)
         if is_first_process():
             check_folder(resolved)
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan_lines(plan), *summary_lines(forecast_of(plan)))))
-            with located(resolved):
+            with resolved.locating():
                 check_rewards_work(resolved, plan.problems)
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too
         return EXIT_DONE
@@ -93,9 +92,8 @@ def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> i
     """Starts the same command as several processes."""
     from perl.launch.meeting import check_machine
     from perl.launch.start import start
-    from perl.training.checked_recipe import located
 
-    with located(checked):
+    with checked.locating():
         check_machine(checked.engine, checked.engine.processes or 1)
     return start(arguments, checked.engine.processes or 1, Path(output) if output else checked.output_dir)
 

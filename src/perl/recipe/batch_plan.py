@@ -6,7 +6,6 @@ Pure arithmetic.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perl.errors import Mistake, RecipeError, raise_all
@@ -75,12 +74,21 @@ def plan_batch(
         RecipeError: The numbers contradict each other; the hint names ones that fit.
     """
     rows, passes = per_device_train_batch_size, gradient_accumulation_steps
-    _check_range(dict(zip(NUMBERS, (prompts_per_step, num_generations, rows, passes), strict=True)))
+    numbers = zip(NUMBERS, (prompts_per_step, num_generations, rows, passes), strict=True)
+    given = {f"train.{name}": number for name, number in numbers if number is not None}
+    mistakes = [Mistake(f"must be at least 1, not {n}", key) for key, n in given.items() if n < 1]
+    mistakes += [Mistake(f"must be at most {_LARGEST:,}", key) for key, n in given.items() if n > _LARGEST]
+    raise_all(RecipeError, mistakes)
     generations = num_generations or DEFAULT_NUM_GENERATIONS
     if prompts_per_step is None and (rows or passes):
-        prompts_per_step = _prompts_from_rows(
-            (rows or LARGEST_DEFAULT_MICRO_BATCH) * (passes or 1) * world_size, generations
-        )
+        completions = (rows or LARGEST_DEFAULT_MICRO_BATCH) * (passes or 1) * world_size
+        if completions % generations:
+            choice = _divisors(completions)[1:]
+            hint = f"it must divide {completions}: {_listed(choice)}; or " if choice else ""
+            hint += "set train.prompts_per_step and leave the batch to be derived"
+            what = f"num_generations {generations} does not fit {completions} completions a step"
+            raise RecipeError(what, "train.num_generations", hint)
+        prompts_per_step = completions // generations
     prompts = prompts_per_step or DEFAULT_PROMPTS_PER_STEP
     completions = prompts * generations
     shown = f"{prompts} prompts x {generations} generations = {completions} completions a step"
@@ -94,7 +102,10 @@ def plan_batch(
     per_process = completions // world_size
     if rows and passes is None and per_process % rows and (rows > per_process or completions % rows == 0):
         rows = max(d for d in _divisors(per_process) if d <= rows)  # room for more than there is, or for one process
-    rows = rows or _rows_for(per_process, passes, shown)
+    if rows is None and passes is not None:
+        what = f"{shown} cannot be cut into {passes} passes"
+        rows = _parts(per_process, passes, what, "gradient_accumulation_steps")
+    rows = rows or max(d for d in _divisors(per_process) if d <= LARGEST_DEFAULT_MICRO_BATCH)
     over = f" over {world_size} processes" if world_size > 1 else ""
     uneven = f"{shown}{over} cannot be cut into passes of {rows} rows"
     passes = passes or _parts(per_process, rows, uneven, "per_device_train_batch_size")
@@ -105,31 +116,6 @@ def plan_batch(
             "leave it out, it is derived",
         )
     return BatchPlan(prompts, generations, rows, passes, world_size)
-
-
-def _check_range(numbers: Mapping[str, int | None]) -> None:
-    given = {f"train.{name}": number for name, number in numbers.items() if number is not None}
-    mistakes = [Mistake(f"must be at least 1, not {n}", key) for key, n in given.items() if n < 1]
-    mistakes += [Mistake(f"must be at most {_LARGEST:,}", key) for key, n in given.items() if n > _LARGEST]
-    raise_all(RecipeError, mistakes)
-
-
-def _prompts_from_rows(completions: int, generations: int) -> int:
-    if completions % generations:
-        choice = _divisors(completions)[1:]
-        raise RecipeError(
-            f"num_generations {generations} does not fit {completions} completions a step",
-            "train.num_generations",
-            (f"it must divide {completions}: {_listed(choice)}; or " if choice else "")
-            + "set train.prompts_per_step and leave the batch to be derived",
-        )
-    return completions // generations
-
-
-def _rows_for(per_process: int, passes: int | None, shown: str) -> int:
-    if passes is None:
-        return max(d for d in _divisors(per_process) if d <= LARGEST_DEFAULT_MICRO_BATCH)
-    return _parts(per_process, passes, f"{shown} cannot be cut into {passes} passes", "gradient_accumulation_steps")
 
 
 def _parts(per_process: int, size: int, message: str, field: str) -> int:

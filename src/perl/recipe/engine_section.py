@@ -16,20 +16,12 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero2", "fsdp2")
 VERL_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp")
 """Those of verl."""
 _OF_RAY = ("address", "restarts", "storage")
+_NOT_OF_VERL = {
+    "processes": "engine.nodes and engine.gpus",
+    "threads": "engine.threads=null",  # a packaged recipe may set it
+    "device": "engine.device=auto",
+}
 _OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides", "python")
-
-
-def _checked_cluster(address: str | None) -> str | None:
-    """The address of a Ray cluster as it was given.
-
-    Raises:
-        ValueError: It cannot be one.
-    """
-    host, _, port = (address or "").rpartition(":")
-    sound = host and not re.search(r"\s", host) and port.isdecimal() and int(port) < 65_536
-    if address is None or address in ("auto", "local") or sound:
-        return address
-    raise ValueError(f"{address!r} is not an address: HOST:PORT, auto or local")
 
 
 class ParallelSection(Section):
@@ -95,7 +87,14 @@ class EngineSection(Section):
         description="With verl: Python that has verl and this package, for perl train; None: this one.",
     )
 
-    _check_address = field_validator("address")(_checked_cluster)
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str | None) -> str | None:
+        host, _, port = (address or "").rpartition(":")
+        sound = host and not re.search(r"\s", host) and port.isdecimal() and int(port) < 65_536
+        if address is None or address in ("auto", "local") or sound:
+            return address
+        raise ValueError(f"{address!r} is not an address: HOST:PORT, auto or local")
 
     @model_validator(mode="before")
     @classmethod
@@ -108,29 +107,17 @@ class EngineSection(Section):
     @model_validator(mode="after")
     def _check_name(self) -> "EngineSection":
         for name, keys in (("ray", _OF_RAY), ("verl", _OF_VERL)):
-            for key in keys:
-                if self.name != name and getattr(self, key) is not None:
-                    raise SettingError(key, f"is a setting of engine.name: {name}, not of {self.name}")
+            self.only_if(self.name == name, f"is a setting of engine.name: {name}, not of {self.name}", *keys)
         known = VERL_STRATEGIES if self.on_verl else STRATEGIES
         if self.strategy not in known:
             raise SettingError("strategy", f"must be one of {', '.join(known)} with {self.name}, not {self.strategy}")
-        if self.on_verl:
-            self._check_verl()
-        return self
-
-    def _check_verl(self) -> None:
-        where = {
-            "processes": "engine.nodes and engine.gpus",
-            "threads": "engine.threads=null",  # a packaged recipe may set it
-            "device": "engine.device=auto",
-        }
-        for key, instead in where.items():
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise SettingError(key, f"is not a setting of engine.name: verl ({instead})")
-        one = self.parallel.context if self.parallel else 1
-        if self.gpus_in_all % one:
-            what = f"{one} GPUs share a copy of the model, which {self.gpus_in_all} GPUs are no multiple of"
+        for key, instead in _NOT_OF_VERL.items():
+            self.only_if(not self.on_verl, f"is not a setting of engine.name: verl ({instead})", key)
+        shared = self.parallel.context if self.parallel else 1
+        if self.gpus_in_all % shared:
+            what = f"{shared} GPUs share a copy of the model, which {self.gpus_in_all} GPUs are no multiple of"
             raise SettingError("parallel", what)
+        return self
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

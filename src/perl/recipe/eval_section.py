@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
-from perl.recipe.section import Section, SettingError
+from perl.recipe.section import Section
 
 SCORER_SECONDS = 10.0
 """What a reward that is a scorer may take for a completion, unless somebody says otherwise; as in training."""
@@ -92,11 +92,7 @@ class EvalSection(Section):
 
     @model_validator(mode="after")
     def _check_every(self) -> "EvalSection":
-        for key in ("every", "best"):
-            if getattr(self, key) is not None and not self.tasks:
-                raise SettingError(key, "is about tasks: name some, as in eval.tasks: [aime24]")
-            if getattr(self, key) is not None and not self.enabled:
-                raise SettingError(key, "needs eval.enabled: true")
-        if self.best is not None and self.every is None:
-            raise SettingError("best", "needs eval.every, the steps between two scores")
+        self.only_if(bool(self.tasks), "is about tasks: name some, as in eval.tasks: [aime24]", "every", "best")
+        self.only_if(self.enabled, "needs eval.enabled: true", "every", "best")
+        self.only_if(self.every is not None, "needs eval.every, the steps between two scores", "best")
         return self

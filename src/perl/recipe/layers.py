@@ -15,9 +15,12 @@ from typing import Any
 
 import yaml
 
-from perl.algorithms.named import KEY
+from perl.algorithms.algorithm import Algorithm
+from perl.algorithms.named import ALGORITHMS, KEY, find_algorithm
+from perl.algorithms.overrides import contradictions
+from perl.algorithms.reading import unused_fields
+from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake, RecipeError, did_you_mean, first_line, raise_all
-from perl.recipe.algorithm_name import move_to_the_top, without_replaced
 from perl.recipe.assets import packaged_recipes
 from perl.recipe.places import place_hint
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
@@ -206,19 +209,14 @@ def _construct(
             values[key] = _construct(loader, value_node, (*path, key), origins, file)
         else:
             values[key] = loader.construct_object(value_node, deep=True)
-            _note_entries(value_node, (*path, key), origins, file)
+            for number, entry in enumerate(value_node.value if isinstance(value_node, yaml.SequenceNode) else ()):
+                within = (*path, key, str(number))
+                origins[within] = f"{file}:{entry.start_mark.line + 1}"
+                for inner, _ in entry.value if isinstance(entry, yaml.MappingNode) else ():
+                    if isinstance(inner, yaml.ScalarNode):
+                        origins[(*within, inner.value)] = f"{file}:{inner.start_mark.line + 1}"
         _expand_shorthand(values, key, path)
     return values
-
-
-def _note_entries(node: yaml.Node, path: KeyPath, origins: dict[KeyPath, str], file: str) -> None:
-    """The line of each entry of a list, and of each key of one that is a mapping."""
-    for number, entry in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
-        here = (*path, str(number))
-        origins[here] = f"{file}:{entry.start_mark.line + 1}"
-        for key, _ in entry.value if isinstance(entry, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode):
-                origins[(*here, key.value)] = f"{file}:{key.start_mark.line + 1}"
 
 
 def _expand_shorthand(values: dict[str, Any], key: str, path: KeyPath) -> None:
@@ -247,7 +245,8 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
     for override in overrides:
         key, equals, text = override.partition("=")
         path = key_path(key)
-        if not equals or (len(path) < 2 and key != KEY and not _is_section(key, text)):
+        whole = key in SECTION_NAMES and text.lstrip().startswith("{")  # rewards={my_rewards:score: 1}
+        if not equals or (len(path) < 2 and key != KEY and not whole):
             near = did_you_mean(key, (KEY,)) if equals else ""
             near = near if near.startswith("did ") or not equals else place_hint(key)
             hint = near or "they look like train.max_steps=20"
@@ -272,44 +271,24 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
     return layer
 
 
-def _is_section(key: str, text: str) -> bool:
-    """Whether an override is a section with its settings: ``rewards={my_rewards:score: 1}``."""
-    return key in SECTION_NAMES and text.lstrip().startswith("{")
-
-
 def _merged(parent: Layer, child: Layer) -> Layer:
-    """The child's settings over the parent's, without those that the child replaces by a name or an adapter."""
-    before = _without_shape(without_replaced(parent.values, child.values), child.values)
-    before = _without_length(before, child.values)
+    """The child's settings over the parent's, without those that it replaces by a name, an adapter or a length."""
+    before = without_replaced(parent.values, child.values)
+    sections = [layer.get(name) for layer in (before, child.values) for name in ("peft", "train")]
+    peft, train, own_peft, own_train = (one if isinstance(one, Mapping) else {} for one in sections)
+    if (
+        peft and own_peft.get("adapter") is not None
+    ):  # a saved one brings its own shape; with a type all is of a new one
+        kept = [key for key in peft if peft.get("type") is None and key not in _OF_A_NEW_ADAPTER]
+        before["peft"] = {key: peft[key] for key in kept}
+    if train and not own_train.keys().isdisjoint(LENGTHS):
+        before["train"] = {key: value for key, value in train.items() if key not in LENGTHS}
     merged = _laid_over(Layer(before, parent.origins), child)
-    merged.of_another_method = _of_another_method(parent, child)
+    chosen = any(key in own_peft and own_peft[key] != peft.get(key) for key in ("method", "type"))
+    earlier = {("peft", key) for key in _OF_A_NEW_ADAPTER if key in peft} if chosen else set()
+    of_another = {*parent.of_another_method, *earlier}
+    merged.of_another_method = frozenset(path for path in of_another if path[1] not in own_peft)
     return merged
-
-
-def _of_another_method(parent: Layer, child: Layer) -> frozenset[KeyPath]:
-    """Which settings of the adapter an earlier recipe wrote for its own method: the later one may not have them."""
-    before, after = parent.values.get("peft"), child.values.get("peft")
-    before, after = (section if isinstance(section, Mapping) else {} for section in (before, after))
-    chosen = any(key in after and after[key] != before.get(key) for key in ("method", "type"))
-    earlier = {("peft", key) for key in _OF_A_NEW_ADAPTER if key in before} if chosen else set()
-    return frozenset(path for path in {*parent.of_another_method, *earlier} if path[1] not in after)
-
-
-def _without_shape(before: dict[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Earlier settings without those of a new adapter, where later ones continue a saved one, which brings its own."""
-    peft, later = before.get("peft"), after.get("peft")
-    if not isinstance(peft, Mapping) or not isinstance(later, Mapping) or later.get("adapter") is None:
-        return before
-    verbatim = peft.get("type") is not None  # all of it is the config of a new adapter
-    return {**before, "peft": {} if verbatim else {key: peft[key] for key in peft if key not in _OF_A_NEW_ADAPTER}}
-
-
-def _without_length(before: dict[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Earlier settings without the length of the training in steps, where later ones say it in epochs; or otherwise."""
-    earlier, later = before.get("train"), after.get("train")
-    if not isinstance(earlier, Mapping) or not isinstance(later, Mapping) or later.keys().isdisjoint(LENGTHS):
-        return before
-    return {**before, "train": {key: value for key, value in earlier.items() if key not in LENGTHS}}
 
 
 def _laid_over(parent: Layer, child: Layer) -> Layer:
@@ -324,20 +303,17 @@ def _merge_into(merged: Layer, child: Layer, path: KeyPath, target: dict[str, An
     for key, value in values.items():
         here = (*path, key)
         before = target.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping) and not _another_source(here, before, value):
-            target[key] = dict(before)
+        inside = before if isinstance(value, Mapping) and isinstance(before, Mapping) else None
+        if inside is not None and _SHORTHANDS.get(here) == "name":
+            one, other = (_as_file(source.get("name", inside.get("name"))) for source in (inside, value))
+            inside = inside if one == other else None  # columns and split of one mean nothing to another
+        if inside is not None:
+            target[key] = dict(inside)
             _merge_into(merged, child, here, target[key], value)
         else:
             for origin in [o for o in merged.origins if o[: len(here)] == here]:
                 del merged.origins[origin]
             target[key] = value
-
-
-def _another_source(path: KeyPath, before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    """Whether a data source is replaced: the columns and split of one data set mean nothing to another."""
-    return _SHORTHANDS.get(path) == "name" and _as_file(value.get("name", before.get("name"))) != _as_file(
-        before.get("name")
-    )
 
 
 def _as_file(name: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
@@ -364,3 +340,76 @@ def find_in(folders: Sequence[str]) -> None:
     for folder in map(os.path.abspath, folders):
         if folder not in sys.path:
             sys.path.append(folder)
+
+
+def move_to_the_top(values: dict[str, Any], origins: dict[tuple[str, ...], str]) -> None:
+    """Moves a name that stands in ``train`` to the top of the same file.
+
+    Args:
+        values: Of one file, one mapping or the command line; changed.
+        origins: Key path -> where it was written; changed.
+
+    Raises:
+        RecipeError: There is another name at the top.
+    """
+    train = values.get("train")
+    if not isinstance(train, Mapping) or KEY not in train:
+        return
+    name = train[KEY]
+    where = f"{origins['train', KEY]}: train.{KEY}" if ("train", KEY) in origins else f"train.{KEY}"
+    if values.get(KEY, name) != name:
+        raise RecipeError(f"{name!r} contradicts {KEY}: {values[KEY]!r}", where, "write it once, at the top")
+    values["train"] = {key: value for key, value in train.items() if key != KEY}
+    values[KEY] = name
+    if ("train", KEY) in origins:
+        origins.setdefault((KEY,), origins.pop(("train", KEY)))
+
+
+def without_replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Earlier settings without those that a later name replaces.
+
+    Args:
+        before: Of the earlier file.
+        after: Of the later one, which may have a name.
+    """
+    row, train = _row(after.get(KEY)), before.get("train")
+    if row is None or not isinstance(train, Mapping):
+        return dict(before)
+    later = after.get("train")
+    gone = {*row.sets, *unused_fields({**row.sets, **(later if isinstance(later, Mapping) else {})})}
+    earlier = _row(before.get(KEY))
+    if earlier is not None:  # a saved recipe has what its name set written out
+        gone |= {key for key, value in earlier.sets.items() if train.get(key) == value}
+    return {**before, "train": {key: value for key, value in train.items() if key not in gone}}
+
+
+def resolve(values: dict[str, Any], origins: dict[tuple[str, ...], str]) -> tuple[str | None, list[Mistake]]:
+    """Takes the name out of a recipe's settings and puts what it sets into ``train``.
+
+    Args:
+        values: All files merged; changed.
+        origins: Likewise; what the name sets is written where the name is.
+
+    Returns:
+        The name, and what is wrong; the places are key paths.
+    """
+    name = values.pop(KEY, None)
+    if name is None:
+        return None, []
+    try:
+        row = find_algorithm(name)
+    except RecipeError as error:
+        return None, list(error.mistakes)
+    train = values.get("train")
+    train = {} if train is None else train
+    if not isinstance(train, Mapping):
+        return name, []
+    values["train"] = {**row.sets, **train}
+    for key in row.sets.keys() - train.keys():
+        origins["train", key] = origins.get((KEY,), "recipe")
+    found = contradictions(row, train, {key: field.default for key, field in train_fields().items()})
+    return name, [Mistake(mistake.message, f"train.{mistake.where}", mistake.hint) for mistake in found]
+
+
+def _row(name: object) -> Algorithm | None:
+    return ALGORITHMS.get(name) if isinstance(name, str) else None

@@ -43,7 +43,10 @@ class RequiredPackage:
     @property
     def installed(self) -> bool:
         """Whether one of its modules is there, without importing it."""
-        return any(_found(module) for module in self.modules)
+        try:
+            return any(importlib.util.find_spec(module) is not None for module in self.modules)
+        except ModuleNotFoundError:  # of a module whose parent is not there
+            return False
 
 
 # The trackers of transformers by their names in `report_to`, with the packages that each needs.
@@ -141,13 +144,6 @@ def missing_package(where: str, package: RequiredPackage, value: str = "") -> It
     yield Mistake(f"{needs} the package {package.pip}", where, f"pip install {installed}")
 
 
-def _found(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a module whose parent is not there
-        return False
-
-
 _SQL = (RequiredPackage(("sqlalchemy",), "sqlalchemy", "track"), RequiredPackage(("alembic",), "alembic", "track"))
 
 
@@ -180,7 +176,12 @@ def send_no_statistics(report_to: object) -> None:
 
 
 def _wandb(_: Mapping[str, Any]) -> Iterator[Mistake]:
-    settings = _wandb_settings()
+    root, config = Path(os.environ.get("WANDB_DIR", ".")), os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")
+    written = configparser.ConfigParser(interpolation=None)
+    with suppress(configparser.Error, OSError, UnicodeDecodeError):  # the folder's own settings come last, and count
+        folders = Path(config).expanduser(), root / ".wandb", root / "wandb"
+        written.read([folder / "settings" for folder in folders])
+    settings = dict(written["default"]) if written.has_section("default") else {}
     mode = os.environ.get("WANDB_MODE") or settings.get("mode", "online")
     if mode in ("offline", "dryrun", "disabled") or os.environ.get("WANDB_DISABLED", "").lower() in _YES:
         return
@@ -188,39 +189,24 @@ def _wandb(_: Mapping[str, Any]) -> Iterator[Mistake]:
         return
     address = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or _WANDB_HOST
     host = urlsplit(address).hostname or ""
-    if not _has_login(host) and not _logged_in_here(address):
+    if not _has_login(host, address):
         hint = "`wandb login`, or WANDB_MODE=offline in the environment, whose runs `wandb sync` sends later"
         yield Mistake(f"has no login for {host}, and would ask for one", "", hint)
 
 
-def _wandb_settings() -> dict[str, str]:
-    """What `wandb login`, `wandb offline` and their like have written; the folder's own settings come first."""
-    root = Path(os.environ.get("WANDB_DIR", "."))
-    config = Path(os.environ.get("WANDB_CONFIG_DIR") or Path("~/.config/wandb").expanduser())
-    found = configparser.ConfigParser(interpolation=None)
-    with suppress(configparser.Error, OSError, UnicodeDecodeError):
-        found.read([config / "settings", root / ".wandb" / "settings", root / "wandb" / "settings"])
-    return dict(found["default"]) if found.has_section("default") else {}
-
-
-def _has_login(host: str) -> bool:
+def _has_login(host: str, address: str) -> bool:
+    """Whether a file has one, or a script has opened a run, or has logged in, before it made its arguments."""
     for file in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
         with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
             if file and netrc.netrc(Path(file).expanduser()).hosts.get(host):
                 return True
-    return False
-
-
-def _logged_in_here(address: str) -> bool:
-    """Whether a script has opened a run, or has logged in, before it made its arguments."""
     wandb = sys.modules.get("wandb")
-    if wandb is None:
-        return False
     with suppress(ImportError, AttributeError, TypeError, ValueError):  # a private part, which another version may lack
-        from wandb.sdk.lib import wbauth
+        if wandb is not None:
+            from wandb.sdk.lib import wbauth
 
-        if wbauth.session_credentials(host=address) is not None:
-            return True
+            if wbauth.session_credentials(host=address) is not None:
+                return True
     return getattr(wandb, "run", None) is not None
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from perl.recipe.optional_packages import RequiredPackage
 
@@ -38,6 +38,7 @@ class Quantisation:
         devices: Types of the devices that it is tested on, or that its package says it runs on.
         served_as: Options of ``vllm serve`` for a server with the same numbers.
         keeps_shape: Whether a parameter still has the shape of its weight.
+        weight_only: Name of torchao's config; empty: another package quantises.
     """
 
     name: Quantization
@@ -49,24 +50,19 @@ class Quantisation:
     devices: tuple[str, ...]
     served_as: Mapping[str, str]
     keeps_shape: bool = True
-
-    @property
-    def weight_only(self) -> str:
-        """Name of torchao's config; empty: another package quantises."""
-        return _TORCHAO_CONFIGS.get(self.name, "")
+    weight_only: str = ""
 
     def runs_on(self, device: str) -> bool:
         """Whether such a base is computed on a type of device."""
         return device in self.devices
 
 
-_TORCHAO_CONFIGS: Mapping[str, str] = {"int8": "Int8WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}
-
-
-def _served_by_torchao(name: str) -> dict[str, str]:
-    config = {"_type": _TORCHAO_CONFIGS[name], "_version": 2, "_data": {}}
-    overrides: dict[str, Any] = {"quantization_config_dict_json": json.dumps(config)}
-    return {"--quantization": "torchao", "--hf-overrides": json.dumps(overrides)}
+def _by_torchao(name: Quantization, kept: str, config: str, row_bytes: float) -> Quantisation:
+    """A row with 8 bits a weight and a scale for each output."""
+    as_json = json.dumps({"_type": config, "_version": 2, "_data": {}})
+    options = {"--quantization": "torchao", "--hf-overrides": json.dumps({"quantization_config_dict_json": as_json})}
+    summary, devices = f"8 bits a weight: {kept}, a scale for each output", ("cpu", "cuda")
+    return Quantisation(name, summary, 8, _TORCHAO, 1.0, row_bytes, devices, options, weight_only=config)
 
 
 _ROWS = (
@@ -82,26 +78,9 @@ _ROWS = (
         served_as={"--quantization": "bitsandbytes"},
         keeps_shape=False,
     ),
-    Quantisation(
-        "int8",
-        "8 bits a weight: whole numbers, a scale for each output",
-        bits=8,
-        package=_TORCHAO,
-        weight_bytes=1.0,
-        row_bytes=4.0 + 1.0,  # the scale, and a zero that symmetric codes do not use
-        devices=("cpu", "cuda"),
-        served_as=_served_by_torchao("int8"),
-    ),
-    Quantisation(
-        "fp8",
-        "8 bits a weight: float8 (e4m3), a scale for each output",
-        bits=8,
-        package=_TORCHAO,
-        weight_bytes=1.0,
-        row_bytes=4.0,
-        devices=("cpu", "cuda"),
-        served_as=_served_by_torchao("fp8"),
-    ),
+    # the scale, and a zero that symmetric codes do not use
+    _by_torchao("int8", "whole numbers", "Int8WeightOnlyConfig", row_bytes=4.0 + 1.0),
+    _by_torchao("fp8", "float8 (e4m3)", "Float8WeightOnlyConfig", row_bytes=4.0),
 )
 
 QUANTISATIONS: Mapping[str, Quantisation] = {row.name: row for row in _ROWS}

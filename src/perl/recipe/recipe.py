@@ -9,25 +9,24 @@ Nothing heavy is imported: a mistyped key is refused in a fraction of a second. 
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from perl.algorithms.estimators import generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.overrides import counts, has_signal, nothing_teaches, without_rewards
 from perl.algorithms.train_fields import train_fields, train_model
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
-from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.eval_section import EvalSection
-from perl.recipe.layers import LENGTHS, KeyPath, Layer, find_in, folders_beside, key_path, read_layers
-from perl.recipe.places import hint_for_section
+from perl.recipe.layers import LENGTHS, KeyPath, Layer, find_in, folders_beside, key_path, read_layers, resolve
+from perl.recipe.places import REFUSED, hint_for_section
 from perl.recipe.plain_yaml import dump
-from perl.recipe.refused_fields import REFUSED
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
@@ -44,7 +43,7 @@ from perl.recipe.sections import (
     TeacherSection,
 )
 from perl.recipe.server_address import without_credentials
-from perl.recipe.validation import mistakes_of
+from perl.recipe.validation import mistakes_of, read_section
 
 DEFAULT_REWARDS: Mapping[str, RewardSetting] = MappingProxyType({"accuracy": RewardSetting()})
 
@@ -111,6 +110,14 @@ class Recipe:
         """The error with the file and line of each key it names, for what is found after the recipe was read."""
         return error.moved(lambda where: self.written_at.where(key_path(_ENTRY.sub(r".\1", where))) if where else "")
 
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """What is found wrong inside names the file and line of the key."""
+        try:
+            yield
+        except PerlError as error:
+            raise self.located(error) from error
+
     def with_train(self, **changes: Any) -> "Recipe":  # noqa: ANN401 (of any field)
         """The recipe with other training arguments; None: without that one."""
         values = {**self.train, **changes}
@@ -127,11 +134,9 @@ class Recipe:
         sections: dict[str, Any] = {name: getattr(self, name).model_dump() for name in SECTIONS}
         sections["rewards"] = {name: setting.model_dump() for name, setting in self.rewards.items()}
         sections["train"] = dict(self.train)
-        named = {KEY: self.algorithm} if self.algorithm is not None else {}
-        taught = {"teacher": sections["teacher"]} if self.teacher.acts else {}
-        stopped = {"alarms": sections["alarms"]} if self.alarms.acts else {}
-        chosen = {"prompts": sections["prompts"]} if self.prompts.acts else {}
-        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}, **stopped, **chosen}
+        sections |= {KEY: self.algorithm} if self.algorithm is not None else {}
+        absent = {name for name in ("teacher", "alarms", "prompts") if not getattr(self, name).acts}
+        return {name: sections[name] for name in _SAVED_ORDER if name in sections.keys() - absent}
 
     def to_yaml(self) -> str:
         """The recipe as YAML that can be trained as it is."""
@@ -146,7 +151,10 @@ _PLACES: tuple[tuple[Any, ...], ...] = (
 _TASK_FILE = re.compile(r".*\.(py(:.*)?|jsonl|json|csv|parquet|ya?ml)")
 _ENTRY = re.compile(r"\[(\d+)\](?=[.\[]|$)")
 """Of a list, ``eval.tasks[1]``."""
-_SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
+_SAVED_ORDER = (
+    *(KEY, "teacher", "model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine"),
+    *("alarms", "prompts"),
+)
 
 SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Mistake]]]
 """Looks at the valid sections by name and returns mistakes with the key path each belongs to."""
@@ -177,23 +185,36 @@ def load_recipe(
         name, layer = read_layers(source, overrides)
     algorithm, wrong = resolve(layer.values, layer.origins)
     wrong = wrong if starts or algorithm is None else []  # a run that was started may have been by other rules
-    mistakes = [Mistake(one.message, layer.where(one.where.split(".")), one.hint) for one in wrong]
-    mistakes += [*_move_to_their_section(layer), *_unknown_sections(layer)]
+    mistakes = [replace(one, where=layer.where(one.where.split("."))) for one in wrong]
+    mistakes += _in_their_sections(layer)
     _beside_recipe(layer)
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
-        sections |= _validated(section, model, layer, mistakes)
+        read = read_section(model, layer.values.get(section), (section,), layer, mistakes)
+        sections |= {} if read is None else {section: read}
     named = algorithm is not None and ALGORITHMS[algorithm].needs_teacher
     taught = named or "teacher" not in sections or sections["teacher"].acts  # one with mistakes is told of already
     sections |= _validated_rewards(layer, mistakes, usual={} if named else DEFAULT_REWARDS, taught=taught or not starts)
     rewarded = "rewards" not in sections or counts(setting.weight for setting in sections["rewards"].values())
     sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts, rewarded=rewarded)
     if taught and not rewarded and starts:
-        mistakes += _without_rewards(algorithm, sections["train"], layer)
-    mistakes += _nobody_starts_servers(sections, layer)
+        usual = {name: known.default for name, known in train_fields().items()}
+        for one in without_rewards(ALGORITHMS.get(algorithm or ""), sections["train"], usual):
+            path = (KEY,) if one.where == KEY else ("train", one.where)
+            mistakes.append(replace(one, where=layer.where(path)))
+    rollout, engine = sections.get("rollout"), sections.get("engine")
+    if rollout is not None and rollout.started is not None and engine is not None and not engine.on_ray:
+        what = f"servers are started on a Ray cluster only, and engine.name is {engine.name}"
+        where = layer.where(("rollout", "servers"))
+        mistakes.append(Mistake(what, where, "engine.name: ray, or a list of addresses"))
     find_in(folders_beside(layer))
-    for path, mistake in _found_later(sections, layer, checks):
-        mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
+    found = [one for check in checks for one in check(sections)]
+    # A setting that the method has not, and an earlier recipe wrote for its own, is dropped.
+    if dropped := {path for path, _ in found} & layer.of_another_method:
+        usual = {key: PeftSection.model_fields[key].default for _, key in dropped}
+        sections["peft"] = sections["peft"].model_copy(update=usual)
+        found = [one for check in checks for one in check(sections)]
+    mistakes += [replace(one, where=layer.where(path)) for path, one in found]
     raise_all(RecipeError, mistakes)
     return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
 
@@ -218,27 +239,6 @@ def _beside_recipe(layer: Layer) -> None:
             inside[path[-1]] = str(folder / value)
 
 
-def _nobody_starts_servers(sections: dict[str, Any], layer: Layer) -> Iterator[Mistake]:
-    """Servers are started by a Ray cluster only."""
-    rollout, engine = sections.get("rollout"), sections.get("engine")
-    if rollout is not None and rollout.started is not None and engine is not None and not engine.on_ray:
-        what = f"servers are started on a Ray cluster only, and engine.name is {engine.name}"
-        yield Mistake(what, layer.where(("rollout", "servers")), "engine.name: ray, or a list of addresses")
-
-
-def _found_later(
-    sections: dict[str, Any], layer: Layer, checks: Sequence[SectionCheck]
-) -> list[tuple[KeyPath, Mistake]]:
-    """What the checks find; a setting that the method has not, and an earlier recipe wrote for its own, is dropped."""
-    found = [one for check in checks for one in check(sections)]
-    dropped = {path for path, _ in found} & layer.of_another_method
-    if not dropped:
-        return found
-    usual = {key: PeftSection.model_fields[key].default for _, key in dropped}
-    sections["peft"] = sections["peft"].model_copy(update=usual)
-    return [one for check in checks for one in check(sections)]
-
-
 def launched() -> bool:
     """Whether a launcher (torchrun, accelerate, ``perl train --processes N``) started this process."""
     return "WORLD_SIZE" in os.environ
@@ -259,8 +259,14 @@ def is_first_process() -> bool:
     return rank() == 0
 
 
-def _move_to_their_section(layer: Layer) -> Iterator[Mistake]:
-    """``train`` takes any field of PeftRLConfig: those that other sections hold move there."""
+def _in_their_sections(layer: Layer) -> Iterator[Mistake]:
+    """``train`` takes any field of PeftRLConfig: those that other sections hold move there; others there are none."""
+    for name, value in layer.values.items():
+        if name not in SECTION_NAMES:
+            section = did_you_mean(name, (KEY, *SECTION_NAMES))
+            near = section.startswith("did ") and name not in train_fields() and "." not in name
+            hint = (section if near else hint_for_section(name, value)) or section
+            yield Mistake("unknown section", layer.where((name,)), hint)
     train = layer.values.get("train")
     if not isinstance(train, Mapping):
         return
@@ -283,26 +289,6 @@ def _move_to_their_section(layer: Layer) -> Iterator[Mistake]:
         layer.origins[(section, key)] = layer.origins.get(("train", name), "recipe")
 
 
-def _unknown_sections(layer: Layer) -> Iterator[Mistake]:
-    for name, value in layer.values.items():
-        if name not in SECTION_NAMES:
-            section = did_you_mean(name, (KEY, *SECTION_NAMES))
-            near = section.startswith("did ") and name not in train_fields() and "." not in name
-            yield Mistake(
-                "unknown section", layer.where((name,)), (section if near else hint_for_section(name, value)) or section
-            )
-
-
-def _validated(section: str, model: type[BaseModel], layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
-    """The section by name, or nothing if it has mistakes."""
-    values = layer.values.get(section)
-    try:
-        return {section: model.model_validate({} if values is None else values)}
-    except ValidationError as error:
-        mistakes += mistakes_of(error, model, values, (section,), layer)
-        return {}
-
-
 def _validated_rewards(
     layer: Layer, mistakes: list[Mistake], *, usual: Mapping[str, RewardSetting], taught: bool
 ) -> dict[str, Any]:
@@ -317,10 +303,8 @@ def _validated_rewards(
     for name, value in values.items():
         if value is None:  # how a recipe drops a reward of the one it extends
             continue
-        try:
-            rewards[name] = RewardSetting.model_validate(value)
-        except ValidationError as error:
-            mistakes += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
+        read = read_section(RewardSetting, value, ("rewards", name), layer, mistakes)
+        rewards |= {} if read is None else {name: read}
     written = sum(value is not None for value in values.values())
     if taught and not written:
         return {"rewards": MappingProxyType({})}
@@ -332,14 +316,6 @@ def _validated_rewards(
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
 
 
-def _without_rewards(algorithm: str | None, train: Mapping[str, Any], layer: Layer) -> Iterator[Mistake]:
-    """What is wrong where a teacher alone teaches."""
-    usual = {name: known.default for name, known in train_fields().items()}
-    for mistake in without_rewards(ALGORITHMS.get(algorithm or ""), train, usual):
-        path = (KEY,) if mistake.where == KEY else ("train", mistake.where)
-        yield Mistake(mistake.message, layer.where(path), mistake.hint)
-
-
 def _validated_train(
     layer: Layer, mistakes: list[Mistake], engine: EngineSection | None, *, starts: bool, rewarded: bool
 ) -> dict[str, Any]:
@@ -347,9 +323,9 @@ def _validated_train(
     processes = world_size() if launched() or engine is None else engine.processes or 1
     values = {} if layer.values.get("train") is None else layer.values["train"]
     names = tuple(values) if isinstance(values, Mapping) else ()
-    refused = [name for name in names if name in REFUSED]
-    mistakes += [Mistake("has no place in a recipe", layer.where(("train", name)), REFUSED[name]) for name in refused]
-    if refused:
+    if refused := [name for name in names if name in REFUSED]:
+        what = "has no place in a recipe"
+        mistakes += [Mistake(what, layer.where(("train", name)), REFUSED[name]) for name in refused]
         values = {name: value for name, value in values.items() if name not in REFUSED}
     model = train_model(names)
     try:
@@ -367,11 +343,10 @@ def _validated_train(
     signal = has_signal(train, rewarded=rewarded)
     single = generations_mistake(train.get("advantage_estimator", "group"), train.get("num_generations"), signal=signal)
     if single is not None:
-        mistakes.append(Mistake(single.message, layer.where(("train", single.where)), single.hint))
+        mistakes.append(replace(single, where=layer.where(("train", single.where))))
     try:
         batch = plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=processes)
     except PerlError as error:
-        for mistake in error.mistakes if starts else ():
-            mistakes.append(Mistake(mistake.message, layer.where(mistake.where.split(".")), mistake.hint))
+        mistakes += [replace(one, where=layer.where(one.where.split("."))) for one in error.mistakes if starts]
         return {"train": MappingProxyType(train)}
     return {"train": MappingProxyType(train), "batch": batch}

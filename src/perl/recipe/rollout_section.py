@@ -170,13 +170,12 @@ class RolloutSection(Section, hide_input_in_errors=True):  # an address may hold
             raise SettingError("servers", str(error)) from None
         if self.started is None and len(addresses) < self.server_count:
             raise SettingError("servers", "the same server is named twice")
-        if self.prefetch and not self.capabilities.samples_ahead:
-            raise SettingError("prefetch", f"needs backend vllm-server; {self.backend} and the training take turns")
-        if self.in_flight == "continue" and self.sync == "merged":
-            raise SettingError("in_flight", "continue needs servers that get adapters, rollout.sync: auto or adapter")
-        if self.in_flight == "continue" and not self.prefetch:
-            what = "continue needs rollout.prefetch: 1 or more, without which no request is under way at a sync"
-            raise SettingError("in_flight", what)
+        what = f"needs backend vllm-server; {self.backend} and the training take turns"
+        self.only_if(self.capabilities.samples_ahead, what, "prefetch")
+        what = "continue needs servers that get adapters, rollout.sync: auto or adapter"
+        self.only_if(self.sync != "merged", what, "in_flight")
+        what = "continue needs rollout.prefetch: 1 or more, without which no request is under way at a sync"
+        self.only_if(self.prefetch > 0, what, "in_flight")
         return self
 
     @property

@@ -9,6 +9,21 @@ from pydantic import BaseModel
 class Section(BaseModel, extra="forbid", frozen=True, strict=True):
     """A group of settings; unknown keys and wrong types are refused, nothing is converted silently."""
 
+    def only_if(self, holds: bool, what: str, *keys: str) -> None:
+        """Refuses settings that mean something only where something holds.
+
+        Args:
+            holds: Whether it does.
+            what: Is said of the first that is not as usual.
+            keys: The settings.
+
+        Raises:
+            SettingError: One is set in vain.
+        """
+        for key in keys if not holds else ():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError(key, what)
+
 
 class SettingError(ValueError):
     """Two settings of a section contradict each other."""

@@ -193,9 +193,7 @@ class HubSection(Section):
 
     @model_validator(mode="after")
     def _check_repo(self) -> "HubSection":
-        for key in ("push", "private"):
-            if getattr(self, key) and self.repo_id is None:
-                raise SettingError(key, "needs hub.repo_id, as in repo_id: user/name")
+        self.only_if(self.repo_id is not None, "needs hub.repo_id, as in repo_id: user/name", "push", "private")
         return self
 
 
@@ -256,15 +254,9 @@ class TeacherSection(Section):
         return f"the base with {', '.join(k for k, value in what.items() if value)}; KL over {over} x {self.weight:g}"
 
     @model_validator(mode="after")
-    def _check_acts(self) -> "TeacherSection":
-        for key in ("weight", "top_k"):
-            if not self.acts and getattr(self, key) != type(self).model_fields[key].default:
-                raise SettingError(key, "needs a teacher: an adapter, a hint or a system_prompt")
-        return self
-
-    @model_validator(mode="after")
     def _check_words(self) -> "TeacherSection":
         """Refuses a word in braces that can only be meant for one of ours; any other braces are the text's own."""
+        self.only_if(self.acts, "needs a teacher: an adapter, a hint or a system_prompt", "weight", "top_k")
         for key in ("hint", "system_prompt"):
             for word in _ALONE_IN_BRACES.findall(getattr(self, key) or ""):
                 meant = _MEANT.get(word.lower())
@@ -325,14 +317,8 @@ class PromptsSection(Section):
 
     @model_validator(mode="after")
     def _check_acts(self) -> "PromptsSection":
-        for key, needed, acts in (
-            ("explore", "memory: true", self.memory),
-            ("floor", "memory: true", self.memory),
-            ("curriculum_start", "a curriculum", self.curriculum is not None),
-            ("curriculum_until", "a curriculum", self.curriculum is not None),
-        ):
-            if not acts and getattr(self, key) != type(self).model_fields[key].default:
-                raise SettingError(key, f"needs {needed}")
+        self.only_if(self.memory, "needs memory: true", "explore", "floor")
+        self.only_if(self.curriculum is not None, "needs a curriculum", "curriculum_start", "curriculum_until")
         return self
 
 
@@ -396,10 +382,8 @@ class RewardSetting(Section):
 
     @model_validator(mode="after")
     def _check_workers(self) -> "RewardSetting":
-        if self.timeout_seconds is not None and self.workers is None:
-            raise SettingError(
-                "timeout_seconds", "needs workers: a function in the training process cannot be interrupted"
-            )
+        what = "needs workers: a function in the training process cannot be interrupted"
+        self.only_if(self.workers is not None, what, "timeout_seconds")
         return self
 
 

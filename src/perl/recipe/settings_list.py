@@ -6,7 +6,6 @@ Each is read from where it is defined; nothing is written here a second time.
 """
 
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -14,15 +13,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from perl.algorithms.named import KEY
 from perl.algorithms.train_fields import train_annotation, train_fields
 from perl.errors import RecipeError, did_you_mean
 from perl.recipe.eval_section import EvalTask
-from perl.recipe.places import places_of
+from perl.recipe.places import REFUSED, places_of
 from perl.recipe.plain_yaml import PlainDumper
-from perl.recipe.refused_fields import REFUSED
 from perl.recipe.section import Section
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting
 
@@ -72,7 +69,24 @@ class Setting:
 @cache
 def settings() -> tuple[Setting, ...]:
     """All of them, in the order of a recipe's sections."""
-    return tuple(_all_settings())
+    fields = train_fields()
+    found = [
+        Setting("extends", "null", "text", "A recipe file or a packaged recipe whose settings this one changes."),
+        Setting(KEY, "null", "text", " ".join(fields[KEY].help.split())),
+    ]
+    models: dict[str, type[Section]] = {**SECTIONS, "data.train": DataSource, "data.train.columns": Columns}
+    models |= {"rewards.NAME": RewardSetting, "eval.tasks.N": EvalTask}
+    for section, model in models.items():
+        for key, field in model.model_fields.items():
+            default = REQUIRED if field.is_required() else shown_value(field.default)
+            kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+            found.append(Setting(f"{section}.{key}", default, values_of(kind), field.description or ""))
+    elsewhere = {KEY, *FIELD_OF_SETTING.values(), *REFUSED}
+    for name, known in ((name, known) for name, known in fields.items() if name not in elsewhere):
+        default = COMPUTED if known.computed else shown_value(known.default)
+        text = " ".join(known.help.replace("%%", "%").split())
+        found.append(Setting(f"train.{name}", default, values_of(train_annotation(name)), text))
+    return tuple(found)
 
 
 def chosen_settings(key: str) -> list[Setting]:
@@ -94,33 +108,6 @@ def chosen_settings(key: str) -> list[Setting]:
         raise RecipeError(f"no setting {key!r}", hint=did_you_mean(key, [one.name for one in settings()]))
     exact = [one for one in found if one.name == key]
     return exact if exact and not any(one.name.startswith(f"{key}.") for one in found) else found
-
-
-def _all_settings() -> Iterator[Setting]:
-    yield Setting("extends", "null", "text", "A recipe file or a packaged recipe whose settings this one changes.")
-    fields = train_fields()
-    yield Setting(KEY, "null", "text", " ".join(fields[KEY].help.split()))
-    models: dict[str, type[Section]] = {
-        **SECTIONS,
-        "data.train": DataSource,
-        "data.train.columns": Columns,
-        "rewards.NAME": RewardSetting,
-        "eval.tasks.N": EvalTask,
-    }
-    for section, model in models.items():
-        for key, field in model.model_fields.items():
-            default = REQUIRED if field.is_required() else shown_value(field.default)
-            yield Setting(f"{section}.{key}", default, values_of(_whole(field)), field.description or "")
-    elsewhere = {KEY, *FIELD_OF_SETTING.values()}
-    for name, known in fields.items():
-        if name not in REFUSED and name not in elsewhere:
-            default = COMPUTED if known.computed else shown_value(known.default)
-            text = " ".join(known.help.replace("%%", "%").split())
-            yield Setting(f"train.{name}", default, values_of(train_annotation(name)), text)
-
-
-def _whole(field: FieldInfo) -> Any:  # noqa: ANN401 (a type)
-    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
 def shown_value(value: object) -> str:

@@ -50,11 +50,31 @@ def checked(kind: type[SectionKind], values: Mapping[str, Any]) -> SectionKind:
     Raises:
         RecipeError: A value is impossible or contradicts another; its place is the setting's name.
     """
+    mistakes: list[Mistake] = []
+    section = read_section(kind, values, (), Layer(), mistakes)
+    if section is None:
+        first, *others = mistakes
+        raise RecipeError(first.message, first.where, first.hint, others)
+    return section
+
+
+def read_section(
+    kind: type[SectionKind], values: object, path: KeyPath, layer: Layer, mistakes: list[Mistake]
+) -> SectionKind | None:
+    """A section, or nothing where it has mistakes.
+
+    Args:
+        kind: Its model.
+        values: As written; None: nothing is.
+        path: Of its key.
+        layer: Knows the file and line of each key.
+        mistakes: Those that are found are added.
+    """
     try:
-        return kind(**values)
+        return kind.model_validate({} if values is None else values)
     except ValidationError as error:
-        first, *others = mistakes_of(error, kind, values, (), Layer())
-        raise RecipeError(first.message, first.where, first.hint, others) from None
+        mistakes += mistakes_of(error, kind, values, path, layer)
+        return None
 
 
 def mistakes_of(
@@ -71,37 +91,21 @@ def mistakes_of(
     """
     by_key: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        by_key.setdefault(_key_of(detail, values), []).append(detail)
-    for key, details in by_key.items():
-        message, hint = _message(details, key, model, path[0] if path else "")
-        yield Mistake(message, layer.where((*path, *key)), hint)
-
-
-def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
-    """The part of pydantic's location that is keys of the recipe, without the tags of union members."""
-    key: list[str] = []
-    for part in detail["loc"]:
-        inner = _inner(values, part)
-        if inner is not None:
-            key.append(str(part))
-            values = inner[0]
-        elif part != STARTED:
-            if detail["type"] == "missing":
+        key, inside = list[str](), values  # the part of pydantic's location that is keys, without tags of union members
+        for part in detail["loc"]:
+            of_list = isinstance(inside, list) and isinstance(part, int)
+            if of_list or (isinstance(inside, Mapping) and part in inside):
                 key.append(str(part))
-            break
-    contradiction = detail.get("ctx", {}).get("error")  # of a whole section
-    if isinstance(contradiction, SettingError):
-        key.append(contradiction.key)
-    return tuple(key)
-
-
-def _inner(values: object, part: int | str) -> tuple[object] | None:
-    """What stands under a key, or at a place of a list; None: it is no key of the recipe."""
-    if isinstance(values, Mapping):
-        return (values[part],) if part in values else None
-    if isinstance(values, list) and isinstance(part, int):
-        return (values[part],)
-    return None
+                inside = inside[part]  # type: ignore[index]
+            elif part != STARTED:
+                key += [str(part)] if detail["type"] == "missing" else []
+                break
+        contradiction = detail.get("ctx", {}).get("error")  # of a whole section
+        key += [contradiction.key] if isinstance(contradiction, SettingError) else []
+        by_key.setdefault(tuple(key), []).append(detail)
+    for place, details in by_key.items():
+        message, hint = _message(details, place, model, path[0] if path else "")
+        yield Mistake(message, layer.where((*path, *place)), hint)
 
 
 def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel], section: str) -> tuple[str, str]:
@@ -141,21 +145,16 @@ def _hint_for_unknown(key: KeyPath, model: type[BaseModel], section: str) -> str
         if elsewhere:
             return elsewhere
     moved = set(FIELD_OF_SETTING.values()) if section == "train" else set()
-    inner = _model_at(model, key[:-1])
+    inner = model
+    for part in (one for one in key[:-1] if not one.isdigit()):
+        for candidate in _models_in(inner.model_fields[part].annotation):
+            inner = candidate
     if inner is StartedServers:
         return did_you_mean(_MEANT_OF_SERVERS.get(key[-1], key[-1]), inner.model_fields)
     for name, field in inner.model_fields.items():
         if any(key[-1] in below.model_fields for below in _models_in(field.annotation)):
             return f"did you mean {name}: {{{key[-1]}: ...}}?"
     return did_you_mean(key[-1], set(inner.model_fields) - moved)
-
-
-def _model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
-    """The model at a key path below ``model``."""
-    for part in (one for one in path if not one.isdigit()):
-        for candidate in _models_in(model.model_fields[part].annotation):
-            model = candidate
-    return model
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

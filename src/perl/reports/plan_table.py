@@ -11,7 +11,7 @@ from typing import Any
 
 from perl.recipe import Recipe
 from perl.run.tables import html_table
-from perl.training.forecast import Forecast, ForecastRequest, answer
+from perl.training.forecast import Forecast, answer
 from perl.training.forecast_text import forecast_lines, forecast_tables, forecast_values, run_lines
 from perl.training.prepare import read_recipe
 
@@ -72,5 +72,6 @@ def plan(
     Example:
         ``perl.plan("quickstart", ["train.num_generations=16"], gpu="A100")``
     """
-    question = ForecastRequest(gpu, completion_tokens, None if run is None else str(run), measure)
-    return ShownPlan(answer(read_recipe(recipe, overrides), question))
+    folder = None if run is None else str(run)
+    read = read_recipe(recipe, overrides)
+    return ShownPlan(answer(read, gpu=gpu, completion=completion_tokens, run=folder, measured=measure))

@@ -26,10 +26,10 @@ from perl.recipe.sections import TeacherSection
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
+from perl.trainer.arguments.argument_checks import taught_alone
 from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section
 from perl.trainer.arguments.deepspeed_config import check_stage
 from perl.trainer.arguments.rollout_choice import choose_backend
-from perl.trainer.arguments.signal_checks import taught_alone
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.run_callback import bind_callbacks

@@ -3,13 +3,11 @@
 RECIPE, SECTION.KEY=VALUE -> Recipe
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from perl.algorithms.registry import loss_mistakes
-from perl.errors import PerlError
 from perl.methods.base_checks import quantization_mistakes, strategy_mistakes
 from perl.methods.settings import method_mistakes
 from perl.recipe import Recipe, load_recipe
@@ -38,12 +36,3 @@ def with_options(overrides: Sequence[str], processes: str | None, strategy: str 
     """The overrides with two options of commands that are keys of a recipe, whose values are checked as theirs."""
     asked = {"engine.processes": processes, "engine.strategy": strategy}
     return (*overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None))
-
-
-@contextmanager
-def located(recipe: Recipe) -> Iterator[None]:
-    """What is found wrong inside names the file and line of the key."""
-    try:
-        yield
-    except PerlError as error:
-        raise recipe.located(error) from error

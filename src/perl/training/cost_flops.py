@@ -161,7 +161,10 @@ def executed_flops(size: ModelSize, groups: Sequence[Group], how: Execution) -> 
     trained = [size] if how.critic is None else [size, how.critic]
     training = sum(_pass_flops(sizes, rows, batch, how, gradient=True) for sizes in trained for batch in batches)
     if how.teacher is not None:
-        training += sum(_teacher_flops(how.teacher, rows, batch, how) for batch in batches)
+        # Its layers, forward; of the head its logits, the policy's, their slope.
+        layers, completed = replace(how.teacher, head=0), sum(row.completion.numel() for row in rows)
+        training += sum(_pass_flops(layers, rows, batch, how, gradient=False) for batch in batches)
+        training += 3 * 2 * how.teacher.head * completed
     all_rows = _rows_of(groups)
     found = _micro_batches(all_rows, how, FORWARD_ONLY * how.budget)
     wanted = ((size.reference, how.reference), (size, how.old), (how.critic, True))
@@ -238,13 +241,6 @@ def _pass_flops(
     if how.recompute:
         total += forward + FORWARD_PRODUCTS * attention
     return float(total)
-
-
-def _teacher_flops(size: ModelSize, rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) -> float:
-    """What a teacher adds to a micro-batch: its layers, forward; of the head its logits, the policy's, their slope."""
-    scored = sum(rows[index].completion.numel() for members in batch for index in members)
-    layers = _pass_flops(replace(size, head=0), rows, batch, how, gradient=False)
-    return layers + 3 * 2 * size.head * scored
 
 
 def _pairs(rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) -> int:

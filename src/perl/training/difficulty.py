@@ -26,14 +26,14 @@ from perl.evaluation.tasks.heldout import heldout_task
 from perl.evaluation.tasks.questions import template_hash
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
-from perl.recipe.rollout_section import TRANSFORMERS, RolloutSection, best_backend
+from perl.recipe.rollout_section import TRANSFORMERS, RolloutSection, best_backend, capabilities
 from perl.recipe.sections import PromptsSection
 from perl.rewards.verifier import Judging
 from perl.run.devices import threads_kept, use_threads
 from perl.run.files import write_text
-from perl.training.checked_recipe import located
-from perl.training.gold_answers import GoldCheck
-from perl.training.plan import Plan, make_plan
+from perl.training.plan import Plan
+from perl.training.prepare import plan_of
+from perl.training.reward_trial import GoldCheck
 
 COLUMN = "pass_rate"
 """Of data that is written with its difficulty."""
@@ -91,7 +91,7 @@ def measured_difficulty(
     with tempfile.TemporaryDirectory() as scratch:
         kept = Path(scratch) if file is None else file.with_name(f"{file.stem}_completions")
         try:
-            with located(recipe):
+            with recipe.locating():
                 rates = pass_rates(recipe, rollouts, kept, adapter, gold.chosen)
         except KeyboardInterrupt:
             raise InterruptedRunError("stopped", str(kept), "the same command goes on" if file else "") from None
@@ -125,7 +125,7 @@ def pass_rates(
             use_threads(recipe.engine.threads)
         subject = _subject(recipe, adapter, folder)
         # A curriculum may be by the column that is yet to be written.
-        plan = make_plan(replace(recipe, prompts=PromptsSection()))
+        plan = plan_of(replace(recipe, prompts=PromptsSection()))
         evaluation = _evaluation(plan, count, subject, rows)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
             policies = BaseInMemory().policies(evaluation.subject, evaluation.device)
@@ -186,7 +186,6 @@ def _engine(recipe: Recipe, how: RolloutSection) -> RolloutSection:
     """What draws, decided; nothing is drawn ahead."""
     on_gpu = torch.cuda.is_available() and recipe.engine.device != "cpu"
     backend = how.backend if how.decided else best_backend(on_gpu=on_gpu)
-    found = how.model_copy(update={"backend": backend, "prefetch": 0, "in_flight": "finish"})
-    if recipe.model.quantization is not None and not found.capabilities.quantised_base:
-        return found.model_copy(update={"backend": TRANSFORMERS.name})
-    return found
+    if recipe.model.quantization is not None and not capabilities(backend).quantised_base:
+        backend = TRANSFORMERS.name
+    return how.model_copy(update={"backend": backend, "prefetch": 0, "in_flight": "finish"})

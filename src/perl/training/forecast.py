@@ -1,56 +1,63 @@
 """What a run costs, before it is paid for: memory and FLOPs under each strategy, and the seconds of a step.
 
-Recipe, Question -> Forecast
+Recipe, what it is to run on -> Forecast
 
 Puts together what :mod:`perl.training.memory_estimate`, ``cost_flops`` and ``hardware`` derive. No weights are loaded.
+Where a few passes are measured, the model has the shape of the run's and random weights: a product takes as long
+whatever its numbers are.
 """
 
-from collections.abc import Mapping
+import copy
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from perl.algorithms.estimators import ADVANTAGES
+from perl.errors import ModelError
+from perl.methods.settings import adaptation
+from perl.packing.attention import use_packed_attention
+from perl.packing.forward import score
+from perl.packing.fused_lora import fuse_lora
+from perl.packing.head import LogitSettings, add_scored_forward
+from perl.packing.rows import Row
+from perl.policy.attach import attach_adapter
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.sections import STRATEGIES, Strategy
-from perl.run.devices import threads_kept, use_threads
-from perl.training.checked_recipe import located
-from perl.training.cost_flops import StepFlops, executed_flops, generation_flops
+from perl.rollouts.branching import why_not_branching
+from perl.rollouts.engine import EngineSampling
+from perl.rollouts.next_token import write_as_generate
+from perl.run.devices import accelerator, threads_kept, use_threads
+from perl.training.cost_flops import Execution, Group, StepFlops, executed_flops, generation_flops
 from perl.training.decoder import cached_bytes, weight_bytes
 from perl.training.hardware import (
     AROUND_MEASURED,
     Hardware,
     Range,
+    cpu,
     hardware_named,
     product_rate,
     sold_as,
     taking,
     token_seconds,
 )
-from perl.training.measured_rates import measure_rates
 from perl.training.memory_estimate import MemoryEstimate
-from perl.training.plan import Plan, make_plan
-from perl.training.plan_checks import most_completions
+from perl.training.plan import Plan, make_plan, most_completions
+from perl.training.prepare import plan_of, planned_arguments
 from perl.training.run_shape import PlanSetup, Shape, execution_of, groups_of_process, lengths_of, memory_on, shape_of
 
 GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
 """As GPUs are sold."""
-
-
-@dataclass(frozen=True)
-class ForecastRequest:
-    """What a run is to be planned for.
-
-    Attributes:
-        gpu: Name of what each process has; None: what is here, else a card of 80 GB; a recipe for a CPU has a CPU.
-        completion: Tokens of a completion on average; None: half of the most.
-        run: Folder of an earlier run, whose lengths are taken.
-        measured: Whether a few passes are run here.
-    """
-
-    gpu: str | None = None
-    completion: int | None = None
-    run: str | None = None
-    measured: bool = False
+# Of the memory that is free, for the weights of the model that is measured.
+_SHARE = 0.4
+_REPEATS = 3
+# Tokens that are written: the second number less the first is without the prompt.
+_WRITTEN = (2, 10)
 
 
 @dataclass(frozen=True)
@@ -92,25 +99,35 @@ class Forecast:
     strategies: Mapping[Strategy, StrategyForecast]
 
 
-def answer(recipe: Recipe, question: ForecastRequest) -> Forecast:
+def answer(
+    recipe: Recipe,
+    *,
+    gpu: str | None = None,
+    completion: int | None = None,
+    run: str | None = None,
+    measured: bool = False,
+) -> Forecast:
     """What the run costs; refuses what cannot run before anything is read that takes long.
 
     Args:
         recipe: Of the run.
-        question: What it is planned for.
+        gpu: Name of what each process has; None: what is here, else a card of 80 GB; a recipe for a CPU has a CPU.
+        completion: Tokens of a completion on average; None: half of the most.
+        run: Folder of an earlier run, whose lengths are taken.
+        measured: Whether a few passes are run here.
 
     Raises:
         PerlError: The recipe, or what is asked of it, is impossible.
     """
-    with threads_kept(), located(recipe):
+    with threads_kept(), recipe.locating():
         if recipe.engine.threads is not None:
             use_threads(recipe.engine.threads)
-        device, plan = _device(recipe, question), _plan_of_one_process(recipe)
-        lengths = lengths_of(plan, completion=question.completion, run=question.run)
+        device, plan = _device(recipe, gpu), plan_of(_of_one_process(recipe), runs_here=False)
+        lengths = lengths_of(plan, completion=completion, run=run)
         # The strategy that the recipe names, or the command line; else all, to be compared.
         named = ("engine", "strategy") in recipe.written_at.origins
         setup = PlanSetup(recipe.batch, device, (recipe.engine.strategy,) if named else STRATEGIES, lengths)
-        return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if question.measured else setup)
+        return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if measured else setup)
 
 
 def forecast_of(plan: Plan) -> Forecast:
@@ -121,24 +138,22 @@ def forecast_of(plan: Plan) -> Forecast:
     """
     recipe = plan.recipe
     if recipe.batch.world_size > 1:
-        plan = _plan_of_one_process(recipe)
-    setup = PlanSetup(recipe.batch, _device(recipe, ForecastRequest()), (recipe.engine.strategy,), lengths_of(plan))
-    return make_forecast(plan, setup)
+        alone = _of_one_process(recipe)
+        plan = make_plan(alone, planned_arguments(alone, runs_here=False), plan)
+    return make_forecast(plan, PlanSetup(recipe.batch, _device(recipe), (recipe.engine.strategy,), lengths_of(plan)))
 
 
-def _device(recipe: Recipe, question: ForecastRequest) -> Hardware:
-    on_cpu = question.gpu is None and recipe.engine.device == "cpu"
-    return hardware_named("cpu" if on_cpu else question.gpu)
+def _device(recipe: Recipe, gpu: str | None = None) -> Hardware:
+    return hardware_named("cpu" if gpu is None and recipe.engine.device == "cpu" else gpu)
 
 
-def _plan_of_one_process(recipe: Recipe) -> Plan:
+def _of_one_process(recipe: Recipe) -> Recipe:
     """Lengths, steps and parameters are those of one process with the whole batch, in as many passes.
 
     With another number of passes ``steps_per_generation`` would be another number of updates of each rollout.
     """
     whole = ("prompts_per_step", "num_generations", "gradient_accumulation_steps")
-    alone = plan_batch(**{name: getattr(recipe.batch, name) for name in whole})
-    return make_plan(replace(recipe, batch=alone), runs_here=False)
+    return replace(recipe, batch=plan_batch(**{name: getattr(recipe.batch, name) for name in whole}))
 
 
 def make_forecast(plan: Plan, setup: PlanSetup) -> Forecast:
@@ -159,7 +174,12 @@ def _under(strategy: Strategy, plan: Plan, setup: PlanSetup, shape: Shape) -> St
     """A step under one strategy."""
     memory = memory_on(plan, setup, shape, strategy, setup.device.memory / setup.sharing)
     sizes = {name: memory_on(plan, setup, shape, strategy, size) for name, size in GPUS.items()}
-    flops, steps = _flops_of(plan, shape, memory, setup), plan.arguments.num_iterations  # that a generation serves
+    lengths, groups, steps = setup.lengths, groups_of_process(setup), plan.arguments.num_iterations
+    how, served = execution_of(plan, shape, memory, setup.device), plan.recipe.rollout.capabilities.takes_updates
+    trained = max(round((1.0 if how.takes_all else lengths.live) * len(groups)), 1)
+    flops = executed_flops(shape.size, [replace(g, live=number < trained) for number, g in enumerate(groups)], how)
+    # A generation serves so many steps; of a process its share of the completions.
+    writing = 0.0 if served else _writing_flops(plan, setup, shape, setup.rows) / steps
     products = product_rate(setup.device, compute=shape.types.compute, sharing=setup.sharing)
     if "products" in setup.measured:
         products = AROUND_MEASURED.times(setup.measured["products"])
@@ -173,37 +193,25 @@ def _under(strategy: Strategy, plan: Plan, setup: PlanSetup, shape: Shape) -> St
     ends = zip(*seconds.values(), strict=True)  # beside each other where rollouts are sampled ahead
     step = Range(*(max(parts) if plan.recipe.rollout.prefetch else sum(parts) for parts in ends))
     fits = tuple(name for name, estimate in sizes.items() if estimate.fits)
-    return StrategyForecast(memory, fits, replace(flops, rollouts=flops.rollouts / steps), seconds, step)
-
-
-def _flops_of(plan: Plan, shape: Shape, memory: MemoryEstimate, setup: PlanSetup) -> StepFlops:
-    """Of a process, with those of a whole generation: its share of the completions, in whole groups if it can be."""
-    lengths, groups = setup.lengths, groups_of_process(setup)
-    how = execution_of(plan, shape, memory, setup.device)
-    trained = max(round((1.0 if how.takes_all else lengths.live) * len(groups)), 1)
-    found = executed_flops(shape.size, [replace(g, live=number < trained) for number, g in enumerate(groups)], how)
-    if plan.recipe.rollout.capabilities.takes_updates:
-        return found
-    return replace(found, rollouts=_writing_flops(plan, setup, shape, setup.rows) * (1 + _greedy_share(plan, setup)))
+    return StrategyForecast(memory, fits, replace(flops, rollouts=writing), seconds, step)
 
 
 def _writing_flops(plan: Plan, setup: PlanSetup, shape: Shape, rows: int) -> float:
-    """Of so many completions; transformers pad them to the longest."""
+    """Of so many completions, and of one more of each prompt where it is written greedily besides."""
     served, lengths = plan.recipe.rollout.capabilities.takes_updates, setup.lengths
-    return generation_flops(
+    flops = generation_flops(
         shape.size,
         rows,
         lengths.prompt,
-        lengths.completion if served else lengths.longest,
+        lengths.completion if served else lengths.longest,  # which transformers pad to
         prompts=-(-rows // setup.batch.num_generations),
         padded=not served and lengths.prompt != plan.longest_prompt,
     )
+    return flops * (1 + 1 / setup.batch.num_generations) if _writes_greedy(plan) else flops
 
 
-def _greedy_share(plan: Plan, setup: PlanSetup) -> float:
-    """Of the sampled completions, those that are written greedily besides, one of each prompt."""
-    greedy = ADVANTAGES[plan.arguments.advantage_estimator].writes_greedy
-    return 1 / setup.batch.num_generations if greedy else 0.0
+def _writes_greedy(plan: Plan) -> bool:
+    return ADVANTAGES[plan.arguments.advantage_estimator].writes_greedy
 
 
 def _rollout_seconds(plan: Plan, setup: PlanSetup, shape: Shape, products: Range) -> Range:
@@ -212,13 +220,112 @@ def _rollout_seconds(plan: Plan, setup: PlanSetup, shape: Shape, products: Range
     weights, of_token = weight_bytes(shape.model, shape.types), cached_bytes(shape.model, shape.types)
     engines = max(plan.recipe.rollout.server_count, 1) if engine.needs_servers else setup.processes
     each = -(-setup.batch.completions_per_step // engines)
-    tokens = lengths.longest * (2 if _greedy_share(plan, setup) else 1)  # those are written after the others
+    tokens = lengths.longest * (2 if _writes_greedy(plan) else 1)  # those are written after the others
     if "token" in setup.measured:  # with its reading and its products
         return AROUND_MEASURED.times(tokens * setup.measured["token"])
     written = lengths.completion if engine.takes_updates else lengths.longest  # which transformers pad to
     cached = each * of_token * (lengths.prompt + written / 2) * written / lengths.longest
     token = token_seconds(device, engine, shape.model.layers, weights + cached, sharing=setup.sharing)
-    flops = _writing_flops(plan, setup, shape, each) * (1 + _greedy_share(plan, setup))
     # At best all of it overlaps, at worst nothing does.
-    multiplying = taking(flops, products)
+    multiplying = taking(_writing_flops(plan, setup, shape, each), products)
     return Range(max(tokens * token.low, multiplying.low), tokens * token.high + multiplying.high)
+
+
+def measure_rates(plan: Plan, setup: PlanSetup) -> dict[str, float]:
+    """Of a process: ``products``, FLOP/s of passes, and ``token``, seconds of a token where transformers write.
+
+    Processes that share a CPU are taken to have equal parts of it.
+
+    Args:
+        plan: Of the run.
+        setup: What it is to run on; its device is taken to be the one at hand.
+
+    Raises:
+        ModelError: A model of this size has no room here.
+    """
+    device = accelerator() or torch.device("cpu")
+    on_cpu = device.type == "cpu"
+    shape = shape_of(plan, on_cpu=on_cpu)
+    free = cpu().memory if on_cpu else float(torch.cuda.mem_get_info()[0])
+    if weight_bytes(shape.model, shape.types) > _SHARE * free:
+        raise ModelError("has no room here to be measured", "--measure", "measure where the run will be")
+    memory = memory_on(plan, setup, shape, setup.strategies[0], setup.device.memory)
+    how, lengths = execution_of(plan, shape, memory, setup.device), setup.lengths
+    # A model with random weights and a new adapter, prepared as a training prepares it.
+    half = torch.float16 if plan.recipe.model.dtype == "float16" else torch.bfloat16
+    with device:
+        dtype = {2: half, 4: torch.float32}[shape.types.weights]
+        base = AutoModelForCausalLM.from_config(copy.deepcopy(plan.config), dtype=dtype, trust_remote_code=False)
+    policy = attach_adapter(base, adaptation(plan.recipe.peft))
+    fuse_lora(policy)
+    add_scored_forward(base, LogitSettings(), fused=how.fused_head)
+    if how.packed:
+        use_packed_attention(base)
+    if how.recompute:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    policy.train()
+    # Groups that fill a micro-batch, of the rows that there are at most.
+    prompt, completion, each = lengths.prompt, lengths.completion, lengths.completion - 1
+    in_group = max(min(setup.rows, setup.batch.num_generations, (how.budget - prompt) // max(each, 1)), 1)
+    whole = max(min(how.budget // (prompt + in_group * each), setup.rows // in_group), 1)
+    groups = [Group(prompt, (completion,) * in_group)] * whole
+    policy_alone = Execution(10**12, how.packed, how.shared, how.masked, how.recompute, how.fused_head)
+    flops = executed_flops(shape.size, groups, policy_alone).training
+    found = {"products": flops / _seconds(_pass(plan, policy, groups, how), device) / setup.sharing}
+    if not plan.recipe.rollout.capabilities.takes_updates:
+        token = _token_seconds(policy, setup.rows, lengths.prompt + lengths.longest // 2, device)
+        found["token"] = token * setup.sharing
+    return found
+
+
+def _pass(plan: Plan, policy: PeftModel, groups: list[Group], how: Execution) -> Callable[[], object]:
+    """A forward and backward pass over rows of random tokens, in the type of the run."""
+    device, vocabulary = next(policy.parameters()).device, policy.config.vocab_size
+    rows: list[Row] = []
+    members: list[list[int]] = []
+    for group in groups:
+        prompt = torch.randint(vocabulary, (group.prompt,), device=device)
+        members.append(list(range(len(rows), len(rows) + len(group.completions))))
+        for length in group.completions:
+            completion = torch.randint(vocabulary, (length,), device=device)
+            rows.append(Row(prompt, completion, torch.ones(length, dtype=torch.bool)))
+    together = members if how.shared else [[index] for index in range(len(rows))]
+    arguments = plan.arguments
+    half = torch.float16 if arguments.fp16 else torch.bfloat16
+
+    def run() -> None:
+        with torch.autocast(device.type, half, enabled=bool(arguments.fp16 or arguments.bf16)):
+            columns = max(group.completions[0] for group in groups)
+            log_probs, _ = score(policy, rows, together, packed=how.packed, columns=columns)
+        log_probs.sum().backward()
+
+    return run
+
+
+def _token_seconds(policy: PeftModel, rows: int, seen: int, device: torch.device) -> float:
+    """Seconds of a token of so many completions, halfway through them."""
+    tokens = torch.randint(policy.config.vocab_size, (rows, max(seen, 1)), device=device)
+    policy.eval()
+
+    def write(count: int) -> object:
+        if why_not_branching(policy) is None:
+            return write_as_generate(policy, tokens.tolist(), 0, EngineSampling(1.0, count, ()))
+        options = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": True, "pad_token_id": 0}
+        return policy.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)
+
+    with torch.no_grad():
+        few, more = (_seconds(partial(write, count), device) for count in _WRITTEN)
+    # Beside other work more tokens may have been the faster: then with the prompt, too much rather than nothing.
+    return (more - few) / (_WRITTEN[1] - _WRITTEN[0]) if more > few else more / _WRITTEN[1]
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Of the fastest of some runs, after one that is not counted."""
+    taken = []
+    for _ in range(_REPEATS + 1):
+        started = time.perf_counter()
+        run()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        taken.append(time.perf_counter() - started)
+    return min(taken[1:])

@@ -90,7 +90,11 @@ def hardware_named(name: str | None) -> Hardware:
     if _plain(name) == "cpu":
         return cpu()
     if not sold:
-        return _rows(name)[-1]  # of an A100 the larger
+        asked = _plain(name).removesuffix("sxm")
+        matching = [row for known, row in HARDWARE.items() if asked in (_plain(known), _plain(known.split()[0]))]
+        if not matching:
+            raise PerlError(f"no hardware {name!r}", "--gpu", did_you_mean(name.upper(), [*HARDWARE, "CPU"]))
+        return matching[-1]  # of an A100 the larger
     gigabytes = float(sold[1])
     if not 1 <= gigabytes <= _LARGEST:
         raise PerlError(f"no GPU has {gigabytes:g} GB", "--gpu", "gigabytes as it is sold with, as 24")
@@ -117,38 +121,21 @@ def cpu() -> Hardware:
 
 def this_machine() -> Hardware:
     """The GPU that is here; without one a card of 80 GB."""
-    if torch.cuda.is_available():
-        seen, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties(0).total_memory)
-        here = _row_of(seen)
-        if here is not None:
-            return replace(here, memory=memory)
-        row = _with_memory_of(memory)
-        bfloat16 = torch.cuda.get_device_capability() >= (8, 0)
-        return replace(row, name=seen, memory=memory, bfloat16=bfloat16, source=f"assumed as of {row.name}")
-    return _with_memory_of(sold_as(80.0))
+    if not torch.cuda.is_available():
+        return _with_memory_of(sold_as(80.0))
+    seen, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties(0).total_memory)
+    words = set(re.split(r"[^a-z0-9]+", seen.lower()))  # word for word: an L40S is no L4
+    named = {name: name.lower().split() for name in HARDWARE}
+    found = [name for name, own in named.items() if {word for word in own if not word.endswith("gb")} <= words]
+    if found and not words & _LESS:
+        return replace(HARDWARE[max(found, key=lambda name: len(words.intersection(named[name])))], memory=memory)
+    row, bfloat16 = _with_memory_of(memory), torch.cuda.get_device_capability() >= (8, 0)
+    return replace(row, name=seen, memory=memory, bfloat16=bfloat16, source=f"assumed as of {row.name}")
 
 
 def _with_memory_of(memory: float) -> Hardware:
     """The smallest of the table that has so many bytes; of more than all have, the largest."""
     return next((row for row in HARDWARE.values() if row.memory >= memory), HARDWARE["H200"])
-
-
-def _row_of(seen: str) -> Hardware | None:
-    """The row of a card by the name that CUDA has for it, word for word: an L40S is no L4."""
-    words = set(re.split(r"[^a-z0-9]+", seen.lower()))
-    if words & _LESS:
-        return None
-    named = {name: name.lower().split() for name in HARDWARE}
-    found = [name for name, own in named.items() if {word for word in own if not word.endswith("gb")} <= words]
-    return HARDWARE[max(found, key=lambda name: len(words.intersection(named[name])))] if found else None
-
-
-def _rows(name: str) -> list[Hardware]:
-    asked = _plain(name).removesuffix("sxm")
-    matching = [row for known, row in HARDWARE.items() if asked in (_plain(known), _plain(known.split()[0]))]
-    if not matching:
-        raise PerlError(f"no hardware {name!r}", "--gpu", did_you_mean(name.upper(), [*HARDWARE, "CPU"]))
-    return matching
 
 
 def _plain(name: str) -> str:

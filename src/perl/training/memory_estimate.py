@@ -119,14 +119,10 @@ class MemoryEstimate:
         return self.trained.total
 
     @property
-    def always(self) -> float:
-        """Held at any time."""
-        return self.context + self.weights + self.adapter + self.teacher + self.engine
-
-    @property
     def least(self) -> float:
         """Held while the shortest pass is run that may be, or while rollouts are written, whichever is more."""
-        return self.always + self.gathered + max(self.of_pass(recompute=self.plan.recompute), self.cache)
+        always = self.context + self.weights + self.adapter + self.teacher + self.engine
+        return always + self.gathered + max(self.of_pass(recompute=self.plan.recompute), self.cache)
 
     @property
     def fits(self) -> bool:
@@ -227,7 +223,10 @@ def estimate_memory(
     head = float(head_bytes(sizes, stored, compute, of_gpu, fused=work.fused_head or on_cpu))
     per_token, teacher = token_bytes(model, types, rank, work.attention, dora=work.dora), 0.0
     if work.teacher is not None:
-        per_token, teacher = _taught(per_token, model, types), float(_FLOAT32 * work.teacher)
+        # Of each token, as if all were of completions, the teacher's last hidden state, once more in the student's
+        # order, and the slope in float32.
+        states, teacher = model.hidden * (2 * types.weights + _FLOAT32), float(_FLOAT32 * work.teacher)
+        per_token = replace(per_token, kept=per_token.kept + states, recomputed=per_token.recomputed + states)
         head = max(head, float(divergence_bytes(sizes, stored, compute, of_gpu)))
     per_token = replace(per_token, fixed=per_token.fixed + head)
     if on_cpu:  # activations are kept, whatever memory there is; a row is not cut
@@ -256,12 +255,3 @@ def estimate_memory(
         context=context,
         teacher=teacher,
     )
-
-
-def _taught(per_token: TokenBytes, model: Decoder, types: Types) -> TokenBytes:
-    """With a teacher's last hidden state of each token, once more in the student's order, and the slope in float32.
-
-    Only completion tokens have them; all tokens of a pass are counted.
-    """
-    states = model.hidden * (2 * types.weights + _FLOAT32)
-    return replace(per_token, kept=per_token.kept + states, recomputed=per_token.recomputed + states)

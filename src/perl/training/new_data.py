@@ -5,6 +5,7 @@ name or mapping -> ``data`` as a recipe has it
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -87,8 +88,16 @@ def data_section(data: str | Mapping[str, Any], columns: Mapping[str, str], *, j
         return {**section, "eval": held.get("name", held)}
     if section.get("eval") is not None:
         section["eval"] = _with_columns(section["eval"], "eval", train.get("columns", {}), judged=True)
-    elif held_out := _held_out(train):
-        section["eval"] = held_out
+    elif not is_sandbox(train["name"]) and train["columns"]["answer"] is not None:
+        if is_data_file(train["name"]):  # a share of one that is long enough
+            rows, _ = read_source(checked(DataSource, train), "train", "data.train")
+            section |= {"eval": f"{_SHARE}%"} if len(rows) >= _FEWEST else {}
+        else:  # the split ``test`` of a Hub data set, if it has one
+            own = {key: train[key] for key in ("name", "subset", "revision") if train.get(key) is not None}
+            own |= {"split": "test", "columns": train["columns"]}
+            with suppress(PerlError):
+                read_source(checked(DataSource, own), "eval", "data.eval")
+                section["eval"] = own
     return {**section, "drop_overlap": True} if isinstance(section.get("eval"), dict) else section
 
 
@@ -106,7 +115,12 @@ def _with_columns(
     if role == "eval":  # which may have other columns than what is trained on
         wanted = {name: column for name, column in wanted.items() if column in known}
     columns = {**own, **wanted}
-    question = columns.get("prompt") or _guessed(QUESTIONS, known) or _only_chat(rows)
+    question = columns.get("prompt") or _guessed(QUESTIONS, known)
+    if question is None:
+        lists = {name: cell for name, cell in rows[0].items() if isinstance(cell, list) and cell} if len(rows) else {}
+        roles = {name: [isinstance(one, Mapping) and "role" in one for one in cell] for name, cell in lists.items()}
+        chats = [name for name, has_role in roles.items() if all(has_role)]
+        question = chats[0] if len(chats) == 1 else None
     gold = columns["answer"] if "answer" in columns else _guessed(ANSWERS, [name for name in known if name != question])
     there = f"there are {', '.join(known)}" if known else f"{source['name']} is empty"
     if question is None:
@@ -122,39 +136,12 @@ def _guessed(usual: Iterable[str], known: Sequence[str]) -> str | None:
     return next((there for name in usual for there in known if there.casefold() == name), None)
 
 
-def _only_chat(rows: Dataset) -> str | None:
-    """The only column that holds chat messages."""
-    chats = [name for name in rows.column_names if _is_chat(rows[0][name])]
-    return chats[0] if len(chats) == 1 else None
-
-
-def _is_chat(value: Any) -> bool:  # noqa: ANN401 (a cell)
-    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) and "role" in one for one in value)
-
-
 def worked_tokens(problems: Dataset, tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of half as much again as the data's worked solutions, but for the longest twentieth; 0: it has none."""
     column = _guessed(_WORKED, problems.column_names)
     texts = [str(text or "") for text in problems[:_LOOKED_AT][column]] if column is not None else [""]
     lengths = sorted(map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]))
     return 64 * -(-3 * lengths[(19 * len(lengths) - 1) // 20] // (2 * 64))
-
-
-def _held_out(train: Mapping[str, Any]) -> dict[str, Any] | str | None:
-    """Of a Hub data set with gold answers its split ``test``, if it has one; of a file that is long enough a share."""
-    columns = train.get("columns", {})
-    if is_sandbox(train["name"]) or columns["answer"] is None:
-        return None
-    if is_data_file(train["name"]):
-        rows, _ = read_source(checked(DataSource, train), "train", "data.train")
-        return f"{_SHARE}%" if len(rows) >= _FEWEST else None
-    own = {key: train[key] for key in ("name", "subset", "revision") if train.get(key) is not None}
-    own |= {"split": "test", "columns": columns}
-    try:
-        read_source(checked(DataSource, own), "eval", "data.eval")
-    except PerlError:
-        return None
-    return own
 
 
 def recipe_text(values: Mapping[str, Any], notes: Mapping[str, str]) -> str:
@@ -181,17 +168,15 @@ def _lines(values: Mapping[str, Any], above: tuple[str, ...], comments: Mapping[
             continue
         names = (".".join((*above, key)), *((key,) if above[0] == "data" else above[:1]))
         comment = next((comments[name] for name in names if name in comments), "")
-        begin = f"{indent}{key}: {_plain(value)}"
+        shown = shown_value(value)
+        if isinstance(value, str) and ("\n" in value or "\\" in value or not value.isascii()):
+            shown = yaml.dump(
+                value, Dumper=PlainDumper, default_style='"', allow_unicode=True, width=float("inf")
+            ).strip()
+        elif isinstance(value, float) and 0 < value < 0.01:
+            shown = f"{value:.0e}".replace("e-0", "e-")
+        begin = f"{indent}{key}: {shown}"
         line = f"{begin.ljust(_COLUMN)}  # {comment}"
         if comment and len(line) > _WIDTH:
             yield f"{indent}# {comment}:"
         yield line if comment and len(line) <= _WIDTH else begin
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, str) and ("\n" in value or "\\" in value or not value.isascii()):
-        text = yaml.dump(value, Dumper=PlainDumper, default_style='"', allow_unicode=True, width=float("inf"))
-        return text.strip()
-    if isinstance(value, float) and 0 < value < 0.01:
-        return f"{value:.0e}".replace("e-0", "e-")
-    return shown_value(value)

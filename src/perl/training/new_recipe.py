@@ -16,7 +16,7 @@ import torch
 from perl.data import read_source
 from perl.errors import ModelError, PerlError, RecipeError
 from perl.methods.registry import METHODS
-from perl.policy.model import load_empty_base, load_tokenizer
+from perl.policy.model import load_tokenizer
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.plain_yaml import plain_value
@@ -33,8 +33,8 @@ from perl.training.forecast_text import bytes_text, first_prompt, summary_lines
 from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_machine
 from perl.training.memory_estimate import MemoryEstimate
 from perl.training.new_data import data_section, recipe_text, worked_tokens
-from perl.training.plan import Plan, make_plan
-from perl.training.prepare import read_recipe
+from perl.training.plan import Plan
+from perl.training.prepare import plan_of, read_recipe
 from perl.training.run_shape import PlanSetup, lengths_of, memory_on, shape_of
 
 BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
@@ -48,6 +48,7 @@ _SMALL = 16e9
 # Prompts of a step, and fewer ones, where the base as it is published or quantised does not fit with these.
 _PROMPTS, _FEWER = (16, 8), (4, 2, 1)
 _UNKNOWN_PROMPTS = 8
+_ELSEWHERE = "What it costs elsewhere: `perl plan FILE --gpu NAME`. Every other setting: `perl recipes --settings`."
 # Of the memory that there is; estimates are of what is needed at least.
 _TAKEN = 0.9
 
@@ -89,6 +90,17 @@ class Sizes:
     backend: Any = TRANSFORMERS.name
     memory: MemoryEstimate | None = None
 
+    @property
+    def needs(self) -> str:
+        """For a person to read."""
+        memory = self.memory
+        if memory is None:
+            return "What it needs is not estimated for models of this kind; a first step shows it."
+        parts = {"base": memory.weights, "adapter with its optimizer": memory.adapter}
+        parts |= {"vLLM": memory.engine, "rollouts": memory.cache}
+        shown = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items() if size)
+        return f"Derived from the model's config: {bytes_text(memory.least)} at least ({shown})."
+
 
 def new_recipe(
     model: str,
@@ -128,12 +140,15 @@ def new_recipe(
     named = {role: column for role, column in (("prompt", prompt), ("answer", answer)) if column is not None}
     section = data_section(data, named, judged=judged)
     with threads_kept():
-        values, sizes, notes = _sized(model, section, rewards, device, judged=judged)
-        text = recipe_text(values, notes)
+        values = _smallest(model, section, rewards, device, judged=judged)
+        sizes, notes = _sized(values, plan_of(read_recipe(values), runs_here=False), device)
+        where = "a CPU" if device.on_cpu else f"one {device.name} of {bytes_text(device.memory)}"
+        head = f"{model} on {section['train']['name']} with LoRA and GRPO, for {where}; begun by `perl new`."
+        text = recipe_text(values, {"": f"{head}\n\n{sizes.needs}\n{_ELSEWHERE}", **notes})
         if plain_value(text) != values:
             raise RecipeError("the recipe's text would be read as something else", "data", "other names of columns")
         recipe = replace(read_recipe(values), name="recipe" if path is None else path.stem)
-        plan = make_plan(recipe, engine_here=False)
+        plan = plan_of(recipe, engine_here=False)
         costs = () if sizes.memory is None else summary_lines(make_forecast(plan, _setup(plan, device)))
         summary = (first_prompt(plan), *costs)
     if path is not None:
@@ -152,29 +167,33 @@ def _checked_output(path: Path, *, force: bool) -> Path:
     return path
 
 
-def _sized(
-    model: str, data: dict[str, Any], rewards: tuple[str, ...], device: Hardware, *, judged: bool
-) -> tuple[dict[str, Any], Sizes, dict[str, str]]:
-    """The recipe with sizes that fit, and what is said of its keys.
-
-    Lengths and counts are of a plan with the shortest completion there can be.
-    """
-    if judged and (template := _template(model, data)):
-        data = {**data, "prompt_template": template}
+def _smallest(
+    model: str, data: dict[str, Any], rewards: Sequence[str], device: Hardware, *, judged: bool
+) -> dict[str, Any]:
+    """The recipe with as few and short completions as there can be, which is planned for lengths and counts."""
+    source = DataSource(**data["train"])
+    if judged and data.get("prompt_template") is None and not is_sandbox(source.name) and not is_sandbox(model):
+        # An instructed model is asked for an answer that can be found.
+        instructed = load_tokenizer(ModelSection(name=model)).chat_template is not None
+        first = read_source(source, "train", "data.train")[0][0] if instructed else {}
+        if isinstance(first.get(source.columns.prompt), str):
+            data = {**data, "prompt_template": BOXED}
     rank = _RANK_ON_CPU if device.on_cpu else _RANK
-    has_answers = data["train"].get("columns", {"answer": "answer"})["answer"] is not None
-    values: dict[str, Any] = {
+    return {
         "model": {"name": model, **({} if device.on_cpu else {"dtype": "bfloat16" if device.bfloat16 else "float16"})},
         "peft": {"method": "lora", "rank": rank, "alpha": 2 * rank},
         "data": data,
         "rewards": dict.fromkeys(rewards, 1.0),
         "train": {"prompts_per_step": 1, "num_generations": _GENERATIONS, "max_steps": 1},
         "rollout": {"backend": TRANSFORMERS.name, "max_completion_length": 1},
-        "eval": {"enabled": has_answers},
+        "eval": {"enabled": data["train"].get("columns", {"answer": "answer"})["answer"] is not None},
         "engine": {"device": "cpu" if device.on_cpu else "auto"},
     }
-    plan = make_plan(read_recipe(values), runs_here=False)
-    config = load_empty_base(plan.recipe.model).config.get_text_config()
+
+
+def _sized(values: dict[str, Any], plan: Plan, device: Hardware) -> tuple[Sizes, dict[str, str]]:
+    """Gives the recipe sizes that fit; those, and what is said of its keys."""
+    config = plan.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None)
     room = None if context is None else max(context - plan.longest_prompt, 1)
     usual = _LENGTH_ON_CPU if device.on_cpu else _LENGTH_ON_SMALL if device.memory < _SMALL else _LENGTH
@@ -197,12 +216,11 @@ def _sized(
     backend = {} if device.on_cpu else {"backend": sizes.backend}
     values["rollout"] = {**backend, "max_completion_length": length}
     heldout = plan.problems.heldout
-    if has_answers and heldout is not None:
+    if values["eval"]["enabled"] and heldout is not None:
         values["eval"] = {"k": 1, "limit": 256, "batch_size": sizes.prompts * _GENERATIONS}
-    elif has_answers:
+    elif values["eval"]["enabled"]:
         del values["eval"]
     notes = {
-        "": _head(model, data, device, sizes),
         "data.train.name": f"{problems:,} problems",
         "train.prompts_per_step": f"x num_generations = {sizes.prompts * _GENERATIONS} completions a step",
         "train.max_steps": f"{steps * sizes.prompts / problems:.2g} times through the {problems:,} problems",
@@ -214,33 +232,7 @@ def _sized(
         notes["model.quantization"] = (
             f"linear layers in {row.bits} bits, by {row.package.pip}: as published the base takes {published}"
         )
-    return values, sizes, notes
-
-
-def _template(model: str, data: Mapping[str, Any]) -> str | None:
-    """How an instructed model is asked for an answer that can be found; the sandbox's model is not instructed."""
-    source = DataSource(**data["train"])
-    instructed = not is_sandbox(model) and load_tokenizer(ModelSection(name=model)).chat_template is not None
-    if data.get("prompt_template") is not None or is_sandbox(source.name) or not instructed:
-        return None
-    first = read_source(source, "train", "data.train")[0][0]
-    return BOXED if isinstance(first.get(source.columns.prompt), str) else None
-
-
-def _head(model: str, data: Mapping[str, Any], device: Hardware, sizes: Sizes) -> str:
-    where = "a CPU" if device.on_cpu else f"one {device.name} of {bytes_text(device.memory)}"
-    memory = sizes.memory
-    if memory is None:
-        needs = "What it needs is not estimated for models of this kind; a first step shows it."
-    else:
-        parts = {"base": memory.weights, "adapter with its optimizer": memory.adapter}
-        parts |= {"vLLM": memory.engine, "rollouts": memory.cache}
-        shown = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items() if size)
-        needs = f"Derived from the model's config: {bytes_text(memory.least)} at least ({shown})."
-    return (
-        f"{model} on {data['train']['name']} with LoRA and GRPO, for {where}; begun by `perl new`.\n\n{needs}\n"
-        "What it costs elsewhere: `perl plan FILE --gpu NAME`. Every other setting: `perl recipes --settings`."
-    )
+    return sizes, notes
 
 
 def choose_sizes(plan: Plan, device: Hardware) -> Sizes:
@@ -257,10 +249,21 @@ def choose_sizes(plan: Plan, device: Hardware) -> Sizes:
     memory = None
     # Of the fewest bits, where its package is installed.
     bits = next((name for name in ("nf4", "int8") if QUANTISATIONS[name].package.installed), None)
-    for candidate in _candidates(device, bits):
+    candidates = [Sizes(prompts, backend=VLLM.name) for prompts in _PROMPTS] if VLLM.installed else []
+    either = (None, bits) if bits else (None,)
+    candidates += [Sizes(prompts, how) for counts in (_PROMPTS, _FEWER) for how in either for prompts in counts]
+    if device.on_cpu:
+        candidates = [Sizes(prompts) for prompts in (*_PROMPTS[1:], *_FEWER)]
+    for candidate in candidates:
         sizes = replace(candidate, prompts=min(candidate.prompts, most))
+        # The same plan with these sizes: neither data nor model is read again.
+        model = plan.recipe.model.model_copy(update={"quantization": sizes.quantization})
+        rollout = plan.recipe.rollout.model_copy(update={"backend": sizes.backend})
+        batch = plan_batch(prompts_per_step=sizes.prompts, num_generations=_GENERATIONS)
+        changed = replace(plan, recipe=replace(plan.recipe, model=model, rollout=rollout, batch=batch))
         try:
-            memory = _memory(plan, device, sizes)
+            shape = shape_of(changed, on_cpu=device.on_cpu)
+            memory = memory_on(changed, _setup(changed, device), shape, "ddp", device.memory)
         except ModelError:  # costs of such a model are not derived
             return Sizes(min(_UNKNOWN_PROMPTS, most))
         if memory.fits and memory.least <= _TAKEN * memory.available:
@@ -271,23 +274,6 @@ def choose_sizes(plan: Plan, device: Hardware) -> Sizes:
         hint = f"in 4 bits it takes less: pip install 'perl-rl[{EXTRA}]'; else {hint}"
     needs = f"{memory.least / GIB:.1f} GiB at least, and has {memory.available / GIB:.1f}"
     raise PerlError(f"{plan.recipe.model.name} does not fit {device.name}: it needs {needs}", "gpu", hint)
-
-
-def _candidates(device: Hardware, bits: str | None) -> list[Sizes]:
-    if device.on_cpu:
-        return [Sizes(prompts) for prompts in (*_PROMPTS[1:], *_FEWER)]
-    served = [Sizes(prompts, backend=VLLM.name) for prompts in _PROMPTS] if VLLM.installed else []
-    either = (None, bits) if bits else (None,)
-    return [*served, *(Sizes(prompts, how) for counts in (_PROMPTS, _FEWER) for how in either for prompts in counts)]
-
-
-def _memory(plan: Plan, device: Hardware, sizes: Sizes) -> MemoryEstimate:
-    """What a run of these sizes needs, without reading data or model again."""
-    model = plan.recipe.model.model_copy(update={"quantization": sizes.quantization})
-    rollout = plan.recipe.rollout.model_copy(update={"backend": sizes.backend})
-    batch = plan_batch(prompts_per_step=sizes.prompts, num_generations=_GENERATIONS)
-    changed = replace(plan, recipe=replace(plan.recipe, model=model, rollout=rollout, batch=batch))
-    return memory_on(changed, _setup(changed, device), shape_of(changed, on_cpu=device.on_cpu), "ddp", device.memory)
 
 
 def _setup(plan: Plan, device: Hardware) -> PlanSetup:

@@ -73,6 +73,11 @@ def train_on_ray(
                 started = plan.server_command(PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
                 command = ServerCommand(started, servers.python, gpus, key)
             with held(folder, in_use(folder)) if storage else nullcontext():  # where no process does
+                name, remembered = folder.name, folder / _NAME
+                if storage:  # where others may have runs of the same name
+                    if not remembered.is_file():
+                        write_text(remembered, f"{name}-{secrets.token_hex(4)}\n")
+                    name = remembered.read_text(encoding="utf-8").strip()
                 task = ProcessTask(
                     train=train,
                     recipe=source.as_dict() if isinstance(source, Recipe) else source,
@@ -83,7 +88,7 @@ def train_on_ray(
                     servers=0 if servers is None else servers.count,
                     in_memory=folder_in_memory(secrets.token_hex(4)),
                     key=key,
-                    name=_name(folder) if storage else folder.name,
+                    name=name,
                     keeps=storage,
                 )
                 outcome = drive(cluster, engine, task, command, partial(_show, shown))
@@ -105,14 +110,6 @@ def _show(shown: Progress, updates: Any) -> None:  # noqa: ANN401 (Updates of a 
     if updates.starts:
         shown.note = lambda: updates.text or "the processes run, the first step is to come"
     shown.update(max(0, updates.step - shown.done))
-
-
-def _name(folder: Path) -> str:
-    """Of the run in the storage, where others may have runs of the same name; the run folder remembers it."""
-    remembered = folder / _NAME
-    if not remembered.is_file():
-        write_text(remembered, f"{folder.name}-{secrets.token_hex(4)}\n")
-    return remembered.read_text(encoding="utf-8").strip()
 
 
 def _storage(written: str | None) -> str | None:

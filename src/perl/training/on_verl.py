@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import MissingExtraError, PerlError, RecipeError, RunFolderError, raise_all, warn
+from perl.hub.push.login import check_login
 from perl.launch.start import ProcessFailedError
-from perl.methods.settings import adaptation, continued_adaptation
-from perl.policy.attach import own_method
 from perl.policy.model import load_base, source_fingerprint
-from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
 from perl.recipe.engine_section import VERL_STRATEGIES
 from perl.recipe.layers import read_layers
@@ -26,7 +24,8 @@ from perl.recipe.validation import checked
 from perl.run.facts import RECIPE
 from perl.run.folder import VERL_JOB, Run, check_folder, differences, open_run
 from perl.training.checked_recipe import checked_recipe
-from perl.training.plan import Plan, make_plan
+from perl.training.plan import Plan
+from perl.training.prepare import plan_of
 from perl.verl.import_job import add_to_run
 from perl.verl.job import check_free, check_rewards, reward_files, write_job
 from perl.verl.job_folder import VERL_VERSION, find_job
@@ -113,20 +112,31 @@ def prepare_export(recipe: Recipe) -> VerlExport:
     Raises:
         PerlError: The data or the model is not what the recipe needs, or verl cannot do it; names each key.
     """
-    try:
+    with recipe.locating():
         check_rewards({name: () for name in recipe.rewards})
-        plan = _plan(recipe)
+        try:
+            plan = plan_of(planned_here(recipe), runs_here=False)
+        except PerlError:
+            raise_all(RecipeError, refusals(recipe))  # what cannot go anyway comes first
+            raise
         check_rewards({reward.name: reward.needs for reward in plan.rewards})
         reward_files(recipe.rewards)
-        job = _handover(recipe, plan)
+        heldout, most = plan.problems.heldout if recipe.eval.enabled else None, recipe.eval.limit_of_heldout
+        if heldout is not None and most is not None:
+            heldout = heldout.select(range(min(most, len(heldout))))
+        job = Handover(
+            recipe=recipe,
+            arguments=plan.arguments,
+            train=plan.problems.train,
+            heldout=heldout,
+            tokenizer=plan.tokenizer,
+            adapter=plan.how.config,
+            saved=plan.saved,
+            steps=plan.steps,
+            longest_prompt=plan.longest_prompt,
+            own_names=plan.problems.own_names,
+        )
         return VerlExport(job, settings(job), plan)
-    except PerlError as error:
-        raise recipe.located(error) from None
-
-
-def prepared(recipe: Recipe) -> VerlExport:
-    """As :func:`prepare_export`, of a recipe whose folder is the run's."""
-    return prepare_export(recipe.with_train(output_dir=None))
 
 
 def export_verl(
@@ -172,14 +182,24 @@ def train_on_verl(recipe: Recipe, finish: Callable[[Run], None]) -> Run:
     run = Run.read(recipe.output_dir) if (recipe.output_dir / "run.json").is_file() else None
     if run is not None and run.status == "done":
         return run
-    try:
+    with recipe.locating():
+        check_login(recipe.hub)
         python = python_of_verl(recipe.engine.python)
-    except PerlError as error:
-        raise recipe.located(error) from None
-    export = prepared(recipe)
+    export = prepare_export(recipe.with_train(output_dir=None))  # whose folder is the run's
     with open_run(recipe) as run:
         folder = (run.path / VERL_JOB).absolute()
-        _write_once(export, folder)
+        if folder.exists():  # a job of another recipe is replaced, where nothing was trained of it
+            there, here = Recipe.of_run(folder / RECIPE), export.job.recipe
+            found = differences(there.as_dict(), here.as_dict())
+            if there.engine.strategy != here.engine.strategy:
+                found.append(f"engine.strategy is {there.engine.strategy} there, {here.engine.strategy} here")
+            if found and find_job(folder).newest_step:
+                what = f"holds a job of another recipe: {'; '.join(found[:3])}"
+                raise RunFolderError(what, str(folder), "choose another with --output")
+            if found:
+                shutil.rmtree(folder)
+        if not folder.exists():
+            write_job(export.job, export.told, folder, _fingerprint(export.plan))
         job = find_job(folder)
         if job.newest_step < export.steps:
             run_job(job, python, export.steps)
@@ -214,58 +234,9 @@ def python_of_verl(asked: str | None) -> str:
     return str(Path(found).absolute())
 
 
-def _write_once(export: VerlExport, folder: Path) -> None:
-    """Writes the job, unless it is there; one of another recipe of which nothing was trained is replaced.
-
-    Raises:
-        RunFolderError: verl has trained another recipe there.
-    """
-    if folder.exists():
-        there, here = Recipe.of_run(folder / RECIPE), export.job.recipe
-        found = differences(there.as_dict(), here.as_dict())
-        if there.engine.strategy != here.engine.strategy:
-            found.append(f"engine.strategy is {there.engine.strategy} there, {here.engine.strategy} here")
-        if not found:
-            return
-        if find_job(folder).newest_step:
-            what = f"holds a job of another recipe: {'; '.join(found[:3])}"
-            raise RunFolderError(what, str(folder), "choose another with --output")
-        shutil.rmtree(folder)
-    write_job(export.job, export.told, folder, _fingerprint(export.plan))
-
-
 def planned_here(recipe: Recipe) -> Recipe:
     """The recipe as this package's own trainer would run it, so that all that it refuses is refused."""
     return replace(recipe.with_train(report_to=None), engine=EngineSection())
-
-
-def _plan(recipe: Recipe) -> Plan:
-    """The plan; where there is none, what cannot go anyway comes first."""
-    try:
-        return make_plan(planned_here(recipe), runs_here=False)
-    except PerlError:
-        raise_all(RecipeError, refusals(recipe))
-        raise
-
-
-def _handover(recipe: Recipe, plan: Plan) -> Handover:
-    saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
-    how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
-    heldout, most = plan.problems.heldout if recipe.eval.enabled else None, recipe.eval.limit_of_heldout
-    if heldout is not None and most is not None:
-        heldout = heldout.select(range(min(most, len(heldout))))
-    return Handover(
-        recipe=recipe,
-        arguments=plan.arguments,
-        train=plan.problems.train,
-        heldout=heldout,
-        tokenizer=plan.tokenizer,
-        adapter=how.config,
-        saved=saved,
-        steps=plan.steps,
-        longest_prompt=plan.longest_prompt,
-        own_names=plan.problems.own_names,
-    )
 
 
 def _fingerprint(plan: Plan) -> str | None:

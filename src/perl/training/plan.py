@@ -1,99 +1,80 @@
 """Everything about a run that can be known, and refused, before the base's weights are loaded.
 
-Recipe -> Plan
+Recipe, arguments, Inputs -> Plan
 
-Reads the data, counts what will be trained on an empty copy of the model, does the arithmetic of steps.
+Holds rewards, prompts and teacher against the data, and does the arithmetic of steps.
 """
 
+import itertools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-from transformers import PreTrainedTokenizerBase
+from datasets import Dataset
 
-from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.overrides import counts
-from perl.data import ProblemSet, load_problem_set
-from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError, raise_all
-from perl.evaluation.scoring.protocol import Protocol
-from perl.evaluation.tasks.questions import PreparedTask
-from perl.methods.base_checks import check_on_quantised
-from perl.methods.registry import METHODS, Method, served_rank
-from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
-from perl.policy.attach import attach_adapter, continue_adapter, own_method
-from perl.policy.critic import critic_parameters, critic_shapes, find_critic
-from perl.policy.model import (
-    check_quantisation,
-    load_empty_base,
-    load_tokenizer,
-    total_parameters,
-    trainable_parameters,
-)
-from perl.policy.quantised import has_bfloat16
-from perl.policy.saved.adapter import SavedAdapter, find_adapter
-from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher, is_same
+from perl.data import OF_TRL, ProblemSet, prompt_text, render_prompts
+from perl.data.overlap import near_copies, repeated
+from perl.errors import DataError, Mistake, ModelError, RecipeError, raise_all, warn
+from perl.methods.registry import served_rank
+from perl.methods.settings import Adaptation, resolved_settings
+from perl.policy.teacher import is_same
 from perl.recipe import Recipe
-from perl.recipe.optional_packages import SWITCHES, missing_package, missing_packages, tracker_mistakes
-from perl.recipe.sections import ModelSection, PeftSection
-from perl.rewards import Reward, resolve_rewards
-from perl.rewards.process.model import read_process_config
-from perl.rewards.process.reward import ProcessReward
-from perl.rewards.resolve import judging_of
-from perl.rewards.verifier import Judging
+from perl.recipe.eval_section import EvalSection
+from perl.recipe.recipe import is_first_process
+from perl.recipe.rollout_section import RolloutSection
+from perl.recipe.sections import PromptsSection, TeacherSection
+from perl.rewards.custom import unsendable
+from perl.rewards.resolve import GOLD, by_own_names, judging_of
+from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.server_command import server_command
-from perl.rollouts.vllm.version import check_engine
-from perl.trainer.arguments.argument_checks import step_mistakes
+from perl.run.progress import live_line
+from perl.trainer.arguments.argument_checks import taught_alone
 from perl.trainer.arguments.config import PeftRLConfig
-from perl.trainer.arguments.recipe_arguments import training_arguments
-from perl.trainer.arguments.signal_checks import check_teacher, taught_alone
-from perl.training.plan_checks import (
-    asked_problems,
-    check_rewards,
-    check_teacher_prompts,
-    prompt_tokens,
-    steps_of,
-    warn_of_data,
-)
-from perl.training.tasks import run_protocol, run_tasks
+from perl.trainer.live import generation_interval
+from perl.trainer.prompts.curriculum import difficulties
+from perl.trainer.prompts.making import choice_mistakes
+from perl.trainer.prompts.refill import extra_prompts
+from perl.trainer.step.teacher_prompts import check_answers, check_differs, teacher_prompt
+from perl.trainer.step.teaching import check_context, context_of
+from perl.training.inputs import Inputs, held_out_here
+
+# A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
+_MOST_UNREADABLE = 0.05
+_ANSWERS_AT_A_TIME = 500
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a run will do.
+@dataclass(frozen=True, kw_only=True)
+class Plan(Inputs):
+    """What a run will do, with what it is made of.
 
     Attributes:
         arguments: The trainer's, complete but for the folder.
         steps: Optimizer steps.
         longest_prompt: In tokens.
         mean_prompt: Of those to train on, in tokens.
-        protocol: How base and adapter are scored.
-        tasks: On what: the held-out problems and the benchmark tasks.
-        method: The row of the table of methods.
-        settings: The adapter's settings, defaults filled in.
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
-        critic_parameters: Trained beside the adapter; 0: there is no critic.
-        teacher: The adapter of the teacher, if it has one.
     """
 
     recipe: Recipe
     arguments: PeftRLConfig
-    problems: ProblemSet
-    rewards: list[Reward]
-    tokenizer: PreTrainedTokenizerBase
     steps: int
     longest_prompt: int
     mean_prompt: float
-    protocol: Protocol
-    tasks: tuple[PreparedTask, ...]
-    method: Method
-    settings: dict[str, Any]
-    trainable_parameters: int
-    total_parameters: int
     served_rank: int | None
-    critic_parameters: int = 0
-    teacher: SavedAdapter | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The adapter's, for a person to read, defaults filled in."""
+        if (saved := self.saved) is None:
+            return resolved_settings(self.recipe.peft)
+        names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+        found = {ours: getattr(saved.config, theirs, None) for ours, theirs in names.items()}
+        shown = {ours: sorted(value) if isinstance(value, set) else value for ours, value in found.items()}
+        shown |= {"continues": saved.name, "continued base loaded as": saved.base_quantization}
+        return {name: shown[name] for name in ("continues", *shown) if shown[name] is not None}
 
     @property
     def teacher_parameters(self) -> int | None:
@@ -101,11 +82,6 @@ class Plan:
         if not self.recipe.teacher.acts:
             return None
         return 0 if self.teacher is None else sum(math.prod(shape) for shape in self.teacher.shapes.values())
-
-    @property
-    def judging(self) -> Judging | None:
-        """How answers are compared with gold answers, in training and evaluation; None if they never are."""
-        return judging_of(self.rewards) or (Judging() if self.tasks else None)
 
     @property
     def longest_text(self) -> int:
@@ -138,183 +114,200 @@ class Plan:
         )
 
 
-def make_plan(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> Plan:
-    """Checks a recipe against its data and its model.
+def make_plan(recipe: Recipe, arguments: PeftRLConfig, inputs: Inputs) -> Plan:
+    """Checks what a run is made of, one thing against the other.
 
     Args:
         recipe: Of the run.
-        runs_here: False: on another machine, so that packages may be missing here.
-        engine_here: False: what writes rollouts may be missing here.
+        arguments: Of its trainer; completed.
+        inputs: What was read.
 
     Raises:
-        PerlError: Whatever is wrong, before any weights are loaded.
+        PerlError: Something does not fit.
     """
-    if runs_here:
-        raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
-        shared = recipe.engine.strategy == "zero2" and recipe.batch.world_size > 1
-        of_strategy = missing_package("engine.strategy", SWITCHES["deepspeed"]) if shared else ()
-        raise_all(MissingExtraError, [*missing_packages(recipe.train), *of_strategy])
-        if engine_here:
-            check_engine(recipe.rollout)
-    checkpoints = str(recipe.output_dir / "checkpoints")  # another machine has a recipe's trackers or not
-    arguments = training_arguments(recipe if runs_here else recipe.with_train(report_to=None), checkpoints)
-    _check_arguments(arguments)
-    saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
-    how = _adaptation(recipe, arguments, saved)
-    if recipe.model.quantization is not None:
-        if runs_here:
-            check_quantisation(recipe.model, arguments.device)
-        _check_quantised(recipe, recipe.model.quantization, how, arguments)
-    empty = load_empty_base(recipe.model)
-    total = total_parameters(empty)
-    policy = policy_without_weights(recipe.model, how, saved)
-    trained = trainable_parameters(policy)
-    tokenizer = load_tokenizer(recipe.model)
-    teacher = _teacher_that_fits(recipe, policy, tokenizer)
-    problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
-    rewards = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
-    for reward in rewards:
-        if isinstance(reward.function, ProcessReward):
-            read_process_config(reward.function.setting)
-    asked = asked_problems(problems, arguments)
-    check_rewards(rewards, asked, problems, recipe)
-    longest, mean = prompt_tokens(problems, tokenizer, empty.config, arguments)
-    alone = taught_alone(arguments, rewarded=counts(r.weight for r in rewards), continued=saved is not None)
-    same = alone and is_same(how, saved, teacher)
-    check_teacher_prompts(recipe.teacher, asked, tokenizer, empty.config, arguments, same=same)
-    protocol = run_protocol(recipe)
-    solution = (judging_of(rewards) or Judging()).solution
+    problems, rewards = inputs.problems, inputs.rewards
+    if not arguments.learning_rate_asked:
+        arguments.learning_rate = inputs.method.learning_rate
+    served = _served_rank(recipe.rollout, inputs.how, quantised=recipe.model.quantization is not None)
+    asked = {"data": problems.train}
+    if problems.heldout is not None and arguments.eval_strategy != "no":
+        asked["held-out data"] = problems.heldout
+    _check_rewards(inputs, asked, recipe.data.train.columns.answer)
+    _check_answers(judging_of(rewards), problems, scored=recipe.eval.enabled)
+    longest, mean = _prompt_tokens(inputs, arguments)
+    if recipe.teacher.acts:
+        _check_teacher_prompts(recipe.teacher, asked, inputs, arguments)
     plan = Plan(
+        **{field.name: getattr(inputs, field.name) for field in fields(Inputs)},
         recipe=recipe,
         arguments=arguments,
-        problems=problems,
-        rewards=rewards,
-        tokenizer=tokenizer,
-        steps=steps_of(problems.train, arguments, recipe),
+        steps=_steps(len(problems.train), arguments, recipe.batch.gradient_accumulation_steps),
         longest_prompt=longest,
         mean_prompt=mean,
-        protocol=protocol,
-        tasks=run_tasks(recipe, problems, solution, tokenizer, empty.config, protocol),
-        method=how.method,
-        settings=_settings(recipe, saved),
-        trainable_parameters=trained,
-        total_parameters=total + trained if how.config else total,
-        served_rank=_served_rank(recipe, how),
-        critic_parameters=_critic_that_fits(recipe, arguments, empty),
-        teacher=teacher,
+        served_rank=served,
     )
+    if recipe.prompts.acts:  # refuses what the trainer would refuse
+        raise_all(RecipeError, choice_mistakes(recipe.prompts, arguments, len(problems.train), recipe.batch.world_size))
+        if (column := recipe.prompts.curriculum) is not None:
+            difficulties(problems.train.column_names, column, problems.train.__getitem__, "prompts.curriculum")
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
-    warn_of_data(problems, recipe, plan.tasks)
+    for line in _suspicious(inputs, recipe.eval) if is_first_process() else ():  # the others would find the same
+        warn("PRL311", "%s", line)
     return plan
 
 
-def _check_arguments(arguments: PeftRLConfig) -> None:
-    """Refuses a teacher where none can be, and settings of our step beside those that TRL's step is run for."""
-    check_teacher(arguments)
-    found = step_mistakes(arguments)
-    fields = [one.where if one.where == "teacher" else f"train.{one.where}" for one in found]
-    raise_all(RecipeError, [replace(one, where=where) for one, where in zip(found, fields, strict=True)])
-
-
-def _adaptation(recipe: Recipe, arguments: PeftRLConfig, saved: SavedAdapter | None) -> Adaptation:
-    """How the model is adapted; its method's usual rate goes into the arguments where no rate is asked for."""
-    how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
-    if not arguments.learning_rate_asked:
-        arguments.learning_rate = how.method.learning_rate
-    return how
-
-
-def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:
+def _served_rank(rollout: RolloutSection, how: Adaptation, *, quantised: bool) -> int | None:
     """The rank of the LoRA that vLLM gets, or None for weights; refuses an adapter that no LoRA is equal to."""
-    rank = None if recipe.rollout.sync == "merged" or how.config is None else how.method.update_rank(how.config)
+    rank = None if rollout.sync == "merged" or how.config is None else how.method.update_rank(how.config)
     served = served_rank(rank) if rank is not None else None
-    if recipe.rollout.sync == "adapter" and served is None:
+    if served is not None:
+        return served
+    if rollout.sync == "adapter":
         what = f"the update of {how.method.name} is not a LoRA that vLLM serves"
         raise ModelError(what, "rollout.sync", "merged, or auto")
-    if recipe.rollout.in_flight == "continue" and served is None:
+    if rollout.in_flight == "continue":
         raise ModelError(f"continue needs a LoRA that vLLM serves: {how.method.name}", "rollout.in_flight", "finish")
-    return served
-
-
-def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> torch.nn.Module:
-    """A policy that trains what a method trains, on the same layers.
-
-    Args:
-        model: The base.
-        how: The method and its config.
-        saved: The adapter that is continued.
-
-    Raises:
-        PerlError: The adapter does not fit the model.
-    """
-    empty = load_empty_base(model)
-    if how.config is None:
-        return empty
-    alike = METHODS.get(how.method.counted_as)
-    if alike is not None:
-        names = {ours: getattr(how.config, how.method.arguments.get(ours, ours)) for ours in how.method.settings}
-        targets = names.pop("target_modules", None)
-        names["target_modules"] = sorted(targets) if isinstance(targets, set) else targets
-        return attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names)))
-    try:
-        return continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how)
-    except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
-        return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
-
-
-def _critic_that_fits(recipe: Recipe, arguments: PeftRLConfig, base: torch.nn.Module) -> int:
-    """Number of parameters of the critic, 0 without one; refuses to start from one of another shape or base.
-
-    The base is without weights.
-    """
-    if not ADVANTAGES[arguments.advantage_estimator].critic:
-        return 0
-    if arguments.critic_adapter is not None:
-        shapes = critic_shapes(base, arguments.critic_rank)
-        find_critic(arguments.critic_adapter, recipe.model.name).check_shapes(arguments.critic_rank, shapes)
-    return critic_parameters(base, arguments.critic_rank)
-
-
-def _teacher_that_fits(
-    recipe: Recipe, policy: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
-) -> SavedAdapter | None:
-    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that a quantised base cannot carry.
-
-    Also refuses a policy, here without weights, that leaves no base to teach.
-    """
-    if recipe.teacher.acts:
-        check_base_is_kept(policy)
-    if recipe.teacher.adapter is None:
-        return None
-    model, saved = recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer)
-    how = Adaptation(own_method(saved), saved.config)
-    try:
-        if model.quantization is not None:
-            check_on_quantised(how, model.quantization)
-        check_head(policy_without_weights(model, how, saved), "the teacher's adapter", WHERE)
-    except PerlError as error:
-        raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
-    return saved
-
-
-def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
-    """The adapter's settings for a person to read."""
-    if saved is None:
-        return resolved_settings(recipe.peft)
-    names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
-    found = {ours: getattr(saved.config, theirs, None) for ours, theirs in names.items()}
-    shown = {ours: sorted(value) if isinstance(value, set) else value for ours, value in found.items()}
-    if saved.base_quantization is not None:
-        shown["continued base loaded as"] = saved.base_quantization
-    return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
-
-
-def _check_quantised(recipe: Recipe, quantization: str, how: Adaptation, arguments: PeftRLConfig) -> None:
-    """Refuses what a quantised base cannot carry, also where only the adapter that is continued tells."""
-    check_on_quantised(how, quantization)
-    if recipe.model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
-        raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
-    if recipe.rollout.capabilities.needs_servers and _served_rank(recipe, how) is None:
+    if quantised and rollout.capabilities.needs_servers:
         what = f"{how.method.name} sends weights after each step, which servers of a quantised base do not take"
         raise ModelError(what, "peft.method", "lora, or rollout.backend: transformers")
+    return None
+
+
+def _check_rewards(inputs: Inputs, asked: Mapping[str, Dataset], gold: str | None) -> None:
+    """Every argument that a reward insists on must be a column of the data, in a form that reaches it."""
+    problems, hints = inputs.problems, {"prompt": "it is called prompts, as in TRL"}
+    hints["solution"] = "set data.train.columns.answer"
+    for what, rows in asked.items():
+        found: list[Mistake] = []
+        known = (OF_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
+        for reward in inputs.rewards:
+            where, columns = f"rewards.{reward.name}", dict.fromkeys(rows.column_names, "")
+            own = by_own_names(columns, problems.own_names) if reward.failures is not None else {}
+            there = f"there are {', '.join(sorted(known & set(columns)))}; {where}.columns maps names"
+            for name in reward.needs:
+                if name not in known and name not in own:
+                    column = "an answer" if name == "solution" else f"the column {name!r}"
+                    message = f"needs {column}, which the {what} does not have"
+                    found.append(Mistake(message, where, hints.get(name, there)))
+            if not reward.takes_all:
+                hint = "TRL hands every column of the data to every reward"
+                found.append(Mistake("the function must accept **kwargs", where, hint))
+            if reward.in_workers and (unsent := unsendable(rows[0])):
+                found.append(Mistake(f"cannot be given to a worker process: {unsent}", where, "leave workers out"))
+        raise_all(DataError, found)
+    lines, named = list(problems.renamed), "answer" if "answer" not in problems.train.column_names else gold
+    for reward in inputs.rewards if GOLD in problems.own_names else ():
+        if reward.failures is not None and GOLD in reward.by_name:
+            what = f"{GOLD} is the data set's column of that name; the gold answer, from {gold}, is {named}"
+            lines.append(f"rewards.{reward.name}: {what}")
+    for line in lines:
+        warn("PRL314", "%s", line)
+
+
+def _check_answers(judging: Judging | None, problems: ProblemSet, *, scored: bool) -> None:
+    """Gold answers that cannot be read are right only letter for letter: many are a mistake, a few are logged."""
+    sets = [("train", problems.train)] if judging is not None else []
+    if problems.heldout is not None and scored:
+        sets.append(("eval", problems.heldout))
+    judging, found = judging or Judging(), []
+    for role, rows in sets:
+        if judging.solution not in rows.column_names:  # of the training data it is checked as any other column
+            found.append(Mistake("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
+        if judging.solution not in rows.column_names or not is_first_process():  # the others would find the same
+            continue
+        golds: list[str | None] = rows[judging.solution][:]
+        bad: list[int] = []
+        with live_line(len(golds), "reading gold answers") as line:
+            for start in range(0, len(golds), _ANSWERS_AT_A_TIME):
+                part = golds[start : start + _ANSWERS_AT_A_TIME]
+                bad += [start + position for position in unreadable(part, judging.workers)]
+                line.update(len(part))
+        if not bad:
+            continue
+        what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {str(golds[bad[0]])[:40]!r}"
+        if len(bad) > _MOST_UNREADABLE * len(golds):
+            hint = "`perl reward check RECIPE` lists them; drop those rows, or use a custom reward"
+            found.append(Mistake(what, f"data.{role}", hint))
+        else:
+            warn("PRL315", "data.%s: %s; right only letter for letter, else without a reward", role, what)
+    raise_all(DataError, found)
+
+
+def _prompt_tokens(inputs: Inputs, arguments: PeftRLConfig) -> tuple[int, float]:
+    """Of the longest prompt, and on average; refuses one that leaves no room for the completion in the context."""
+    sets = [rows for rows in (inputs.problems.train, inputs.problems.heldout) if rows is not None]
+    rendered = [render_prompts(list(rows), inputs.tokenizer, arguments.chat_template_kwargs) for rows in sets]
+    lengths = [[len(prompt.token_ids) for prompt in prompts] for prompts in rendered]
+    longest = max(max(of_set) for of_set in lengths)
+    context = getattr(inputs.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest + arguments.max_completion_length > context:
+        raise ModelError(
+            f"the longest prompt has {longest} tokens, with {arguments.max_completion_length} of completion that is "
+            f"more than the model's {context}",
+            "rollout.max_completion_length",
+            f"at most {context - longest}" if context > longest else "shorten or drop the long prompts",
+        )
+    return longest, sum(lengths[0]) / len(lengths[0])
+
+
+def _check_teacher_prompts(
+    section: TeacherSection, asked: Mapping[str, Dataset], inputs: Inputs, arguments: PeftRLConfig
+) -> None:
+    """Makes each prompt as the teacher will see it, and refuses a teacher that is the policy."""
+    continued = inputs.saved is not None
+    alone = taught_alone(arguments, rewarded=counts(r.weight for r in inputs.rewards), continued=continued)
+    same = alone and is_same(inputs.how, inputs.saved, inputs.teacher)
+    check_differs(itertools.chain(*asked.values()), section, same=same)
+    for rows in asked.values() if section.changes_prompts else ():
+        check_answers(rows.column_names, section)
+        prompts = [{"prompt": teacher_prompt(row, section)} for row in rows]
+        rendered = render_prompts(prompts, inputs.tokenizer, arguments.chat_template_kwargs)
+        longest = max(len(prompt.token_ids) for prompt in rendered)
+        check_context(longest, int(arguments.max_completion_length or 0), context_of(inputs.config))
+
+
+def _steps(problems: int, arguments: PeftRLConfig, accumulation: int) -> int:
+    """Optimizer steps, as transformers counts them; refuses too few problems for one."""
+    prompts_per_generation = arguments.generation_batch_size // arguments.num_generations
+    batches = problems // prompts_per_generation
+    if batches == 0:
+        raise DataError(
+            f"{problems} training problems are too few for a step of {prompts_per_generation} prompts",
+            "data.train",
+            f"set train.prompts_per_step to {problems} or less",
+        )
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    steps_per_epoch = max(1, -(-batches * generation_interval(arguments) // accumulation))
+    return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
+
+
+def most_completions(section: PromptsSection, arguments: PeftRLConfig, processes: int) -> int:
+    """Of a batch of rollouts, with all that a refill may sample."""
+    groups = arguments.generation_batch_size // arguments.num_generations
+    return int((groups + extra_prompts(section.refill, groups, processes)) * arguments.num_generations)
+
+
+def _suspicious(inputs: Inputs, section: EvalSection) -> Iterator[str]:
+    """A line on each thing that data rarely is on purpose."""
+    problems = inputs.problems
+    if problems.heldout is None and section.enabled and not section.tasks:
+        yield "data.eval: nothing is held out, so neither base nor adapter is scored (data.eval: 10% holds some out)"
+    texts = [prompt_text(prompt) for prompt in problems.train["prompt"]]
+    golds = problems.train["solution"][:] if "solution" in problems.train.column_names else [None] * len(texts)
+    again, other = repeated(texts, golds)
+    if again:
+        differ = f", {len(other)} of them with another gold answer" if other else ""
+        what = f"{len(again)} of {len(texts)} problems repeat an earlier one{differ}"
+        yield f"data.train: {what}, e.g. {texts[(other or again)[0]]!r:.60}"
+    if golds[0] is not None and len(golds) > 1 and len(set(golds)) == 1:
+        yield f"data.train: all {len(golds)} gold answers are {golds[0]!r:.60}"
+    heldout = [] if problems.heldout is None else problems.heldout["prompt"]
+    sets = {"data.eval": [prompt_text(prompt) for prompt in heldout]}
+    others = [task.data for task in inputs.tasks if not held_out_here(task)]
+    sets |= {f"eval.tasks: {data.task.name}": [question.text for question in data.questions] for data in others}
+    for name, asked in sets.items():
+        if near := near_copies(asked, texts):
+            what = f"{len(near)} of {len(asked)} problems are training problems, or nearly"
+            yield f"{name}: {what} (by runs of words), e.g. {asked[near[0]]!r:.60}"

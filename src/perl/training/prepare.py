@@ -3,25 +3,38 @@
 RECIPE -> Recipe -> Plan
 """
 
+import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perl.errors import RecipeError
+from perl.errors import MissingExtraError, RecipeError, raise_all
 from perl.hub.push.login import check_login, publishing_mistakes
 from perl.launch.meeting import check_joined
+from perl.launch.together import ProcessGroup, log_on_main, wait_until
 from perl.methods.registry import METHODS
 from perl.policy.sharding import check_strategy
 from perl.recipe import Recipe
-from perl.recipe.sections import PeftSection
+from perl.recipe.optional_packages import SWITCHES, missing_package, missing_packages
+from perl.recipe.recipe import is_first_process
 from perl.rollouts.open_engine import check_servers
+from perl.rollouts.vllm.version import check_engine
 from perl.run.devices import use_threads
-from perl.run.folder import Run
-from perl.training.checked_recipe import checked_recipe, located
+from perl.run.folder import Run, follow_run, open_run
+from perl.run.host import host
+from perl.run.joint_work import joined
+from perl.trainer.arguments.argument_checks import check_teacher, step_mistakes
+from perl.trainer.arguments.config import PeftRLConfig
+from perl.trainer.arguments.recipe_arguments import training_arguments
+from perl.training.checked_recipe import checked_recipe
+from perl.training.inputs import read_inputs
 from perl.training.plan import Plan, make_plan
 from perl.training.reward_trial import check_rewards_work
+
+logger = logging.getLogger("perl")
 
 
 def read_recipe(
@@ -46,16 +59,12 @@ def read_recipe(
     if recipe.engine.on_verl and not on_verl:
         what = "verl: verl trains it, in processes that it starts itself; here is this package's own trainer"
         raise recipe.located(RecipeError(what, "engine.name", "perl train RECIPE, or perl export-verl RECIPE -o DIR"))
-    if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
+    peft, method = recipe.peft, METHODS.get(recipe.peft.method if recipe.peft.type is None else "")
+    trains_the_bases = peft.type == "LN_TUNING" or bool(peft.kwargs.get("modules_to_save"))
+    trains_the_bases |= method is not None and method.trains_the_bases
+    if recipe.model.dtype == "auto" and trains_the_bases:  # tensors of the base, or copies of them, must be float32
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
     return recipe if output_dir is None else recipe.with_train(output_dir=str(output_dir))
-
-
-def _trains_the_bases(peft: PeftSection) -> bool:
-    """Whether the recipe trains tensors of the base, or copies of them; they must be float32."""
-    method = METHODS.get(peft.method if peft.type is None else "")
-    named = peft.type == "LN_TUNING" or bool((peft.kwargs or {}).get("modules_to_save"))
-    return named or (method is not None and method.trains_the_bases)
 
 
 def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
@@ -70,41 +79,93 @@ def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
     """
     if recipe.engine.threads is not None:
         use_threads(recipe.engine.threads)
-    with located(recipe):
-        return make_plan(_as_shared(recipe), engine_here=engine_here)
+    if recipe.batch.world_size == 1:  # one process holds everything, whatever strategy its recipe names
+        recipe = replace(recipe, engine=recipe.engine.model_copy(update={"strategy": "ddp"}))
+    with log_on_main(), recipe.locating():
+        return plan_of(recipe, engine_here=engine_here)
 
 
-def _as_shared(recipe: Recipe) -> Recipe:
-    """The recipe as its processes share the work: one alone holds everything, whatever strategy it names."""
-    if recipe.batch.world_size > 1:
-        return recipe
-    return replace(recipe, engine=recipe.engine.model_copy(update={"strategy": "ddp"}))
+def plan_of(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> Plan:
+    """The plan of a recipe as it stands.
 
-
-def check_processes(plan: Plan) -> None:
-    """Refuses processes that are not those of the plan, or a way to share the work that is not proven.
+    Args:
+        recipe: Of the run.
+        runs_here: False: on another machine, so that packages may be missing here.
+        engine_here: False: what writes rollouts may be missing here.
 
     Raises:
-        PerlError: They are not.
+        PerlError: Whatever is wrong, before any weights are loaded.
     """
-    with located(plan.recipe):
+    arguments = planned_arguments(recipe, runs_here=runs_here, engine_here=engine_here)
+    return make_plan(recipe, arguments, read_inputs(recipe, arguments, runs_here=runs_here))
+
+
+def planned_arguments(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> PeftRLConfig:
+    """The trainer's arguments, before anything is read; :func:`plan_of` says which they take, and what is raised."""
+    if runs_here:
+        shared = recipe.engine.strategy == "zero2" and recipe.batch.world_size > 1
+        of_strategy = missing_package("engine.strategy", SWITCHES["deepspeed"]) if shared else ()
+        raise_all(MissingExtraError, [*missing_packages(recipe.train), *of_strategy])
+        if engine_here:
+            check_engine(recipe.rollout)
+    else:
+        recipe = recipe.with_train(report_to=None)  # another machine has a recipe's trackers or not
+    arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
+    check_teacher(arguments)
+    # Of settings of our step beside those that TRL's step is run for.
+    found = [
+        one if one.where == "teacher" else replace(one, where=f"train.{one.where}") for one in step_mistakes(arguments)
+    ]
+    raise_all(RecipeError, found)
+    return arguments
+
+
+@contextmanager
+def opened_run(plan: Plan, group: ProcessGroup) -> Iterator[tuple[Run, bool]]:
+    """The run's folder, held by the main process, and whether something is left to do of the run.
+
+    Args:
+        plan: Of the run.
+        group: The processes that run it; what the end of one makes of the work inside is raised as that.
+
+    Raises:
+        PerlError: The processes are not those of the plan, or share the work in a way that is not proven; the folder
+            cannot be used; a reward, a login or a server does not work.
+    """
+    with plan.recipe.locating():
         check_joined(plan.arguments.world_size)
         check_strategy(plan.arguments)
+    every = joined()
+    with ExitStack() as opened:
+        with every.failing_together():
+            run = opened.enter_context(open_run(plan.recipe)) if every.main else follow_run(plan.recipe)
+        goes_on = every.by_main(lambda: _left_to_do(plan, run))
+        opened.enter_context(group.named())
+        if goes_on:
+            group.share(run)
+        elif every.main:
+            logger.info("done before: %s", run.path)
+        yield run, goes_on
 
 
-def left_to_do(plan: Plan, run: Run) -> bool:
-    """Whether something is left to do of a run; then all is ready for it.
+def seen_done(run: Run) -> Run:
+    """The run, once this process sees in its folder that the main one, which is done, has called it so."""
 
-    Its rewards have been tried, what must answer before weights are loaded does, and what a kill left for servers is
-    cleared.
+    def is_done() -> bool:
+        run.facts.update(Run.read(run.path).facts)
+        return run.status == "done"
 
-    Raises:
-        PerlError: A reward, a login or a server does not work.
-    """
+    if not is_first_process() and not host().keeps_files:
+        wait_until(is_done)
+    return run
+
+
+def _left_to_do(plan: Plan, run: Run) -> bool:
+    """Whether the run is not done; then its rewards are tried, and what must answer before weights are loaded does."""
     rollout = plan.recipe.rollout
     if run.status == "done":
         return False
-    with located(plan.recipe):
+    with plan.recipe.locating():
         check_rewards_work(plan.recipe, plan.problems)
         check_login(plan.recipe.hub)
         if rollout.capabilities.needs_servers:

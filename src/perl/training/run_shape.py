@@ -12,10 +12,8 @@ from peft import LoraConfig
 
 from perl.algorithms.registry import LOSSES
 from perl.errors import ModelError, PerlError
-from perl.methods.settings import adaptation
 from perl.packing.attention import KERNEL_CALL, Machine, needs_every_head
 from perl.packing.memory import CPU_TOKENS
-from perl.policy.model import load_empty_base
 from perl.recipe.batch_plan import BatchPlan
 from perl.recipe.sections import Strategy
 from perl.run.logs import read_log
@@ -60,7 +58,7 @@ class PlanSetup:
         device: Of each process; a CPU is shared by all.
         strategies: To be compared, one or all.
         lengths: Of prompts and completions.
-        measured: Rates measured here: ``products`` and ``token``, as :mod:`perl.training.measured_rates` has them.
+        measured: Rates measured here: ``products`` and ``token``, of ``measure_rates``.
     """
 
     batch: BatchPlan
@@ -126,27 +124,22 @@ def lengths_of(plan: Plan, *, completion: int | None = None, run: str | None = N
     if completion is not None and not 1 <= completion <= most:
         raise PerlError(f"{completion} tokens", "--completion-tokens", f"1 to {most}, rollout.max_completion_length")
     if run is not None:
-        return measured_lengths(Path(run), prompt, completion)
+        rows = [row for row in read_log(Path(run) / "metrics.jsonl") if _LENGTH in row][-_LAST_STEPS:]
+        if not rows:
+            raise PerlError("no step of a run has been logged there", run, "the OUTPUT of an earlier `perl train`")
+        mean, longest = (round(fmean(row[name] for row in rows)) for name in (_LENGTH, _LONGEST))
+        seconds = [row["step_time"] for row in rows if "step_time" in row]
+        return Lengths(
+            prompt,
+            completion or max(mean, 1),
+            max(longest, completion or mean, 1),
+            fmean(row.get(_TRAINED, 1.0) for row in rows),
+            f"measured in {run}, the last {len(rows)} steps",
+            fmean(seconds) if seconds else None,
+        )
     if completion is not None:
         return Lengths(prompt, completion, most, 1.0, "as given; the longest as long as allowed")
     return Lengths(prompt, max(most // 2, 1), most, 1.0, "assumed: half of the most; the longest as long as allowed")
-
-
-def measured_lengths(run: Path, prompt: int, completion: int | None) -> Lengths:
-    """Of the last steps of a run."""
-    rows = [row for row in read_log(run / "metrics.jsonl") if _LENGTH in row][-_LAST_STEPS:]
-    if not rows:
-        raise PerlError("no step of a run has been logged there", str(run), "the OUTPUT of an earlier `perl train`")
-    mean, longest = (round(fmean(row[name] for row in rows)) for name in (_LENGTH, _LONGEST))
-    seconds = [row["step_time"] for row in rows if "step_time" in row]
-    return Lengths(
-        prompt,
-        completion or max(mean, 1),
-        max(longest, completion or mean, 1),
-        fmean(row.get(_TRAINED, 1.0) for row in rows),
-        f"measured in {run}, the last {len(rows)} steps",
-        fmean(seconds) if seconds else None,
-    )
 
 
 def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
@@ -155,19 +148,17 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
     Raises:
         ModelError: The model's layers are not known to the formulas.
     """
-    config = load_empty_base(plan.recipe.model).config
-    model = decoder_of(config)
+    model, adapter = decoder_of(plan.config), plan.how.config
     if model is None:
         known = "Llama, Mistral, Qwen2 and Qwen3 are"
-        raise ModelError(f"costs of a {config.model_type} are not derived", "model.name", known)
-    adapter = adaptation(plan.recipe.peft).config if plan.method.config else None
+        raise ModelError(f"costs of a {plan.config.model_type} are not derived", "model.name", known)
     written = getattr(adapter, "r", None) or getattr(adapter, "init_r", None)
     rank = written if isinstance(written, int) else 8
     dora = isinstance(adapter, LoraConfig) and bool(adapter.use_dora)
     as_known = model.lora_parameters(rank) + (model.outputs if dora else 0) == plan.trainable_parameters
     return Shape(
         model=model,
-        types=types_of(plan.recipe, config, on_cpu=on_cpu),
+        types=types_of(plan.recipe, plan.config, on_cpu=on_cpu),
         rank=rank,
         trained=plan.trainable_parameters + plan.critic_parameters,
         exact=type(adapter) is LoraConfig and as_known,
@@ -186,6 +177,10 @@ def memory_on(plan: Plan, setup: PlanSetup, shape: Shape, strategy: Strategy, av
         available: Bytes of the memory.
     """
     arguments, engine, batch = plan.arguments, plan.recipe.rollout.capabilities, setup.batch
+    fixed, largest = arguments.train_tokens_per_microbatch, None
+    if setup.device.on_cpu:
+        how = _execution(plan, fixed or CPU_TOKENS, setup.device, recompute=False)
+        largest = largest_pass(groups_of_process(setup), how)
     passes = plan.recipe.train.get("steps_per_generation") or batch.gradient_accumulation_steps
     work = GpuWork(
         plan.longest_prompt + int(arguments.max_completion_length or 0),
@@ -193,8 +188,8 @@ def memory_on(plan: Plan, setup: PlanSetup, shape: Shape, strategy: Strategy, av
         engine_share=arguments.vllm_gpu_memory_utilization if engine.in_process else 0.0,
         attention=attention_on(plan, setup.device),
         fused_head=setup.device.on_cpu or bool(arguments.fused_head),
-        fixed_tokens=arguments.train_tokens_per_microbatch,
-        pass_tokens=_largest_on_cpu(plan, setup) if setup.device.on_cpu else None,
+        fixed_tokens=fixed,
+        pass_tokens=largest,
         dora=shape.dora,
         teacher=plan.teacher_parameters,
     )
@@ -215,11 +210,6 @@ def groups_of_process(setup: PlanSetup) -> list[Group]:
     whole, rest = divmod(setup.rows, setup.batch.num_generations)
     counts = [setup.batch.num_generations] * whole + ([rest] if rest else [])
     return [Group(setup.lengths.prompt, (setup.lengths.completion,) * count) for count in counts]
-
-
-def _largest_on_cpu(plan: Plan, setup: PlanSetup) -> int:
-    how = _execution(plan, plan.arguments.train_tokens_per_microbatch or CPU_TOKENS, setup.device, recompute=False)
-    return largest_pass(groups_of_process(setup), how)
 
 
 def attention_on(plan: Plan, device: Hardware) -> Attention:

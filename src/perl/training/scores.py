@@ -19,7 +19,7 @@ from perl.evaluation.drawing.policies import Policies
 from perl.evaluation.drawing.request import EvalSettings, Evaluation
 from perl.evaluation.drawing.subject import Subject, adapter_digests, model_digests
 from perl.evaluation.evaluate import carry_out
-from perl.evaluation.scoring.results import SAMPLES, Results, TaskResult
+from perl.evaluation.scoring.results import SAMPLES, TaskResult
 from perl.evaluation.tasks.questions import template_hash
 from perl.launch.together import see_files
 from perl.policy.attach import continue_adapter
@@ -30,10 +30,11 @@ from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import ModelSection
 from perl.run.folder import Run
 from perl.run.joint_work import joined
+from perl.trainer.callbacks.trackers import log_scores
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.benchmark_scores import BenchmarkScores, Questions
+from perl.training.inputs import held_out_here
 from perl.training.plan import Plan
-from perl.training.tasks import held_out_here
 
 
 def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
@@ -51,20 +52,17 @@ def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
     draw_samples(replace(evaluation, tasks=heldout), policies, joined())
 
 
-def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: Run) -> Results | None:
-    """Scores base and adapter on every task, and records it.
+def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: Run) -> None:
+    """Scores base and adapter on every task, if there is one, and records it; the best adapter too, if it is pushed.
 
     Args:
         plan: Of the run.
         base: As it was loaded; of a run that trained the model itself another copy is loaded.
         trainer: Has the policy, which has been saved.
         run: Where results go.
-
-    Returns:
-        None where the recipe names no task and holds no problems out.
     """
     if not plan.tasks:
-        return None
+        return
     trained = isinstance(trainer.policy, PeftModel)
     saved = find_adapter(str(run.adapter)) if trained else None
     weights, config = adapter_digests(saved) if saved is not None else model_digests(run.adapter)
@@ -83,26 +81,20 @@ def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: 
     with without_autocast(trainer.policy):  # as base and adapter are scored by anyone who loads them
         results = carry_out(evaluation, policies, joined())
     run.record(eval={task.name: _facts_of(task) for task in results.tasks})
-    return results
+    if plan.recipe.hub.push == "best":
+        _score_best(plan, trainer, run)
+    if joined().main:
+        log_scores(trainer, evaluation.folder)
 
 
-def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None:
-    """Scores the adapter that was best between steps, as the final one is, so that it can be published with its scores.
-
-    Args:
-        plan: Of the run.
-        trainer: Whose base it is put on; its policy stays as it is.
-        run: Has the best adapter, and the final one's results.
-
-    Returns:
-        None where the best adapter is the final one, whose results are its own.
-    """
+def _score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> None:
+    """Scores the adapter that was best between steps as the final one is, whose results are its own."""
     folder = run.path / "best"
     see_files(folder / "adapter", joined())
     saved = find_adapter(str(folder / "adapter"))
     digests = adapter_digests(saved)
     if digests[0] == run.facts["fingerprint"]["adapter"]:
-        return None
+        return
     name = plan.recipe.hub.repo_id or plan.recipe.name
     subject = Subject(name, plan.recipe.model, saved, None, *digests, folder / "eval")
     evaluation = replace(
@@ -116,7 +108,7 @@ def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None
     base = clean_base(trainer.policy)
     policy = continue_adapter(base, saved).eval()
     policies = Policies(base, policy, plan.tokenizer, run.facts["fingerprint"]["base"])
-    return carry_out(evaluation, policies, processes)
+    carry_out(evaluation, policies, processes)
 
 
 def between_steps(plan: Plan, run: Run) -> BenchmarkScores | None:

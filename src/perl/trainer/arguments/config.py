@@ -332,7 +332,10 @@ class PeftRLConfig(GRPOConfig):
             super().__post_init__()
         note_derived(self, asked)
         check_staleness(self, self.rollout)
-        self._check_deepspeed()
+        check_agreement(self)
+        if self.deepspeed_plugin is not None:  # accelerate's own launcher may ask for it too
+            check_stage(self.deepspeed_plugin.zero_stage)
+            self.strategy = ZERO2
         self.peft, self.teacher, prompts_section(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -356,12 +359,6 @@ class PeftRLConfig(GRPOConfig):
         if on_cpu:
             self.use_cpu = True  # or accelerate takes each process for the only one
             exchange_by_gloo()
-
-    def _check_deepspeed(self) -> None:
-        check_agreement(self)
-        if self.deepspeed_plugin is not None:  # accelerate's own launcher may ask for it too
-            check_stage(self.deepspeed_plugin.zero_stage)
-            self.strategy = ZERO2
 
     def _check_own_fields(self) -> None:
         if self.strategy not in STRATEGIES:

@@ -2,7 +2,7 @@
 
 fields that were given, name -> fields; prompts_per_step or TRL's own numbers -> micro-batches of completions
 
-A recipe has its name resolved before its arguments are made (``perl.recipe.algorithm_name``).
+A recipe has its name resolved before its arguments are made (``perl.recipe.layers``).
 """
 
 import dataclasses

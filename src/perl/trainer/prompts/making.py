@@ -16,8 +16,8 @@ from perl.algorithms.kl_place import KL_IN_REWARD, off_reward
 from perl.algorithms.registry import function_at
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.recipe.sections import PromptsSection
+from perl.trainer.arguments.argument_checks import has_teacher
 from perl.trainer.arguments.config import own_setting, prompts_section
-from perl.trainer.arguments.signal_checks import has_teacher
 from perl.trainer.live import Metrics, Position, generation_interval
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
 from perl.trainer.prompts.curriculum import Curriculum, difficulties, ranked

@@ -22,8 +22,8 @@ from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import Judging, check_all, start_workers
 from perl.rollouts.engine import OnGroup, Request, Sampled
+from perl.trainer.arguments.argument_checks import check_signal
 from perl.trainer.arguments.config import PeftRLConfig
-from perl.trainer.arguments.signal_checks import check_signal
 from perl.trainer.overrides import MAY_NEED_NO_REWARD, is_replaced
 from perl.trainer.sampling.generation import Prompts
 

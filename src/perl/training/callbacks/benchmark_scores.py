@@ -9,7 +9,8 @@ import json
 import logging
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,22 +24,21 @@ from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.samples import Sample
 from perl.evaluation.scoring.score import score_samples
 from perl.evaluation.scoring.task import MATH
-from perl.evaluation.tasks.draw import DrawSharing, draw, share, within_batch
+from perl.evaluation.tasks.draw import draw, share, within_batch
 from perl.evaluation.tasks.own_tasks import chosen_tasks, in_keys
-from perl.evaluation.tasks.questions import PreparedTask, prepare_task
-from perl.evaluation.tasks.task_data import check_files, load_task_data
+from perl.evaluation.tasks.questions import PreparedTask
+from perl.evaluation.tasks.task_data import check_files
 from perl.policy.model import base_of
 from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
-from perl.rollouts.engine import Engine
 from perl.run.facts import BEST, averages, read_best
 from perl.run.files import replace_folder, sha256_of, write_text
 from perl.run.joint_work import Processes, joined
 from perl.run.progress import progress
 from perl.trainer.callbacks.run_callback import RunCallback, folder_of
-from perl.training.tasks import check_best
+from perl.training.inputs import check_best, prepared_tasks, protocol_of
 
 logger = logging.getLogger("perl")
 
@@ -77,23 +77,16 @@ class BenchmarkScores(RunCallback):
 
     needs_ours = "its engine draws completions from the policy of the step"
 
-    def __init__(  # noqa: PLR0913 (of a protocol each is a number)
+    def __init__(
         self,
         tasks: Sequence[str | Mapping[str, Any]],
         k: int = 4,
         every: int = 50,
         *,
-        best: str | None = None,
-        data: str | Path | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        max_completion_length: int | None = None,
         system_prompt: str | None = None,
-        seed: int = 0,
-        limit: int | None = None,
-        batch_size: int = 256,
         folder: str | Path | None = None,
         questions: Questions | None = None,
+        **settings: Any,  # noqa: ANN401 (of EvalSection)
     ) -> None:
         """Scores nothing yet.
 
@@ -102,27 +95,26 @@ class BenchmarkScores(RunCallback):
                 recipe's ``eval.tasks`` holds them: ``{"name": "my.jsonl", "limit": 50, "few_shot": 3}``.
             k: Completions a problem; the score is their mean (avg@k).
             every: Optimizer steps between two scores.
-            best: By which score the best adapter is known, as ``aime24/avg@8``; None: the mean of all avg@k.
-            data: Folder with the tasks' data as JSON lines; None: the Hub.
-            temperature: Softmax temperature; 0: greedy.
-            top_p: Nucleus sampling.
-            max_completion_length: Tokens; None: as the trainer's rollouts.
             system_prompt: Message before every question.
-            seed: Of the sampling.
-            limit: Only the first so many problems of each task; None: all.
-            batch_size: Completions that transformers write at a time.
             folder: Where ``best/`` is kept; None: the trainer's ``output_dir``.
             questions: The tasks, ready to be asked, where they are; a recipe's are prepared before its model is loaded.
+            settings: Others of a recipe's ``eval`` section: ``best``, ``data``, ``temperature``, ``top_p``,
+                ``max_completion_length``, ``seed``, ``limit``, ``batch_size``, ``scorer_timeout``.
 
         Raises:
-            PerlError: There is no such task or score, or a number makes no sense.
+            PerlError: There is no such task, score or setting, or a number makes no sense.
         """
-        given = {
-            **{"tasks": list(tasks) if not isinstance(tasks, str) else [tasks], "k": k, "every": every, "best": best},
-            **{"data": None if data is None else str(data), "limit": limit, "batch_size": batch_size, "seed": seed},
-            **{"temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length},
-        }
-        self.settings = _settings(given)
+        given = {"tasks": [tasks] if isinstance(tasks, str) else list(tasks), "k": k, "every": every, **settings}
+        given |= {"data": str(settings["data"])} if settings.get("data") is not None else {}
+        with _named():
+            if not tasks:
+                raise RecipeError("names no task", "tasks", "as in tasks=['aime24']")
+            self.settings = section = checked(EvalSection, given)  # as a recipe's
+            chosen = chosen_tasks(section, "tasks")
+            for one in chosen:
+                with in_keys(one.place, ""):
+                    check_files(one.task, Path(section.data).expanduser() if section.data else None, one.few_shot)
+            check_best(section, chosen, "best")
         self._system_prompt, self._given_folder, self._questions = system_prompt, folder, questions
         self._prepared = questions is not None
         self._processes = Processes()
@@ -138,7 +130,7 @@ class BenchmarkScores(RunCallback):
         """That one score of all tasks draws; 0: not known before training begins."""
         return 0 if self._questions is None else self._questions.completions
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:  # noqa: ANN401 (TRL's)
         """Prepares the tasks.
 
         Raises:
@@ -149,8 +141,16 @@ class BenchmarkScores(RunCallback):
         self._folder = folder_of(args, self._given_folder) / "best"
         self._staged = self._folder.with_name(f".{self._folder.name}.tmp")
         if not self._prepared:
-            with self._processes.failing_together():
-                self._questions = self._prepare(args)
+            with self._processes.failing_together(), _named():
+                settings, tokenizer, base = self.settings, self.trainer.processing_class, base_of(self.trainer.policy)
+                protocol = protocol_of(settings, "script", args.max_completion_length, self._system_prompt)
+                chosen, ends = (
+                    chosen_tasks(settings, "tasks"),
+                    end_tokens(tokenizer, base.generation_config.to_diff_dict()),
+                )
+                arguments = getattr(args, "chat_template_kwargs", None)
+                tasks = prepared_tasks(chosen, settings, tokenizer, protocol, ends, base.config, arguments)
+                self._questions = Questions(tuple(tasks), protocol)
             self._processes.meet()
 
     def on_step_end(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
@@ -171,23 +171,18 @@ class BenchmarkScores(RunCallback):
             engine = trainer.rollout_source.policy_engine(first, self.settings.batch_size)
             sharing = share(self._processes, engine.capabilities, self.settings.batch_size, trainer.policy)
             for task in questions.tasks:
-                groups = self._drawn(questions, engine, task, sharing)
-                metrics |= self._processes.by_main(
-                    partial(task_metrics, task.request.task, groups, task.request.scorer.name)
-                )
+                asked, main = task.request, self._processes.main
+                asking = partial(draw, engine, trainer.processing_class, asked, questions.protocol, {})
+                if main:  # with a progress line
+                    with progress(
+                        len(asked.places(questions.protocol.k)), f"scoring the policy on {asked.task}"
+                    ) as state:
+                        state.note = partial(within_batch, engine)
+                        groups = asking(lambda _: state.update(), questions.judging, sharing)
+                else:
+                    groups = asking(lambda _: None, questions.judging, sharing)
+                metrics |= self._processes.by_main(partial(task_metrics, asked.task, groups, asked.scorer.name))
         return metrics
-
-    def _drawn(
-        self, questions: Questions, engine: Engine, task: PreparedTask, sharing: DrawSharing
-    ) -> list[list[Sample]]:
-        """A task's completions by the current policy, with a progress line."""
-        asked, protocol, judging = task.request, questions.protocol, questions.judging
-        tokenizer = self.trainer.processing_class
-        if not sharing.processes.main:
-            return draw(engine, tokenizer, asked, protocol, {}, lambda _: None, judging, sharing)
-        with progress(len(asked.places(protocol.k)), f"scoring the policy on {asked.task}") as state:
-            state.note = partial(within_batch, engine)
-            return draw(engine, tokenizer, asked, protocol, {}, lambda _: state.update(), judging, sharing)
 
     def keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps the adapter, if it is the best so far; called on every process."""
@@ -199,18 +194,15 @@ class BenchmarkScores(RunCallback):
         with self._processes.failing_together():
             if self._processes.by_main(lambda: value > self._best_so_far(step)):
                 record = {"step": step, "metric": by or "mean avg@k", "value": value, "metrics": dict(metrics)}
-                self._keep(record)
-
-    def _keep(self, record: dict[str, Any]) -> None:
-        """Weights and what they scored change places with the older ones at once: a kill pairs none with another's."""
-        if self._processes.main:
-            shutil.rmtree(self._staged, ignore_errors=True)
-        self.trainer.save_adapter(self._staged / "adapter")
-        if self._processes.main:
-            weights = self._staged / "adapter" / WEIGHTS
-            record |= {"sha256": sha256_of(weights)} if weights.is_file() else {}  # a model has several files
-            write_text(self._staged / BEST, json.dumps(record, indent=2) + "\n")
-            replace_folder(self._staged, self._folder)
+                # Weights and what they scored change places with the older ones at once: a kill pairs none wrongly.
+                if self._processes.main:
+                    shutil.rmtree(self._staged, ignore_errors=True)
+                self.trainer.save_adapter(self._staged / "adapter")
+                if self._processes.main:
+                    weights = self._staged / "adapter" / WEIGHTS
+                    record |= {"sha256": sha256_of(weights)} if weights.is_file() else {}  # a model has several files
+                    write_text(self._staged / BEST, json.dumps(record, indent=2) + "\n")
+                    replace_folder(self._staged, self._folder)
 
     def _best_so_far(self, step: int) -> float:
         """Of the steps before this one: a run that goes on from a checkpoint repeats those after it."""
@@ -224,30 +216,6 @@ class BenchmarkScores(RunCallback):
             warn("PRL303", "%s: %s; the best score so far is forgotten", self._folder / BEST, error)
             return float("-inf")
         return float(record["value"]) if record["step"] < step else float("-inf")
-
-    def _prepare(self, args: Any) -> Questions:  # noqa: ANN401 (TRL's arguments)
-        """The tasks as a script's trainer asks them."""
-        settings, tokenizer, base = self.settings, self.trainer.processing_class, base_of(self.trainer.policy)
-        protocol = Protocol(
-            preset="script",
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            max_new_tokens=settings.max_completion_length or args.max_completion_length,
-            k=settings.k,
-            seed=settings.seed,
-            system_prompt=self._system_prompt,
-        )
-        context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-        ends = end_tokens(tokenizer, base.generation_config.to_diff_dict())
-        arguments = getattr(args, "chat_template_kwargs", None)
-        folder = Path(settings.data).expanduser() if settings.data else None
-        tasks, limit = list[PreparedTask](), settings.scorer_timeout
-        for one in chosen_tasks(settings, "tasks"):
-            with in_keys(f"BenchmarkScores({one.place})", ""):
-                data = load_task_data(one.task, folder, one.limit, one.few_shot, settings.seed)
-                made = prepare_task(data, tokenizer, protocol, ends, context, arguments, scorer_timeout=limit)
-                tasks.append(made)
-        return Questions(tuple(tasks), protocol)
 
 
 def task_metrics(task: str, groups: list[list[Sample]], scorer: str = MATH) -> Metrics:
@@ -263,21 +231,10 @@ def task_metrics(task: str, groups: list[list[Sample]], scorer: str = MATH) -> M
     }
 
 
-def _settings(given: Mapping[str, Any]) -> EvalSection:
-    """The arguments, checked as a recipe's ``eval`` section is.
-
-    Raises:
-        PerlError: One is wrong.
-    """
+@contextmanager
+def _named() -> Iterator[None]:
+    """A mistake names the callback's argument."""
     try:
-        if not given["tasks"]:
-            raise RecipeError("names no task", "tasks", "as in tasks=['aime24']")
-        settings = checked(EvalSection, given)
-        chosen, folder = chosen_tasks(settings, "tasks"), Path(settings.data).expanduser() if settings.data else None
-        for one in chosen:
-            with in_keys(one.place, ""):
-                check_files(one.task, folder, one.few_shot)
-        check_best(settings, [one.task.name for one in chosen], "best")
+        yield
     except PerlError as error:
         raise error.moved(lambda where: f"BenchmarkScores({where})") from error
-    return settings

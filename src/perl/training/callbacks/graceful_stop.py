@@ -90,8 +90,11 @@ class GracefulStop(RunCallback):
         """Whether training is to end, as all processes see it; each must ask at the same time."""
         too_many = [position for position, failures in enumerate(self._failures) if failures.too_many]
         asked = self.requested or host().stop_asked()
-        own = int(asked), 1 + (too_many[0] if too_many else -1), int(host().leaves())
-        requested, failed, leaves = _highest(*own)
+        highest = torch.tensor([int(asked), 1 + (too_many[0] if too_many else -1), int(host().leaves())])
+        if torch.distributed.is_initialized():
+            highest = highest.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+            torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX)
+        requested, failed, leaves = map(int, highest.tolist())
         self._leaves = leaves > 0
         self.failed = failed - 1 if failed else None
         self.requested = bool(requested) or failed > 0
@@ -106,9 +109,12 @@ class GracefulStop(RunCallback):
 
     def _on_signal_of_script(self, number: int, frame: FrameType | None) -> None:
         """As :meth:`_on_signal`, unless an error has ended the training: no event tells a callback of that."""
-        if _is_training(frame):
-            self._on_signal(number, frame)
-            return
+        above = frame
+        while above is not None:
+            if above.f_code is Trainer.train.__code__:  # is under way
+                self._on_signal(number, frame)
+                return
+            above = above.f_back
         self._restore()
         signal.raise_signal(number)  # to whom it would have gone
 
@@ -118,22 +124,3 @@ class GracefulStop(RunCallback):
             if signal.getsignal(number) == self._on_signal_of_script and handler is not None:
                 signal.signal(number, handler)
         self._before = {}
-
-
-def _is_training(frame: FrameType | None) -> bool:
-    """Whether a trainer's ``train`` is under way where a signal came."""
-    while frame is not None:
-        if frame.f_code is Trainer.train.__code__:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _highest(*numbers: int) -> list[int]:
-    """The highest of each number over all processes."""
-    if not torch.distributed.is_initialized():
-        return list(numbers)
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    highest = torch.tensor(numbers, device=device)
-    torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX)
-    return [int(number) for number in highest.tolist()]

@@ -93,7 +93,17 @@ class HubCheckpoints(RunCallback):
         if not state.is_world_process_zero:
             return
         try:
-            self._pack(args, state.global_step)
+            outbox, repo_id, step = self._outbox, self._repo_id, state.global_step
+            if self._run is not None:
+                self._wanted = self._wanted or wanted_push(self._run, repo_id, private=self._private)
+                pack_checkpoint(self._run, step, self._wanted.repo_id)
+            elif outbox is not None and repo_id is not None:
+                known = read_push(outbox, repo_id)
+                self._wanted = self._wanted or known or Push("queued", repo_id, private=self._private)
+                folder = Path(str(args.output_dir)) / f"checkpoint-{step}"
+                queue_checkpoint(outbox, repo_id, step, pack_script_checkpoint(self.trainer, folder, repo_id))
+            else:
+                raise RuntimeError("training has not begun")
         except Exception as error:  # noqa: BLE001 (a checkpoint that cannot be published must not end the training)
             warn("PRL308", "step %d is not published: %s", state.global_step, error)
             return
@@ -102,19 +112,6 @@ class HubCheckpoints(RunCallback):
             # A daemon: a process that has to end does not wait for the Hub, and what it had not sent waits.
             self._thread = threading.Thread(target=self._send, name="perl-publishing", daemon=True)
             self._thread.start()
-
-    def _pack(self, args: TrainingArguments, step: int) -> None:
-        if self._run is not None:
-            self._wanted = self._wanted or wanted_push(self._run, self._repo_id, private=self._private)
-            pack_checkpoint(self._run, step, self._wanted.repo_id)
-            return
-        outbox, repo_id = self._outbox, self._repo_id
-        if outbox is None or repo_id is None:
-            raise RuntimeError("training has not begun")
-        known = read_push(outbox, repo_id)
-        self._wanted = self._wanted or known or Push("queued", repo_id, private=self._private)
-        folder = Path(str(args.output_dir)) / f"checkpoint-{step}"
-        queue_checkpoint(outbox, repo_id, step, pack_script_checkpoint(self.trainer, folder, repo_id))
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """Waits for what is being sent, within reason."""

@@ -41,7 +41,7 @@ class LiveProgress(RunCallback):
         Args:
             say: Takes each line of a log; None: stderr.
         """
-        self._say = say or _to_stderr
+        self._say = say
         self._bar: tqdm | None = None
         self._first_step, self._text = 0, ""
         self._tokens: float | None = None
@@ -62,22 +62,17 @@ class LiveProgress(RunCallback):
         if state.is_world_process_zero:
             self._bar = live_line(state.max_steps, "training  ETA ?", state.global_step, timed=False, asked=True)
 
-    def _recurring(self, args: TrainingArguments, state: TrainerState) -> tuple[Recurring, ...]:
-        """What this trainer does between steps."""
-        every = int(state.eval_steps or 0) if args.eval_strategy == "steps" else 0  # of the state: in whole steps
-        found = [Recurring(every)] if every else []
-        if self.trainer is not None:
-            scores = [one for one in self.trainer.callback_handler.callbacks if isinstance(one, BenchmarkScores)]
-            found += [Recurring(one.every, one.completions) for one in scores]
-        return tuple(found)
-
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         """What came between two steps ends here."""
         now = time.monotonic()
         if self._at:
             self._time.add_between(state.global_step, now - self._at)
         else:  # every callback has begun by now
-            self._time = TimeLeft(self._recurring(args, state), getattr(args, "generation_batch_size", None) or 0)
+            every = int(state.eval_steps or 0) if args.eval_strategy == "steps" else 0  # of the state: in whole steps
+            recurring = [Recurring(every)] if every else []
+            for one in self.trainer.callback_handler.callbacks if self.trainer is not None else ():
+                recurring += [Recurring(one.every, one.completions)] if isinstance(one, BenchmarkScores) else []
+            self._time = TimeLeft(tuple(recurring), getattr(args, "generation_batch_size", None) or 0)
         self._at = now
 
     def on_optimizer_step(self, *_: object, **__: object) -> None:
@@ -101,7 +96,11 @@ class LiveProgress(RunCallback):
         every = max(1, state.max_steps // _LINES_IN_A_LOG)
         is_due = state.global_step % every == 0 or state.global_step in (self._first_step + 1, state.max_steps)
         if self._bar.disable and is_due:
-            self._say(f"step {state.global_step}/{state.max_steps}  {text}")
+            line = f"step {state.global_step}/{state.max_steps}  {text}"
+            if self._say is None:
+                sys.stderr.write(f"{line}\n")
+            else:
+                self._say(line)
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """Takes the line away."""
@@ -125,7 +124,3 @@ class LiveProgress(RunCallback):
             self._seconds = 0.0
         self._tokens = tokens or None
         return "  ".join(parts)
-
-
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
