@@ -44,7 +44,7 @@ CALLS = {
     "evaluation/evaluate.py evaluate": "test_random_states_of_all_gpus_are_afterwards_what_they_were",
     "evaluation/drawing/request.py _engine": "test_an_engine_is_chosen_by_whether_there_is_a_gpu",
     "packing/attention.py machine_of": "test_what_a_gpu_is_given",
-    "packing/in_step.py InStep._catch_up": "test_a_process_without_memory_gives_it_back_and_stays_in_step",
+    "packing/in_step.py InStep.run": "test_a_process_without_memory_gives_it_back_and_stays_in_step",
     "packing/memory.py free_bytes": "test_memory_of_a_sleeping_engine_is_not_free_and_the_allocators_is",
     "policy/model.py _check_spread": "test_parts_of_a_base_beside_the_gpus_are_refused",
     "policy/quantised.py has_bfloat16": "test_what_a_gpu_is_given",

@@ -82,7 +82,7 @@ def test_a_completion_ends_at_the_tokenizers_end_and_at_those_the_base_declares(
         ({"backend": "vllm-server"}, "--backend: vllm-server needs the address of one (--server http://"),
         ({"backend": "transformers", "servers": ("http://a",)}, "--server: transformers asks no server (leave "),
         ({"servers": ("http://a",), "server_timeout": 0}, "--server-timeout: 0 is out of range (more than 0 seconds)"),
-        ({"limit": 0}, "--limit: 0 problems are too few (at least 1)"),
+        ({"limit": 0}, "--limit: 0 is too few (at least 1)"),
         ({"pass_at": (3, 32)}, "--pass-at: there is no pass@32 of 16 completions (1 to 16, or draw more with --k 32)"),
         (
             {"tasks": ("sandbox:additon", "sandbox:chian")},

@@ -60,7 +60,7 @@ def test_of_the_head_by_tiles_as_a_gpu_has_them_and_by_trls_kernel(settings, row
 @pytest.mark.parametrize("rank", [1, 8, 48])
 @pytest.mark.parametrize(("inputs", "outputs"), LAYERS)
 def test_of_a_fused_lora_as_it_runs_on_a_gpu(inputs, outputs, rank, monkeypatch):
-    monkeypatch.setattr(fused_lora, "_sums_first", lambda _: False)
+    monkeypatch.setattr(fused_lora, "_library_sums_first", lambda *_: False)
     x, bias, A, B = normal(3, 37, inputs), normal(outputs), normal(rank, inputs), normal(outputs, rank)
     W = normal(outputs, inputs, trains=False)
     for scaling in (2.0, 1 / 3):

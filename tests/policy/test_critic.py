@@ -176,7 +176,7 @@ def test_one_that_was_trained_on_other_weights_of_its_base_is_refused_in_whateve
         other.get_input_embeddings().weight[0, 0] += 1e-3
     changed = Critic(get_peft_model(other, copy.deepcopy(ADAPTERS["lora"])), rank=3, seed=0)
     before = changed.state()
-    with pytest.raises(ModelError, match=r"^train.critic_adapter: [^\n]*other weights[^\n]*float32 then[^\n]*$"):
+    with pytest.raises(ModelError, match=r"^train.critic_adapter: [^\n]*other weights[^\n]* then, [^\n]*$"):
         changed.load(file)
     assert all(torch.equal(tensor, before[name]) for name, tensor in changed.state().items())
     halved = policy_of(dtype=torch.bfloat16)

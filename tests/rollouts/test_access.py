@@ -5,7 +5,7 @@ import pytest
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_USER_MISTAKE, PerlError
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
-from perl.evaluation.drawing.serving import _port
+from perl.evaluation.drawing.serving import serving_command
 from perl.recipe import Recipe
 from perl.recipe.server_address import ServerAddress, server_address, server_option, without_credentials
 from perl.rollouts.vllm.http import VllmServer
@@ -21,9 +21,10 @@ def test_an_address_with_a_password_is_refused_without_repeating_it(url, tmp_pat
     def of_a_recipe(**rollout):
         return lambda: Recipe.load({"extends": "quickstart", "rollout": {"backend": "vllm-server", **rollout}})
 
+    plan = plan_evaluation(None, "sandbox:base", ["sandbox:chain"], 1, None, tmp_path, EvalSettings())
     ways = [
         lambda: VllmServer(url),
-        lambda: _port(url),
+        lambda: serving_command([plan], url),
         of_a_recipe(servers=[url]),
         of_a_recipe(servers=[{"url": url, "key_env": "NAME"}]),
         lambda: Recipe.load("quickstart", ["rollout.backend=vllm-server", f"rollout.servers=[{url}]"]),

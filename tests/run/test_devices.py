@@ -10,7 +10,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import perl
 from perl.errors import DataError, PerlError, RecipeError
-from perl.evaluation.drawing import request
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.scoring.protocol import Protocol
 from perl.policy.model import load_base, load_tokenizer
@@ -43,7 +42,8 @@ def test_everything_on_a_mac_computes_on_its_cpu_with_one_line_and_its_gpu_is_re
     with caplog.at_level(logging.WARNING, "perl"):
         runs = [PeftRLConfig(str(tmp_path), report_to=[]) for _ in range(2)]
         assert accelerator() is None
-        found = {request._device(EvalSettings()), process_model._device("auto"), *(args.device for args in runs)}
+        plan = plan_evaluation(None, "sandbox:base", ["sandbox:chain"], 1, None, tmp_path, EvalSettings())
+        found = {plan.device, process_model._device("auto"), *(args.device for args in runs)}
     assert {device.type for device in found} == {"cpu"}
     (line,) = [record.getMessage() for record in caplog.records]
     assert "mps" in line

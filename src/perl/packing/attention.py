@@ -13,7 +13,6 @@ Two ways give the same numbers: one call of torch's variable-length kernel for a
 
 import contextlib
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +24,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.packing.rows import Layout
+from perl.policy.precision import HALF, with_attention
 
 _PREFIX = "perl_packed_"
 # What the variable-length kernel takes, as FlashAttention 2 in torch 2.11 to 2.15 checks it.
-_KERNEL_TYPES = (torch.bfloat16, torch.float16)
 _OLDEST_GPU = (8, 0)
 _LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
 # Heads whose backward pass asks for more shared memory than GPUs for desktops, workstations and inference have.
@@ -61,18 +60,9 @@ def use_packed_attention(model: PreTrainedModel) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def without_packed_attention(model: PreTrainedModel) -> Iterator[None]:
+def without_packed_attention(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
     """The model with the attention it was loaded with, for code that looks at its name."""
-    ours = model.config._attn_implementation
-    if not ours.startswith(_PREFIX):
-        yield
-        return
-    model.set_attn_implementation(ours.removeprefix(_PREFIX))
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ours)
+    return with_attention(model, model.config._attn_implementation.removeprefix(_PREFIX))
 
 
 def register(original: str) -> None:
@@ -189,7 +179,7 @@ def why_by_segment(
     capability = machine.capability
     whys = {
         f"no GPU by NVIDIA ({'ROCm' if machine.rocm else machine.device})": machine.device != "cuda" or machine.rocm,
-        f"numbers are {str(dtype).removeprefix('torch.')}": dtype not in _KERNEL_TYPES,
+        f"numbers are {str(dtype).removeprefix('torch.')}": dtype not in HALF,
         f"a GPU of compute capability {capability[0]}.{capability[1]}, below 8.0": capability < _OLDEST_GPU,
         "torch without FlashAttention, or it is switched off": not machine.flash,
         "an unknown varlen_attn": call is None,
@@ -209,11 +199,6 @@ def needs_every_head(machine: Machine) -> bool:
     would take plain products, which keep all scores of a segment for the backward pass.
     """
     return machine.device == "cuda"
-
-
-def _repeated(tensor_1KLD: torch.Tensor, heads: int) -> torch.Tensor:
-    groups = heads // tensor_1KLD.size(1)
-    return tensor_1KLD.repeat_interleave(groups, dim=1) if groups > 1 else tensor_1KLD
 
 
 def packed_attention(
@@ -243,18 +228,15 @@ def packed_attention(
     layout = layout.on(query_1HLD.device)  # of a model in parts the layers are on other devices than its input
     machine, sizes = machine_of(query_1HLD.device), (query_1HLD.size(-1), value_1KLD.size(-1))
     if KERNEL_CALL is None or why_by_segment(machine, query_1HLD.dtype, *sizes, KERNEL_CALL):
-        if needs_every_head(machine):
-            key_1KLD, value_1KLD = (_repeated(tensor, query_1HLD.size(1)) for tensor in (key_1KLD, value_1KLD))
+        groups = query_1HLD.size(1) // key_1KLD.size(1)
+        if groups > 1 and needs_every_head(machine):
+            key_1KLD, value_1KLD = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_1KLD, value_1KLD))
         return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
     return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scaling, KERNEL_CALL)
 
 
 def _by_segment(
-    query_1HLD: torch.Tensor,
-    key_1KLD: torch.Tensor,
-    value_1KLD: torch.Tensor,
-    layout: Layout,
-    scaling: float | None,
+    query_1HLD: torch.Tensor, key_1KLD: torch.Tensor, value_1KLD: torch.Tensor, layout: Layout, scaling: float | None
 ) -> torch.Tensor:
     """One call a segment: no more scores are computed than there are pairs, but for the triangle's other half."""
     grouped = query_1HLD.size(1) != key_1KLD.size(1)
@@ -272,13 +254,7 @@ def _by_segment(
             mask_CS = layout.masks[segment.prefix_length, segment.length]
         attended.append(
             functional.scaled_dot_product_attention(
-                q_1HCD,
-                k_1KCD,
-                v_1KCD,
-                attn_mask=mask_CS,
-                is_causal=mask_CS is None,
-                scale=scaling,
-                enable_gqa=grouped,
+                q_1HCD, k_1KCD, v_1KCD, attn_mask=mask_CS, is_causal=mask_CS is None, scale=scaling, enable_gqa=grouped
             )
         )
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()  # (1, H, L, V) -> (1, L, H, V)

@@ -102,7 +102,7 @@ def head_divergence(
     trained = [p for p in (student.weight_VD, student.bias_V) if p is not None and p.requires_grad]
     if trained and torch.is_grad_enabled():
         raise ValueError("the head is trained, so its gradient would be missing")
-    found: tuple[torch.Tensor, torch.Tensor] = _Divergence.apply(  # type: ignore[no-untyped-call]
+    found: tuple[torch.Tensor, torch.Tensor] = _HeadDivergence.apply(  # type: ignore[no-untyped-call]
         student.hidden_SD, teacher_SD, student.weight_VD, student.bias_V, student.settings, top_k
     )
     return found
@@ -129,7 +129,7 @@ def _rows(vocabulary: int, memory: int | None) -> int:
     return max(tile_rows(vocabulary, memory) // 2, 1)
 
 
-class _Divergence(torch.autograd.Function):
+class _HeadDivergence(torch.autograd.Function):
     """The divergence and, if needed, its derivative by the student's hidden states; tile by tile."""
 
     @staticmethod

@@ -9,7 +9,7 @@ rows, T columns of the completions.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.head import EntropyKind, HeadStates
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
-from perl.packing.rows import PackedBatch, Row, ScoredTokens, pack, pad_right
+from perl.packing.rows import Row, ScoredTokens, pack, pad_right
 from perl.policy.attach import adapter_by_row
 from perl.policy.model import base_of, evaluating
 from perl.policy.precision import HALF, compute_dtype, layers_of, tolerance_of
@@ -34,6 +34,8 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # does expect is compared (`perl.policy.precision.tolerance_of`).
 _TOLERANCE = 1e-3
 
+MadeBeside = Callable[[ScoredTokens, HeadStates], tuple[torch.Tensor, ...]]
+"""Makes tensors of (S, ...) each of the scored tokens and the head's states."""
 Read = Callable[[torch.Tensor], torch.Tensor]
 """Makes (S,) numbers of (S, D) hidden states, as a critic's value head does."""
 
@@ -83,26 +85,15 @@ def score(
     Returns:
         (N, T) log-probabilities, 0 where a token is not scored, and (N, T) entropies in nats or None.
     """
-    if read is not None:
-        return _read(model, rows, groups, packed=packed, columns=columns, read=read), None
+    if read is not None:  # of hidden states alone, without logits
+        scored, (values_S,) = _run(
+            model, rows, groups, packed=packed, entropy="alone", beside=lambda _, states: (read(states.hidden_SD),)
+        )
+        return scored.rectangle(values_S, len(rows), columns), None
     log_probs_NT, entropies_NT, _ = score_beside(
         model, rows, groups, packed=packed, columns=columns, entropy=entropy, beside=None
     )
     return log_probs_NT, entropies_NT
-
-
-def _read(
-    model: nn.Module, rows: Sequence[Row], groups: Sequence[Sequence[int]], *, packed: bool, columns: int, read: Read
-) -> torch.Tensor:
-    """(N, T) what is read of the hidden states, without logits; 0 where a token is not scored."""
-    batch = pack(rows, groups) if packed else pad_right(rows)
-
-    def beside(states: HeadStates) -> tuple[torch.Tensor, ...]:
-        return (read(states.hidden_SD),)
-
-    with of_width(model, rows[0].width):
-        (values_S,) = model(**_inputs(batch), scored=batch.scored, entropy="alone", beside=beside)
-    return batch.scored.rectangle(values_S, len(rows), columns)
 
 
 def score_beside(
@@ -113,7 +104,7 @@ def score_beside(
     packed: bool,
     columns: int,
     entropy: EntropyKind,
-    beside: Callable[[ScoredTokens, HeadStates], tuple[torch.Tensor, ...]] | None,
+    beside: MadeBeside | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
     """As :func:`score`, and what is made of the head's states besides.
 
@@ -129,11 +120,8 @@ def score_beside(
     Returns:
         (N, T) log-probabilities, entropies or None, and what was made, (N, T) each.
     """
-    batch = pack(rows, groups) if packed else pad_right(rows)
-    scored = batch.scored
-    asked: dict[str, Any] = {} if beside is None else {"beside": partial(beside, scored)}
-    with of_width(model, rows[0].width):
-        log_probs_S, entropies_S, *made = model(**_inputs(batch), scored=scored, entropy=entropy, **asked)
+    scored, found = _run(model, rows, groups, packed=packed, entropy=entropy, beside=beside)
+    log_probs_S, entropies_S, *made = found
 
     def rectangle(values_S: torch.Tensor) -> torch.Tensor:
         return scored.rectangle(values_S, len(rows), columns)
@@ -157,22 +145,32 @@ def last_hidden_states(
     Returns:
         (S, D), and which tokens they predict.
     """
+    scored, (hidden_SD,) = _run(
+        model, rows, groups, packed=packed, entropy="alone", beside=lambda _, states: (states.hidden_SD,)
+    )
+    return hidden_SD, scored
+
+
+def _run(
+    model: nn.Module,
+    rows: Sequence[Row],
+    groups: Sequence[Sequence[int]],
+    *,
+    packed: bool,
+    entropy: EntropyKind | Literal["alone"],
+    beside: MadeBeside | None,
+) -> tuple[ScoredTokens, Any]:
+    """One pass, and which tokens it scored; entropy and beside as in :func:`perl.packing.head.add_scored_forward`."""
     batch = pack(rows, groups) if packed else pad_right(rows)
-    with of_width(model, rows[0].width):
-        (hidden_SD,) = model(
-            **_inputs(batch), scored=batch.scored, entropy="alone", beside=lambda states: (states.hidden_SD,)
-        )
-    return hidden_SD, batch.scored
-
-
-def _inputs(batch: PackedBatch) -> dict[str, Any]:
-    """The arguments with which a model runs a batch."""
-    arguments: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    asked: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     if batch.layout is not None:
         # A mask of four dimensions is passed on to the layers as it is; ours look at the layout instead.
         nothing = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=batch.input_ids.device)
-        arguments |= {"position_ids": batch.position_ids, "attention_mask": nothing, "packed_layout": batch.layout}
-    return arguments
+        asked |= {"position_ids": batch.position_ids, "attention_mask": nothing, "packed_layout": batch.layout}
+    if beside is not None:
+        asked["beside"] = partial(beside, batch.scored)
+    with of_width(model, rows[0].width):
+        return batch.scored, model(**asked, scored=batch.scored, entropy=entropy)
 
 
 def whole_passes(passes: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor] | None:
@@ -228,25 +226,24 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
     if not padding_free:
         return Passes(packed=False, shared=False)
     base = base_of(policy)
-    why = adapter_by_row(policy) or _layers_by_row(base) or use_packed_attention(base) or _differs(policy, shared=False)
+    config = base.config.get_text_config()
+    types = set(getattr(config, "layer_types", None) or ())
+    others = ", ".join(sorted(types - _ATTENTION_LAYERS))
+    whys = {
+        "its rows may hold images": config is not base.config,
+        "it has an encoder": getattr(config, "is_encoder_decoder", False),
+        f"its layers of type {others} carry a state from row to row": others,
+        "its attention uses dropout": _attention_drops_out(base),
+    }
+    by_row = next((why for why, holds in whys.items() if holds), None)
+    why = adapter_by_row(policy) or by_row or use_packed_attention(base) or _differs(policy, shared=False)
     if why:
         return Passes(packed=False, shared=False, why=why)
     why = _differs(policy, shared=True) if share else None
-    return Passes(packed=True, shared=share and not why, why=why or "", longest=_sight(base))
-
-
-def _layers_by_row(model: PreTrainedModel) -> str | None:
-    config = model.config.get_text_config()
-    if config is not model.config:
-        return "its rows may hold images"
-    if getattr(config, "is_encoder_decoder", False):
-        return "it has an encoder"
-    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if others:
-        return f"its layers of type {', '.join(sorted(others))} carry a state from row to row"
-    if _attention_drops_out(model):
-        return "its attention uses dropout"
-    return None
+    # How far back a token sees in every layer.
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    sight = None if types == {"full_attention"} else min((window for window in windows if window), default=None)
+    return Passes(packed=True, shared=share and not why, why=why or "", longest=sight)
 
 
 def _attention_drops_out(model: PreTrainedModel) -> bool:
@@ -258,16 +255,6 @@ def drops_out(policy: nn.Module) -> bool:
     """Whether a pass in training mode draws what it leaves out, for each row anew."""
     drawn = any(isinstance(module, nn.Dropout) and module.p > 0 for module in policy.modules())
     return drawn or _attention_drops_out(base_of(policy))
-
-
-def _sight(model: PreTrainedModel) -> int | None:
-    """How far back a token sees in every layer, in tokens; None: to the row's start."""
-    config = model.config.get_text_config()
-    types = getattr(config, "layer_types", None)
-    if types is not None and set(types) == {"full_attention"}:
-        return None
-    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min((window for window in windows if window), default=None)
 
 
 def _differs(policy: nn.Module, *, shared: bool) -> str | None:

@@ -106,7 +106,8 @@ class _LoraLinear(torch.autograd.Function):
         x, xa, W, A, B = ctx.saved_tensors
         x_needed, _, bias_trains, A_trains, B_trains, *_ = ctx.needs_input_grad
         dx = dbias = dA = dB = None
-        with _without_autocast(dy.device.type):  # a loop may call backward inside it; all casts here are explicit
+        on = _autocast_dtype(dy.device.type) is not None  # a loop may call backward inside it; all casts are explicit
+        with torch.autocast(dy.device.type, enabled=False) if on else contextlib.nullcontext():
             dtype = ctx.autocast or A.dtype
             dy_NO = dy.reshape(-1, W.shape[0])
             up_NO = dy_NO.to(dtype)
@@ -157,18 +158,16 @@ def _outputs(
     y = functional.linear(x, W, bias)
     xa = functional.linear(x.to(dtype), A.to(dtype))
     power_of_two = abs(math.frexp(scaling)[0]) == 0.5  # s times a number is then that number but for its exponent
-    if y.dtype == dtype and (dtype in _HALF or (power_of_two and _sums_first(xa))):
+    # addmm_ gives the bits of a product that is added only where the library sums over all of the rank first.
+    exact = power_of_two and xa.is_cpu and not torch.compiler.is_compiling()
+    in_one_go = dtype in _HALF or (exact and _library_sums_first(xa.dtype, xa.shape[-1]))
+    if y.dtype == dtype and in_one_go:
         y.view(-1, y.shape[-1]).addmm_(xa.view(-1, xa.shape[-1]), B.to(dtype).T, alpha=scaling)
         return y, xa
     update = functional.linear(xa, B.to(dtype))
     if not power_of_two:  # rounded before it is added
         update, scaling = update.mul_(scaling), 1.0
     return y.add_(update, alpha=scaling), xa
-
-
-def _sums_first(xa: torch.Tensor) -> bool:
-    """Whether ``addmm_`` gives the bits of a product that is added, on xa's device, in its dtype and at its rank."""
-    return xa.is_cpu and not torch.compiler.is_compiling() and _library_sums_first(xa.dtype, xa.shape[-1])
 
 
 @functools.cache
@@ -211,7 +210,9 @@ def _fusable(layer: Linear) -> tuple[nn.Parameter, nn.Parameter | None, nn.Param
         return None
     base, down, up = parts["base_layer"], parts["lora_A"]._modules[adapter], parts["lora_B"]._modules[adapter]
     for module in (base, down, up):
-        if not _is_ordinary(module) or _is_hooked(module):
+        # Calling a hooked one does more than its forward pass, or another one (accelerate's offloading).
+        hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+        if any(hooks) or "forward" in vars(module) or not _is_ordinary(module):
             return None
     W: nn.Parameter = base._parameters["weight"]
     scaling = layer.scaling[adapter]
@@ -236,21 +237,8 @@ def _is_ordinary(module: nn.Module, *, sharded: bool = False) -> bool:
     )
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    """Whether calling a module does more than its forward pass, or another one (accelerate's offloading)."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or "forward" in vars(module)
-
-
 def _autocast_dtype(device: str) -> torch.dtype | None:
     """The dtype that autocast computes in on a type of device, or None where it is off or unknown (meta)."""
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
-
-
-def _without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
-    """Switches autocast off where it is on."""
-    if _autocast_dtype(device) is None:
-        return contextlib.nullcontext()
-    return torch.autocast(device, enabled=False)

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import FSDPModule
 _T = TypeVar("_T")
 Kind = Literal["training", "waiting", "scoring", "critic", "values"]
 """The policy's passes with gradient; those without one while a critic warms up; without gradient; a critic's two."""
-_Order = tuple[FSDPModule, ...]
 
 
 class _NotedGather:
@@ -53,7 +52,7 @@ class InStep:
         self._base: Any = base
         self._modules = [module for module in base.modules() if isinstance(module, FSDPModule)]
         self._begun: list[FSDPModule] = []
-        self._orders: dict[Kind, _Order] = {}
+        self._orders: dict[Kind, tuple[FSDPModule, ...]] = {}
         for module in self._modules:
             module.set_custom_all_gather(_NotedGather(module, self._begun))  # type: ignore[arg-type]  # as its interface
 
@@ -99,14 +98,13 @@ class InStep:
                 if not hasattr(self._base, "reset_iter_state"):  # older than torch 2.13
                     raise
                 results.clear()
-            self._catch_up(kind, len(passes) - number - 1)  # out of the handler, which holds the tensors of the pass
+            # Out of the handler, which holds the tensors of the pass.
+            order = self._orders[kind]
+            left = (*order[len(self._begun) :], *order * (len(passes) - number - 1))
+            self._base.reset_iter_state()
+            torch.cuda.empty_cache()
+            for module in left:
+                module.unshard()
+                module.reshard()
             return None
         return results
-
-    def _catch_up(self, kind: Kind, passes_left: int) -> None:
-        begun, order = len(self._begun), self._orders[kind]
-        self._base.reset_iter_state()
-        torch.cuda.empty_cache()
-        for module in (*order[begun:], *order * passes_left):
-            module.unshard()
-            module.reshard()

@@ -169,12 +169,7 @@ def free_bytes(asleep: int = 0) -> int:
 
 
 def measure(
-    model: nn.Module,
-    *,
-    packed: bool,
-    shared: bool = False,
-    fused_head: bool | None = None,
-    read: Read | None = None,
+    model: nn.Module, *, packed: bool, shared: bool = False, fused_head: bool | None = None, read: Read | None = None
 ) -> TokenBytes:
     """What a token keeps in this model, from passes of tokens that stand for nothing.
 
@@ -218,7 +213,9 @@ def measure(
     fixed = max(first - kept * _PROBE - pair * _PROBE**2, 0.0) * rows
     outside = _dequantised_bytes(model)
     if device.type != "cpu":
-        outside += _head_bytes(model, device, fused=bool(fused_head))
+        text = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        sizes, stored = (text.vocab_size, text.hidden_size), base_of(model).get_output_embeddings().weight.dtype
+        outside += head_bytes(sizes, stored, compute_dtype(model), memory_of(device), fused=bool(fused_head))
     if not inputs.layers:  # nothing that could be computed again
         return TokenBytes(kept, kept, fixed + outside, 0.0, pair, pair, copy, copy)
     return TokenBytes.of_layers(
@@ -261,14 +258,6 @@ def _row(prompt: int, completion: int, device: torch.device, index: int = 0) -> 
     tokens = torch.zeros(prompt + completion, dtype=torch.long, device=device)
     tokens[prompt:] = index
     return Row(tokens[:prompt], tokens[prompt:], torch.ones(completion, dtype=torch.bool))
-
-
-def _head_bytes(model: nn.Module, device: torch.device, *, fused: bool) -> int:
-    """What the head holds while it computes."""
-    text = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    stored = base_of(model).get_output_embeddings().weight.dtype
-    sizes = (text.vocab_size, text.hidden_size)
-    return head_bytes(sizes, stored, compute_dtype(model), memory_of(device), fused=fused)
 
 
 def _dequantised_bytes(model: nn.Module) -> int:

@@ -86,14 +86,12 @@ class MicroBatch:
     @property
     def tokens(self) -> int:
         """Tokens that are run, padding included."""
-        if not self.packed:
-            return len(self.rows) * max(row.tokens for row in self.rows)
-        return sum(group_tokens([self.rows[index] for index in group]) for group in self.groups)
+        return int(self.cost(0.0))
 
     def cost(self, copy_cost: float) -> float:
         """In tokens of a budget, as in :func:`micro_batches`."""
         if not self.packed:
-            return self.tokens
+            return len(self.rows) * max(row.tokens for row in self.rows)
         return sum(_group_cost([self.rows[index] for index in group], copy_cost) for group in self.groups)
 
 
@@ -117,16 +115,11 @@ def rows_of(
     for index, (prompt_length, length) in enumerate(zip(prompt_lengths, lengths, strict=True)):
         prompt = inputs["prompt_ids"][index, width - int(prompt_length) :]
         completion = inputs["completion_ids"][index, : int(length)]
-        rows.append(Row(prompt, completion, scored_NT[index, : int(length)], rope, _taught(inputs, index)))
+        taught = None  # the prompt as the teacher sees it, if that is another one
+        if TAUGHT_IDS in inputs:
+            taught = inputs[TAUGHT_IDS][index][inputs[TAUGHT_MASK][index].bool()]
+        rows.append(Row(prompt, completion, scored_NT[index, : int(length)], rope, taught))
     return rows
-
-
-def _taught(inputs: Mapping[str, Any], index: int) -> torch.Tensor | None:
-    """The prompt of a row as the teacher sees it, if that is another one."""
-    if TAUGHT_IDS not in inputs:
-        return None
-    taught: torch.Tensor = inputs[TAUGHT_IDS][index]
-    return taught[inputs[TAUGHT_MASK][index].bool()]
 
 
 def join(
@@ -206,8 +199,11 @@ def micro_batches(
         The micro-batches, the one that costs most first: if memory does not suffice, that shows at once.
     """
     if budget == 0:
-        groups = _groups([window.rows[index] for index in chosen], chosen, share=share)
-        bins = _by_origin(groups, window.micro_batch_N.tolist())
+        by_origin, origins = dict[int, list[int]](), window.micro_batch_N.tolist()
+        for index in chosen:
+            by_origin.setdefault(origins[index], []).append(index)
+        own = [by_origin[origin] for origin in sorted(by_origin)]
+        bins = [_groups([window.rows[index] for index in one], one, share=share) for one in own]
     else:
         bins = token_batches(window.rows, chosen, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
     found = [_cut(window, members, packed=packed) for members in bins]
@@ -327,18 +323,6 @@ def _fill_padded(rows: Sequence[Row], indices: Iterable[int], budget: int) -> li
             bins.append([])
         bins[-1].append([index])
     return bins
-
-
-def _by_origin(groups: list[list[int]], origin: list[int]) -> list[list[list[int]]]:
-    """The micro-batches as they came, prompts shared within each."""
-    bins: dict[int, list[list[int]]] = {}
-    for group in groups:
-        parts: dict[int, list[int]] = {}
-        for index in group:
-            parts.setdefault(origin[index], []).append(index)
-        for micro_batch, part in parts.items():
-            bins.setdefault(micro_batch, []).append(part)
-    return [bins[key] for key in sorted(bins)]
 
 
 def _cut(window: Window, groups: list[list[int]], *, packed: bool) -> MicroBatch:

@@ -70,10 +70,7 @@ class _Fixed:
         self.width = width
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        position_ids: torch.Tensor,
-        layer_type: str | None = None,
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.module
         own = module.rope_type if layer_type is None else module.rope_type[layer_type]

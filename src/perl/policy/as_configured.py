@@ -79,12 +79,9 @@ def check_as_configured(policy: PeftModel) -> None:
         if name in made and (isinstance(module, BaseTunerLayer) or not is_of_the_base(policy, f"{name}.")):
             here, there = _of_module(module, adapter), _of_module(made[name], adapter)
             for fact in sorted(key for key in there if here.get(key, False) != there[key] and key != _CALLED):
-                raise ModelError(
-                    f"{name}: {fact} is {here.get(fact)}, and {there.get(fact)} as the config makes it, which "
-                    "alone is saved",
-                    "model",
-                    "leave the layers as get_peft_model makes them, and say it in the config",
-                )
+                what = f"{name}: {fact} is {here.get(fact)}, and {there.get(fact)} as the config makes it"
+                hint = "leave the layers as get_peft_model makes them, and say it in the config"
+                raise ModelError(f"{what}, which alone is saved", "model", hint)
 
 
 def _check_called(policy: PeftModel) -> None:

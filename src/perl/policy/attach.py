@@ -23,20 +23,12 @@ from perl.methods.base_parameters import is_of_the_base, name_in_base
 from perl.methods.butterflies import say_who_can_load, without_extension
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, check_task, initialisation_of, method_of
-from perl.policy.model import (
-    base_dtype,
-    base_identity,
-    base_parameters,
-    is_the_base,
-    public_name,
-    source_fingerprint,
-    trainable_parameters,
-)
+from perl.policy.model import base_dtype, base_parameters, is_the_base, public_identity, source_fingerprint
 from perl.policy.quantised import keep_type
 from perl.policy.saved.adapter import CONFIG, POSITIONS, SavedAdapter
 from perl.policy.saved.config import check_facts, check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
-from perl.policy.targets import check_targets, full_names, leave_out_unreached, linear_names
+from perl.policy.targets import check_targets, leave_out_unreached, linear_names
 
 # Adapters that see a row as a whole; others act on each token by itself.
 _BY_ROW = (PeftType.XLORA, PeftType.POLY)
@@ -74,24 +66,26 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     # What is a file's or another process's own, where the config was read from one.
     config.inference_mode, config.base_model_name_or_path, config.auto_mapping = False, None, None
     check_task(config)
-    _check_saved(config)
+    facts = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
+    try:
+        check_facts(facts)  # or nobody could read it once the adapter is saved
+    except ValueError as error:
+        raise ModelError(str(error).removeprefix(f"{CONFIG}: "), "peft.kwargs", "leave it out") from error
+    check_patterns(config, "peft.kwargs")
     check_config(model, config)
     check_targets(model, config)
     left_out = leave_out_unreached(model, config)
     if left_out and model.device.type != "meta":
-        warn(
-            "PRL329",
-            "peft.target_modules all-linear without %s: the model reads their weights past an adapter",
-            ", ".join(left_out),
-        )
+        what = "peft.target_modules all-linear without %s: the model reads their weights past an adapter"
+        warn("PRL329", what, ", ".join(left_out))
     if getattr(config, "modules_to_save", None):
-        config.modules_to_save = full_names(model, config.modules_to_save)
-    _quiet_sparse_tensors(config)
-    without_extension(config)
+        # In full; PEFT takes ``norm`` for the ending of any name, so for ``q_norm`` too.
+        names = [(f".{name}", f".{module}") for name in config.modules_to_save for module, _ in model.named_modules()]
+        config.modules_to_save = sorted({module[1:] for name, module in names if module.endswith(name)})
     if model.device.type != "meta":
         say_who_can_load(config)
-    with _explained(model), whole_targets(model, config):
-        policy = get_peft_model(model, config)
+    with whole_targets(model, config):
+        policy = fresh_adapter(model, config, where="")
     keep_type(policy)
     if model.device.type != "meta":
         starts.unrounded_magnitudes(policy)
@@ -119,8 +113,13 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     adaptation = adaptation or Adaptation(own_method(saved), saved.config)
     check_patterns(saved.config, "peft.adapter")
     if model.device.type != "meta":
-        _check_base(model, saved)
-    check_start_is_known(saved)
+        made_for = saved.config.base_model_name_or_path
+        check_same_base(model, saved.name, made_for, saved.base_fingerprint, saved.base_dtype, "peft.adapter")
+    start = str(getattr(saved.config, "init_lora_weights", ""))
+    if "_niter_" in start:
+        what = f"{saved.name} started from a random decomposition ({start}) that cannot be made again"
+        hint = "save it with PEFT's path_initial_model_for_weight_conversion where it was trained"
+        raise ModelError(f"{what}: its policy is lost", "peft.adapter", hint)
     check_config(model, saved.config)
     with whole_targets(model, saved.config):
         policy = fresh_adapter(model, without_anchor(saved.config) if saved.start else saved.config)
@@ -129,51 +128,61 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     own_names = _check_fits(policy, saved)
     _check_numbers(policy, saved)
     if model.device.type != "meta":
-        _put_tensors(policy, saved, _tensors_of(saved, policy, own_names))
+        _put_tensors(policy, saved, own_names)
         policy.start = saved.start or own_method(saved).name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
     return policy
 
 
-def _check_saved(config: PeftConfig) -> None:
-    """Refuses a config that nobody could read once the adapter is saved."""
-    facts = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
-    try:
-        check_facts(facts)
-    except ValueError as error:
-        raise ModelError(str(error).removeprefix(f"{CONFIG}: "), "peft.kwargs", "leave it out") from error
-    check_patterns(config, "peft.kwargs")
+def check_same_base(
+    model: nn.Module, name: str, made_for: str | None, fingerprint: str | None, dtype: str | None, where: str
+) -> None:
+    """Refuses what was trained on other weights than this base's, in whatever type either was loaded.
 
-
-def check_start_is_known(saved: SavedAdapter) -> None:
-    """Refuses an adapter whose start cannot be computed again.
+    Args:
+        model: The base, with or without an adapter; all processes must ask at once.
+        name: What was trained.
+        made_for: Its base.
+        fingerprint: Of that base's weights; None: nobody knows.
+        dtype: In which they were then; None: it is not said.
+        where: Where it is named.
 
     Raises:
-        ModelError: It began from a random decomposition.
+        ModelError: The fingerprint is of other weights.
     """
-    if "_niter_" in str(getattr(saved.config, "init_lora_weights", "")):
-        raise ModelError(
-            f"{saved.name} started from a random decomposition ({saved.config.init_lora_weights}) that cannot be made "
-            "again: its policy is lost",
-            "peft.adapter",
-            "save it with PEFT's path_initial_model_for_weight_conversion where it was trained",
-        )
+    if fingerprint is None or is_the_base(model, fingerprint, dtype):
+        return
+    then, now = fingerprint[:12], str(source_fingerprint(model))[:12]
+    dtype_then, dtype_now = dtype or "float32", base_dtype(model)
+    hint = "load the base's revision that it names"
+    if dtype_now not in ("float32", dtype_then):  # rounded when it was loaded, so what was there before is lost
+        then, now = f"{then} in {dtype_then}" if dtype else then, f"{now} in {dtype_now}"
+        may = "it was" if dtype else "it may have been"
+        hint = f"{may} trained on the base in {dtype_then}: set model.dtype: {dtype_then}; or {hint}"
+    weights = f"({then} then, {now} of {public_identity(model)[0]} here)"
+    raise ModelError(f"{name} was trained on other weights of {made_for} {weights}", where, hint)
 
 
-def fresh_adapter(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
+def fresh_adapter(
+    model: nn.Module, config: PeftConfig, adapter_name: str = "default", where: str = "peft.adapter"
+) -> PeftModel:
     """The model with an adapter of a finished one's config, whose numbers are still to come."""
     config = _without_weight_init(config)
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
-    _quiet_sparse_tensors(config)
+    if "Shira" in type(config).__name__:  # its sparse tensors go unchecked, as usual; said, so that torch does not warn
+        torch.sparse.check_sparse_tensor_invariants.disable()
     without_extension(config)
-    with _explained(model, "peft.adapter"):
+    with _explained(model, where):
         return get_peft_model(model, config, adapter_name)
 
 
-def _put_tensors(policy: PeftModel, saved: SavedAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
-    """The numbers of a saved adapter, with what it began from."""
-    own = dict(tensors)
+def _put_tensors(policy: PeftModel, saved: SavedAdapter, own_names: Set[str]) -> None:
+    """The numbers of a saved adapter, with what it began from; tensors of the base in its file must be this base's."""
+    own, base = load_file(saved.weights), dict(base_parameters(policy))
+    for name in own.keys() - own_names:
+        if not torch.equal(own.pop(name).to(base[name_in_base(name)]), base[name_in_base(name)]):
+            raise ModelError(f"{saved.name} brings other weights of the base: {name_in_base(name)}", "peft.adapter")
     if saved.start:
         own = lift_anchor(policy, own)
     elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
@@ -265,11 +274,9 @@ def check_trainable(model: nn.Module) -> None:
     Raises:
         ModelError: No parameter requires a gradient.
     """
-    if trainable_parameters(model) == 0:
-        raise ModelError(
-            "the model has no trainable parameters: training would change nothing",
-            hint="load an adapter with is_trainable=True, or pass a peft_config that matches some layer",
-        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        hint = "load an adapter with is_trainable=True, or pass a peft_config that matches some layer"
+        raise ModelError("the model has no trainable parameters: training would change nothing", hint=hint)
 
 
 def check_untouched_base(policy: PeftModel) -> None:
@@ -280,9 +287,8 @@ def check_untouched_base(policy: PeftModel) -> None:
     """
     active, config = list(policy.base_model.active_adapters), policy.peft_config[policy.active_adapter]
     if active != [policy.active_adapter]:
-        what = (
-            f"its active adapters are {', '.join(active) or 'none'}, and {policy.active_adapter} alone would be saved"
-        )
+        what = f"its active adapters are {', '.join(active) or 'none'}"
+        what += f", and {policy.active_adapter} alone would be saved"
         raise ModelError(what, "model", f"model.set_adapter({policy.active_adapter!r})")
     own = [name for name, p in policy.named_parameters() if p.requires_grad and is_of_the_base(policy, name)]
     if own:
@@ -290,18 +296,10 @@ def check_untouched_base(policy: PeftModel) -> None:
         raise ModelError(what, "model", "requires_grad_(False), or modules_to_save in the adapter's config")
     start = initialisation_of(config)
     if start is not None and start.writes:
-        raise ModelError(
-            f"the initialisation {config.init_lora_weights!r} of this PeftModel has changed the weights of its "
-            "base, so that the base's policy is lost and the adapter would belong to no published model",
-            "model",
-            "pass the base and peft_config=..., or the base and PeftRLConfig(adapter=...) to continue",
-        )
-
-
-def _quiet_sparse_tensors(config: PeftConfig) -> None:
-    """SHiRA's sparse tensors go unchecked, which is torch's default; said, so that torch does not warn of it."""
-    if "Shira" in type(config).__name__:
-        torch.sparse.check_sparse_tensor_invariants.disable()
+        what = f"the initialisation {config.init_lora_weights!r} of this PeftModel has changed the weights of its base"
+        what += ", so that the base's policy is lost and the adapter would belong to no published model"
+        hint = "pass the base and peft_config=..., or the base and PeftRLConfig(adapter=...) to continue"
+        raise ModelError(what, "model", hint)
 
 
 def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
@@ -315,25 +313,6 @@ def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
     return config
 
 
-def _check_base(model: PreTrainedModel, saved: SavedAdapter) -> None:
-    """The base must be the one of the header, in whatever type either was loaded."""
-    if saved.base_fingerprint is None or is_the_base(model, saved.base_fingerprint, saved.base_dtype):
-        return
-    then, now = saved.base_fingerprint[:12], str(source_fingerprint(model))[:12]
-    dtype_then, dtype_now = saved.base_dtype or "float32", base_dtype(model)
-    hint = "load the base's revision that it names"
-    if dtype_now not in ("float32", dtype_then):  # rounded when it was loaded, so what was there before is lost
-        then, now = f"{then} in {dtype_then}" if saved.base_dtype else then, f"{now} in {dtype_now}"
-        may = "it was" if saved.base_dtype else "it may have been"
-        hint = f"{may} trained on the base in {dtype_then}: set model.dtype: {dtype_then}; or {hint}"
-    raise ModelError(
-        f"{saved.name} was trained on other weights of {saved.config.base_model_name_or_path} ({then} then, {now} of "
-        f"{public_name(*base_identity(model))[0]} here)",
-        "peft.adapter",
-        hint,
-    )
-
-
 def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
     """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
     with without_harmless_warnings():
@@ -344,15 +323,15 @@ def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
         for name, shape in saved.shapes.items()
         if name in expected and expected[name] != shape
     ]
-    wrong += [f"{name} is only there" for name in saved.shapes if name not in expected and not _is_base(policy, name)]
+    # The base's own, which PEFT may save beside an adapter on embeddings.
+    of_base = {name for name, _ in base_parameters(policy)}
+    others = [name for name in saved.shapes if name not in expected]
+    wrong += [f"{n} is only there" for n in others if not (is_of_the_base(policy, n) and name_in_base(n) in of_base)]
     wrong += [f"{name} is only here" for name in expected if name not in saved.shapes]
     if wrong:
-        base = saved.config.base_model_name_or_path
-        raise ModelError(
-            f"{saved.name} does not fit this base, it was made for {base or 'another one'}: {wrong[0]}"
-            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
-            "peft.adapter",
-        )
+        base, more = saved.config.base_model_name_or_path, f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        what = f"{saved.name} does not fit this base, it was made for {base or 'another one'}: {wrong[0]}{more}"
+        raise ModelError(what, "peft.adapter")
     return expected.keys()
 
 
@@ -364,40 +343,24 @@ def _shape_in_file(name: str, tensor: torch.Tensor, *, anchored: bool) -> tuple[
     return (shape[0], 2 * shape[1]) if anchored and name.endswith("lora_B.weight") else shape
 
 
-def _is_base(policy: PeftModel, name: str) -> bool:
-    """Whether a tensor in an adapter's file is the base's, which PEFT may save beside an adapter on embeddings."""
-    return is_of_the_base(policy, name) and name_in_base(name) in dict(base_parameters(policy))
-
-
 def _check_numbers(policy: PeftModel, saved: SavedAdapter) -> None:
-    """Non-finite weights would spread into every completion; one tensor at a time, before a base is loaded."""
+    """Non-finite weights would spread into every completion; one tensor at a time, before a base is loaded.
+
+    Positions in a matrix must lie in it: torch's sparse tensors go unchecked and write wherever they point.
+    """
     with safe_open(saved.weights, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (no mapping)
             values = file.get_tensor(name)
             if not values.is_floating_point():
-                _check_positions(policy, saved, name, values)
+                size = policy.get_submodule(name.rpartition(".")[0]).get_base_layer().weight.shape
+                flat = getattr(saved.config, "num_vectors", size.numel())  # VBLoRA's bank
+                ends = torch.tensor(size).unsqueeze(1) if name.endswith(POSITIONS) else flat
+                if not ((values >= 0) & (values < ends)).all():
+                    what = f"{saved.name} has positions outside of W ({_shape(size)}) in {name}"
+                    raise ModelError(what, "peft.adapter")
             elif not (finite := torch.isfinite(values)).all():
                 wrong = f"{int((~finite).sum()):,} of {values.numel():,} in {name}"
                 raise ModelError(f"{saved.name} has weights that are not finite: {wrong}", "peft.adapter")
-
-
-def _check_positions(policy: PeftModel, saved: SavedAdapter, name: str, positions: torch.Tensor) -> None:
-    """Positions in a matrix must lie in it: torch's sparse tensors go unchecked and write wherever they point."""
-    size = policy.get_submodule(name.rpartition(".")[0]).get_base_layer().weight.shape
-    each, flat = torch.tensor(size).unsqueeze(1), getattr(saved.config, "num_vectors", size.numel())  # VBLoRA's bank
-    inside = (positions >= 0) & (positions < (each if name.endswith(POSITIONS) else flat))
-    if not inside.all():
-        raise ModelError(f"{saved.name} has positions outside of W ({_shape(size)}) in {name}", "peft.adapter")
-
-
-def _tensors_of(saved: SavedAdapter, policy: PeftModel, own_names: Set[str]) -> dict[str, torch.Tensor]:
-    """The adapter's tensors; the base's own beside them must be those of this base."""
-    tensors = load_file(saved.weights)
-    base = dict(base_parameters(policy))
-    for name in tensors.keys() - own_names:
-        if not torch.equal(tensors.pop(name).to(base[name_in_base(name)]), base[name_in_base(name)]):
-            raise ModelError(f"{saved.name} brings other weights of the base: {name_in_base(name)}", "peft.adapter")
-    return tensors
 
 
 def _shape(shape: tuple[int, ...]) -> str:

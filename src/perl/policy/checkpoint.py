@@ -58,21 +58,17 @@ def drop_other_ranks(checkpoint: Path, processes: int) -> None:
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint was sealed and still has all of its files."""
-    try:
-        sizes = parse_mapping((checkpoint / _MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return all((checkpoint / name).is_file() and (checkpoint / name).stat().st_size == s for name, s in sizes.items())
+    return _first_wrong(checkpoint) is None
 
 
-def _first_missing(checkpoint: Path) -> str:
-    """The first file that is not as a checkpoint lists it."""
+def _first_wrong(checkpoint: Path) -> str | None:
+    """The first file that is missing or has another size than the checkpoint lists; None: all are as they were."""
     try:
         sizes = parse_mapping((checkpoint / _MANIFEST).read_bytes())
     except (OSError, ValueError):
         return _MANIFEST
     found = ((name, checkpoint / name, size) for name, size in sizes.items())
-    return next((name for name, path, size in found if not path.is_file() or path.stat().st_size != size), _MANIFEST)
+    return next((name for name, path, size in found if not path.is_file() or path.stat().st_size != size), None)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -99,9 +95,9 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def discard_incomplete(folder: Path) -> None:
     """Deletes checkpoints that a kill cut short; warns of those that were changed since they were written."""
     for path in _checkpoints(folder):
-        if path.is_dir() and not is_complete(path):
+        if path.is_dir() and (wrong := _first_wrong(path)) is not None:
             if (path / _MANIFEST).is_file():  # a kill leaves none: something else has changed it
-                warn("PRL328", "%s is not used: %s is missing or has another size", path, _first_missing(path))
+                warn("PRL328", "%s is not used: %s is missing or has another size", path, wrong)
             shutil.rmtree(path)
 
 

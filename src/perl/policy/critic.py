@@ -25,9 +25,9 @@ from torch.nn import functional
 
 from perl.errors import ModelError, first_line
 from perl.methods.base_parameters import is_of_the_base, name_in_base
-from perl.policy.attach import base_only
+from perl.policy.attach import base_only, check_same_base
 from perl.policy.checkpoint import readable
-from perl.policy.model import base_dtype, base_identity, base_of, is_the_base, public_name, source_fingerprint
+from perl.policy.model import base_dtype, base_of, public_identity, source_fingerprint
 from perl.policy.quantised import quantisation_of
 from perl.policy.save_adapter import sort_metadata
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_QUANTIZATION, is_public
@@ -90,21 +90,6 @@ class SavedCritic:
             what = f"{self.name} holds a critic of rank {written}, and this one has rank {rank}"
             raise ModelError(what, "train.critic_rank", f"{written}, or start anew")
 
-    def check_base(self, policy: nn.Module) -> None:
-        """Refuses a critic that was trained on other weights, as far as its file tells; all processes must ask at once.
-
-        Raises:
-            ModelError: Names both.
-        """
-        fingerprint, dtype = self.header.get(FINGERPRINT), self.header.get(BASE_DTYPE)
-        if fingerprint is None or is_the_base(policy, fingerprint, dtype):
-            return
-        base, now = self.header.get(BASE) or "a base", str(source_fingerprint(policy))
-        here = public_name(*base_identity(policy))[0]
-        then_in, now_in = f" in {dtype}" if dtype else "", f" in {base_dtype(policy)}"
-        what = f"{self.name} was trained on other weights of {base} ({fingerprint[:12]}{then_in} then, "
-        raise ModelError(f"{what}{now[:12]}{now_in} of {here} here)", WHERE, "the base that it names, in that type")
-
 
 def find_critic(name: str, base: str | None = None) -> SavedCritic:
     """An exported critic to start from.
@@ -152,7 +137,7 @@ def facts_of_base(policy: nn.Module, fingerprint: str | None) -> dict[str, str]:
         policy: With its adapter.
         fingerprint: From :func:`perl.policy.model.source_fingerprint`; None: it is taken now.
     """
-    name, revision = public_name(*base_identity(policy))
+    name, revision = public_identity(policy)
     facts = {
         BASE: name,
         REVISION: revision,
@@ -251,7 +236,9 @@ class Critic:
         Raises:
             ModelError: It is of a critic of another shape, was trained on other weights of the base, or is not finite.
         """
-        self.check(file).check_base(self._policy)
+        saved = self.check(file)
+        base, fingerprint = saved.header.get(BASE) or "a base", saved.header.get(FINGERPRINT)
+        check_same_base(self._policy, saved.name, base, fingerprint, saved.header.get(BASE_DTYPE), WHERE)
         tensors = load_file(file)
         unusable = next((name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()), None)
         if unusable is not None:

@@ -22,18 +22,10 @@ from perl.methods.delta import EXACT, adapted_layers, low_rank_update, merged_pa
 from perl.methods.settings import method_of
 from perl.policy.attach import continue_adapter
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_model
-from perl.policy.model import (
-    base_dtype,
-    base_identity,
-    base_parameters,
-    clean_base,
-    load_base,
-    load_tokenizer,
-    source_fingerprint,
-)
+from perl.policy.model import base_dtype, base_parameters, clean_base, load_base, load_tokenizer, source_fingerprint
 from perl.policy.reference import random_tokens
 from perl.policy.save_adapter import largest_difference, log_probs_in_float32, reload_difference, write_lora
-from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
+from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
 from perl.run.facts import RECIPE, run_above
@@ -107,9 +99,8 @@ def export(
             difference = largest_difference(log_probs_in_float32(policy, ids), log_probs_in_float32(written, ids))
         tolerance = RELOAD_TOLERANCE if form == "lora" or dtype == "float32" else _HALF_TOLERANCE
         if not difference <= tolerance:
-            raise BrokenPromiseError(
-                f"what was exported differs from the adapter by {difference:.2e} nats (at most {tolerance:.0e})"
-            )
+            what = f"what was exported differs from the adapter by {difference:.2e} nats"
+            raise BrokenPromiseError(f"{what} (at most {tolerance:.0e})")
     return Export(target, form, largest, difference)
 
 
@@ -141,12 +132,11 @@ def _assembled(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> PreTrain
     """A model of the base's kind with these weights; tied ones that were trained apart are tied no longer."""
     merged = clean_base(policy)
     merged.config = copy.deepcopy(merged.config)  # it is the base's
-    tied = merged.config.get_text_config().tie_word_embeddings
     head = merged.get_output_embeddings()
     names = {module: name for name, module in merged.named_modules()}
     embeddings, output = (f"{names[m]}.weight" for m in (merged.get_input_embeddings(), head))
     present = dict(state)
-    if tied:
+    if merged.config.get_text_config().tie_word_embeddings:
         own_head = present.get(output)
         base_embeddings = dict(base_parameters(policy))[embeddings]
         changed = present[embeddings]
@@ -167,37 +157,25 @@ def _write_lora(policy: PeftModel, source: SavedAdapter, folder: Path) -> int:
     with live_line(len(layers), "factorising") as line:
         for name, layer in layers.items():
             if layer.get_base_layer().weight.dim() != 2 or isinstance(layer.get_base_layer(), torch.nn.Embedding):
-                raise ModelError(
-                    f"{method.name} changes {name}, which is no linear layer, so it is no LoRA",
-                    "--as",
-                    "use --as merged",
-                )
+                what = f"{method.name} changes {name}, which is no linear layer, so it is no LoRA"
+                raise ModelError(what, "--as", "use --as merged")
             factors[name] = low_rank_update(layer, adapter)
             line.update()
     worst = max(factors, key=lambda name: factors[name].error)
     if factors[worst].error > EXACT:
-        raise ModelError(
-            f"the update of {method.name} has no low rank: the best factors of rank {factors[worst].rank} leave out "
-            f"{factors[worst].error:.1%} of {worst}",
-            "--as",
-            "use --as merged",
-        )
-    _refuse_changed_biases(policy, method.name)
-    # The base it was trained on, in the type of then; loading it in another one does not make it another base. Of what
-    # that was quantised to nothing is said: these factors are proven on the ordinary one, where they are to be loaded.
-    known = source.base_fingerprint is not None
-    of = (source.base_fingerprint, source.base_dtype) if known else (source_fingerprint(policy), base_dtype(policy))
-    write_lora(policy, factors, folder, *base_identity(policy), *of)
-    return max(factor.rank for factor in factors.values())
-
-
-def _refuse_changed_biases(policy: PeftModel, method: str) -> None:
-    """A method that changes a bias of the base (IA3 and RoAd scale outputs) is no LoRA, whatever its matrix is."""
-    adapter = policy.active_adapter
-    for name, layer in adapted_layers(policy):
+        best = f"the best factors of rank {factors[worst].rank} leave out {factors[worst].error:.1%} of {worst}"
+        raise ModelError(f"the update of {method.name} has no low rank: {best}", "--as", "use --as merged")
+    for name, layer in layers.items():  # IA3 and RoAd scale outputs, so they are no LoRA, whatever the matrix is
         bias = getattr(layer.get_base_layer(), "bias", None)
         if bias is not None and not torch.allclose(merged_parameters(layer, adapter)["bias"], bias.double(), atol=1e-7):
-            raise ModelError(f"{method} changes the bias of {name}, so it is no LoRA", "--as", "use --as merged")
+            raise ModelError(f"{method.name} changes the bias of {name}, so it is no LoRA", "--as", "use --as merged")
+    # The base it was trained on, in the type of then; loading it in another one does not make it another base. Of what
+    # that was quantised to nothing is said: these factors are proven on the ordinary one, where they are to be loaded.
+    facts = {BASE_FINGERPRINT: source.base_fingerprint, BASE_DTYPE: source.base_dtype}
+    if source.base_fingerprint is None:
+        facts = {BASE_FINGERPRINT: source_fingerprint(policy), BASE_DTYPE: base_dtype(policy)}
+    write_lora(policy, factors, folder, facts)
+    return max(factor.rank for factor in factors.values())
 
 
 def _located(source: str, base: str | None) -> tuple[str, ModelSection]:
@@ -209,9 +187,8 @@ def _located(source: str, base: str | None) -> tuple[str, ModelSection]:
             raise RunFolderError("trained the model itself, there is no adapter to export", source)
         model = Recipe.of_run(path / RECIPE).model
         return str(run.adapter), ModelSection(name=base or model.name, revision=model.revision)
-    if (
-        above := run_above(path, 2) if path.is_dir() else None
-    ):  # a checkpoint's own config names a folder by its last part
+    above = run_above(path, 2) if path.is_dir() else None
+    if above:  # a checkpoint's own config names a folder by its last part
         model = Recipe.of_run(above / RECIPE).model
         return source, ModelSection(name=base or model.name, revision=model.revision if base is None else None)
     config: Any = find_adapter(source).config

@@ -42,9 +42,8 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
-        raise BrokenPromiseError(
-            f"{len(missing)} trainable parameters are not in the optimizer and would not move: {', '.join(missing[:3])}"
-        )
+        what = f"{len(missing)} trainable parameters are not in the optimizer and would not move"
+        raise BrokenPromiseError(f"{what}: {', '.join(missing[:3])}")
 
 
 def check_enough_prompts(args: GRPOConfig, *, enough: bool) -> None:
@@ -59,9 +58,8 @@ def check_enough_prompts(args: GRPOConfig, *, enough: bool) -> None:
     """
     if not enough:
         prompts = args.generation_batch_size // args.num_generations
-        raise DataError(
-            f"holds fewer prompts than one step takes, which are {prompts}", "train_dataset", "more, or a smaller batch"
-        )
+        what = f"holds fewer prompts than one step takes, which are {prompts}"
+        raise DataError(what, "train_dataset", "more, or a smaller batch")
 
 
 def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float:
@@ -84,10 +82,8 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
         difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()
     if difference <= START_TOLERANCE:
         return difference
-    message = (
-        f"before its first step the policy differs from its reference by {difference:.2e} nats (at most "
-        f"{START_TOLERANCE:.0e})"
-    )
+    message = f"before its first step the policy differs from its reference by {difference:.2e} nats"
+    message += f" (at most {START_TOLERANCE:.0e})"
     if must:
         raise BrokenPromiseError(f"{message}: the KL divergence would be measured against another policy")
     warn("PRL324", "%s: this adapter does not start as the base", message)
@@ -160,31 +156,27 @@ class Movement:
         coarse = self._too_coarse.intersection(still)
         stuck = [name for name in still if name not in coarse]
         if stuck:
-            raise BrokenPromiseError(
-                f"{len(stuck)} trained tensors have a gradient and did not move in an optimizer step: "
-                f"{', '.join(stuck[:3])} (replaced after the optimizer was made?)"
-            )
+            what = f"{len(stuck)} trained tensors have a gradient and did not move in an optimizer step"
+            raise BrokenPromiseError(f"{what}: {', '.join(stuck[:3])} (replaced after the optimizer was made?)")
         for name in self._about_to_move.keys() - coarse:
             del self._unproven[name]
         self._was_too_coarse |= coarse
-        if coarse:
-            self._say_too_coarse(sorted(coarse))
+        if coarse and not self._said:
+            self._said = True
+            dtypes = {str(self._unproven[name].dtype).removeprefix("torch.") for name in coarse}
+            what = "%d trained tensors did not move: a step is smaller than the spacing of their numbers in %s (%s)"
+            hint = "load the model in float32 and compute with bf16 (autocast), or raise the learning rate"
+            shown = ", ".join(sorted(dtypes)), ", ".join(sorted(coarse)[:3])
+            warn("PRL325", f"{what}; {hint}", len(coarse), *shown)
         if self._taught >= PATIENCE and self._unproven:
-            self._give_up()
-
-    def _say_too_coarse(self, names: list[str]) -> None:
-        if self._said:
-            return
-        self._said = True
-        dtypes = {str(self._unproven[name].dtype).removeprefix("torch.") for name in names}
-        warn(
-            "PRL325",
-            "%d trained tensors did not move: a step is smaller than the spacing of their numbers in %s (%s); load the "
-            "model in float32 and compute with bf16 (autocast), or raise the learning rate",
-            len(names),
-            ", ".join(sorted(dtypes)),
-            ", ".join(names[:3]),
-        )
+            self.at_end()
+            without = sorted(self._unproven.keys() - self._was_too_coarse)
+            message = f"{len(without)} trained tensors got no gradient in {PATIENCE} updates: {', '.join(without[:3])}"
+            if not all("expert" in name for name in without):
+                raise BrokenPromiseError(f"{message}; they are not part of what is computed")
+            if without:
+                warn("PRL326", "%s; their experts may not have been chosen yet", message)
+            self._unproven = {}
 
     def at_end(self) -> None:
         """After the last step, however few there were.
@@ -193,22 +185,11 @@ class Movement:
             BrokenPromiseError: Every step was smaller than the spacing of the numbers: nothing was trained.
         """
         if self._said and not self._moved:
-            raise BrokenPromiseError(
-                f"nothing that is trained has moved in {self._updates} updates: every step is smaller than the spacing "
-                "of the numbers; load the model in float32 (bf16 autocast may stay), or raise the learning rate"
+            what = (
+                f"nothing that is trained has moved in {self._updates} updates: every step is smaller than the spacing"
             )
-
-    def _give_up(self) -> None:
-        self.at_end()
-        self._unproven = {name: p for name, p in self._unproven.items() if name not in self._was_too_coarse}
-        without = sorted(self._unproven)
-        if not without:
-            return
-        message = f"{len(without)} trained tensors got no gradient in {PATIENCE} updates: {', '.join(without[:3])}"
-        if not all("expert" in name for name in without):
-            raise BrokenPromiseError(f"{message}; they are not part of what is computed")
-        warn("PRL326", "%s; their experts may not have been chosen yet", message)
-        self._unproven = {}
+            hint = "load the model in float32 (bf16 autocast may stay), or raise the learning rate"
+            raise BrokenPromiseError(f"{what} the spacing of the numbers; {hint}")
 
 
 def _below_spacing(parameter: torch.Tensor, group: dict[str, Any]) -> bool:
@@ -237,10 +218,8 @@ def check_base_unchanged(model: torch.nn.Module, fingerprint: str) -> None:
     """
     now = base_fingerprint(model)
     if now != fingerprint:
-        raise BrokenPromiseError(
-            f"the base's weights changed while the adapter was trained ({fingerprint[:12]} before, {now[:12]} now): "
-            "the adapter does not belong to the published base"
-        )
+        what = f"the base's weights changed while the adapter was trained ({fingerprint[:12]} before, {now[:12]} now)"
+        raise BrokenPromiseError(f"{what}: the adapter does not belong to the published base")
 
 
 def check_saved_adapter(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:
@@ -256,10 +235,8 @@ def check_saved_adapter(policy: PeftModel, adapter: Path, input_ids_BT: torch.Te
     check_published(policy, loaded_here=False)
     difference = reload_difference(policy, adapter, input_ids_BT)
     if not difference <= RELOAD_TOLERANCE:
-        raise BrokenPromiseError(
-            f"the adapter in {adapter} is not the one that was trained: log-probabilities differ by {difference:.2e} "
-            f"(at most {RELOAD_TOLERANCE:.0e})"
-        )
+        what = f"the adapter in {adapter} is not the one that was trained: log-probabilities differ by {difference:.2e}"
+        raise BrokenPromiseError(f"{what} (at most {RELOAD_TOLERANCE:.0e})")
     return difference
 
 

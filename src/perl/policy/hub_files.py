@@ -29,6 +29,7 @@ from perl.errors import Mistake, ModelError, PerlError, first_line
 from perl.run.files import sha256_of
 
 TIMEOUT_SECONDS = 15.0
+_CACHED = "with HF_HUB_OFFLINE=1 what is cached is used"
 HUB_ERRORS = (
     httpx2.HTTPError,
     httpx2.InvalidURL,
@@ -76,13 +77,10 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
         status = error.response.status_code
         if status == 401:
             return Mistake(f"the Hub refuses your token for {name}", hint="`hf auth login`, or unset HF_TOKEN")
-        return Mistake(f"the Hub answers {status} for {name}", hint="with HF_HUB_OFFLINE=1 what is cached is used")
+        return Mistake(f"the Hub answers {status} for {name}", hint=_CACHED)
     except HUB_ERRORS as error:
         host = os.environ.get("HF_ENDPOINT", "the Hub")
-        return Mistake(
-            f"no {what} {name!r} here, and {host} cannot be reached: {error}",
-            hint="with HF_HUB_OFFLINE=1 what is cached is used",
-        )
+        return Mistake(f"no {what} {name!r} here, and {host} cannot be reached: {error}", hint=_CACHED)
 
 
 def commit_of(repo: str, revision: str | None, where: str) -> str | None:
@@ -141,7 +139,10 @@ def fetch(repo: str, commit: str | None, file: RepoSibling, largest: int, sha256
         raise ModelError(message, hint="try again") from error
     promised = file.lfs.sha256 if file.lfs is not None else file.blob_id
     if path.stat().st_size != file.size or (promised and not has_id(path, promised)):
-        _forget(path)
+        blob = path.resolve()  # which the Hub's cache may have beside it
+        path.unlink()
+        if blob.parent.name == "blobs":
+            blob.unlink(missing_ok=True)
         message = f"{repo}: other bytes of {file.rfilename} arrived than the Hub declares"
         raise ModelError(message, hint="thrown away; try again")
     if sha256:
@@ -196,11 +197,3 @@ def has_id(path: Path, promised: str) -> bool:
 
 def _refuse_other(repo: str, file: str, found: str, expected: str) -> NoReturn:
     raise ModelError(f"{repo}: {file} is not the requested file (SHA-256 {found[:12]}, not {expected[:12]})")
-
-
-def _forget(path: Path) -> None:
-    """Takes a file out of the Hub's cache."""
-    blob = path.resolve()
-    path.unlink()
-    if blob != path and blob.parent.name == "blobs":
-        blob.unlink(missing_ok=True)

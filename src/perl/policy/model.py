@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +26,8 @@ from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first
 from perl.methods.base_parameters import is_of_the_base, is_packed, name_in_base, parts_of
 from perl.policy.hub_files import look_up
 from perl.policy.quantised import (
+    MARKS,
     half_precision,
-    mark_as,
     prepare_layers,
     quantisation_config,
     quantised_fingerprint,
@@ -45,7 +45,7 @@ DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 """How accelerate spreads a model's layers over the GPUs of a machine."""
 # Types in which people load a base.
 _LOADED_AS = ("bfloat16", "float32", "float16", "float64")
-_HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
 
 
 def resolve_model(name: str) -> str:
@@ -91,15 +91,17 @@ def load_base(
         MissingExtraError: It is to be quantised, and the package that does it is not installed.
     """
     check_quantisation(section, device)
-    source = resolve_model(section.name)
+    dtype = "auto" if device.type != "cpu" else torch.float32
+    if section.dtype != "auto":
+        dtype = getattr(torch, section.dtype)
     with _explained(section):
         model = AutoModelForCausalLM.from_pretrained(
-            source,
+            resolve_model(section.name),
             revision=section.revision,
             attn_implementation=section.attn_implementation,
             use_safetensors=True,
             trust_remote_code=False,
-            **{"dtype": _dtype(section, device), **quantising(section, device, section.dtype)},
+            **{"dtype": dtype, **quantising(section, device, section.dtype)},
             **loaded_in_shards(strategy),
             **({} if spread is None else {"device_map": spread}),
         )
@@ -116,10 +118,10 @@ def _check_spread(model: PreTrainedModel) -> None:
     placed = dict(getattr(model, "hf_device_map", {}))
     elsewhere = [name for name, place in placed.items() if str(place) in ("cpu", "disk")]
     if elsewhere and (torch.cuda.is_available() or "disk" in placed.values()):
-        what = (
-            f"{len(elsewhere)} of {len(placed)} parts of the base do not fit on the GPUs, the first is {elsewhere[0]}"
+        what = f"{len(elsewhere)} of {len(placed)} parts of the base do not fit on the GPUs"
+        raise ModelError(
+            f"{what}, the first is {elsewhere[0]}", "--device-map", "more or larger GPUs, or --quantization nf4"
         )
-        raise ModelError(what, "--device-map", "more or larger GPUs, or --quantization nf4")
 
 
 def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreTrainedModel:
@@ -132,7 +134,13 @@ def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreT
     Raises:
         ModelError: There is no such model, the Hub cannot be reached, or an attention package is missing.
     """
-    _check_exists(section)
+    if not is_sandbox(section.name) and not Path(section.name).expanduser().is_dir():
+        if section.name.startswith((".", "/", "~")):
+            raise ModelError(f"{section.name}: no such folder", "model.name", f"{BASE_NAME} needs no network")
+        answer = look_up("model", section.name, section.revision)
+        if isinstance(answer, Mistake):
+            hints = [answer.hint, f"{BASE_NAME} needs no network"]
+            raise ModelError(answer.message, "model.name", "; ".join(filter(None, hints)))
     if "flash_attention" in (section.attn_implementation or "") and not importlib.util.find_spec("flash_attn"):
         problem = missing_extra("flash-attn", "flash", f"attn_implementation {section.attn_implementation}")
         raise ModelError(problem.message, "model.attn_implementation", problem.hint)
@@ -166,8 +174,17 @@ def source_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> st
     """
     if not was_quantised(base_of(model)):
         return base_fingerprint(model, dtype)
-    source = _source(model)
-    return None if source is None else digest_tensors(source, dtype)
+    base, held = base_of(model), dict(base_parameters(model))
+    layers = {_layer(name) for name, parameter in held.items() if is_packed(parameter)}
+    shapes = {name: tuple(parameter.shape) for name, parameter in empty_of(base).named_parameters()}
+    if not held.keys() <= shapes.keys():
+        return None
+    taken = {name: shapes[name] for name in held if _layer(name) in layers}  # biases too, bitsandbytes rounds them
+    source = source_tensors(str(base.config.name_or_path), getattr(base.config, "_commit_hash", None), taken)
+    if source is None:
+        return None
+    loaded_as, every = getattr(torch, base_dtype(model)), _as_loaded(model)
+    return digest_tensors(((n, next(source)[1].to(loaded_as) if n in taken else t) for n, t in every), dtype)
 
 
 def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
@@ -246,7 +263,9 @@ def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dty
 def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The base's parameters by name, each in the type in which it was loaded as far as its numbers tell."""
     base, usual = base_of(model), getattr(torch, base_dtype(model))
-    kept = _kept_in_float32(base, usual)
+    # Parts of the names of what transformers loads in float32 whatever type is asked for.
+    lists = ["_keep_in_fp32_modules_strict", *(["_keep_in_fp32_modules"] if usual == torch.float16 else [])]
+    kept = {part.strip("*") for name in lists for part in getattr(base, name, None) or ()}
     held, sharded = sorted(base_parameters(model)), is_sharded(base)
     biases = {f"{_layer(name)}.bias" for name, p in held if is_packed(p)} if was_quantised(base) else set()
     for name, parameter in held:
@@ -258,35 +277,10 @@ def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         if name in biases:  # bitsandbytes puts them into the type that it computes in, in the first pass
             tensor = tensor.to(torch.bfloat16)
-        elif tensor.dtype == torch.float32 and usual in _HALF and not any(part in name for part in kept):
+        elif tensor.dtype == torch.float32 and usual in HALF and not any(part in name for part in kept):
             narrow = tensor.to(usual)
             tensor = narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
         yield name, tensor
-
-
-def _kept_in_float32(base: nn.Module, usual: torch.dtype) -> set[str]:
-    """Parts of the names of what transformers loads in float32 whatever type is asked for."""
-    kept = set(getattr(base, "_keep_in_fp32_modules_strict", None) or ())
-    if usual == torch.float16:
-        kept |= set(getattr(base, "_keep_in_fp32_modules", None) or ())
-    return {part.strip("*") for part in kept}
-
-
-def _source(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]] | None:
-    """As :func:`_as_loaded`, quantised layers as they were before; None where their checkpoint cannot be read."""
-    base = base_of(model)
-    held = dict(base_parameters(model))
-    layers = {_layer(name) for name, parameter in held.items() if is_packed(parameter)}
-    shapes = {name: tuple(parameter.shape) for name, parameter in empty_of(base).named_parameters()}
-    if not held.keys() <= shapes.keys():
-        return None
-    taken = {name: shapes[name] for name in held if _layer(name) in layers}  # biases too, bitsandbytes rounds them
-    revision = getattr(base.config, "_commit_hash", None)
-    source = source_tensors(str(base.config.name_or_path), revision, taken)
-    if source is None:
-        return None
-    loaded_as = getattr(torch, base_dtype(model))
-    return ((name, next(source)[1].to(loaded_as) if name in taken else t) for name, t in _as_loaded(model))
 
 
 def _layer(name: str) -> str:
@@ -296,7 +290,12 @@ def _layer(name: str) -> str:
 
 def eos_token_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a completion: the tokenizer's and those the model declares (end of turn)."""
-    declared = model.generation_config.eos_token_id
+    return end_tokens(tokenizer, {"eos_token_id": model.generation_config.eos_token_id})
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's, and those the base's generation settings declare."""
+    declared = generation.get("eos_token_id")
     declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return tuple(dict.fromkeys([*own, *declared]))
@@ -344,6 +343,11 @@ def public_name(name: str, revision: str | None) -> tuple[str, str | None]:
     return path.name, revision
 
 
+def public_identity(model: nn.Module) -> tuple[str, str | None]:
+    """The base's name and commit as :func:`public_name` gives them."""
+    return public_name(*base_identity(model))
+
+
 def clean_base(model: PreTrainedModel | PeftModel, *, own_layers: bool = True) -> PreTrainedModel:
     """Another model over the base's own weights, without the adapter: what others load, for no further memory.
 
@@ -380,7 +384,9 @@ def clean_base(model: PreTrainedModel | PeftModel, *, own_layers: bool = True) -
     clean.eval()
     for name, module in shared.items():
         clean.set_submodule(name, module)
-    mark_as(clean, base)
+    for mark in MARKS:
+        if mark in vars(base):
+            setattr(clean, mark, vars(base)[mark])
     return clean
 
 
@@ -410,12 +416,6 @@ def base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             own = name_in_base(name) if wrapped else name
             if own not in tied:
                 yield own, parameter
-
-
-def _dtype(section: ModelSection, device: torch.device) -> torch.dtype | str:
-    if section.dtype != "auto":
-        return getattr(torch, section.dtype)
-    return torch.float32 if device.type == "cpu" else "auto"
 
 
 def quantising(section: ModelSection, device: torch.device, dtype: torch.dtype | str = "auto") -> dict[str, Any]:
@@ -470,17 +470,6 @@ def _config(section: ModelSection) -> Any:  # noqa: ANN401 (a config of transfor
         return AutoConfig.from_pretrained(
             resolve_model(section.name), revision=section.revision, trust_remote_code=False
         )
-
-
-def _check_exists(section: ModelSection) -> None:
-    if is_sandbox(section.name) or Path(section.name).expanduser().is_dir():
-        return
-    if section.name.startswith((".", "/", "~")):
-        raise ModelError(f"{section.name}: no such folder", "model.name", f"{BASE_NAME} needs no network")
-    answer = look_up("model", section.name, section.revision)
-    if isinstance(answer, Mistake):
-        hint = f"{answer.hint}; {BASE_NAME} needs no network" if answer.hint else f"{BASE_NAME} needs no network"
-        raise ModelError(answer.message, "model.name", hint)
 
 
 @contextlib.contextmanager

@@ -17,12 +17,14 @@ from accelerate.state import AcceleratorState
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils.quantization_config import QuantizationMethod
 
 from perl.methods.base_parameters import base_weight, is_packed
+from perl.policy.model import HALF as HALF
 from perl.policy.model import base_dtype, base_of
-from perl.policy.quantised import computes_in_any_type, was_quantised
-
-HALF = (torch.bfloat16, torch.float16)
+from perl.policy.quantised import quantisation_of, was_quantised
+from perl.recipe.quantisations import QUANTISATIONS
 
 # Mean difference of a token's log-probability between two right computations, in spacings of the type (its ``eps``) and
 # square roots of the number of layers, whose roundings add up like a random walk. Measured: `benchmarks/tolerances.py`.
@@ -80,15 +82,19 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """
     matmul = torch.get_float32_matmul_precision()
     base = base_of(model)
-    # Whose layers compute in half precision whatever they are given; those of model.quantization do not.
-    if was_quantised(base) and not computes_in_any_type(base):
+    # Other layers than bitsandbytes' and those of model.quantization compute in half precision whatever they are given.
+    any_type = getattr(base, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES
+    if was_quantised(base) and not any_type and quantisation_of(base) not in QUANTISATIONS:
         with torch.no_grad():
             yield
         return
     units = [unit for unit in (_Unit(module, inside) for module, inside in _units(model)) if unit.is_half]
     try:
         torch.set_float32_matmul_precision("highest")
-        with torch.no_grad(), without_autocast(model), _any_type_of_attention(model):
+        attention = base.config._attn_implementation
+        if attention is not None and "flash" in attention:  # whose kernels take no float32
+            attention = "sdpa"
+        with torch.no_grad(), without_autocast(model), with_attention(base, attention):
             for unit in units:
                 unit.attach()
             yield
@@ -185,15 +191,14 @@ def without_autocast(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _any_type_of_attention(model: nn.Module) -> Iterator[None]:
-    """Attention by a kernel that takes float32, which FlashAttention's do not."""
-    base = base_of(model)
-    name = base.config._attn_implementation
-    if name is None or "flash" not in name:
+def with_attention(model: PreTrainedModel, name: str | None) -> Iterator[None]:
+    """The model with an attention of this name, for a while."""
+    own = model.config._attn_implementation
+    if name is None or name == own:
         yield
         return
-    base.set_attn_implementation("sdpa")
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
-        base.set_attn_implementation(name)
+        model.set_attn_implementation(own)

@@ -27,20 +27,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from perl.errors import ModelError
 from perl.methods.base_parameters import base_weight, is_of_the_base, is_packed, name_in_base
 from perl.policy.attach import base_only
-from perl.policy.model import (
-    base_dtype,
-    base_identity,
-    base_of,
-    base_parameters,
-    clean_base,
-    empty_of,
-    evaluating,
-    public_name,
-)
+from perl.policy.model import base_dtype, base_of, base_parameters, clean_base, empty_of, evaluating, public_identity
 from perl.policy.name import NOT_OF_THE_MODEL
-from perl.policy.precision import in_float32
 from perl.policy.quantised import checkpoint_files, was_quantised
-from perl.policy.reference import random_tokens, token_log_probs
+from perl.policy.reference import random_tokens
+from perl.policy.save_adapter import largest_difference, log_probs_in_float32
 from perl.run.shards import is_sharded, whole
 
 # Of a config: what changes only a training or the form of an answer, and no policy.
@@ -73,8 +64,8 @@ def check_published(model: nn.Module, *, loaded_here: bool) -> str:
         ModelError: Names what was changed.
     """
     base = base_of(model)
-    name, revision = str(base.config.name_or_path), base_identity(model)[1]
-    files, shown = checkpoint_files(name, revision) if name else {}, public_name(*base_identity(model))[0]
+    name, revision = str(base.config.name_or_path), getattr(base.config, "_commit_hash", None)
+    files, shown = checkpoint_files(name, revision) if name else {}, public_identity(model)[0]
     if not files:
         said = f"the weights of {shown} are in no safetensors here" if name else "it has no name"
         return f"nobody knows whether the base is a published one, {said}: only the adapter is saved"
@@ -88,11 +79,9 @@ def check_published(model: nn.Module, *, loaded_here: bool) -> str:
         changes = [*(_of_codes(model, files) if was_quantised(base) else ()), *_of_passes(model)]
     if changes:
         more = f" (and {len(changes) - _SHOWN} more)" if len(changes) > _SHOWN else ""
-        raise ModelError(
-            f"not {shown} as that is published, and only an adapter is saved: {'; '.join(changes[:_SHOWN])}{more}",
-            "model",
-            "leave it as from_pretrained(dtype=...) gives it; or save it with its tokenizer, and load that folder",
-        )
+        what = f"not {shown} as that is published, and only an adapter is saved: {'; '.join(changes[:_SHOWN])}{more}"
+        hint = "leave it as from_pretrained(dtype=...) gives it; or save it with its tokenizer, and load that folder"
+        raise ModelError(what, "model", hint)
     return ""
 
 
@@ -218,16 +207,13 @@ def _of_passes(model: nn.Module) -> Iterator[str]:
     ids = random_tokens(model)
     with evaluating(model), base_only(model) if isinstance(model, PeftModel) else nullcontext():
         clean = clean_base(model, own_layers=False)
-        both = []
-        for one in (model, clean):
-            with in_float32(one):
-                both.append(token_log_probs(one, ids, torch.ones_like(ids)))
+        differs = largest_difference(*(log_probs_in_float32(one, ids) for one in (model, clean))) > _TOLERANCE
     layers, fresh = ({name_in_base(name): module for name, module in one.named_modules()} for one in (base, clean))
     for name, layer in fresh.items():
         for key, rate in vars(layer).items():
             drops = isinstance(rate, float) and (key == "p" or "dropout" in key)  # which no pass of these shows
             if drops and getattr(layers.get(name), key, rate) > rate:
                 yield f"{name}.{key} is {rate} in the config, {getattr(layers[name], key)} here"
-    if not (both[0] - both[1]).abs().max() <= _TOLERANCE:
+    if differs:
         own = [name for name, layer in layers.items() if type(layer) is not type(fresh.get(name, layer))]
         yield f"its passes give other log-probabilities{f' ({own[0]} is replaced)' if own else ''}"

@@ -38,11 +38,8 @@ _OF_BITS = {
     "load_in_8bit": ("llm_int8_threshold", "llm_int8_has_fp16_weight"),
 }
 _SKIPPED = "llm_int8_skip_modules"
-# Of torchao's: whether the compiler is set up too.
-_OF_COMPILER = "set_inductor_config"
-_ANY = torch.float32  # a config of torchao's names no type
-# What transformers and PEFT ask a model for to know that it is quantised.
-_MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
+MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
+"""What transformers and PEFT ask a model for to know that it is quantised."""
 # DeepSpeed's own mark of a weight that each process has for itself.
 _OF_DEEPSPEED = "ds_optim_param"
 
@@ -103,8 +100,9 @@ def quantisation_of(base: nn.Module) -> str | None:
 def _of_torchao(facts: Mapping[str, Any]) -> str:
     """The name of a way of torchao's, or its config's own with all that is set of it."""
     kind, settings = facts["quant_type"]["default"]["_type"], _settings_of_torchao(facts)
-    for row in QUANTISATIONS.values():
-        if row.weight_only == kind and settings == _settings_of_torchao(_named(quantisation_config(row.name, _ANY))):
+    for row in (row for row in QUANTISATIONS.values() if row.weight_only == kind):
+        own = quantisation_config(row.name, torch.float32)  # which names no type
+        if settings == _settings_of_torchao(_named(own)):
             return row.name
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     return f"{kind.removesuffix('Config')[:24]}-{digest[:8]}"
@@ -114,7 +112,7 @@ def _settings_of_torchao(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What makes the numbers: all but how they are compiled."""
     settings = {name: value for name, value in facts.items() if name != "quant_type"}
     inside = facts["quant_type"]["default"]["_data"]
-    return settings | {"of torchao": {name: value for name, value in inside.items() if name != _OF_COMPILER}}
+    return settings | {"of torchao": {name: value for name, value in inside.items() if name != "set_inductor_config"}}
 
 
 def quantised_fingerprint(base: nn.Module, source: str) -> str:
@@ -163,22 +161,6 @@ def was_quantised(base: nn.Module) -> bool:
     return quantiser is not None and not quantiser.pre_quantized
 
 
-def mark_as(base: nn.Module, other: nn.Module) -> None:
-    """Tells transformers and PEFT of a model that it is quantised as another one is."""
-    for mark in _MARKS:
-        if mark in vars(other):
-            setattr(base, mark, vars(other)[mark])
-
-
-def computes_in_any_type(base: nn.Module) -> bool:
-    """Whether the layers of a quantised base compute in the type that they are given.
-
-    bitsandbytes' do; those of ``int8`` and ``fp8`` are given numbers where it matters.
-    """
-    of_torchao = quantisation_of(base) in QUANTISATIONS
-    return getattr(base, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES or of_torchao
-
-
 def prepare_layers(model: nn.Module) -> None:
     """Makes a quantised base's layers such as can be trained through, and hold no more than their codes.
 
@@ -186,7 +168,14 @@ def prepare_layers(model: nn.Module) -> None:
         ModelError: bitsandbytes has repacked one for inference.
     """
     keep_codes_only(model)
-    _keep_packing(model)
+    for name, layer in model.named_modules():
+        state = getattr(getattr(layer, "weight", None), "quant_state", None)
+        if getattr(state, "packing_format_for_cpu", False):
+            what = f"bitsandbytes has repacked {name} for inference in an earlier pass in evaluation mode"
+            hint = "load the base again and make no pass with it before the trainer has it"
+            raise ModelError(f"{what}: no gradient would flow through it", "model", hint)
+        if getattr(layer, "support_avx512bf16_for_cpu", False):
+            layer.support_avx512bf16_for_cpu = False
     keep_type(model)
 
 
@@ -213,26 +202,6 @@ def _in_type_of_input(_: nn.Module, inputs: tuple[torch.Tensor, ...], result: to
         return result
     given = inputs[0]
     return result if torch.is_autocast_enabled(given.device.type) else result.to(given.dtype)
-
-
-def _keep_packing(model: nn.Module) -> None:
-    """Forbids bitsandbytes to repack the layers of a model, after which they would have no gradient.
-
-    On CPUs with AVX512-BF16 the first pass in evaluation mode, a rollout or an evaluation, would repack every 4-bit
-    layer for good and round its scales: nothing flows back through such a layer, and adapters below it get a part of
-    their gradient only.
-    """
-    for name, layer in model.named_modules():
-        state = getattr(getattr(layer, "weight", None), "quant_state", None)
-        if getattr(state, "packing_format_for_cpu", False):
-            raise ModelError(
-                f"bitsandbytes has repacked {name} for inference in an earlier pass in evaluation mode: no gradient "
-                "would flow through it",
-                "model",
-                "load the base again and make no pass with it before the trainer has it",
-            )
-        if getattr(layer, "support_avx512bf16_for_cpu", False):
-            layer.support_avx512bf16_for_cpu = False
 
 
 def source_tensors(

@@ -133,10 +133,7 @@ class Reference:
 
 
 def reference_log_probs(
-    policy: nn.Module,
-    input_ids_BT: torch.Tensor,
-    attention_mask_BT: torch.Tensor,
-    reference: Reference | None = None,
+    policy: nn.Module, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, reference: Reference | None = None
 ) -> torch.Tensor:
     """Log-probabilities of the reference at temperature 1, without gradient.
 

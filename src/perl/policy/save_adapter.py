@@ -22,7 +22,7 @@ from perl.methods.base_parameters import name_in_base
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.hooks import hooks_of
 from perl.policy.attach import without_harmless_warnings
-from perl.policy.model import base_dtype, base_of, clean_base, evaluating, public_name
+from perl.policy.model import base_dtype, base_identity, base_of, clean_base, evaluating, public_name
 from perl.policy.precision import in_float32
 from perl.policy.quantised import quantisation_of
 from perl.policy.reference import token_log_probs
@@ -33,11 +33,7 @@ from perl.run.shards import is_sharded, whole_state
 
 
 def write_adapter(
-    policy: PeftModel,
-    destination: Path,
-    base: str,
-    revision: str | None,
-    fingerprint: str | None = None,
+    policy: PeftModel, destination: Path, base: str, revision: str | None, fingerprint: str | None = None
 ) -> None:
     """Saves the active adapter so that plain PEFT loads it on the pristine base.
 
@@ -55,32 +51,32 @@ def write_adapter(
 
 
 def write_adapter_files(
-    policy: PeftModel,
-    folder: Path,
-    base: str,
-    revision: str | None,
-    fingerprint: str | None = None,
+    policy: PeftModel, folder: Path, base: str, revision: str | None, fingerprint: str | None = None
 ) -> None:
     """As :func:`write_adapter`, into a folder that may hold other files."""
     factors = {
         name_in_base(name): low_rank_update(layer, policy.active_adapter) for name, layer in anchored_layers(policy)
     }
-    facts = _of_the_base(fingerprint, base_dtype(policy), quantisation_of(base_of(policy)))
+    facts = {BASE_FINGERPRINT: fingerprint, BASE_QUANTIZATION: quantisation_of(base_of(policy))}
+    if fingerprint is not None:
+        facts[BASE_DTYPE] = base_dtype(policy)
     if factors:
         facts[START] = getattr(policy, "start", None)
         _write(*as_lora(policy, factors), folder, base, revision, facts)
-    else:
-        _write(*_as_peft_saves(policy), folder, base, revision, facts)
+        return
+    own = policy.peft_config[policy.active_adapter]
+    pattern = getattr(own, "rank_pattern", None)
+    # The base's embeddings never change, so they are never part of the adapter.
+    with without_harmless_warnings():
+        tensors = _from_peft(policy)
+    config = copy.deepcopy(own)  # PEFT renames a pattern of ranks as it saves
+    if pattern is not None:
+        own.rank_pattern = pattern
+    _write(config, hooks_of(policy).as_loaded(policy, tensors), folder, base, revision, facts)
 
 
 def write_lora(
-    policy: PeftModel,
-    factors: Mapping[str, LowRank],
-    folder: Path,
-    base: str,
-    revision: str | None,
-    fingerprint: str | None,
-    dtype: str | None,
+    policy: PeftModel, factors: Mapping[str, LowRank], folder: Path, facts: Mapping[str, str | None]
 ) -> None:
     """Writes factors as a plain LoRA for the ordinary base.
 
@@ -88,18 +84,9 @@ def write_lora(
         policy: As in :func:`as_lora`.
         factors: As in :func:`as_lora`.
         folder: As in :func:`write_adapter_files`.
-        base: As in :func:`write_adapter`.
-        revision: Likewise.
-        fingerprint: Likewise.
-        dtype: Type in which the base was when the fingerprint was taken.
+        facts: What the header says: keys of :mod:`perl.policy.saved.adapter`; None: nothing.
     """
-    _write(*as_lora(policy, factors), folder, base, revision, _of_the_base(fingerprint, dtype, None))
-
-
-def _of_the_base(fingerprint: str | None, dtype: str | None, quantization: str | None) -> dict[str, str | None]:
-    """What the header says of the base; of its type nothing where the base is not known."""
-    known = dtype if fingerprint is not None else None
-    return {BASE_FINGERPRINT: fingerprint, BASE_DTYPE: known, BASE_QUANTIZATION: quantization}
+    _write(*as_lora(policy, factors), folder, *base_identity(policy), facts)
 
 
 def _write(
@@ -116,7 +103,12 @@ def _write(
     save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata)
     sort_metadata(folder / WEIGHTS)
     config.save_pretrained(str(folder))
-    _sort_lists(folder / CONFIG)
+    # PEFT writes sets in any order; the same adapter should give the same file.
+    written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    for key in ("target_modules", "exclude_modules", "modules_to_save"):
+        if isinstance(written.get(key), list):
+            written[key] = sorted(written[key])
+    write_text(folder / CONFIG, json.dumps(written, indent=2, sort_keys=True) + "\n")
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, destination: Path) -> None:
@@ -158,18 +150,6 @@ def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConf
     return config, tensors | {name: t for name, t in saved.items() if prefix not in name}
 
 
-def _as_peft_saves(policy: PeftModel) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
-    """The adapter in the method's own form, with the numbers that PEFT will load."""
-    pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
-    # The base's embeddings never change, so they are never part of the adapter.
-    with without_harmless_warnings():
-        tensors = _from_peft(policy)
-    config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames a pattern of ranks as it saves
-    if pattern is not None:
-        policy.peft_config[policy.active_adapter].rank_pattern = pattern
-    return config, hooks_of(policy).as_loaded(policy, tensors)
-
-
 def _from_peft(policy: PeftModel) -> dict[str, torch.Tensor]:
     """The adapter's tensors under the names that PEFT gives them in a file.
 
@@ -189,15 +169,6 @@ def sort_metadata(weights: Path) -> None:
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         file.seek(8)
         file.write(text.ljust(length))
-
-
-def _sort_lists(config_file: Path) -> None:
-    """PEFT writes sets in any order; the same adapter should give the same file."""
-    config = json.loads(config_file.read_text(encoding="utf-8"))
-    for key in ("target_modules", "exclude_modules", "modules_to_save"):
-        if isinstance(config.get(key), list):
-            config[key] = sorted(config[key])
-    write_text(config_file, json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:

@@ -55,13 +55,10 @@ def shard(model: PreTrainedModel) -> None:
     if config is None:
         return
     if isinstance(model, PeftModel):
-        raise ModelError(
-            "a model that has its adapter already cannot be divided over processes",
-            "strategy",
-            "pass the base or its name, with peft_config or PeftRLConfig(adapter=...)",
-        )
+        what = "a model that has its adapter already cannot be divided over processes"
+        raise ModelError(what, "strategy", "pass the base or its name, with peft_config or PeftRLConfig(adapter=...)")
     with divisible():
-        _divide(model, config, type(model).prepare_distribute_model(config)[2])
+        type(model).maybe_distribute_model(model, config, type(model).prepare_distribute_model(config)[2])
     settle(model)
 
 
@@ -90,11 +87,7 @@ def shard_like(model: PreTrainedModel, base: PreTrainedModel) -> None:
         for module in base.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        _divide(model, base.config.distributed_config, manager)
-
-
-def _divide(model: PreTrainedModel, config: DistributedConfig, manager: Any) -> None:  # noqa: ANN401 (transformers')
-    type(model).maybe_distribute_model(model, config, manager)
+        type(model).maybe_distribute_model(model, base.config.distributed_config, manager)
 
 
 def settle(base: PreTrainedModel) -> None:
@@ -183,11 +176,8 @@ def check_push(strategy: str, *, asked: bool) -> None:
         RecipeError: Says how it is pushed.
     """
     if strategy == FSDP2 and asked and loaded_in_shards(strategy):
-        raise RecipeError(
-            "under fsdp2 one process cannot prove the adapter before it is pushed",
-            "push_to_hub",
-            "trainer.save_adapter(FOLDER), then perl push FOLDER; a recipe pushes by itself",
-        )
+        hint = "trainer.save_adapter(FOLDER), then perl push FOLDER; a recipe pushes by itself"
+        raise RecipeError("under fsdp2 one process cannot prove the adapter before it is pushed", "push_to_hub", hint)
 
 
 def strategy_of(accelerator: Accelerator, model: nn.Module) -> Strategy | None:
@@ -227,18 +217,11 @@ def check_strategy(args: TrainingArguments) -> None:
     Raises:
         RecipeError: Names them.
     """
-    asked = strategy_of_launcher(args)
-    if asked is not None:
-        raise RecipeError(
-            f"{asked} would put the adapter in shards too, and nothing here is proven with it",
-            "strategy",
-            "use fsdp2: engine.strategy in a recipe, PeftRLConfig(strategy=...) in a script, and leave it out there",
-        )
-
-
-def strategy_of_launcher(args: TrainingArguments) -> str | None:
-    """What arguments or the launcher ask for beside ``strategy``: FSDP by accelerate, ZeRO-3 by DeepSpeed."""
-    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        return "accelerate's FSDP"
     plugin = getattr(args, "deepspeed_plugin", None)
-    return "DeepSpeed ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
+    asked = "DeepSpeed ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        asked = "accelerate's FSDP"
+    if asked is not None:
+        what = f"{asked} would put the adapter in shards too, and nothing here is proven with it"
+        hint = "use fsdp2: engine.strategy in a recipe, PeftRLConfig(strategy=...) in a script, and leave it out there"
+        raise RecipeError(what, "strategy", hint)

@@ -52,13 +52,10 @@ def check_targets(model: nn.Module, config: PeftConfig) -> None:
         wanted = [targets] if isinstance(targets, str) else sorted(targets)
         missing = [name for name in wanted if not any(_is_target(config, name, m) for m in modules)]
         if missing:
-            raise ModelError(
-                f"{', '.join(missing)} match no module of {type(model).__name__}",
-                "peft.target_modules",
-                f"the linear layers are {', '.join(linear_names(model))}; or all-linear",
-            )
-    targeted = _targeted(model, config, modules)
-    adapted = _adapted(config, targeted)
+            hint = f"the linear layers are {', '.join(linear_names(model))}; or all-linear"
+            what = f"{', '.join(missing)} match no module of {type(model).__name__}"
+            raise ModelError(what, "peft.target_modules", hint)
+    targeted, adapted = _targeted(model, config, modules)
     for key, entries, names, form in _selections(model, config, targeted, adapted):
         missing = [str(one) for one in entries if not any(re.fullmatch(form(str(one)), name) for name in names)]
         if missing:
@@ -102,9 +99,7 @@ def _check_effect(model: nn.Module, config: PeftConfig) -> None:
 
 def _selections(model: nn.Module, config: PeftConfig, targeted: list[str], adapted: list[str]) -> Iterator[_Selection]:
     """What a config selects beside its targets."""
-    modules, parameters = (
-        [name for name, _ in named if name] for named in (model.named_modules(), model.named_parameters())
-    )
+    modules, parameters = [name for name, _ in model.named_modules() if name], [n for n, _ in model.named_parameters()]
     listed = getattr(config, "target_parameters", None)
     for key, value in vars(config).items():
         if key.endswith("_pattern") and isinstance(value, dict):  # a finished AdaLoRA's has lists
@@ -142,24 +137,21 @@ def _ending(name: str) -> str:
     return rf"(?:.*\.)?{re.escape(name)}"
 
 
-def _targeted(model: nn.Module, config: PeftConfig, modules: list[str]) -> list[str]:
-    """The modules that the targets name, before layers are chosen or modules left out; all, where PEFT chooses."""
-    targets = getattr(config, "target_modules", None)
-    if targets == "all-linear":
-        targets = _maybe_include_all_linear_layers(copy.copy(config), model).target_modules
-    if targets is None:
-        return modules
-    return [name for name in modules if _is_target(config, targets, name)]
+def _targeted(model: nn.Module, config: PeftConfig, modules: list[str]) -> tuple[list[str], list[str]]:
+    """The modules that the targets name, and those of them that are neither left out nor in another layer.
 
-
-def _adapted(config: PeftConfig, targeted: list[str]) -> list[str]:
-    """Those of the targeted modules that are neither left out nor in another layer."""
-    if getattr(config, "target_modules", None) is None:
-        return targeted
+    All, where PEFT chooses.
+    """
     chosen = copy.copy(config)
-    if chosen.target_modules == "all-linear":
+    if getattr(config, "target_modules", None) == "all-linear":
+        chosen = _maybe_include_all_linear_layers(chosen, model)
+    targets = getattr(chosen, "target_modules", None)
+    if targets is None:
+        return modules, modules
+    targeted = [name for name in modules if _is_target(config, targets, name)]
+    if targets is not config.target_modules:  # by names that do not depend on the layer, as they are chosen next
         chosen.target_modules = {name.rpartition(".")[2] for name in targeted}
-    return [name for name in targeted if check_target_module_exists(chosen, name)]
+    return targeted, [name for name in targeted if check_target_module_exists(chosen, name)]
 
 
 def leave_out_unreached(model: nn.Module, config: PeftConfig) -> list[str]:
@@ -181,36 +173,25 @@ def leave_out_unreached(model: nn.Module, config: PeftConfig) -> list[str]:
     names = _maybe_include_all_linear_layers(copy.copy(config), model).target_modules
     parents = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in names}
     read = {kind: _weights_read_by(kind) for kind in set(parents.values())}
-    left_out = {name for name, kind in parents.items() if not _is_reached(model, config, name, read[kind])}
+    left_out = set[str]()
+    for name, kind in parents.items():
+        last = name.rpartition(".")[2]
+        try:
+            _check_lora_target_modules_mamba(config, model, last)
+        except ValueError:  # PEFT does not allow it
+            left_out.add(name)
+        if last in read[kind]:
+            left_out.add(name)
     if left_out:
         config.target_modules = sorted(set(names) - left_out)
     return sorted({name.rpartition(".")[2] for name in left_out})
 
 
-def full_names(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """The modules that are meant; PEFT takes ``norm`` for the ending of any name, so for ``q_norm`` too."""
-    modules = [module for module, _ in model.named_modules()]
-    return sorted(m for m in modules if any(m == name or m.endswith(f".{name}") for name in names))
-
-
 def linear_names(model: nn.Module) -> list[str]:
     """Last parts of the names of linear layers, without the output head."""
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    return sorted(
-        {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
-    )
-
-
-def _is_reached(model: nn.Module, config: PeftConfig, name: str, read: Set[str]) -> bool:
-    """Whether an adapter on a layer takes effect, and PEFT allows it."""
-    last = name.rpartition(".")[2]
-    if last in read:
-        return False
-    try:
-        _check_lora_target_modules_mamba(config, model, last)
-    except ValueError:
-        return False
-    return True
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    return sorted({name.rsplit(".", 1)[-1] for name in linear})
 
 
 def _weights_read_by(kind: type[nn.Module]) -> set[str]:

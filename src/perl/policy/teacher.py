@@ -6,9 +6,9 @@ The teacher is a second tree of modules over the base's tensors, which nothing w
 it. So it is exact whatever the methods of both adapters are, and no pass of it touches the policy.
 """
 
+import contextlib
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ ADAPTER_NAME = "teacher adapter"
 """What the name of the teacher's adapter is called among the settings of a run."""
 # Of an adapter's config: what the base is called, who wrote the file, what it is used for.
 _DO_NOT_ACT = ("base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode", "task_type")
-_VOCABULARY = "tokenizer.json"
 _LARGEST_VOCABULARY = 64_000_000  # bytes; those of the largest public tokenizers have 20 to 35 million
 
 
@@ -127,7 +126,10 @@ def adapter_identity(saved: SavedAdapter) -> str:
     Settings are taken as the file has them, so that a newer PEFT with more of them finds the same.
     """
     written = json.loads((saved.folder / CONFIG).read_text(encoding="utf-8"))
-    acting = {key: _unordered(value) for key, value in written.items() if key not in _DO_NOT_ACT}
+    acting = {key: value for key, value in written.items() if key not in _DO_NOT_ACT}
+    for key, value in acting.items():
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            acting[key] = sorted(value)  # names of modules, which PEFT keeps in a set
     return hashlib.sha256(json.dumps((sha256_of(saved.weights), acting), sort_keys=True).encode()).hexdigest()
 
 
@@ -142,11 +144,6 @@ def is_same(how: Adaptation, policy: SavedAdapter | None, teacher: SavedAdapter 
     if policy is None or teacher is None:
         return policy is teacher and starts_as_base(how)
     return adapter_identity(policy) == adapter_identity(teacher)
-
-
-def _unordered(value: Any) -> Any:  # noqa: ANN401 (JSON)
-    """Names of modules, which PEFT keeps in a set, always in one order."""
-    return sorted(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else value
 
 
 def check_head(model: nn.Module, what: str, where: str) -> None:
@@ -167,24 +164,19 @@ def check_head(model: nn.Module, what: str, where: str) -> None:
 
 def _check_vocabulary(saved: SavedAdapter, tokenizer: Any) -> None:  # noqa: ANN401 (any tokenizer)
     """A tokenizer beside the adapter must give tokens the same numbers."""
-    path = saved.folder / _VOCABULARY
+    path = saved.folder / "tokenizer.json"
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if tokenizer is None or not path.is_file():
         return
-    theirs, ours = _vocabulary(path), tokenizer.get_vocab()
+    theirs: dict[str, int] = {}
+    # Read as untrusted data; files of some kinds list no tokens so.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        if path.stat().st_size <= _LARGEST_VOCABULARY:
+            found = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
+            theirs = {str(token): int(number) for token, number in found.items()}
+    ours = tokenizer.get_vocab()
     differing = sorted(token for token, number in theirs.items() if ours.get(token) != number)
     if differing:
         what = f"{saved.name} was made with another tokenizer: {differing[0]!r} is token {theirs[differing[0]]} there"
         here = ours.get(differing[0])
         raise ModelError(f"{what}, {'none' if here is None else here} here", WHERE, "an adapter of the same base")
-
-
-def _vocabulary(path: Path) -> dict[str, int]:
-    """Token -> number, of a tokenizer's file that is read as untrusted data; empty where its kind lists none so."""
-    try:
-        if path.stat().st_size > _LARGEST_VOCABULARY:
-            return {}
-        found = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
-        return {str(token): int(number) for token, number in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}

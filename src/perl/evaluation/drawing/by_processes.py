@@ -100,8 +100,7 @@ def check_same(processes: Processes, facts: Mapping[str, Any]) -> None:
         PerlError: On the main process: another one differs; the line names it.
     """
     for rank, theirs in enumerate(processes.collected(dict(facts))):
-        found = differences(facts, theirs)
-        if found:
+        if found := differences(facts, theirs):
             what = f"rank {rank} would draw samples of another policy than rank 0: {'; '.join(found[:3])}"
             raise PerlError(what, "launcher", "all processes must run the same")
 

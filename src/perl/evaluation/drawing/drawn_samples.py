@@ -121,7 +121,15 @@ class SampleStore:
         """Those that are there, corrected where that is due; those of the cache are put into the folder's file too."""
         found = self.file.read(self.key)
         if self.cache is not None:
-            found |= self._taken(self.cache, set(wanted.places(protocol.k)) - found.keys())
+            left, taken = set(wanted.places(protocol.k)) - found.keys(), dict[Place, Sample]()
+            with _may_fail(self.cache.path):
+                self.cache.path.parent.mkdir(parents=True, exist_ok=True)
+                every = self.cache.read(self.key)  # whose verdicts may be an older verifier's
+                taken = {p: replace(s, status=NOT_JUDGED, extracted=None) for p, s in every.items() if p in left}
+            if taken:
+                self.file.append(self.key, taken.values())
+                logger.info("%s: %d completions were drawn before and are taken from the cache", self.name, len(taken))
+            found |= taken
         stored = stored_samples(found, wanted, protocol, judging)
         if stored.dropped or any(found[place] != sample for place, sample in stored.samples.items()):
             self.file.correct(self.key, stored.samples, stored.dropped)
@@ -140,18 +148,6 @@ class SampleStore:
         if self.cache is not None:
             with _may_fail(self.cache.path):
                 self.cache.append(self.key, [sample])
-
-    def _taken(self, cache: SampleFile, wanted: Collection[Place]) -> dict[Place, Sample]:
-        """Of the cache's samples those that are wanted, without their verdicts."""
-        taken: dict[Place, Sample] = {}
-        with _may_fail(cache.path):
-            cache.path.parent.mkdir(parents=True, exist_ok=True)
-            every = cache.read(self.key)
-            taken = {p: replace(s, status=NOT_JUDGED, extracted=None) for p, s in every.items() if p in wanted}
-        if taken:
-            self.file.append(self.key, taken.values())
-            logger.info("%s: %d completions were drawn before and are taken from the cache", self.name, len(taken))
-        return taken
 
 
 def base_cache(key: str, device: str, attention: str | None) -> SampleFile:
@@ -243,9 +239,13 @@ def draw_samples(plan: Evaluation, policies: Policies, processes: Processes | No
         left = [who for who, some in asked.items() if not all(one.complete(plan.protocol.k) for one in some)]
         for who in plan.policies:
             if who not in left:
-                drawn.groups[who] = {one.task.request.task: _in_order(plan, one, processes) for one in asked[who]}
-                for one in asked[who] if processes.main and not plan.within_run else ():
-                    _say_scored(plan, one, drawn.groups[who][one.task.request.task], 0.0)
+                drawn.groups[who] = {}
+                for one in asked[who]:
+                    name, problems = one.task.request.task, one.task.request.asked if processes.main else ()
+                    groups = [[one.done[name, asked.problem, i] for i in range(plan.protocol.k)] for asked in problems]
+                    drawn.groups[who][name] = groups
+                    if processes.main and not plan.within_run:
+                        _say_scored(plan, one, groups, 0.0)
         if left:
             _draw_left(plan, policies, {who: asked[who] for who in left}, drawn, processes)
         drawn.groups = {who: drawn.groups[who] for who in plan.policies}
@@ -290,14 +290,6 @@ def _asked(
     if there and processes.main and not (plan.within_run and there == len(wanted)):
         logger.info("%s: %d of %d completions are there already", kept.name, there, len(wanted))
     return _Asked(task, kept, done)
-
-
-def _in_order(plan: Evaluation, one: _Asked, processes: Processes) -> Groups:
-    """The samples of each problem, all of which are there; on others than the main process nothing."""
-    if not processes.main:
-        return []
-    name, k = one.task.request.task, plan.protocol.k
-    return [[one.done[name, asked.problem, i] for i in range(k)] for asked in one.task.request.asked]
 
 
 def _draw_task(
@@ -346,7 +338,7 @@ def _so_far(right: Mapping[str, Sequence[bool]], engine: Engine) -> str:
 
 def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:
     """Names a policy and the way it was asked: whatever a completion depends on, and no path."""
-    request = task.request
+    request, trained = task.request, None if who == "base" else policies.trained
     facts = {
         "policy": plan.subject.policy(policies.base_sha256) if who == "adapter" else policy_name(policies.base_sha256),
         "architecture": model_config_digest(policies.base.config.to_json_string(use_diff=False)),
@@ -359,14 +351,7 @@ def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -
         "ends": list(request.end_token_ids),
         "template": plan.template,
         "engine": plan.engine.backend,
-        "dtype": _dtype(policies, who),
+        "dtype": base_dtype(policies.base if trained is None or isinstance(trained, PeftModel) else trained),
         **({} if plan.settings.attention is None else {"attention": plan.settings.attention}),
     }
     return short_hash(facts)
-
-
-def _dtype(policies: Policies, who: Who) -> str:
-    """Of the policy's weights; of an adapter those of its base."""
-    trained = policies.trained
-    alone = who == "base" or trained is None or isinstance(trained, PeftModel)
-    return base_dtype(policies.base if alone or trained is None else trained)

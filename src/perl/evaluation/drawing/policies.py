@@ -5,7 +5,7 @@ Subject -> Policies in memory -> (who, engine), each valid until the next is ask
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,6 @@ from perl.run.shards import is_sharded
 
 logger = logging.getLogger("perl")
 
-_ORDER: tuple[Who, ...] = ("base", "adapter")
 _AS_SERVED = (
     "it must serve the same base in the same type, with --logprobs-mode processed_logprobs; `perl eval "
     "--server-command` and `perl rollout command RECIPE` print how to start one"
@@ -89,7 +88,13 @@ class BaseInMemory:
         Raises:
             PerlError: One cannot be loaded, or the two do not belong together.
         """
-        base, digest = self._base(subject.base, device, spread)
+        last = self._last if self._last is not None and self._last[0] == subject.base else None
+        if last is None:
+            self._last = None  # gives the memory of the one before back first
+            loaded = load_base(subject.base, device, spread=spread)
+            last = (subject.base, loaded, answering_fingerprint(loaded))
+            self._last = last if self._kept and spread is None else None
+        _, base, digest = last
         tokenizer = load_tokenizer(subject.base)
         if subject.adapter is not None:
             # Over the base's own weights. What spreads a base hooks its layers, so that they cannot be shared.
@@ -97,18 +102,6 @@ class BaseInMemory:
             return Policies(own, continue_adapter(own, subject.adapter).eval(), tokenizer, digest)
         trained = load_base(subject.model, device, spread=spread) if subject.model is not None else None
         return Policies(base, trained, tokenizer, digest)
-
-    def _base(
-        self, section: ModelSection, device: torch.device, spread: DeviceMap | None
-    ) -> tuple[PreTrainedModel, str]:
-        if self._last is not None and self._last[0] == section:
-            return self._last[1:]
-        self._last = None  # gives the memory of the one before back first
-        base = load_base(section, device, spread=spread)
-        digest = answering_fingerprint(base)
-        if self._kept and spread is None:
-            self._last = (section, base, digest)
-        return base, digest
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ class ReadyPolicy:
 
 def in_turn(
     policies: Policies,
-    wanted: Collection[Who],
+    wanted: Sequence[Who],
     how: RolloutSection,
     settings: EngineSettings,
     probe_ids: Sequence[int],
@@ -142,9 +135,9 @@ def in_turn(
 
     Args:
         policies: In memory.
-        wanted: Of ``base`` and ``adapter``.
+        wanted: Of ``base`` and ``adapter``, in this order.
         how: The engine; not ``auto``.
-        settings: For opening it.
+        settings: For opener it.
         probe_ids: A prompt on which engine and policy are compared.
         batch_size: Completions that transformers write at a time.
         temperature: At which they are compared, above 0: that of the samples, so that it is proven to be applied.
@@ -155,7 +148,9 @@ def in_turn(
         PerlError: It cannot be given this policy.
     """
     if not how.capabilities.takes_updates:
-        yield from _by_transformers(policies, wanted, batch_size)
+        for who in wanted:
+            with policies.active(who) as policy:
+                yield ReadyPolicy(who, TransformersEngine(policy, policies.tokenizer, batch_size))
         return
     trained = policies.trained if "adapter" in wanted else None
     plan = choose_form(trained, how.sync) if trained is not None else None
@@ -164,54 +159,46 @@ def in_turn(
     on_base = policies.trained if isinstance(policies.trained, PeftModel) else policies.base
     served = how.capabilities.needs_servers
     room = None if settings.longest is None else settings.longest - len(probe_ids)
-    proof = _Proof(tuple(probe_ids), temperature, room, how.tolerance)
-    opening = _Opening(how, plan, on_base, settings)
+    proof = _EngineCheck(tuple(probe_ids), temperature, room, how.tolerance)
+    opener = _EngineOpener(how, plan, on_base, settings)
     proven = served and "base" in wanted and plan is not None and plan.form == "adapter"
     if proven and trained is not None:
-        with opening.opened() as engine:
+        with opener.opened() as engine:
             if engine.computes_base_alone():
-                yield from _as_adapters(policies, trained, engine, proof, opening)
+                yield from _as_adapters(policies, trained, engine, proof, opener)
                 return
             with policies.active("base") as policy:
                 proof.compare(engine, policy)
-            proof.bind(engine, trained, lambda: opening.update(trained, "adapter", "probe"))
-    with opening.opened() as engine:
+            proof.bind(engine, trained, lambda: opener.update(trained, "adapter", "probe"))
+    with opener.opened() as engine:
         if "base" in wanted:
             with policies.active("base") as policy:
                 difference = proof.compare(engine, policy)
             yield ReadyPolicy("base", engine, difference)
         if plan is not None and trained is not None:
             if not proven:
-                proof.bind(engine, trained, lambda: opening.update(trained, plan.form, "probe"))
-            engine.load(opening.update(trained, plan.form, "adapter"))
+                proof.bind(engine, trained, lambda: opener.update(trained, plan.form, "probe"))
+            engine.load(opener.update(trained, plan.form, "adapter"))
             yield ReadyPolicy("adapter", engine, proof.compare(engine, trained))
             if served and plan.form == "merged":
-                engine.load(opening.update(on_base, None, "restored"))
-
-
-def _by_transformers(policies: Policies, wanted: Collection[Who], batch_size: int) -> Iterator[ReadyPolicy]:
-    """Each policy in turn, as it is in memory."""
-    for who in _ORDER:
-        if who in wanted:
-            with policies.active(who) as policy:
-                yield ReadyPolicy(who, TransformersEngine(policy, policies.tokenizer, batch_size))
+                engine.load(opener.update(on_base, None, "restored"))
 
 
 def _as_adapters(
-    policies: Policies, trained: nn.Module, engine: Engine, proof: "_Proof", opening: "_Opening"
+    policies: Policies, trained: nn.Module, engine: Engine, proof: "_EngineCheck", opener: "_EngineOpener"
 ) -> Iterator[ReadyPolicy]:
     """Base and adapter, the base as an adapter that changes nothing."""
-    proof.bind(engine, trained, lambda: opening.update(trained, "adapter", "probe"))
-    engine.load(without_effect(opening.update(trained, "adapter", "base")))
+    proof.bind(engine, trained, lambda: opener.update(trained, "adapter", "probe"))
+    engine.load(without_effect(opener.update(trained, "adapter", "base")))
     with policies.active("base") as policy:
         difference = proof.compare(engine, policy)
     yield ReadyPolicy("base", engine, difference)
-    engine.load(opening.update(trained, "adapter", "adapter"))
+    engine.load(opener.update(trained, "adapter", "adapter"))
     yield ReadyPolicy("adapter", engine, proof.compare(engine, trained))
 
 
 @dataclass(frozen=True)
-class _Opening:
+class _EngineOpener:
     """How the engine is opened, each time."""
 
     how: RolloutSection
@@ -242,7 +229,7 @@ class _Opening:
 
 
 @dataclass(frozen=True)
-class _Proof:
+class _EngineCheck:
     """How an engine is compared with a policy in memory.
 
     Attributes:

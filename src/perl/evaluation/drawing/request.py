@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, Mistake, PerlError, did_you_mean, raise_all
@@ -30,10 +30,11 @@ from perl.evaluation.tasks.questions import PreparedTask, prepare_task, set_temp
 from perl.evaluation.tasks.task_data import check_files, load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
+from perl.policy.model import end_tokens as end_tokens
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.rollout_section import ENGINES, TRANSFORMERS, Capabilities, RolloutSection, best_backend
 from perl.recipe.sections import ModelSection
-from perl.recipe.server_address import ServerAddress, server_option
+from perl.recipe.server_address import server_option
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
 from perl.rollouts.vllm.version import missing_vllm
@@ -138,10 +139,12 @@ def plan_evaluation(
         chosen = named_tasks(names, columns=settings.columns, scorer=settings.scorer)
         limits = for_each(settings.limit, tasks, chosen, "--limit")
         examples = for_each(settings.few_shot, tasks, chosen, "--few-shot")
-        for option, least, given in (("--limit", 1, limits), ("--few-shot", 0, examples)):
+        counts: dict[str, Sequence[int | None]] = {"--limit": limits, "--few-shot": examples}
+        counts |= {"--threads": [settings.threads], "--batch-size": [settings.batch_size]}
+        for option, given in counts.items():
+            least = 0 if option == "--few-shot" else 1
             if wrong := [number for number in given if number is not None and number < least]:
-                what = "problems" if option == "--limit" else "examples"
-                raise PerlError(f"{wrong[0]} {what} are too few", option, f"at least {least}")
+                raise PerlError(f"{wrong[0]} is too few", option, f"at least {least}")
         place = Path(data).expanduser() if data else None
         for task, limit, count in zip(chosen, limits, examples, strict=True):
             check_examples(task, limit, count or 0)
@@ -149,9 +152,6 @@ def plan_evaluation(
         check_scorer_timeout(settings.scorer_timeout)
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # before an adapter is looked for
-        for what, count in (("threads", settings.threads), ("batch size", settings.batch_size)):
-            if count is not None and count < 1:
-                raise PerlError(f"{count} is too few", f"--{what.replace(' ', '-')}", "at least 1")
         subject = _as_asked(find_subject(adapter, base, settings.dtype, settings.quantization), settings)
         engine = _for_the_base(engine, subject, settings)
         empty = load_empty_base(subject.base)
@@ -184,7 +184,7 @@ def plan_evaluation(
         folder=Path(output).expanduser() if output else subject.folder / protocol.preset,
         engine=engine,
         template=template_hash(tokenizer),
-        device=_device(settings),
+        device=torch.device("cpu") if settings.device == "cpu" else accelerator() or torch.device("cpu"),
         settings=settings,
         asking=asking,
     )
@@ -274,7 +274,8 @@ def _engine(settings: EvalSettings) -> RolloutSection:
         raise PerlError(f"{settings.server_timeout:g} is out of range", "--server-timeout", "more than 0 seconds")
     asked = {"backend": backend, "server_timeout": settings.server_timeout, "sync_folder": settings.sync_folder}
     try:
-        servers = [_as_setting(server_option(text)) for text in settings.servers]
+        given = [asdict(server_option(text)) for text in settings.servers]
+        servers = [{name: value for name, value in one.items() if value is not None} for one in given]
         return checked(RolloutSection, {**asked, "servers": servers})
     except PerlError as error:
         raise error.moved(lambda _: "--server") from None
@@ -318,17 +319,6 @@ def _for_the_base(engine: RolloutSection, subject: Subject, settings: EvalSettin
     return engine.model_copy(update={"backend": TRANSFORMERS.name})
 
 
-def _as_setting(address: ServerAddress) -> str | dict[str, str]:
-    """A server as a recipe has it."""
-    given = {key: value for key, value in asdict(address).items() if value is not None}
-    return given if len(given) > 1 else address.url
-
-
-def _device(settings: EvalSettings) -> torch.device:
-    here = None if settings.device == "cpu" else accelerator()
-    return torch.device("cpu") if here is None else here
-
-
 def check_pass_at(pass_at: Sequence[int], k: int) -> None:
     """Refuses a pass@n of more completions than there are of a problem, or of none."""
     wrong = [n for n in pass_at if not 1 <= n <= k]
@@ -348,11 +338,3 @@ def generation_settings(section: ModelSection) -> Mapping[str, Any]:
         return {}
     settings: dict[str, Any] = found.to_diff_dict()
     return settings
-
-
-def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every token that ends a completion: the tokenizer's, and those the base declares."""
-    declared = generation.get("eos_token_id")
-    declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return tuple(dict.fromkeys([*own, *declared]))

@@ -40,10 +40,14 @@ def serving_command(plans: Sequence[Evaluation], address: str | None = None, gpu
     if len(forms) > 1:
         what = "some of these adapters are served as LoRA, others as merged weights, and no server does both"
         raise PerlError(what, "--server-command", "name those of one kind at a time")
+    try:
+        port = (urlsplit(server_option(address).url).port if address else None) or PORT
+    except ValueError as error:
+        raise PerlError(str(error), "--server") from None
     return server_command(
         plans[0].subject.base,
         max(plan.longest for plan in plans),
-        _port(address),
+        port,
         on_cpu=plans[0].device.type == "cpu",
         form=found[0][0],
         rank=max((rank for _, rank in found if rank is not None), default=None),
@@ -66,10 +70,3 @@ def _update(plan: Evaluation) -> tuple[Form | None, int | None]:
     # With weights, what started on parts of the base's is twice as large: what it started on is taken away.
     served = served_rank(2 * rank if saved.start else rank)
     return ("merged" if served is None else "adapter"), served
-
-
-def _port(address: str | None) -> int:
-    try:
-        return (urlsplit(server_option(address).url).port if address else None) or PORT
-    except ValueError as error:
-        raise PerlError(str(error), "--server") from None

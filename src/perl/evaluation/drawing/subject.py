@@ -110,8 +110,9 @@ def _found(adapter: str | None, base: str | None, dtype: str) -> Subject:
         mistake = error.mistakes[0]
         hint = mistake.hint or f"a whole model is evaluated with --base {adapter}"
         raise ModelError(mistake.message, "--adapter", hint) from None
-    recipe = _recipe_above(path)
-    section = _quantised_like(saved, given or _base_of(saved, recipe, dtype))
+    run = run_above(path, 2) if path.is_dir() else None  # a Hub id lies nowhere here
+    recipe = None if run is None else Recipe.of_run(run / RECIPE)
+    section = _base_of(saved, given, recipe, dtype)
     name = _short(adapter)
     folder = Path("evals") / name.replace(":", "-")
     threads = recipe.engine.threads if recipe is not None else None
@@ -138,27 +139,18 @@ def model_digests(folder: Path) -> tuple[str, str]:
 def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
     """The adapter of a run that is done, or the model if that was trained itself."""
     run, recipe = Run.read(path), Recipe.of_run(path / "recipe.yaml")
-    section, threads = given or _with_dtype(recipe.model, dtype), recipe.engine.threads
+    threads = recipe.engine.threads
     if not run.adapter.is_dir():
         checkpoint = latest_checkpoint(run.checkpoints)
         hint = f"--adapter {checkpoint}" if checkpoint else "perl train finishes it"
         raise RunFolderError(f"has no trained adapter yet, it is {run.status}", str(path), hint)
     name = path.resolve().name
     if run.facts.get("method") == "full":
-        model = ModelSection(name=str(run.adapter))
+        section, model = given or _with_dtype(recipe.model, dtype), ModelSection(name=str(run.adapter))
         return Subject(name, section, None, model, *model_digests(run.adapter), path / "evals", threads)
     saved = find_adapter(str(run.adapter))
-    section = _quantised_like(saved, section)
+    section = _base_of(saved, given, recipe, dtype)
     return Subject(name, section, saved, None, *adapter_digests(saved), path / "evals", threads)
-
-
-def _quantised_like(saved: SavedAdapter, section: ModelSection) -> ModelSection:
-    """The base as the adapter was trained on it; one that was quantised as no recipe can say is taken as published."""
-    was = saved.base_quantization
-    known = was if was in QUANTIZATIONS else None
-    if was != known:
-        warn("PRL302", "%s was trained on %s, and is scored on %s", saved.name, _named(was), _named(known))
-    return section.model_copy(update={"quantization": known})
 
 
 def _with_dtype(section: ModelSection, dtype: str) -> ModelSection:
@@ -177,26 +169,24 @@ def _section(name: str, dtype: str) -> ModelSection:
     return _with_dtype(ModelSection(name=repository, revision=revision or None), dtype)
 
 
-def _base_of(saved: SavedAdapter, recipe: Recipe | None, dtype: str) -> ModelSection:
-    """The base that an adapter names; where the run is known, as the run loaded it."""
-    if recipe is not None:
-        return _with_dtype(recipe.model, dtype)
-    name = saved.config.base_model_name_or_path
-    if saved.foreign_base:
-        raise ModelError(
-            f"{saved.name} names its base by a place on another machine, {saved.foreign_base[:100]}",
-            "--base",
-            "name the one it belongs to",
-        )
-    if not name:
+def _base_of(saved: SavedAdapter, given: ModelSection | None, recipe: Recipe | None, dtype: str) -> ModelSection:
+    """The given base, else the run's, else the one that an adapter names; quantised as the adapter was trained on it.
+
+    A base that was quantised as no recipe can say is taken as published.
+    """
+    name, was = saved.config.base_model_name_or_path, saved.base_quantization
+    if given is None and recipe is not None:
+        given = _with_dtype(recipe.model, dtype)
+    if given is None and saved.foreign_base:
+        what = f"{saved.name} names its base by a place on another machine, {saved.foreign_base[:100]}"
+        raise ModelError(what, "--base", "name the one it belongs to")
+    if given is None and not name:
         raise ModelError(f"{saved.name} does not say in its {CONFIG} which base it belongs to", "--base", "name it")
-    return _with_dtype(ModelSection(name=name, revision=saved.config.revision), dtype)
-
-
-def _recipe_above(path: Path) -> Recipe | None:
-    """The recipe of the run that a checkpoint or an adapter's folder lies in."""
-    run = run_above(path, 2) if path.is_dir() else None  # a Hub id lies nowhere here
-    return None if run is None else Recipe.of_run(run / RECIPE)
+    section = given or _with_dtype(ModelSection(name=name, revision=saved.config.revision), dtype)
+    known = was if was in QUANTIZATIONS else None
+    if was != known:
+        warn("PRL302", "%s was trained on %s, and is scored on %s", saved.name, _named(was), _named(known))
+    return section.model_copy(update={"quantization": known})
 
 
 def _short(name: str) -> str:

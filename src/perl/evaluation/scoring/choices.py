@@ -7,7 +7,7 @@ Every search is linear in the length of the text, whatever a model writes.
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from perl.errors import Mistake
 from perl.rewards.answers import conclusion, last_boxed
@@ -70,12 +70,13 @@ def right_letters(answers: Sequence[str], choices: Sequence[Sequence[str]]) -> l
     Returns:
         What is wrong, without a place, where an answer is none of these.
     """
-    ways: dict[str, Callable[[str, Sequence[str]], int | None]] = {
-        "letters": _by_letter,
-        "numbers counted from 0": _by_number,
-        "choices' texts": _by_text,
-    }
-    found = {name: [way(a, c) for a, c in zip(answers, choices, strict=True)] for name, way in ways.items()}
+    found: dict[str, list[int | None]] = {"letters": [], "numbers counted from 0": [], "choices' texts": []}
+    for answer, texts in zip(answers, choices, strict=True):
+        letter = re.fullmatch(r"\(?([A-Za-z])[).:]?", answer)
+        number = re.fullmatch("[0-9]{1,2}", answer)
+        ways = (letter and LETTERS.index(letter[1].upper()), number and int(answer), _by_text(answer, texts))
+        for places, place in zip(found.values(), ways, strict=True):
+            places.append(place if place is not None and place < len(texts) else None)
     fitting = {name: places for name, places in found.items() if None not in places}
     if not fitting:
         odd = max(places.index(None) for places in found.values())  # as far as the best way comes
@@ -91,16 +92,6 @@ def listed(question: str, choices: Sequence[str]) -> str:
     """A question with its choices below, a line each."""
     lines = [f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
     return f"{question}\n\n" + "\n".join(lines)
-
-
-def _by_letter(answer: str, choices: Sequence[str]) -> int | None:
-    match = re.fullmatch(r"\(?([A-Za-z])[).:]?", answer)
-    place = LETTERS.index(match[1].upper()) if match else len(choices)
-    return place if place < len(choices) else None
-
-
-def _by_number(answer: str, choices: Sequence[str]) -> int | None:
-    return int(answer) if re.fullmatch("[0-9]{1,2}", answer) and int(answer) < len(choices) else None
 
 
 def _by_text(answer: str, choices: Sequence[str]) -> int | None:

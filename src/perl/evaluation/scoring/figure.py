@@ -45,7 +45,9 @@ def draw_problems(results: Results, folder: Path) -> Path | None:
     columns = min(_COLUMNS, 2 if len(tasks) == 4 else len(tasks))
     rows = -(-len(tasks) // columns)
     figure = new_figure(4.4 * columns, 4.7 * rows + 0.6, "drawing problems")
-    figure.suptitle(_title(results), color=_INK, fontsize=12 if columns > 1 else 9)
+    beside = "\nbeside" if len(results.tasks) == 1 else " beside"
+    title = f"{results.subject['name']}{beside} {results.subject['base']}"
+    figure.suptitle(title, color=_INK, fontsize=12 if columns > 1 else 9)
     if any(len(set(shares)) < len(shares) for shares in map(paired_shares, tasks)):
         figure.supxlabel("a larger point is several problems in one place", color=_EQUAL, fontsize=8)
     for index, task in enumerate(tasks):
@@ -57,11 +59,6 @@ def paired_shares(task: TaskResult) -> list[tuple[Fraction, Fraction]]:
     """Shares of right completions of each problem that base and adapter were both asked, base first."""
     pairs = [(p.base, p.adapter) for p in task.problems if p.base is not None and p.adapter is not None]
     return [(Fraction(sum(base), len(base)), Fraction(sum(adapter), len(adapter))) for base, adapter in pairs]
-
-
-def _title(results: Results) -> str:
-    name, base = results.subject["name"], results.subject["base"]
-    return f"{name}{chr(10) if len(results.tasks) == 1 else ' '}beside {base}"
 
 
 def _draw(axes: "Axes", task: TaskResult) -> None:

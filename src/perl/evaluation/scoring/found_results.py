@@ -36,7 +36,6 @@ _PARTS = ("policy", "protocol", "engine", "verifier")
 SHORT_SHA = 12
 """Digits of a hash that tell policies apart."""
 _LONGEST_SETTING = 40
-_OF_THE_TASK = "the prompt or the version of the task"
 # Where no results lie, or some that others have taken the place of.
 _LEFT_OUT = {EARLIER, "checkpoints"}
 # What a run is called, what it runs on, where its files are or go, and what is done with its adapter afterwards; and
@@ -95,7 +94,13 @@ def find_results(paths: Sequence[str | Path]) -> list[FoundResults]:
     mistakes: list[Mistake] = []
     for path in paths:
         place = Path(path).expanduser()
-        here, searched = _results_of(place, search=len(paths) == 1)
+        here, searched = list[Path](), False
+        if len(paths) > 1 or not place.is_dir():
+            with contextlib.suppress(PerlError):
+                here = [results_file(place).parent]
+        if not here and place.is_dir():
+            here = sorted(_below(place), key=lambda folder: naturally(str(folder)))
+            searched = here != [place]
         if not here:
             message = f"no results: there is no {RESULTS}"
             below = ", nor one in a folder below it" if place.is_dir() else ""
@@ -104,17 +109,6 @@ def find_results(paths: Sequence[str | Path]) -> list[FoundResults]:
             found.setdefault(folder.resolve(), _with_settings(folder, searched=searched))
     raise_all(PerlError, mistakes)
     return list(found.values())
-
-
-def _results_of(place: Path, *, search: bool) -> tuple[list[Path], bool]:
-    """Folders with results, and whether they were searched for."""
-    if not (search and place.is_dir()):
-        with contextlib.suppress(PerlError):
-            return [results_file(place).parent], False
-    if not place.is_dir():
-        return [], False
-    below = sorted(_below(place), key=lambda folder: naturally(str(folder)))
-    return below, below != [place]
 
 
 def _below(place: Path) -> Iterator[Path]:
@@ -136,16 +130,12 @@ def _with_settings(folder: Path, *, searched: bool) -> FoundResults:
     run = run_above(whole, 3)
     if run is None:
         return FoundResults(folder, searched, within=folder)
-    return FoundResults(folder, searched, _settings(run / RECIPE), whole.relative_to(run))
-
-
-def _settings(recipe: Path) -> dict[str, str]:
-    """Read as text: a recipe of another version, or of a reward that is not here, names its run too."""
-    try:
-        settings = flat(yaml.safe_load(recipe.read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return {}
-    return {name: text for name, text in settings.items() if is_setting(name)}
+    settings: dict[str, str] = {}
+    # Read as text: a recipe of another version, or of a reward that is not here, names its run too.
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
+        settings = flat(yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")))
+    settings = {name: text for name, text in settings.items() if is_setting(name)}
+    return FoundResults(folder, searched, settings, whole.relative_to(run))
 
 
 def is_setting(name: str) -> bool:
@@ -236,10 +226,8 @@ def conflicts_of(
         for i in others:
             if results[i].task(task).protocol_hash != results[first].task(task).protocol_hash:
                 keys, (one, two) = _telling(results, [first, i], task)
-                how = (
-                    ", ".join(f"{key} {_shown(key, one[key])} and {_shown(key, two[key])}" for key in keys)
-                    or _OF_THE_TASK
-                )
+                ways = ", ".join(f"{key} {_shown(key, one[key])} and {_shown(key, two[key])}" for key in keys)
+                how = ways or "the prompt or the version of the task"
                 found[i, task] = f"{title} was evaluated otherwise in {names[first]} and in {names[i]}: {how}"
     return found
 
@@ -273,7 +261,13 @@ def _asked(results: Sequence[Results], task: str) -> list[int]:
 
 def _telling(results: Sequence[Results], numbers: Sequence[int], task: str) -> tuple[list[str], list[dict[str, Any]]]:
     """The settings in which some differ, and what each has: as they were for the task, else as they were asked for."""
-    settings = [_protocol_settings(results[i], task) for i in numbers]
+    settings = []
+    for result in (results[i] for i in numbers):
+        found = result.task(task)
+        used = {"max_new_tokens": found.max_new_tokens, "k": found.score.k, "data sha256": found.data.get("sha256")}
+        of_task = {"examples": found.few_shot, "scorer": found.scorer}
+        asked = {name: result.subject.get(name) for name in ASKED}
+        settings.append({**result.protocol.drawn(), **used, **of_task, **asked})
     if not _differing(settings):
         settings = [{**results[i].protocol.drawn(), "k": results[i].protocol.k} for i in numbers]
     return _differing(settings), settings
@@ -283,14 +277,6 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which not all have the same."""
     first, *others = settings
     return [name for name in first if any(other[name] != first[name] for other in others)]
-
-
-def _protocol_settings(results: Results, task: str) -> dict[str, Any]:
-    """Settings as they were for a task, and its data."""
-    found = results.task(task)
-    used = {"max_new_tokens": found.max_new_tokens, "k": found.score.k, "data sha256": found.data.get("sha256")}
-    asked = {name: results.subject.get(name) for name in ASKED}
-    return {**results.protocol.drawn(), **used, "examples": found.few_shot, "scorer": found.scorer, **asked}
 
 
 def _shown(key: str, value: object) -> str:

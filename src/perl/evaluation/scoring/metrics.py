@@ -111,7 +111,15 @@ def majority_by_problem(
 
     Source: Wang et al. 2022, arXiv:2203.11171, section 2 (unweighted vote); how ties count is our choice.
     """
-    return [_majority(a, r, same) for a, r in zip(answers, right, strict=True)]
+    scores = []
+    for row, is_right in zip(answers, right, strict=True):
+        votes = [vote for vote in zip(row, is_right, strict=True) if vote[0] is not None]
+        votes_right = sum(agrees for _, agrees in votes)
+        votes_by_text = Counter(" ".join(str(answer).split()) for answer, agrees in votes if not agrees)
+        votes_wrong = [sum(votes_by_text[one] for one in texts) for texts in answer_classes(list(votes_by_text), same)]
+        most = max([votes_right, *votes_wrong])
+        scores.append(0.0 if votes_right < most or most == 0 else 1 / (1 + votes_wrong.count(most)))
+    return scores
 
 
 def paired_difference(base: Sequence[Sequence[float]], adapter: Sequence[Sequence[float]]) -> Difference:
@@ -169,18 +177,6 @@ def corrected(differences: Sequence[Difference | None], family: int = 0) -> list
 def _chance_of_right(n: int, c: int, k: int) -> float:
     """Chance that k of n completions, c of which are right, hold at least one right one (hypergeometric)."""
     return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
-
-
-def _majority(answers: Sequence[str | None], right: Sequence[bool], same: Callable[[str, str], bool] | None) -> float:
-    """The score of one problem: 1 or 0, or the share of the tied classes that are right."""
-    votes = [(answer, is_right) for answer, is_right in zip(answers, right, strict=True) if answer is not None]
-    votes_right = sum(is_right for _, is_right in votes)
-    votes_by_text = Counter(" ".join(answer.split()) for answer, is_right in votes if not is_right)
-    votes_wrong = [sum(votes_by_text[text] for text in texts) for texts in answer_classes(list(votes_by_text), same)]
-    most = max([votes_right, *votes_wrong])
-    if votes_right < most or most == 0:
-        return 0.0
-    return 1 / (1 + votes_wrong.count(most))
 
 
 def answer_classes(texts: Sequence[str], same: Callable[[str, str], bool] | None) -> list[list[str]]:

@@ -124,7 +124,12 @@ def resolve_protocol(
     if preset not in PRESETS:
         raise PerlError(f"no preset {preset!r}", "--preset", did_you_mean(preset, PRESETS))
     chosen = {name: value for name, value in (given or {}).items() if value is not None}
-    base = _from_the_base(of_the_base or {})
+    settings = of_the_base or {}
+    base = {name: settings[name] for name in SHAPING if settings.get(name) is not None}
+    if "top_k" in base:
+        base["top_k"] = max(0, base["top_k"])  # -1 is vLLM's word for all tokens
+    if settings.get("do_sample") is False:
+        base.setdefault("temperature", 0.0)
     found = {**base, **PRESETS[preset], **chosen}
     # As JSON has them, so that 1 and 1.0 are one protocol.
     found |= {name: float(found[name]) for name in _FRACTIONS if name in found}
@@ -186,15 +191,6 @@ def asking_of(subject: Mapping[str, str | None]) -> dict[str, str]:
 def short_hash(facts: Mapping[str, Any]) -> str:
     """Sixteen hexadecimal digits of facts, whatever their order."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _from_the_base(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of transformers' generation settings those that shape the distribution."""
-    found = {name: settings[name] for name in SHAPING if settings.get(name) is not None}
-    if "top_k" in found:
-        found["top_k"] = max(0, found["top_k"])  # -1 is vLLM's word for all tokens
-    greedy = settings.get("do_sample") is False and "temperature" not in found
-    return {**found, "temperature": 0.0} if greedy else found
 
 
 def _check(protocol: Protocol, *, explicit_k: bool) -> None:

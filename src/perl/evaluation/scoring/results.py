@@ -175,16 +175,8 @@ class Results:
 
     def facts(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        return {
-            "version": VERSION,
-            "subject": dict(self.subject),
-            "protocol": asdict(self.protocol),
-            "engine": dict(self.engine),
-            "versions": dict(self.versions),
-            "verifier": self.verifier,
-            "seconds": self.seconds,
-            "tasks": {task.name: _plain(task) for task in self.tasks},
-        }
+        facts = {**vars(self), "protocol": asdict(self.protocol)}
+        return {"version": VERSION, **facts, "tasks": {task.name: _plain(task) for task in self.tasks}}
 
     def with_tasks_of(self, earlier: "Results") -> "Results":
         """These, with the other tasks of earlier ones of the same policies under the same protocol and engine."""

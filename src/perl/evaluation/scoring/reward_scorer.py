@@ -32,13 +32,8 @@ from perl.rewards.verifier import Judging
 from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS
 from perl.types import Verdict
 
-_USUAL = 1.0
 # What a reward may ask for beside the columns; an evaluation keeps texts, not tokens.
 _GIVEN = {"prompts", "completions", "solution"}
-_NOT_KEPT = "completion_ids"
-# Failures that are said, each in a line of its own.
-_MOST_LINES = 3
-_WORKERS = 2
 _ONLY_JSON = "--scorer-timeout 0, in a recipe eval.scorer_timeout: 0, calls it in this process, without a limit"
 _GOES_ON = "None is for what it cannot score; corrected, the same command goes on with the completions that are kept"
 
@@ -72,12 +67,12 @@ def find_scorer(spec: str, where: str = "--scorer", timeout_seconds: float = SCO
     named = _importable(name, where)
     setting = RewardSetting()
     if timeout_seconds and named not in NAMED_REWARDS:
-        setting = RewardSetting(workers=_WORKERS, timeout_seconds=timeout_seconds)
+        setting = RewardSetting(workers=2, timeout_seconds=timeout_seconds)
     found = reward_mistakes({"rewards": {named: setting}})
     raise_all(PerlError, [Mistake(mistake.message, where, mistake.hint) for _, mistake in found])
     [reward] = resolve_rewards({named: setting}, RolloutSection())
     if reward.failures is not None:
-        reward.failures.lines = _MOST_LINES
+        reward.failures.lines = 3
     return _of_reward(reward, named if threshold is None else f"{named}>={threshold:g}", threshold)
 
 
@@ -113,11 +108,8 @@ def check_judged(scorer: Scorer, samples: Iterable[Sample], task: str) -> None:
 
 def _failed(failures: Failures, on: str) -> RewardError:
     newest = failures.newest.removeprefix(f"reward {failures.name}: ")
-    hint = _GOES_ON
-    if newest.startswith("timeout"):
-        hint = (
-            "--scorer-timeout SECONDS, in a recipe eval.scorer_timeout, is what it may take; the completions are kept"
-        )
+    longer = "--scorer-timeout SECONDS, in a recipe eval.scorer_timeout, is what it may take; the completions are kept"
+    hint = longer if newest.startswith("timeout") else _GOES_ON
     return RewardError(f"failed {on}, at last: {newest}", f"reward {failures.name}", hint)
 
 
@@ -139,7 +131,7 @@ def _importable(name: str, where: str) -> str:
 
 
 def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
-    least, failures = _USUAL if threshold is None else threshold, reward.failures
+    least, failures = 1.0 if threshold is None else threshold, reward.failures
 
     def verdicts(asked: Sequence[Question], texts: Sequence[str], _: Judging) -> list[Verdict]:
         if failures is not None:
@@ -148,7 +140,10 @@ def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
         if failures is not None and failures.too_many:
             raise _failed(failures, f"on {failures.count} completions")
         return [
-            Verdict("error" if value is None else "right" if value >= least else "wrong", _answer(text))
+            Verdict(
+                "error" if value is None else "right" if value >= least else "wrong",
+                extract_answer(text) or conclusion(text).strip() or None,  # what votes are counted by
+            )
             for value, text in zip(values, texts, strict=True)
         ]
 
@@ -159,7 +154,8 @@ def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:
             named = {name: value for name, value in question.row.items() if name in {*reward.needs, *reward.by_name}}
             unsent = unsendable(named) if reward.in_workers else None
             return None if unsent is None else Mistake(f"the scorer {name}: {unsent}", hint=_ONLY_JSON)
-        hint = "an evaluation keeps texts" if missing[0] == _NOT_KEPT else f"there are {', '.join(sorted(known))}"
+        there = f"there are {', '.join(sorted(known))}"
+        hint = "an evaluation keeps texts" if missing[0] == "completion_ids" else there
         return Mistake(f"the scorer {name} needs the column {missing[0]!r}", hint=hint)
 
     source = "" if failures is None else code_digest(reward.name)
@@ -209,8 +205,3 @@ def _called(reward: Reward, arguments: dict[str, list[Any]]) -> list[float | Non
             return thread.submit(asyncio.run, awaited()).result()
     found: list[float | None] = values
     return found
-
-
-def _answer(text: str) -> str | None:
-    """What the completions' votes are counted by: the answer that is announced, else the conclusion."""
-    return extract_answer(text) or conclusion(text).strip() or None

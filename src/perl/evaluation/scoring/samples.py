@@ -108,7 +108,7 @@ class SampleFile:
 
     def append(self, policy: str, samples: Iterable[Sample]) -> None:
         """Adds samples; a kill right after loses none of them."""
-        cut_short = self.path.is_file() and self.path.stat().st_size > 0 and not self._ends_a_line()
+        cut_short = self._cut_short()
         with named(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(("\n" if cut_short else "") + "".join(line_of(policy, sample) for sample in samples))
 
@@ -128,13 +128,14 @@ class SampleFile:
 
     def unreadable(self) -> int:
         """How many lines are malformed, the last one not counted where a kill cut it short."""
-        cut_short = self.path.is_file() and self.path.stat().st_size > 0 and not self._ends_a_line()
-        return max(0, sum(line is None for line in self._read()) - cut_short)
+        return max(0, sum(line is None for line in self._read()) - self._cut_short())
 
-    def _ends_a_line(self) -> bool:
+    def _cut_short(self) -> bool:
+        if not self.path.is_file() or self.path.stat().st_size == 0:
+            return False
         with self.path.open("rb") as file:
             file.seek(-1, 2)
-            return file.read(1) == b"\n"
+            return file.read(1) != b"\n"
 
     def lines(self) -> Iterator[tuple[str, Sample]]:
         """What names the policy, and the sample, a line each; a malformed line is left out.

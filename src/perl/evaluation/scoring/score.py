@@ -5,7 +5,7 @@ samples of each problem -> Score
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perl.evaluation.scoring import metrics
@@ -85,7 +85,8 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
     right = rights(problems)
     every = [sample for samples in problems for sample in samples]
     k, average = len(right[0]), _estimate([statistics.fmean(row) for row in right])
-    passes = {j: _estimate(metrics.pass_at_k_by_problem(right, j)) for j in sorted({*pass_numbers(k), *pass_at})}
+    always = {2**power for power in range(k.bit_length())} | {k}  # no power is above k
+    passes = {j: _estimate(metrics.pass_at_k_by_problem(right, j)) for j in sorted({*always, *pass_at})}
     answers = [[sample.extracted for sample in samples] for samples in problems]
     wrong = [[" ".join(s.extracted.split()) for s in samples if s.extracted and not s.right] for samples in problems]
     majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, scorer)))
@@ -135,11 +136,6 @@ def rights(problems: Sequence[Sequence[Sample]]) -> list[list[bool]]:
     return [[sample.right for sample in samples] for samples in problems]
 
 
-def pass_numbers(k: int) -> list[int]:
-    """For which pass@k' is always reported: the powers of two up to k, and k."""
-    return sorted({*(2**power for power in range(k.bit_length()) if 2**power <= k), k})
-
-
 def same_meaning(problems: Iterable[Sequence[str]], scorer: str = MATH) -> Callable[[str, str], bool]:
     r"""Whether two different answers to a problem mean the same, by the scorer's word.
 
@@ -153,17 +149,9 @@ def same_meaning(problems: Iterable[Sequence[str]], scorer: str = MATH) -> Calla
     if scorer != MATH:
         return lambda later, earlier: normal(scorer, later) == normal(scorer, earlier)
     same: set[tuple[str, str]] = set()
-    pairs = _pairs(problems)
+    different = ([one for one in dict.fromkeys(answers) if not one.startswith(HASHED)] for answers in problems)
+    pairs = itertools.chain.from_iterable(itertools.combinations(answers, 2) for answers in different)
     while some := list(itertools.islice(pairs, _PAIRS_AT_ONCE)):
-        verdicts = check_all([later for later, _ in some], [f"\\boxed{{{earlier}}}" for _, earlier in some])
-        same |= {pair for pair, verdict in zip(some, verdicts, strict=True) if verdict.right}
+        verdicts = check_all([later for _, later in some], [f"\\boxed{{{earlier}}}" for earlier, _ in some])
+        same |= {(pair[1], pair[0]) for pair, verdict in zip(some, verdicts, strict=True) if verdict.right}
     return lambda later, earlier: (later, earlier) in same
-
-
-def _pairs(problems: Iterable[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    """Every two different answers of a problem that may be compared, the later one first."""
-    for answers in problems:
-        different = [answer for answer in dict.fromkeys(answers) if not answer.startswith(HASHED)]
-        for i, later in enumerate(different):
-            for earlier in different[:i]:
-                yield later, earlier

@@ -16,8 +16,6 @@ from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from perl.evaluation.scoring.metrics import SHOWN_IN, SMALL_P, Difference, error_of_mean
 
-_LEVEL = 0.95
-
 
 def paired_by_seed(reference: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
     """How much better a setting is than another one, seed by seed.
@@ -45,7 +43,7 @@ def paired_by_seed(reference: Mapping[int, float], other: Mapping[int, float]) -
     if stderr <= 1e-12 * max(1.0, abs(mean)):  # but for rounding they are the same
         return Difference(mean, 0.0, math.nan, math.nan, math.nan)
     freedom = len(seeds) - 1
-    away = float(stdtrit(freedom, (1 + _LEVEL) / 2)) * stderr
+    away = float(stdtrit(freedom, (1 + 0.95) / 2)) * stderr
     return Difference(mean, stderr, mean - away, mean + away, float(2 * stdtr(freedom, -abs(mean / stderr))))
 
 

@@ -227,7 +227,8 @@ def _ask(
     def judge(position: int, group: Sequence[Sampled]) -> None:
         place = places[position]
         completion = completion_of(group[0], wanted.end_token_ids, tokenizer)
-        text = _cut(completion.text, wanted.stop)
+        ends = (completion.text.find(stop) for stop in wanted.stop if stop in completion.text)
+        text = completion.text[: min(ends, default=None)]
         truncated = completion.truncated and text == completion.text
         sample = Sample(*place, seeds[position], text, len(completion.token_ids), truncated, NOT_JUDGED)
         if limits is not None:
@@ -239,12 +240,6 @@ def _ask(
         on_sample(sample)
 
     engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
-
-
-def _cut(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first of some others."""
-    ends = [text.find(stop) for stop in stops if stop in text]
-    return text[: min(ends)] if ends else text
 
 
 def within_batch(engine: Engine) -> str:

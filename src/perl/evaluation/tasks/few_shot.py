@@ -16,7 +16,6 @@ from perl.rewards.answers import announced_answer
 
 _BOX = "\\boxed{"
 _FINAL = re.compile(r"\n*####[^\n]*\s*\Z")
-_WORKED = "solution"
 
 
 def check_examples(task: Task, limit: int | None, few_shot: int, places: tuple[str, str] | None = None) -> None:
@@ -77,7 +76,11 @@ def example(task: Task, question: Question) -> Example:
         return Example(question, SCORERS["choice"].shown(question.gold))
     if task.scorer != MATH:
         return Example(question, SCORERS[task.scorer].shown(question.gold) if task.scorer in SCORERS else question.gold)
-    boxed, worked = SCORERS[MATH].shown(question.gold), _worked(task, question)
+    boxed = SCORERS[MATH].shown(question.gold)
+    # In words: of the solution's own column, or what stands where the answer does.
+    cells = [question.row.get(name) for name in ("solution", *task.answer)]
+    texts = [cell.strip() for cell in cells if isinstance(cell, str)]
+    worked = next((text for text in texts if text and text.strip("$") != question.gold), None)
     if worked is None:
         return Example(question, boxed)
     if _BOX in worked or (_BOX not in task.prompt and announced_answer(worked) is not None):
@@ -93,7 +96,8 @@ def shown_before(examples: Sequence[Example], question: Question) -> list[dict[s
 
 def as_text(examples: Sequence[Example], question: Question) -> str:
     """The examples and the question as plain text, a blank line between two of them."""
-    parts = [f"{one.question.text}{_between(one.question.text)}{one.answer}" for one in examples]
+    pairs = [(one.question.text, one.answer) for one in examples]
+    parts = [f"{asked} {answer}" if asked.endswith(":") else f"{asked}\n{answer}" for asked, answer in pairs]
     return "\n\n".join([*parts, question.text])
 
 
@@ -113,13 +117,6 @@ def shown_hash(examples: Sequence[Example]) -> str | None:
     return hashlib.sha256(content.encode()).hexdigest() if examples else None
 
 
-def _worked(task: Task, question: Question) -> str | None:
-    """The solution of a row in words: of its own column, or what stands where the answer does; None: there is none."""
-    cells = [question.row.get(name) for name in (_WORKED, *task.answer)]
-    texts = [cell.strip() for cell in cells if isinstance(cell, str)]
-    return next((text for text in texts if text and text.strip("$") != question.gold), None)
-
-
 def _asked(question: Question) -> Iterator[dict[str, Any]]:
     """What the user says; a system message of the data's own stands at the beginning of the chat alone."""
     if not isinstance(question.prompt, tuple):
@@ -130,7 +127,3 @@ def _asked(question: Question) -> Iterator[dict[str, Any]]:
 
 def _said(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
-
-
-def _between(text: str) -> str:
-    return " " if text.endswith(":") else "\n"

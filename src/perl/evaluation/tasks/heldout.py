@@ -27,7 +27,6 @@ from perl.types import Prompt
 HELDOUT = "heldout"
 """The command line's name for the problems that the run of an adapter held out."""
 RECIPE_SUFFIXES = (".yaml", ".yml")
-_LEVELS = 3  # RUN/checkpoints/checkpoint-10/adapter
 
 
 def held_out_by_run(name: str, path: str | None = None) -> Task:
@@ -77,7 +76,7 @@ def recipe_of_run(adapter: str | None, where: str) -> str:
     """
     path = None if adapter is None else Path(adapter).expanduser()
     if path is not None and path.is_dir():  # a name on the Hub lies nowhere here
-        run = path if is_run(path) else run_above(path, _LEVELS)
+        run = path if is_run(path) else run_above(path, 3)  # RUN/checkpoints/checkpoint-10/adapter
         if run is not None:
             return str(run / RECIPE)
     what = f"{HELDOUT} are the problems that an adapter's run held out, and {adapter or 'a base alone'} is in no run"

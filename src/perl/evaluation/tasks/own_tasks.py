@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
@@ -99,7 +98,16 @@ def named_tasks(
     known = {task.name: task for task in (find_tasks(benchmarks, where) if benchmarks or not names else [])}
     found: list[Task] = []
     for name in names:
-        found += [known[name]] if name in known else _own(name, where, columns, scorer)
+        if name in known:
+            found.append(known[name])
+        elif name.endswith(RECIPE_SUFFIXES):
+            found.append(task_of_recipe(name, where))
+        elif (python := _PYTHON.fullmatch(name)) is not None:
+            found += _tasks_in(python[1], python[2], where)
+        elif Path(name).expanduser().is_file():
+            found.append(file_task(name, columns, scorer))
+        else:
+            raise PerlError(f"no such file: {name}", where)
     _check_names(found, where)
     return found
 
@@ -180,24 +188,6 @@ def is_file_name(name: str) -> bool:
     return is_data_file(name) or name.endswith(RECIPE_SUFFIXES) or _PYTHON.fullmatch(name) is not None
 
 
-def _own(name: str, where: str, columns: Mapping[str, str] | None, scorer: str | None) -> list[Task]:
-    python = _PYTHON.fullmatch(name)
-    if name.endswith(RECIPE_SUFFIXES):
-        return [task_of_recipe(name, where)]
-    if python is None:
-        if not Path(name).expanduser().is_file():
-            raise PerlError(f"no such file: {name}", where)
-        return [file_task(name, columns, scorer)]
-    tasks = _tasks_in(Path(python[1]).expanduser().absolute(), python[1], where)
-    if python[2] is None:
-        return tasks
-    some = [task for task in tasks if task.name == python[2]]
-    if not some:
-        hint = did_you_mean(python[2], [task.name for task in tasks])
-        raise PerlError(f"{python[1]} has no task {python[2]!r}", where, hint)
-    return some
-
-
 def _check_names(tasks: Sequence[Task], where: str) -> None:
     """Refuses names of the user's own tasks that results cannot have, that stand twice, or that are a benchmark's."""
     known, names = all_tasks(), [task.name for task in tasks]
@@ -216,14 +206,26 @@ def _check_names(tasks: Sequence[Task], where: str) -> None:
     raise_all(PerlError, problems)
 
 
-def _tasks_in(path: Path, shown: str, where: str) -> list[Task]:
-    """``TASKS`` of a Python file."""
+def _tasks_in(shown: str, name: str | None, where: str) -> list[Task]:
+    """``TASKS`` of a Python file, or the one of a name; what its code raises is a line with the number of its line."""
+    path = Path(shown).expanduser().absolute()
     if not path.is_file():
         raise PerlError(f"no such file: {shown}", where, "my_tasks.py, or my_tasks.py:NAME")
-    found = getattr(_imported(path, shown), "TASKS", None)
+    try:
+        found = getattr(load_module(path, f"perl_tasks_{path.stem}"), "TASKS", None)
+    except PerlError as error:
+        at = f"{shown}:{_line_of(error, path)}"
+        raise error.moved(lambda place: f"{at}: {place}" if place else at) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's file may raise anything)
+        what = f"cannot be imported: {type(error).__name__}: {error}"
+        raise PerlError(what, f"{shown}:{_line_of(error, path)}") from None
     if not found or not isinstance(found, list | tuple) or not all(isinstance(one, Task) for one in found):
         raise PerlError("defines no TASKS", shown, "TASKS = (file_task(...),), or as a module of eval/")
-    return [_resolved(task, path, shown) for task in found]
+    tasks = [_resolved(task, path, shown) for task in found]
+    some = [task for task in tasks if name in (None, task.name)]
+    if not some:
+        raise PerlError(f"{shown} has no task {name!r}", where, did_you_mean(str(name), [task.name for task in tasks]))
+    return some
 
 
 def _resolved(task: Task, path: Path, shown: str) -> Task:
@@ -238,18 +240,6 @@ def _resolved(task: Task, path: Path, shown: str) -> Task:
         what = "is a file, whose examples are set aside from its own problems; examples names a split of a data set"
         raise PerlError(what, f"{shown}: {task.name}", "leave examples out")
     return replace(task, scorer=scorer, file=Path(task.path).name, path=str(path.parent / Path(task.path).expanduser()))
-
-
-def _imported(path: Path, shown: str) -> ModuleType:
-    """A file's module; what its code raises is a line with the number of the line that raised it."""
-    try:
-        return load_module(path, f"perl_tasks_{path.stem}")
-    except PerlError as error:
-        at = f"{shown}:{_line_of(error, path)}"
-        raise error.moved(lambda place: f"{at}: {place}" if place else at) from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's file may raise anything)
-        what = f"cannot be imported: {type(error).__name__}: {error}"
-        raise PerlError(what, f"{shown}:{_line_of(error, path)}") from None
 
 
 def _line_of(error: BaseException, path: Path) -> int:

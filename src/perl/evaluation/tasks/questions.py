@@ -86,7 +86,12 @@ def prepare_task(
     count = len(data.questions)
     wanted = protocol.max_new_tokens or task.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
     if context is not None:
-        wanted = min(wanted, _room(task.name, asked[:count], asked[count:], context))
+        full = [f"{one.problem} has {len(one.prompt_ids)}" for one in asked[:count] if len(one.prompt_ids) >= context]
+        if full:
+            what = f"{len(full)} of {count} prompts of {task.name} do not fit into the base's {context} tokens"
+            raise PerlError(f"{what}; {full[0]}", "--tasks", "take a base with a longer context")
+        # Of those that are not asked too, so that no limit changes it.
+        wanted = min(wanted, context - max(len(prompt) for prompt in prompts if len(prompt) < context))
     request = TaskRequest(
         task.name, asked[:count], wanted, end_token_ids, tuple(task.stop), scorer, further=asked[count:]
     )
@@ -121,15 +126,6 @@ def prompts_hash(request: TaskRequest) -> str:
     """SHA-256 of what every problem of a task is called and of its prompt, those beyond a limit included."""
     every = (*request.asked, *request.further)
     return hashlib.sha256(json.dumps([(asked.problem, asked.prompt_ids) for asked in every]).encode()).hexdigest()
-
-
-def _room(name: str, asked: Sequence[RenderedProblem], further: Sequence[RenderedProblem], context: int) -> int:
-    """Tokens that the longest prompt leaves, those that are not asked included, so that no limit changes it."""
-    full = [f"{one.problem} has {len(one.prompt_ids)}" for one in asked if len(one.prompt_ids) >= context]
-    if full:
-        what = f"{len(full)} of {len(asked)} prompts of {name} do not fit into the base's {context} tokens; {full[0]}"
-        raise PerlError(what, "--tasks", "take a base with a longer context")
-    return context - max(len(one.prompt_ids) for one in (*asked, *further) if len(one.prompt_ids) < context)
 
 
 def protocol_hash(
@@ -210,39 +206,30 @@ def set_template(
         PerlError: The file cannot be read, the template renders nothing, or it has no thinking mode.
     """
     if file is not None:
-        tokenizer.chat_template = _template_in(Path(file).expanduser())
-    arguments = {} if thinking is None else {_switch(tokenizer): thinking}
-    if tokenizer.chat_template is not None:
-        _try_template(tokenizer, arguments, "" if file is None else str(file))
-    return arguments
-
-
-def _template_in(path: Path) -> str:
+        try:
+            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            hint = "a file with a Jinja template, as chat_template.jinja of a model's repository"
+            raise PerlError(f"{Path(file).expanduser()} cannot be read: {reason}", _TEMPLATE, hint) from None
+    arguments: dict[str, Any] = {}
+    if thinking is not None:
+        blocks = " ".join(_BLOCKS.findall(str(tokenizer.chat_template or "")))
+        switch = next((name for name in _SWITCHES if re.search(rf"\b{name}\b", blocks)), None)
+        if switch is None:
+            none = tokenizer.chat_template is None
+            what = f"the base has {'no chat template' if none else 'a chat template without a thinking mode'}"
+            hint = "leave it out, or name a --chat-template"
+            raise PerlError(f"{what} ({' or '.join(_SWITCHES)})", _THINKING, hint)
+        arguments[switch] = thinking
+    if tokenizer.chat_template is None:
+        return arguments
+    question = [{"role": "user", "content": "1+1="}]  # so that a template that fails does so in one line
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        hint = "a file with a Jinja template, as chat_template.jinja of a model's repository"
-        raise PerlError(f"{path} cannot be read: {reason}", _TEMPLATE, hint) from None
-
-
-def _switch(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The name by which the template knows its thinking mode."""
-    blocks = " ".join(_BLOCKS.findall(str(tokenizer.chat_template or "")))
-    for name in _SWITCHES:
-        if re.search(rf"\b{name}\b", blocks):
-            return name
-    what = "has no chat template" if tokenizer.chat_template is None else "has a chat template without a thinking mode"
-    raise PerlError(f"the base {what} ({' or '.join(_SWITCHES)})", _THINKING, "leave it out, or name a --chat-template")
-
-
-def _try_template(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any], file: str) -> None:
-    """Renders a question, so that a template that fails does so in one line."""
-    question = [{"role": "user", "content": "1+1="}]
-    try:
-        rendered = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True, **arguments)
+        shown = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True, **arguments)
     except (TemplateError, TypeError, ValueError) as error:
-        where = f"{file} cannot be rendered" if file else "the base's chat template cannot be rendered"
-        raise PerlError(f"{where}: {first_line(error)}", _TEMPLATE, "a template for chat messages") from None
-    if "1+1=" not in str(rendered):
+        what = f"{file or 'the chat template of the base'} cannot be rendered: {first_line(error)}"
+        raise PerlError(what, _TEMPLATE, "a template for chat messages") from None
+    if "1+1=" not in str(shown):
         raise PerlError(f"{file or 'the chat template'} does not show the question to the model", _TEMPLATE)
+    return arguments

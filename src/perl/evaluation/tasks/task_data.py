@@ -106,15 +106,21 @@ def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[t
         source, rows = task.repository, [{"problem": p.question, "answer": p.answer} for p in problems]
     elif data is not None:
         source, rows = task.file, _read_file(task, _file_in(data, task, where), where)
+    elif cached:
+        source, revision = task.repository, task.revision
+        try:  # as it was downloaded before, without a network; of a task with no revision the main one
+            folder = snapshot_download(source, repo_type="dataset", revision=revision, local_files_only=True)
+            rows = [dict(row) for row in split_rows(folder, task.subset, task.split, None, ())[0]]
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise DataError(f"{source} is not here", where) from error
     else:
         source = task.repository
-        rows, revision = _read_cache(task, where) if cached else _read_hub(task, where)
+        instead = f"{'' if task.revision is None else '--newest-data, or '}--data DIR with {task.file}"
+        found, commit = load_hub_rows(source, task.subset, task.split, task.revision, (), where, instead)
+        rows, revision = [dict(row) for row in found], commit or task.revision
     if not rows:
         raise DataError(f"{source} is empty", where)
-    every = _questions(task, rows, source, where)
-    if task.path is not None:
-        _check_once(every, source, where)
-    return every, source, revision
+    return _questions(task, rows, source, where), source, revision
 
 
 def _of_split(task: Task, split: Split) -> Task:
@@ -136,7 +142,10 @@ def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question
         return Question(identifier, prompt_text(cell), _gold(task, row), row, prompt=tuple(cell))
     problem = prompt_text(cell) if isinstance(cell, list) else str(cell)
     if task.choices:
-        choices, gold = _in_order(problem.strip(), [_text(row[name]) for name in task.choices])
+        right, *others = [_text(row[name]) for name in task.choices]
+        # A hash of the question gives the place of the right choice, which lighteval's gpqa_instruct_prompt draws.
+        place = int.from_bytes(hashlib.sha256(problem.strip().encode()).digest()) % len(task.choices)
+        choices, gold = (*others[:place], right, *others[place:]), LETTERS[place]
     else:
         gold = _gold(task, row)
         choices = tuple(map(_text, row[task.options])) if task.options is not None else ()
@@ -154,36 +163,26 @@ def _file_in(data: Path, task: Task, where: str) -> Path:
     return path
 
 
-def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
-    """The rows and the commit they are from, as far as it is known."""
-    instead = f"{'' if task.revision is None else '--newest-data, or '}--data DIR with {task.file}"
-    rows, commit = load_hub_rows(task.repository, task.subset, task.split, task.revision, (), where, instead)
-    return [dict(row) for row in rows], commit or task.revision
-
-
-def _read_cache(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
-    """The rows as they were downloaded before, without a network; of a task with no revision those of its main one."""
-    try:
-        folder = snapshot_download(task.repository, repo_type="dataset", revision=task.revision, local_files_only=True)
-        rows, _ = split_rows(folder, task.subset, task.split, None, ())
-        return [dict(row) for row in rows], task.revision
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{task.repository} is not here", where) from error
-
-
 def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> tuple[Question, ...]:
     _check_columns(task, rows, source, where)
-    ids = _identifiers(task, rows)
+    ids = [_text(row.get(_column(task.identifier, row))) for row in rows]
+    if not all(ids) or len(set(ids)) < len(ids):  # the data set does not name all rows, or names two alike
+        ids = [str(i) for i in range(len(rows))]
     questions = tuple(question_of(task, row, name) for row, name in zip(rows, ids, strict=True))
     if task.options is not None:
         letters = right_letters([one.gold for one in questions], [one.choices for one in questions])
         if isinstance(letters, Mistake):
             raise DataError(letters.message, where, letters.hint)
         questions = tuple(replace(one, gold=letter) for one, letter in zip(questions, list(letters), strict=True))
-    if task.scorer not in SCORERS:  # a reward may do without an answer
-        return questions
-    bare = [not question.gold for question in questions]
-    raise_all(DataError, empty_cells(bare, "answer", source, where))
+    if task.scorer in SCORERS:  # a reward may do without an answer
+        raise_all(DataError, empty_cells([not question.gold for question in questions], "answer", source, where))
+    first: dict[str, int] = {}
+    texts = [" ".join(question.text.split()) for question in questions]
+    twice = [(first[text], i) for i, text in enumerate(texts) if first.setdefault(text, i) != i]
+    if twice and task.path is not None:
+        one, two = twice[0]
+        message = f"rows {one + 1} and {two + 1} of {source} ask the same question: {texts[two][:60]!r}"
+        raise DataError(f"{message}; {len(twice)} rows repeat an earlier one", where, "leave each in once")
     return questions
 
 
@@ -233,26 +232,9 @@ def _read_file(task: Task, file: Path, where: str) -> list[dict[str, Any]]:
     return [dict(row) for row in rows]
 
 
-def _check_once(questions: Sequence[Question], source: str, where: str) -> None:
-    """Refuses a question that stands twice."""
-    first: dict[str, int] = {}
-    texts = [" ".join(question.text.split()) for question in questions]
-    twice = [(first[text], i) for i, text in enumerate(texts) if first.setdefault(text, i) != i]
-    if twice:
-        one, two = twice[0]
-        message = f"rows {one + 1} and {two + 1} of {source} ask the same question: {texts[two][:60]!r}"
-        raise DataError(f"{message}; {len(twice)} rows repeat an earlier one", where, "leave each in once")
-
-
 def _column(candidates: Sequence[str], row: Mapping[str, Any]) -> str:
     """The first of these columns that a row has; the first of all where it has none."""
     return next((name for name in candidates if name in row), candidates[0])
-
-
-def _identifiers(task: Task, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the rows, or their numbers where the data set does not name all rows or names two alike."""
-    names = [_text(row.get(_column(task.identifier, row))) for row in rows]
-    return names if all(names) and len(set(names)) == len(names) else [str(i) for i in range(len(rows))]
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 (a cell, as the data set holds it)
@@ -267,24 +249,9 @@ def _text(value: Any) -> str:  # noqa: ANN401 (a cell, as the data set holds it)
 def _gold(task: Task, row: Mapping[str, Any]) -> str:
     """The answer as the scorer takes it; of a reward none where there is none."""
     text = _text(row.get(_column(task.answer, row)))
-    return _without_dollars(gold_answer(text)) if task.scorer == MATH and task.options is None else text
-
-
-def _without_dollars(gold: str) -> str:
-    """A gold that is one formula, without its ``$``: some copies of a data set write them and some do not."""
+    if task.scorer != MATH or task.options is not None:
+        return text
+    gold = gold_answer(text)
     inner = gold.removeprefix("$").removesuffix("$")
+    # Of one formula some copies of a data set write the $ and some do not.
     return inner.strip() if len(inner) == len(gold) - 2 and "$" not in inner else gold
-
-
-def _in_order(question: str, choices: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Choices in the order of their letters, and the letter of the right one, whose place a hash of the question gives.
-
-    Args:
-        question: Without choices.
-        choices: The right one, then the others, which keep their order.
-
-    Source: ``gpqa_instruct_prompt`` of lighteval 0.13, which draws the place instead.
-    """
-    right, *others = choices
-    place = int.from_bytes(hashlib.sha256(question.encode()).digest()) % len(choices)
-    return (*others[:place], right, *others[place:]), LETTERS[place]

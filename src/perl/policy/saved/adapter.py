@@ -67,9 +67,6 @@ class SavedAdapter:
         return self.folder / WEIGHTS
 
 
-_RUNS = "runs/"
-
-
 def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     """Finds an adapter and reads its config and the header of its weights.
 
@@ -90,8 +87,9 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
         metadata, shapes = _header(folder / WEIGHTS)
         check_ranks(config, max((side for shape in shapes.values() for side in shape), default=0))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"PEFT has no type {error}" if isinstance(error, KeyError) else _one_line(error)
-        raise ModelError(f"{name} cannot be read: {reason}", "peft.adapter") from error
+        reason = f"PEFT has no type {error}" if isinstance(error, KeyError) else first_line(error)
+        shown = "".join(c if c.isprintable() else "?" for c in reason)[:_LONGEST_LINE]  # a terminal obeys some
+        raise ModelError(f"{name} cannot be read: {shown}", "peft.adapter") from error
     foreign = None
     if not is_ours and config.base_model_name_or_path and not is_name_of_a_base(config.base_model_name_or_path):
         foreign, config.base_model_name_or_path, config.revision = config.base_model_name_or_path, None, None
@@ -99,7 +97,9 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     if base and made_for and made_for != base and is_public(made_for) and is_public(base):
         raise ModelError(f"{name} was made for {made_for}, not for {base}", "peft.adapter", f"model.name: {made_for}")
     fingerprint, dtype, start = (metadata.get(key) for key in (BASE_FINGERPRINT, BASE_DTYPE, START))
-    quantization = _plain_word(metadata.get(BASE_QUANTIZATION))
+    quantization = metadata.get(BASE_QUANTIZATION)
+    if quantization is not None and re.fullmatch(r"[\w-]{1,40}", quantization) is None:
+        quantization = "unknown"  # which may be shown, as whatever an untrusted header says may not
     return SavedAdapter(name, folder, config, shapes, fingerprint, dtype, start, foreign, quantization)
 
 
@@ -120,7 +120,7 @@ def _folder(name: str) -> tuple[Path, bool]:
             return local / "adapter" if of_a_run else local, True
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise ModelError(f"{name}: no such folder, and not a name on the Hub (user/name)")
-        if name.startswith(_RUNS):  # where runs are written, and nobody's name on the Hub
+        if name.startswith("runs/"):  # where runs are written, and nobody's name on the Hub
             raise ModelError(f"{name}: no such folder", "", "the folder of a run or an adapter; on the Hub: user/name")
         repository, _, revision = name.partition("@")
         return fetch_adapter(repository, revision or None), False
@@ -148,16 +148,6 @@ def _header(path: Path) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
                 raise ValueError(f"{key} holds numbers of type {kind}, an adapter's are {', '.join(known)}")
             shapes[key] = tuple(tensor.get_shape())
     return metadata, shapes
-
-
-def _plain_word(said: str | None) -> str | None:
-    """A word of an untrusted header that may be shown."""
-    return said if said is None or re.fullmatch(r"[\w-]{1,40}", said) else "unknown"
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of what a library says, with nothing that a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in first_line(error))[:_LONGEST_LINE]
 
 
 def is_public(name: str) -> bool:

@@ -49,8 +49,7 @@ def read_config(folder: Path) -> PeftConfig:
         raise ValueError(f"{CONFIG} has {size:,} bytes, at most {LARGEST_CONFIG:,} are read")
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        for key, value in _entries(facts):
-            _check_value(key, value)
+        _check_values(facts)
     except RecursionError:
         raise ValueError(f"{CONFIG} is nested too deeply") from None
     if not isinstance(facts, dict):
@@ -62,8 +61,15 @@ def read_config(folder: Path) -> PeftConfig:
         said = facts.get(name)
         if not isinstance(said, str | None) or any(len(part) > _LONGEST_NAME for part in (said or "").split("/")):
             raise ValueError(f"{CONFIG}: {name} is no name")
-    known = PEFT_TYPE_TO_CONFIG_MAPPING[_type_of(facts)]
-    _say_unknown(facts, known)
+    kind = facts["peft_type"]
+    if not isinstance(kind, str) or kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise KeyError(str(kind)[:60])
+    # What this PEFT does not know it ignores; where that is set to something, the adapter may be another one.
+    fields = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])} | {"runtime_config"}
+    unknown = sorted(name for name, value in facts.items() if name not in fields and value not in (None, False, [], {}))
+    if unknown:
+        shown = ", ".join(name[:40] for name in unknown[:5])
+        warn("PRL330", "%s: this version of PEFT does not know %s and ignores it", CONFIG, shown)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unexpected keyword arguments")  # said above
         warnings.filterwarnings("ignore", ".*runtime_config")
@@ -80,8 +86,23 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     Raises:
         ValueError: It is of the wrong kind, names code, or makes another base.
     """
-    _check_kinds(facts)
-    _check_code(facts)
+    for name in _NAMES_OF_MODULES:
+        value = facts.get(name)
+        names = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(one, str) for one in names):
+            raise ValueError(f"{CONFIG}: {name} is neither a name nor a list of names")
+    for name in _RANKS:
+        if isinstance(facts.get(name), bool) or not isinstance(facts.get(name), int | None):
+            raise ValueError(f"{CONFIG}: {name} is no whole number")
+    for name, value in facts.items():
+        if name.endswith("_pattern") and name not in _NAMES_OF_MODULES and not isinstance(value, dict | None):
+            raise ValueError(f"{CONFIG}: {name} is not a mapping")
+    mapping = facts.get("auto_mapping") or {}
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping  # which PEFT imports
+    if library and not (isinstance(library, str) and _KNOWN_LIBRARIES.fullmatch(library)):
+        raise ValueError(f"{CONFIG}: auto_mapping names {library!r:.60}, which is no part of transformers")
+    if facts.get("megatron_config") or facts.get("megatron_core") not in (None, "megatron.core"):
+        raise ValueError(f"{CONFIG}: megatron_core would import a module that it names; such an adapter is not loaded")
     if facts.get("layer_replication"):
         raise ValueError(f"{CONFIG}: layer_replication makes another base, with layers repeated")
 
@@ -108,15 +129,8 @@ def is_name_of_a_base(name: str) -> bool:
     return is_sandbox(name) or (_ON_THE_HUB.fullmatch(name) is not None and ".." not in name)
 
 
-def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (JSON)
-    """Every value in a document with its path, from the outside inwards."""
-    yield key, value
-    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, inner in items:
-        yield from _entries(inner, f"{key}.{name}" if key else str(name))
-
-
-def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 (JSON)
+def _check_values(value: Any, key: str = "") -> None:  # noqa: ANN401 (JSON)
+    """Refuses what no document may hold, and what is inside of it."""
     if not key.isprintable() or (isinstance(value, str) and not value.isprintable()):
         raise ValueError(f"{CONFIG}: {key!r:.60} holds control characters")
     if isinstance(value, float) and not math.isfinite(value):
@@ -125,48 +139,9 @@ def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 (JSON)
         raise ValueError(f"{CONFIG}: {key:.60} has {len(value):,} entries, at most {MOST_ENTRIES:,} are read")
     if key.rpartition(".")[2] in _NAMES_CODE and value:
         raise ValueError(f"{CONFIG}: {key} would run code that it names; such an adapter is not loaded")
-
-
-def _check_kinds(facts: Mapping[str, Any]) -> None:
-    """Names of modules are texts, and patterns stand in a mapping."""
-    for name in _NAMES_OF_MODULES:
-        value = facts.get(name)
-        names = value if isinstance(value, list) else [value]
-        if value is not None and not all(isinstance(one, str) for one in names):
-            raise ValueError(f"{CONFIG}: {name} is neither a name nor a list of names")
-    for name in _RANKS:
-        if isinstance(facts.get(name), bool) or not isinstance(facts.get(name), int | None):
-            raise ValueError(f"{CONFIG}: {name} is no whole number")
-    for name, value in facts.items():
-        if name.endswith("_pattern") and name not in _NAMES_OF_MODULES and not isinstance(value, dict | None):
-            raise ValueError(f"{CONFIG}: {name} is not a mapping")
-
-
-def _check_code(facts: Mapping[str, Any]) -> None:
-    """PEFT imports the libraries that these name."""
-    mapping = facts.get("auto_mapping") or {}
-    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
-    if library and not (isinstance(library, str) and _KNOWN_LIBRARIES.fullmatch(library)):
-        raise ValueError(f"{CONFIG}: auto_mapping names {library!r:.60}, which is no part of transformers")
-    if facts.get("megatron_config") or facts.get("megatron_core") not in (None, "megatron.core"):
-        raise ValueError(f"{CONFIG}: megatron_core would import a module that it names; such an adapter is not loaded")
-
-
-def _type_of(facts: Mapping[str, Any]) -> str:
-    """The type's name; anything else is the key that PEFT does not have."""
-    name = facts["peft_type"]
-    if not isinstance(name, str) or name not in PEFT_TYPE_TO_CONFIG_MAPPING:
-        raise KeyError(str(name)[:60])
-    return name
-
-
-def _say_unknown(facts: Mapping[str, Any], known: type) -> None:
-    """What this PEFT does not know it ignores; where that is set to something, the adapter may be another one."""
-    fields = {field.name for field in dataclasses.fields(known)} | {"runtime_config"}
-    unknown = sorted(name for name, value in facts.items() if name not in fields and value not in (None, False, [], {}))
-    if unknown:
-        shown = ", ".join(name[:40] for name in unknown[:5])
-        warn("PRL330", "%s: this version of PEFT does not know %s and ignores it", CONFIG, shown)
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        _check_values(inner, f"{key}.{name}" if key else str(name))
 
 
 def check_patterns(config: PeftConfig, where: str) -> None:

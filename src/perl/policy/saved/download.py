@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import Mistake, ModelError, PerlError, first_line, warn
 from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files, look_up
 from perl.run.files import named, sha256_of, write_text
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
-from perl.zoo.entry import Entry
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LARGEST_CONFIG = 1_000_000
@@ -70,12 +68,23 @@ def fetch_adapter(
         raise ModelError(commit.message, commit.where, commit.hint)
     if commit is None:
         return _cached(repo, revision, prefix, sha256 or {})
-    declared = _declared(repo, commit, prefix)
+    files = list_files(repo, commit)
+    pickles = sorted(name for name in files if name.startswith(f"{prefix}adapter_model") and name.endswith(_PICKLES))
+    for name in (CONFIG, WEIGHTS):
+        if f"{prefix}{name}" not in files:
+            if pickles and name == WEIGHTS:
+                raise ModelError(f"{repo} holds no {name}, only a pickle, {pickles[0]}", hint=_CONVERT)
+            raise ModelError(f"{repo} holds no adapter: {prefix}{name} is absent")
+    declared = {name: files[f"{prefix}{name}"] for name in (CONFIG, WEIGHTS)}
     limits, expected = {CONFIG: LARGEST_CONFIG, WEIGHTS: largest}, sha256 or {}
     for name, file in declared.items():  # both, before one is downloaded
         check_declared(repo, file, limits[name], expected.get(name))
     paths = [fetch(repo, commit, file, limits[name], expected.get(name)) for name, file in declared.items()]
-    _remember(Path(str(paths[0])[: -len(f"{prefix}{CONFIG}")]), revision or "main", commit)
+    snapshot, branch = Path(str(paths[0])[: -len(f"{prefix}{CONFIG}")]), revision or "main"
+    if snapshot.parent.name == "snapshots" and branch != commit and _is_folder(branch):
+        note = snapshot.parent.parent / "refs" / branch  # which commit it was, for a time without a network
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_text(note, commit)
     return paths[0].parent
 
 
@@ -98,10 +107,8 @@ def zoo_adapter(name: str, zoo: Zoo | None = None) -> Path:
             _check_listed(called, folder / file, place.sha256.get(file))
         return folder
     if place.repo is None:
-        raise ModelError(
-            f"{called} cannot be loaded: its entry names no files, only scores ({entry.provenance})",
-            hint=f"see {entry.source}" if entry.source else "",
-        )
+        what = f"{called} cannot be loaded: its entry names no files, only scores ({entry.provenance})"
+        raise ModelError(what, hint=f"see {entry.source}" if entry.source else "")
     if not place.sha256:
         at = f"@{place.revision}" if place.revision else ""
         warn("PRL331", "%s: nobody has verified the files of %s%s; its entry lists no SHA-256", called, place.repo, at)
@@ -129,11 +136,14 @@ def pull(zoo: Zoo, name: str, destination: Path) -> Path:
         raise PerlError("is in the way", str(destination), "name a folder that is absent or empty")
     target = destination.resolve()
     source = zoo_adapter(name, zoo)
+    others = sorted(entry.adapter.sha256.keys() - {CONFIG, WEIGHTS}) if entry.adapter.shipped else []
+    if paths := [file for file in others if not _is_folder(file) or "/" in file]:
+        raise ModelError(f"{PREFIX}{entry.name} lists {paths[0]!r}, which is not a file name")
     with named(destination):
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            for file in _listed_files(entry):
+            for file in (CONFIG, WEIGHTS, *others):
                 shutil.copyfile(source / file, staged / file)
                 if entry.adapter.sha256:
                     _check_listed(f"{PREFIX}{entry.name}", staged / file, entry.adapter.sha256.get(file))
@@ -144,15 +154,6 @@ def pull(zoo: Zoo, name: str, destination: Path) -> Path:
     return destination
 
 
-def _listed_files(entry: Entry) -> list[str]:
-    """What is pulled; names of files, not paths."""
-    others = sorted(entry.adapter.sha256.keys() - {CONFIG, WEIGHTS}) if entry.adapter.shipped else []
-    for file in others:
-        if not _is_folder(file) or "/" in file:
-            raise ModelError(f"{PREFIX}{entry.name} lists {file!r}, which is not a file name")
-    return [CONFIG, WEIGHTS, *others]
-
-
 def _check_listed(called: str, file: Path, expected: str | None) -> None:
     """A file of the zoo must be the one that the entry lists."""
     if expected is None:
@@ -161,29 +162,8 @@ def _check_listed(called: str, file: Path, expected: str | None) -> None:
         raise ModelError(f"{called} ships no {file.name}", str(file.parent))
     found = sha256_of(file)
     if found != expected:
-        raise ModelError(
-            f"{called}: {file.name} is not the file that its entry lists (SHA-256 {found[:12]}, not {expected[:12]})"
-        )
-
-
-def _declared(repo: str, commit: str, prefix: str) -> dict[str, RepoSibling]:
-    """What the Hub says of the two files."""
-    files = list_files(repo, commit)
-    pickles = sorted(name for name in files if name.startswith(f"{prefix}adapter_model") and name.endswith(_PICKLES))
-    for name in (CONFIG, WEIGHTS):
-        if f"{prefix}{name}" not in files:
-            if pickles and name == WEIGHTS:
-                raise ModelError(f"{repo} holds no {name}, only a pickle, {pickles[0]}", hint=_CONVERT)
-            raise ModelError(f"{repo} holds no adapter: {prefix}{name} is absent")
-    return {name: files[f"{prefix}{name}"] for name in (CONFIG, WEIGHTS)}
-
-
-def _remember(snapshot: Path, revision: str, commit: str) -> None:
-    """Notes in the Hub's cache which commit a branch or tag was, for a time without a network."""
-    if snapshot.parent.name == "snapshots" and revision != commit and _is_folder(revision):
-        note = snapshot.parent.parent / "refs" / revision
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_text(note, commit)
+        what = f"{called}: {file.name} is not the file that its entry lists"
+        raise ModelError(f"{what} (SHA-256 {found[:12]}, not {expected[:12]})")
 
 
 def _is_folder(name: str) -> bool:
