@@ -2,13 +2,15 @@
 
 name -> Loss
 
-A new loss is a row here and its functions in ``losses.py``. Recipes, the objective, metrics, cards, the table in
-``docs/training-step.md`` and the tests over all losses read this table. It imports no torch, so that a recipe's loss is
-checked at once; functions are named as ``module:function`` and looked up when they are first called.
+A new loss is a row here and its functions in ``losses.py``, or both in a package of the user's, which
+:func:`load_extensions` imports. Recipes, the objective, metrics, cards, the table in ``docs/training-step.md`` and the
+tests over all losses read this table. It imports no torch, so that a recipe's loss is checked at once; functions are
+named as ``module:function`` and looked up when they are first called.
 """
 
 import functools
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -390,8 +392,15 @@ def delta_mistakes(train: Mapping[str, Any]) -> list[Mistake]:
 
 
 @functools.cache
+def load_extensions() -> None:
+    """Imports the installed packages with an entry point in the group ``perl``; they add rows to tables like this."""
+    for package in importlib.metadata.entry_points(group="perl"):
+        package.load()
+
+
+@functools.cache
 def function_at(place: str) -> Callable[..., Any]:
-    """The function that a row names as ``module:function``."""
+    """The function or class that a row names as ``module:function``."""
     module, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found

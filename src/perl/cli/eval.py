@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +13,7 @@ from perl.evaluation.scoring.task import DEFAULT_TASKS
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
-from perl.recipe.rollout_section import TRANSFORMERS, Backend
+from perl.recipe.rollout_section import ENGINES, TRANSFORMERS
 from perl.run.launched import adopt_launcher
 from perl.run.tables import plain_table
 
@@ -93,7 +93,11 @@ Examples:
 @click.option("--predict-only", is_flag=True, help="Draw completions without judging them; `perl eval rescore` does.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
 @click.option(
-    "--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True, help="What draws completions."
+    "--backend",
+    type=click.Choice(["auto", *ENGINES]),
+    default="auto",
+    show_default=True,
+    help="What draws completions.",
 )
 @click.option(
     "--server",

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
+from perl.algorithms.registry import function_at
 from perl.errors import RecipeError, RolloutError
 from perl.methods.registry import served_rank
 from perl.policy.model import base_identity, resolve_model
@@ -63,10 +64,13 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
         RolloutError: No server answers.
         PerlError: A server or the installed vLLM cannot do what is needed.
     """
-    return _OPENED[how.capabilities](how, plan, policy, settings)
+    engine: Engine = function_at(how.capabilities.opens)(how, plan, policy, settings)
+    return engine
 
 
-def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+def open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+    """Connects to the servers that the recipe names, or that are started for the run, see :func:`open_engine`."""
+
     def opened() -> ServerPool:
         fleet = _fleet(how)
         pool = ServerPool(
@@ -100,7 +104,8 @@ def _fleet(how: RolloutSection) -> Fleet | None:
     return fleet
 
 
-def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+def open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+    """Opens vLLM in this process, see :func:`open_engine`."""
     if several() and settings.processes.count == 1:  # it would wait for the others
         what = "vLLM in this process is opened by all processes of a run together, and this one is alone"
         raise RolloutError(what, "rollout.backend", "transformers, or vllm-server")
@@ -114,13 +119,6 @@ def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Modu
         seed=settings.seed,
         max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
     )
-
-
-# How an engine that takes updates is opened.
-_OPENED: Mapping[Capabilities, Callable[[RolloutSection, SyncPlan | None, nn.Module, EngineSettings], Engine]] = {
-    ServerPool.capabilities: _open_servers,
-    InProcessEngine.capabilities: _open_in_process,
-}
 
 
 def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[dict[str, Any]]:
