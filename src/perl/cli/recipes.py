@@ -6,21 +6,17 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perl.cli.output import say
-from perl.errors import RecipeError, did_you_mean
+from perl.cli.output import say, set_up_output
+from perl.errors import PerlError, RecipeError, did_you_mean
 from perl.recipe.assets import packaged_recipes
 from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
     from perl.recipe.settings_list import Setting
-from typing import Any
-
-from perl.cli.output import set_up_output
-from perl.errors import PerlError
 
 # Of a line, where no terminal says how many characters it has; and at least.
 _WIDTH, _LEAST = 100, 60
@@ -154,13 +150,10 @@ def new(*, data: str, subset: str | None, held_out: str | None, **given: Any) ->
     try:
         written = new_recipe(data={"train": train, **({"eval": held_out} if held_out else {})}, **given)
     except PerlError as error:
-        raise error.moved(_option) from error
+        # The option that gave what a mistake is about; a file's name stays.
+        raise error.moved(
+            lambda where: next((one for key, one in _NEW_OPTIONS.items() if f"{where}.".startswith(f"{key}.")), where)
+        ) from error
     path = given["output"]
     say("\n".join([f"written  {path}", *written.summary, f"look     perl train {path} --dry-run"]))
     say(f"train    perl train {path}")
-
-
-def _option(where: str) -> str:
-    """The option that gave what a mistake is about; a file's name stays."""
-    known = (option for key, option in _NEW_OPTIONS.items() if where == key or where.startswith(f"{key}."))
-    return next(known, where)

@@ -83,7 +83,11 @@ def command(
         return EXIT_DONE
     run = train(recipe, overrides, output)
     if not is_first_process():
-        _leave()
+        # Nothing is left to write. Were what it has loaded torn down, a thread of torch's process group that still runs
+        # would abort it, after the run is done, and a launcher would take that for a failure.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_DONE)
     if not quiet:
         say("\n".join(_summary(run)))
     return EXIT_DONE
@@ -99,21 +103,11 @@ def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> i
     return start(arguments, checked.engine.processes or 1, Path(output) if output else checked.output_dir)
 
 
-def _leave() -> None:
-    """Ends a process that has nothing left to write, without tearing down what it has loaded.
-
-    A thread of torch's process group that still runs then would abort it, after the run is done, and a launcher would
-    take that for a failure.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_DONE)
-
-
 def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
     from perl.evaluation.recounting.folder import recount_folder
     from perl.evaluation.scoring.table import plain
+    from perl.hub.push.outbox import read_pushes
     from perl.run.facts import read_best
 
     lines = []
@@ -131,16 +125,8 @@ def _summary(run: "Run") -> list[str]:
         lines.append(f"best     {best / 'adapter'}: {found['metric']} {found['value']:.3f} at step {found['step']}")
     curves = run.plots / "curves.png"
     lines.append(f"curves   {curves}" if curves.is_file() else "curves   not drawn: pip install 'perl-rl[plots]'")
-    lines += _publishing(run)
-    return lines
-
-
-def _publishing(run: "Run") -> list[str]:
-    """Where the adapter is, or how it gets there."""
-    from perl.hub.push.outbox import read_pushes
-
     pushes = read_pushes(run)
-    lines = [f"pushed   {push.url}" for push in pushes if push.status == "done"]
+    lines += [f"pushed   {push.url}" for push in pushes if push.status == "done"]
     if any(push.status == "queued" for push in pushes) or (not pushes and run.facts.get("repo_id")):
         lines.append(f"push     perl push {run.path}")
     return lines

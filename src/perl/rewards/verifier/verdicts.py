@@ -15,12 +15,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
-from perl.rewards.workers.pool import ItemOutcome, WorkerPool, WorkerStartError, check_limit
+from perl.rewards.workers.pool import WorkerPool, WorkerStartError, check_limit
 from perl.run.launched import own_share
 from perl.types import Verdict, VerdictStatus
 
@@ -95,7 +95,9 @@ def check_all(
         ValueError: A number is impossible.
         RewardError: The worker processes cannot be started.
     """
-    _check_numbers(timeout_seconds, workers)
+    check_limit(timeout_seconds)
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ValueError(f"workers must be a whole number of at least 1, not {workers!r}")
     texts = [None if gold is None else _gold_text(gold) for gold in golds]
     return _verifier(workers).verdicts(list(zip(texts, completions, strict=True)), timeout_seconds)
 
@@ -180,13 +182,11 @@ class _Verifier:
                     self._known[pair] = outcome.value
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        return {pair: (_status(out), out.seconds) for pair, out in zip(pairs, outcomes, strict=True)}
-
-
-def _check_numbers(timeout_seconds: float, workers: int) -> None:
-    check_limit(timeout_seconds)
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ValueError(f"workers must be a whole number of at least 1, not {workers!r}")
+        statuses = [
+            out.value if out.status == "done" else "unjudged" if out.status == "stalled" else out.status
+            for out in outcomes
+        ]
+        return {pair: (status, out.seconds) for pair, status, out in zip(pairs, statuses, outcomes, strict=True)}
 
 
 def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:
@@ -208,12 +208,6 @@ def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:
     if answer is None:
         return "no_answer"
     return "wrong" if same is False else None
-
-
-def _status(outcome: ItemOutcome) -> VerdictStatus:
-    if outcome.status == "done":
-        return cast(VerdictStatus, outcome.value)
-    return "unjudged" if outcome.status == "stalled" else outcome.status
 
 
 def _no_workers(error: WorkerStartError) -> RewardError:

@@ -111,15 +111,12 @@ def without_unit(text: str) -> tuple[str, str]:
     if found is None or not found.start():
         return text, ""
     unit = (found["texts"] or found["words"]).translate(_NO_MARKS)
-    no_unit = found["words"] and not _is_word(unit.split()[0].split("^")[0].casefold())
-    if no_unit or _SAYS_MORE.search(unit):
+    word = unit.split()[0].split("^")[0].casefold() if found["words"] else ""
+    # Letters behind a number are variables unless they are a unit or a noun.
+    noun = bool(len(word) > 2 and _VOWEL.search(word)) or _IDEOGRAM.search(word)
+    if (found["words"] and not (noun or word in _SHORT_UNITS)) or _SAYS_MORE.search(unit):
         return text, ""
     return text[: found.start()].strip(), _one_spelling(unit)
-
-
-def _is_word(word: str) -> bool:
-    """Whether letters behind a number are a unit or a noun, not variables."""
-    return word in _SHORT_UNITS or bool(len(word) > 2 and _VOWEL.search(word)) or bool(_IDEOGRAM.search(word))
 
 
 def _one_spelling(unit: str) -> str:
