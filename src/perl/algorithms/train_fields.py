@@ -139,14 +139,11 @@ def train_annotation(name: str) -> Any:  # noqa: ANN401 (a type or a union of ty
         return _NARROWED.get(name, known.annotation)
     if "words" in known.rules:
         return Literal[known.rules["words"]]
-    kind: Any = _without_none(known.annotation)
+    optional = type(None) in getattr(known.annotation, "__args__", ())
+    kind: Any = known.annotation.__args__[0] if optional else known.annotation
     bounds = {rule: bound for rule, bound in known.rules.items() if rule in ("ge", "gt", "le")}
     finite = Field(**bounds) if kind is int else Field(**bounds, allow_inf_nan=False)
-    return Annotated[kind, finite] if kind is known.annotation else Annotated[kind, finite] | None
-
-
-def _without_none(annotation: Any) -> Any:  # noqa: ANN401 (a type or a union of types)
-    return annotation.__args__[0] if type(None) in getattr(annotation, "__args__", ()) else annotation
+    return Annotated[kind, finite] | None if optional else Annotated[kind, finite]
 
 
 @functools.lru_cache

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,11 @@ def _arguments(completion: str, gold: str, extra_info: Mapping[str, Any]) -> dic
 
 
 def _value(reward: Reward, arguments: Mapping[str, Any]) -> float | None:
-    answer = reward.function(**arguments)
-    values = _waited_for(answer) if is_async(reward.function) else answer
+    values = reward.function(**arguments)
+    if is_async(reward.function):
+        with _starting:
+            loop = _started()
+        values = asyncio.run_coroutine_threadsafe(values, loop).result()
     if reward.failures is not None and reward.failures.too_many:
         what = f"{reward.failures.count} samples failed: {reward.failures.newest}"
         raise RewardError(what, f"rewards.{reward.name}", "fix it, and go on")
@@ -103,16 +106,10 @@ def _value(reward: Reward, arguments: Mapping[str, Any]) -> float | None:
 
 @functools.cache
 def _started() -> asyncio.AbstractEventLoop:
+    """The one event loop of all threads: a client may be bound to the loop of its first use."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="perl-rewards", daemon=True).start()
     return loop
 
 
 _starting = threading.Lock()
-
-
-def _waited_for(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
-    """What a coroutine gives, in one event loop for all threads: a client may be bound to the loop of its first use."""
-    with _starting:
-        loop = _started()
-    return asyncio.run_coroutine_threadsafe(work, loop).result()

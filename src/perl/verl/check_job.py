@@ -11,7 +11,7 @@ import importlib.util
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,7 +53,11 @@ def check_job(folder: Path) -> list[str]:
         validated(config)
     with _as_mistakes("verl cannot read the rows"):
         tokenizer = tokenizer_of(config)
-        counts = [_checked_rows(config, tokenizer, job.path / file) for file in (TRAIN, EVAL)]
+        counts = []
+        for file in (job.path / TRAIN, job.path / EVAL):
+            rows = dataset(config, tokenizer, file)
+            check_lengths((rows[n]["raw_prompt"] for n in range(len(rows))), tokenizer, config.data, file)
+            counts.append(len(rows))
     score = _checked_rewards(config, job)
     return [
         f"verl {found}: {len(job.overrides)} overrides compose and are valid",
@@ -125,12 +129,6 @@ def dataset(config: Any, tokenizer: Any, file: Path) -> Any:  # noqa: ANN401
     return RLHFDataset([str(file)], tokenizer, config.data)
 
 
-def _checked_rows(config: Any, tokenizer: Any, file: Path) -> int:  # noqa: ANN401
-    rows = dataset(config, tokenizer, file)
-    check_lengths((rows[index]["raw_prompt"] for index in range(len(rows))), tokenizer, config.data, file)
-    return len(rows)
-
-
 def check_lengths(prompts: Iterable[Any], tokenizer: Any, data: Any, file: Path) -> None:  # noqa: ANN401
     """Each prompt as verl's workers write it, which cut the beginning off one that is too long.
 
@@ -152,17 +150,10 @@ def check_lengths(prompts: Iterable[Any], tokenizer: Any, data: Any, file: Path)
         raise RecipeError(what, str(file), "shorten or drop them, and export again")
 
 
-def reward_function(config: Any) -> Callable[..., Any]:  # noqa: ANN401
-    """The reward function as verl finds it."""
-    from verl.trainer.ppo.reward import get_custom_reward_fn  # type: ignore[import-not-found]
-
-    function: Callable[..., Any] = get_custom_reward_fn(config)
-    return function
-
-
 def _checked_rewards(config: Any, job: Job) -> float:  # noqa: ANN401
     """What an answer scores that only algebra can judge, so that all that the rewards need is called for once."""
     import pyarrow.parquet  # type: ignore[import-untyped]
+    from verl.trainer.ppo.reward import get_custom_reward_fn  # type: ignore[import-not-found]
 
     named = json.loads((job.path / "rewards.json").read_text(encoding="utf-8"))["rewards"]
     if _JUDGED & named.keys() and importlib.util.find_spec("math_verify") is None:
@@ -171,7 +162,7 @@ def _checked_rewards(config: Any, job: Job) -> float:  # noqa: ANN401
     row = pyarrow.parquet.read_table(job.path / TRAIN).slice(0, 1).to_pylist()[0]
     given = {"data_source": row["data_source"], "extra_info": row["extra_info"]}
     with _as_mistakes("the rewards do not work here"):
-        return float(reward_function(config)(solution_str=_ANSWER, ground_truth=_GOLD, **given)["score"])
+        return float(get_custom_reward_fn(config)(solution_str=_ANSWER, ground_truth=_GOLD, **given)["score"])
 
 
 def _installed_verl() -> str:

@@ -270,7 +270,15 @@ def rows_of_logs(
         data = logged[number]
         tokens += data.get(_TOKENS, 0.0)
         first = (number - 1) * steps_per_batch + 1
-        rows.append({"step": first, **_renamed(data, rewards), **({"num_tokens": tokens} if _TOKENS in data else {})})
+        row: dict[str, Any] = {"step": first}
+        row |= {NAMES.get(name, _PREFIX + name): value for name, value in data.items() if name != _TOKENS}
+        if "loss" not in row and _PREFIX + _SURROGATE in row:
+            row["loss"] = row.pop(_PREFIX + _SURROGATE)
+        if "rollout/seconds" in row:  # ours hold the policy's way to the engine
+            row["rollout/seconds"] += row.get("sync/seconds", 0.0)
+        for name, weight in rewards.items() if len(rewards) == 1 and "reward" in row else ():
+            row |= {f"rewards/{name}/mean": row["reward"] / weight} if weight else {}
+        rows.append(row | ({"num_tokens": tokens} if _TOKENS in data else {}))
     return rows
 
 
@@ -283,16 +291,3 @@ def logged_in(text: str) -> Iterator[tuple[int, dict[str, float]]]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
         yield step, {name: float(value) for name, value in data if type(value) in (int, float) and math.isfinite(value)}
-
-
-def _renamed(data: Mapping[str, float], rewards: Mapping[str, float]) -> dict[str, float]:
-    """A step's numbers by our names."""
-    row = {NAMES.get(name, _PREFIX + name): value for name, value in data.items() if name != _TOKENS}
-    if "loss" not in row and _PREFIX + _SURROGATE in row:
-        row["loss"] = row.pop(_PREFIX + _SURROGATE)
-    if "rollout/seconds" in row:  # ours hold the policy's way to the engine
-        row["rollout/seconds"] += row.get("sync/seconds", 0.0)
-    if len(rewards) == 1 and "reward" in row:
-        ((name, weight),) = rewards.items()
-        row |= {f"rewards/{name}/mean": row["reward"] / weight} if weight else {}
-    return row

@@ -149,17 +149,7 @@ def settings(job: Handover) -> Settings:
     made = _Made(mistakes=refusals(job.recipe))
     for part in (_data, _model, _adapter, _loss, _divergence, _correction, _batches, _rate, _saving, _machine):
         part(job, made)
-    values, refused = told(job.setting, _conditions(job), made.values)
-    first = {mistake.where: mistake for mistake in reversed(made.mistakes + refused)}  # of a key's, which says most
-    raise_all(RecipeError, [*first.values()][::-1])
-    values |= further_overrides(job.recipe, values)
-    return Settings(values, [*made.notes, *_notes(job), *unused_keys(job.recipe)])
-
-
-def _conditions(job: Handover) -> list[str]:
-    """Which parts of the table are told."""
-    arguments = job.arguments
-    fields = vars(arguments)
+    arguments, fields = job.arguments, vars(job.arguments)
     conditions = {
         "always": True,
         "kl_in_loss": in_loss(fields),
@@ -169,7 +159,12 @@ def _conditions(job: Handover) -> list[str]:
         "sapo": arguments.loss_type == "sapo",
         "critic": arguments.advantage_estimator == "gae",
     }
-    return [name for name, holds in conditions.items() if holds]
+    holding = [name for name, holds in conditions.items() if holds]
+    values, refused = told(job.setting, holding, made.values)
+    first = {mistake.where: mistake for mistake in reversed(made.mistakes + refused)}  # of a key's, which says most
+    raise_all(RecipeError, [*first.values()][::-1])
+    values |= further_overrides(job.recipe, values)
+    return Settings(values, [*made.notes, *_notes(job), *unused_keys(job.recipe)])
 
 
 def _data(job: Handover, made: _Made) -> None:

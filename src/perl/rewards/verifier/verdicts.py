@@ -182,7 +182,7 @@ class _Verifier:
                     self._known[pair] = outcome.value
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        statuses = [
+        statuses: list[VerdictStatus] = [
             out.value if out.status == "done" else "unjudged" if out.status == "stalled" else out.status
             for out in outcomes
         ]

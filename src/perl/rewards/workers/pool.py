@@ -189,14 +189,12 @@ class WorkerPool:
     @contextlib.contextmanager
     def _orderly(self) -> Iterator[None]:
         """Whatever interrupts a call, no worker is left with half a message or an answer that nobody waits for."""
-        with contextlib.ExitStack() as interrupted:
-            interrupted.callback(self._drop_busy)
+        try:
             yield
-            interrupted.pop_all()  # it was not interrupted: nothing is dropped
-
-    def _drop_busy(self) -> None:
-        for worker in [worker for worker in self._workers if not worker.idle]:
-            self._drop(worker)
+        except BaseException:
+            for worker in [worker for worker in self._workers if not worker.idle]:
+                self._drop(worker)
+            raise
 
     def _launch(self, number: int) -> None:
         while len(self._workers) < number:
@@ -277,7 +275,11 @@ class WorkerPool:
     def _drop(self, worker: _Worker) -> str:
         self._workers.remove(worker)
         _end(worker)
-        return _how_it_ended(worker.process.returncode)
+        code = worker.process.returncode or 0
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def _forget(self) -> None:
         """In a forked process: the workers are the parent's, and so may be the thread that holds the lock."""
@@ -351,12 +353,3 @@ def _end(worker: _Worker) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
-
-
-def _how_it_ended(returncode: int | None) -> str:
-    if returncode is None or returncode >= 0:
-        return f"ended with exit code {returncode}"
-    try:
-        return f"was ended by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was ended by signal {-returncode}"

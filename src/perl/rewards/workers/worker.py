@@ -128,7 +128,14 @@ def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) ->
     """The answer for one message."""
     begun = time.monotonic()
     soft.fired = False
-    _set_timers(*struct.unpack(LIMITS, message[:_LIMIT_BYTES]))
+    processor, wall = struct.unpack(LIMITS, message[:_LIMIT_BYTES])
+    # The kernel ends it at the limit of processor time, also in the midst of one long call into C. The parent does at
+    # that of wall time, and the kernel a second later, unless the function uses SIGALRM itself.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, wall + 1)
+    signal.setitimer(signal.ITIMER_PROF, processor)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_LIMIT * processor)
     error = ""
     answer = b""
     try:
@@ -161,19 +168,6 @@ def _watch(parent: int) -> None:
             never.wait(WATCH_SECONDS)
         except MemoryError:  # the function's; it must not end the watch
             continue
-
-
-def _set_timers(processor: float, wall: float) -> None:
-    """The function's limits.
-
-    The kernel ends it at the limit of processor time, also in the midst of one long call into C. The parent does at
-    that of wall time, and the kernel a second later, unless the function uses SIGALRM itself.
-    """
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, wall + 1)
-    signal.setitimer(signal.ITIMER_PROF, processor)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_LIMIT * processor)
 
 
 def _clear_timers() -> None:
