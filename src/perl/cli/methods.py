@@ -121,26 +121,21 @@ def algorithms(*, name: str | None, as_json: bool) -> None:
     if as_json:
         say(json.dumps(rows, indent=2))
     elif name is not None:
-        say("\n".join(_algorithm_page(rows[0])))
+        row = rows[0]
+        rest = {key: value for key, value in row["sets"].items() if key not in row["settings"]}
+        facts = [
+            ("source", f"{row['paper']} ({row['source']})" if row["paper"] else row["source"]),
+            ("maximises", row["equation"]),
+            ("advantage", row["advantage"]),
+            ("sets", shown_settings(row["settings"])),
+            ("and", shown_settings(rest)),
+            ("constants", row["constants"] or "-"),
+            ("differs", row["differs"] or "-"),
+        ]
+        say("\n".join([f"{row['name']}: {row['title']}", *plain_table(facts, (False, False))]))
     else:
         cells = [("algorithm", "title", "sets", "source")]
         cells += [(row["name"], row["title"], shown_settings(row["settings"]), row["source"]) for row in rows]
         say("\n".join(plain_table(cells, [False] * 4)))
         say(f"\neach also sets, unless its row says otherwise: {shown_settings(neutral())}")
         say("`perl algorithms NAME` says more; `perl train RECIPE algorithm=NAME` takes it")
-
-
-def _algorithm_page(row: dict[str, Any]) -> list[str]:
-    """One algorithm, in full."""
-    neutral = {name: value for name, value in row["sets"].items() if name not in row["settings"]}
-    source = f"{row['paper']} ({row['source']})" if row["paper"] else row["source"]
-    facts = [
-        ("source", source),
-        ("maximises", row["equation"]),
-        ("advantage", row["advantage"]),
-        ("sets", shown_settings(row["settings"])),
-        ("and", shown_settings(neutral)),
-        ("constants", row["constants"] or "-"),
-        ("differs", row["differs"] or "-"),
-    ]
-    return [f"{row['name']}: {row['title']}", *plain_table(facts, (False, False))]

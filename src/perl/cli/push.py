@@ -8,7 +8,7 @@ from perl.cli.output import say, set_up_output
 from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
-    from perl.hub.push.commit import Pushed
+    pass
 
 
 @click.command("push", short_help="Publish a run's adapter on the Hub, with its card, scores and recipe.")
@@ -56,19 +56,24 @@ def command(*, folder: str, repo: str | None, dry_run: bool, **asked: Any) -> No
             raise
         pushed = read_push(run, wanted.repo_id)
         steps = pushed.steps if wanted.checkpoints and pushed is not None else None
-        say("\n".join(_summary(done, difference, steps)))
-
-
-def _summary(done: "Pushed", difference: float | None, steps: tuple[int, ...] | None) -> list[str]:
-    """What was done; ``steps`` of the checkpoints that are there, None if they were not wanted."""
-    compared = "loaded anew" if difference is None else f"loaded anew, {difference:.1e} nats from the trained policy"
-    news = "" if done.changed else ", which was there already"
-    lines = [f"pushed   {done.url}", f"commit   {done.commit[:12]}{news}: {done.size:,} bytes", f"checked  {compared}"]
-    if steps is not None:
-        there = ", ".join(f"step-{step}" for step in steps)
-        lines.append(f"steps    {there}, each a revision" if steps else "steps    none: the run holds no checkpoint")
-    if done.replaced:
-        lines.append(f"replaced {', '.join(done.replaced)} that was there; commit {done.before[:12]} still holds it")
-    lines += [f"deleted  {', '.join(done.deleted)}"] if done.deleted else []
-    lines += [f"kept     {', '.join(done.foreign)}: not ours"] if done.foreign else []
-    return lines
+        compared = (
+            "loaded anew" if difference is None else f"loaded anew, {difference:.1e} nats from the trained policy"
+        )
+        news = "" if done.changed else ", which was there already"
+        lines = [
+            f"pushed   {done.url}",
+            f"commit   {done.commit[:12]}{news}: {done.size:,} bytes",
+            f"checked  {compared}",
+        ]
+        if steps is not None:
+            there = ", ".join(f"step-{step}" for step in steps)
+            lines.append(
+                f"steps    {there}, each a revision" if steps else "steps    none: the run holds no checkpoint"
+            )
+        if done.replaced:
+            lines.append(
+                f"replaced {', '.join(done.replaced)} that was there; commit {done.before[:12]} still holds it"
+            )
+        lines += [f"deleted  {', '.join(done.deleted)}"] if done.deleted else []
+        lines += [f"kept     {', '.join(done.foreign)}: not ours"] if done.foreign else []
+        say("\n".join(lines))

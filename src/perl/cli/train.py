@@ -109,6 +109,7 @@ def _summary(run: "Run") -> list[str]:
     from perl.evaluation.scoring.table import plain
     from perl.hub.push.outbox import read_pushes
     from perl.run.facts import read_best
+    from perl.run.logs import ends_text, log_rows
 
     lines = []
     if run.facts.get("eval"):
@@ -116,7 +117,14 @@ def _summary(run: "Run") -> list[str]:
         raise_all(PerlError, counted.mistakes_at(str(run.path / "eval")))
         lines.append(plain(counted.results))
     steps, seconds = run.facts.get("steps", 0), run.facts.get("seconds", 0.0)
-    lines.append(f"{steps} steps, {seconds:.0f} s, {_progress(run)}")
+    # How the reward has changed, and how far the policy was from its teacher, those of the two that there are.
+    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
+    taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    rewarded = not taught or any(run.facts.get("rewards", {}).values())
+    ends = [f"reward {ends_text(rewards)}"] if rewarded else []
+    ends += [f"KL to the teacher {ends_text(taught)}"] if taught else []
+    lines.append(f"{steps} steps, {seconds:.0f} s, {', '.join(ends)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")
     best = run.path / "best"
@@ -130,15 +138,3 @@ def _summary(run: "Run") -> list[str]:
     if any(push.status == "queued" for push in pushes) or (not pushes and run.facts.get("repo_id")):
         lines.append(f"push     perl push {run.path}")
     return lines
-
-
-def _progress(run: "Run") -> str:
-    """How the reward has changed, and how far the policy was from its teacher, those of the two that there are."""
-    from perl.run.logs import ends_text, log_rows
-
-    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
-    taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
-    lines = [f"KL to the teacher {ends_text(taught)}"] if taught else []
-    if not taught or any(run.facts.get("rewards", {}).values()):
-        lines.insert(0, f"reward {ends_text([row['reward'] for row in rows if row.get('reward') is not None])}")
-    return ", ".join(lines)

@@ -128,8 +128,17 @@ def adaptation(section: PeftSection) -> Adaptation:
         RecipeError: There is no such method, it would ignore a setting, or PEFT refuses an argument.
     """
     settings = resolved_settings(section)
-    if section.type is not None:
-        return _verbatim(section, settings)
+    if section.type is not None:  # any config of the installed PEFT, with its arguments as they stand
+        from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+        known = {kind.value: config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+        kind = str(section.type).upper()
+        if kind not in known:
+            raise RecipeError(f"PEFT has no type {section.type!r}", "peft.type", did_you_mean(kind, known))
+        targets = {field.name for field in dataclasses.fields(known[kind])} & {"target_modules"}
+        arguments = {key: value for key, value in settings.items() if key != "target_modules" or targets}
+        verbatim = _config(known[kind].__name__, arguments, {})
+        return Adaptation(method_of(verbatim), verbatim)
     method = METHODS[section.method]
     if not method.config:
         return Adaptation(method, None)
@@ -259,21 +268,6 @@ def _refuse_dora(config: "PeftConfig", starts_on_weights: bool) -> None:
 def _same(value: Any, fixed: Any) -> bool:  # noqa: ANN401 (arguments of configs)
     """Whether an argument has a row's fixed value; PiSSA by its fast decomposition is PiSSA."""
     return value == fixed or (fixed == "pissa" and str(value).startswith("pissa"))
-
-
-def _verbatim(section: PeftSection, settings: Mapping[str, Any]) -> Adaptation:
-    """Any config of the installed PEFT, with its arguments as they stand."""
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-
-    known = {kind.value: config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-    kind = str(section.type).upper()
-    if kind not in known:
-        raise RecipeError(f"PEFT has no type {section.type!r}", "peft.type", did_you_mean(kind, known))
-    name = known[kind].__name__
-    targets = {field.name for field in dataclasses.fields(known[kind])} & {"target_modules"}
-    arguments = {key: value for key, value in settings.items() if key != "target_modules" or targets}
-    config = _config(name, arguments, {})
-    return Adaptation(method_of(config), config)
 
 
 def _config(class_name: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> "PeftConfig":

@@ -102,7 +102,15 @@ def reward_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
         if isinstance(found, Mistake):
             mistakes.append((("rewards", name), found))
         elif name in MADE_REWARDS:
-            mistakes += _mistakes_of_process_reward(name, setting)
+            mistakes += _only_for_custom(name, setting, [])
+            if setting.columns:
+                mistakes.append(
+                    (("rewards", name, "columns"), Mistake(f"{name} takes no columns", hint="leave it out"))
+                )
+            for mistake in check_process_reward(setting.args):
+                argument = (mistake.where,) if mistake.where in setting.args else ()
+                message = mistake.message if argument else f"{mistake.where} {mistake.message}"
+                mistakes.append((("rewards", name, "args", *argument), Mistake(message, hint=mistake.hint)))
         else:
             mistakes += _mistakes_of(name, found, setting, sections.get("rollout", RolloutSection()))
     return mistakes + sign_mistakes(sections)
@@ -152,16 +160,6 @@ def _mistakes_of_named(
         function(**{column: [] for column in columns}, **arguments)
     except (ValueError, TypeError) as error:
         yield ("rewards", name, "args"), Mistake(f"{name}: {error}")
-
-
-def _mistakes_of_process_reward(name: str, setting: RewardSetting) -> Iterator[_Located]:
-    yield from _only_for_custom(name, setting, [])
-    if setting.columns:
-        yield ("rewards", name, "columns"), Mistake(f"{name} takes no columns", hint="leave it out")
-    for mistake in check_process_reward(setting.args):
-        argument = (mistake.where,) if mistake.where in setting.args else ()
-        message = mistake.message if argument else f"{mistake.where} {mistake.message}"
-        yield ("rewards", name, "args", *argument), Mistake(message, hint=mistake.hint)
 
 
 def _only_for_custom(name: str, setting: RewardSetting, settable: list[str]) -> Iterator[_Located]:

@@ -105,15 +105,44 @@ def write_job(job: Handover, told: Settings, folder: Path, fingerprint: str | No
         DataError: A column holds what is no JSON, so that no reward function could get it.
     """
     check_free(folder)
+    recipe, data = job.recipe, job.recipe.data
     with new_folder(folder) as staged:
-        _write(job, told, staged)
+        write_rows(job.train, staged / TRAIN, data.train.name, "train")
+        heldout = job.heldout or job.train.select(range(1))
+        write_rows(heldout, staged / EVAL, (data.eval or data.train).name, "eval")
+        texts = {
+            RECIPE: recipe.to_yaml(),
+            REWARDS: _REWARDS_PY,
+            "rewards.json": settings_text(recipe.rewards, job.arguments.max_completion_length, job.own_names),
+            OVERRIDES: "\n".join(told.lines) + "\n",
+            RUN: _RUN_SH,
+            README: _readme(job, told),
+        }
+        for file, text in texts.items():
+            (staged / file).write_text(text, encoding="utf-8")
+        (staged / RUN).chmod(0o755)
+        for path, source in reward_files(recipe.rewards).items():
+            place = staged / REWARD_FILES / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, place)
+        if is_sandbox(recipe.model.name):
+            shutil.copytree(model_folder(recipe.model.name), staged / BASE)
+        if job.saved is not None:
+            # As a plain LoRA without dropout, which is the same adapter.
+            (staged / ADAPTER).mkdir()
+            rank, alpha = ranks(job.adapter)
+            config = json.loads((job.saved.folder / CONFIG).read_text(encoding="utf-8"))
+            plain = {"use_rslora": False, "lora_dropout": 0.0, "inference_mode": False}
+            config |= {"r": rank, "lora_alpha": alpha, **plain}
+            (staged / ADAPTER / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            shutil.copyfile(job.saved.weights, staged / ADAPTER / WEIGHTS)
         files = sorted(path for path in staged.rglob("*") if path.is_file() and path.name != README)
         facts = JobFacts(
             perl_version=installed_versions()["perl-rl"],
-            base=job.recipe.model.name,
+            base=recipe.model.name,
             base_fingerprint=fingerprint,
-            strategy=job.recipe.engine.strategy,
-            rollout=job.recipe.engine.rollout or "vllm",
+            strategy=recipe.engine.strategy,
+            rollout=recipe.engine.rollout or "vllm",
             steps_per_batch=job.steps_per_batch,
             files={path.relative_to(staged).as_posix(): sha256_of(path) for path in files},
         )
@@ -128,38 +157,6 @@ def check_free(folder: Path) -> None:
     """
     if folder.exists():
         raise RunFolderError("exists already", str(folder), "another -o DIR: a job is never written over another")
-
-
-def _write(job: Handover, told: Settings, folder: Path) -> None:
-    recipe = job.recipe
-    heldout, data = job.heldout, recipe.data
-    write_rows(job.train, folder / TRAIN, data.train.name, "train")
-    write_rows(heldout or job.train.select(range(1)), folder / EVAL, (data.eval or data.train).name, "eval")
-    texts = {
-        RECIPE: recipe.to_yaml(),
-        REWARDS: _REWARDS_PY,
-        "rewards.json": settings_text(recipe.rewards, job.arguments.max_completion_length, job.own_names),
-        OVERRIDES: "\n".join(told.lines) + "\n",
-        RUN: _RUN_SH,
-        README: _readme(job, told),
-    }
-    for file, text in texts.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    (folder / RUN).chmod(0o755)
-    for path, source in reward_files(recipe.rewards).items():
-        place = folder / REWARD_FILES / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, place)
-    if is_sandbox(recipe.model.name):
-        shutil.copytree(model_folder(recipe.model.name), folder / BASE)
-    if job.saved is not None:
-        # As a plain LoRA without dropout, which is the same adapter.
-        (folder / ADAPTER).mkdir()
-        rank, alpha = ranks(job.adapter)
-        config = json.loads((job.saved.folder / CONFIG).read_text(encoding="utf-8"))
-        config |= {"r": rank, "lora_alpha": alpha, "use_rslora": False, "lora_dropout": 0.0, "inference_mode": False}
-        (folder / ADAPTER / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        shutil.copyfile(job.saved.weights, folder / ADAPTER / WEIGHTS)
 
 
 def write_rows(problems: "Dataset", path: Path, source: str, split: str) -> None:

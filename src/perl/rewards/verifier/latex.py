@@ -235,18 +235,13 @@ def _with_braces(text: str) -> str:
                 edits += [(start, start + width, "{"), (end - width, end, "}")]
             position = end
         ends[command.start()] = position
-    return _edited(text, edits)
-
-
-def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    """The text with spans replaced; where several meet, one argument's brace closes before the next one's opens."""
-    out, position = [], 0
-    for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[2] != "}", edit[1])):
-        if start < position:
-            continue
-        out += [text[position:start], new]
-        position = end
-    return "".join(out) + text[position:]
+    out, last = [], 0
+    # Where several meet, one argument's brace closes before the next one's opens.
+    for start, behind, new in sorted(edits, key=lambda edit: (edit[0], edit[2] != "}", edit[1])):
+        if start >= last:
+            out += [text[last:start], new]
+            last = behind
+    return "".join(out) + text[last:]
 
 
 def _end_of_argument(

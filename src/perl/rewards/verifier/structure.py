@@ -163,7 +163,13 @@ def _structure(text: str, depth: int) -> Node:
     bracketed = text[:1] in ("[", "(") and text[-1:] in (")", "]")
     environment = _ENVIRONMENT.fullmatch(text[1:-1].strip() if bracketed else text) if "\\begin" in text else None
     if environment and environment[1] != "vmatrix":
-        return _grid(environment, depth)
+        rows = [row for row in _ROW_END.split(_RULE.sub("", environment[2])) if row.strip()]
+        if environment[1] in ("cases", "aligned"):
+            return _unordered([row.replace("&", " ") for row in rows], depth, braces=False)
+        if len(rows) > _MOST_ITEMS or any(row.count("&") >= _MOST_ITEMS for row in rows):
+            return Scalar(environment[0])
+        cells = [tuple(_structure(cell.strip(), depth + 1) for cell in row.split("&")) for row in rows]
+        return Grid(tuple(cells), environment[0])
     for separators in _SEPARATORS:
         parts = split_top(text, *separators)
         if len(parts) > _MOST_ITEMS:
@@ -304,16 +310,6 @@ def _unordered(parts: list[str], depth: int, *, braces: bool, joined: str = "") 
     if len(items) == 1:
         return items[0]
     return Unordered(tuple(items), braces, joined)
-
-
-def _grid(environment: re.Match[str], depth: int) -> Node:
-    rows = [row for row in _ROW_END.split(_RULE.sub("", environment[2])) if row.strip()]
-    if environment[1] in ("cases", "aligned"):
-        return _unordered([row.replace("&", " ") for row in rows], depth, braces=False)
-    if len(rows) > _MOST_ITEMS or any(row.count("&") >= _MOST_ITEMS for row in rows):
-        return Scalar(environment[0])
-    cells = [tuple(_structure(cell.strip(), depth + 1) for cell in row.split("&")) for row in rows]
-    return Grid(tuple(cells), environment[0])
 
 
 def _enclosed(text: str) -> tuple[str, str, str] | None:

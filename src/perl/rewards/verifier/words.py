@@ -116,11 +116,7 @@ def without_unit(text: str) -> tuple[str, str]:
     noun = bool(len(word) > 2 and _VOWEL.search(word)) or _IDEOGRAM.search(word)
     if (found["words"] and not (noun or word in _SHORT_UNITS)) or _SAYS_MORE.search(unit):
         return text, ""
-    return text[: found.start()].strip(), _one_spelling(unit)
-
-
-def _one_spelling(unit: str) -> str:
-    """A unit as its factors in one spelling: "square feet" is "ft2", "miles per hour" and "mph" are "h-1 mi1"."""
+    # As its factors in one spelling: "square feet" is "ft2", "miles per hour" and "mph" are "h-1 mi1".
     powers: Counter[str] = Counter()
     sign, stated, last = 1, 0, ""
     for divided, name, power in _FACTOR.findall(unit.replace("\\cdot", " ")):
@@ -137,4 +133,5 @@ def _one_spelling(unit: str) -> str:
             stated = 0
     if last:  # "feet squared"
         powers[last] *= stated or 1
-    return " ".join(f"{name}{power}" for name, power in sorted(powers.items()) if power)
+    spelled = " ".join(f"{name}{power}" for name, power in sorted(powers.items()) if power)
+    return text[: found.start()].strip(), spelled

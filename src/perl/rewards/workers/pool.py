@@ -198,7 +198,26 @@ class WorkerPool:
 
     def _launch(self, number: int) -> None:
         while len(self._workers) < number:
-            self._workers.append(_launched(self._arguments))
+            if os.name != "posix":
+                raise WorkerStartError("worker processes need Linux or macOS")
+            ours, theirs = socket.socketpair()
+            with theirs:
+                connection = Connection(ours.detach())
+                path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+                try:
+                    process = subprocess.Popen(  # noqa: S603 (this interpreter, this package)
+                        [sys.executable, "-P", "-u", "-c", _START, path, self._arguments, str(theirs.fileno())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=_STDERR,
+                        pass_fds=[theirs.fileno()],
+                        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                        process_group=0,  # Ctrl-C is for the parent; what the function started dies with its worker
+                    )
+                except OSError as error:
+                    connection.close()
+                    raise WorkerStartError(f"no worker can be started: {error}") from error
+            now = time.monotonic()
+            self._workers.append(_Worker(process, connection, deadline=now + START_SECONDS, begun=now))
 
     def _heard(self, now: float) -> list[_Worker]:
         """Workers that sent a message, died or overran; waits for one."""
@@ -307,29 +326,6 @@ def check_limit(seconds: float) -> None:
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not (number and 0 < seconds <= LONGEST_LIMIT_SECONDS):
         raise ValueError(f"timeout_seconds must be a positive number up to a day, 86400, not {seconds!r}")
-
-
-def _launched(arguments: str) -> _Worker:
-    if os.name != "posix":
-        raise WorkerStartError("worker processes need Linux or macOS")
-    ours, theirs = socket.socketpair()
-    with theirs:
-        connection = Connection(ours.detach())
-        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-        try:
-            process = subprocess.Popen(  # noqa: S603 (this interpreter, this package)
-                [sys.executable, "-P", "-u", "-c", _START, path, arguments, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                process_group=0,  # Ctrl-C is for the parent; what the function started is killed with its worker
-            )
-        except OSError as error:
-            connection.close()
-            raise WorkerStartError(f"no worker can be started: {error}") from error
-    now = time.monotonic()
-    return _Worker(process, connection, deadline=now + START_SECONDS, begun=now)
 
 
 def _answer(connection: Connection) -> tuple[Literal["done", "timeout", "error"], Any, str, float] | None:

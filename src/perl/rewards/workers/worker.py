@@ -79,7 +79,12 @@ def main() -> None:
             importlib.import_module(module)
         for item in task["warm_up"]:
             function(item)
-        _limit_memory(task["memory_mib"])
+        if task["memory_mib"] and sys.platform == "linux":  # which alone reports how much the imports took
+            import resource
+
+            with open("/proc/self/statm", encoding="ascii") as statm:
+                taken = int(statm.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (taken + task["memory_mib"] * _MIB, resource.RLIM_INFINITY))
         answer = _as_json("done", None, "", 0.0)
     except BaseException as error:  # noqa: BLE001 (a module may raise anything while it is imported)
         with contextlib.suppress(OSError):
@@ -193,14 +198,3 @@ def imported(target: str) -> Callable[..., Any]:
         raise TypeError(f"{target} cannot be called")
     function: Callable[..., Any] = found
     return function
-
-
-def _limit_memory(mib: int | None) -> None:
-    """Bounds the address space, from what the imports took; only Linux reports how much that is."""
-    if not mib or sys.platform != "linux":
-        return
-    import resource
-
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        taken = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + mib * _MIB, resource.RLIM_INFINITY))
