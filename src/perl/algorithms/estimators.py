@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from perl.algorithms.registry import GRPO, RLOO, Paper
+from perl.algorithms.registry import GRPO, PAPERS, RLOO, Paper
 from perl.errors import Mistake
 
 Penalty = Literal["", "completion", "tokens", "whitened"]
@@ -71,20 +71,8 @@ class Estimator:
         return "greedy_PG" in self.reads
 
 
-REINFORCE_PLUS_PLUS = Paper(
-    "hu2025reinforcepp",
-    "Hu et al.",
-    2025,
-    "REINFORCE++: An Efficient RLHF Algorithm with Robustness to Both Prompt and Reward Models",
-    "2501.03262",
-)
-GAE = Paper(
-    "schulman2016gae",
-    "Schulman et al.",
-    2016,
-    "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
-    "1506.02438",
-)
+REINFORCE_PLUS_PLUS = PAPERS["hu2025reinforcepp"]
+GAE = PAPERS["schulman2016gae"]
 _BY_TOKENS = "verl and OpenRLHF weigh each completion by its tokens"
 
 _ROWS = (
@@ -130,7 +118,7 @@ _ROWS = (
     Estimator(
         "maxrl",
         "MaxRL",
-        Paper("tajwar2026maxrl", "Tajwar et al.", 2026, "Maximum Likelihood Reinforcement Learning", "2602.02710"),
+        PAPERS["tajwar2026maxrl"],
         "perl.algorithms.advantages:maximum_likelihood_advantages",
         "(r - mean_group) / mean_group",
         not_negative=True,
@@ -138,7 +126,7 @@ _ROWS = (
     Estimator(
         "opo",
         "OPO",
-        Paper("hao2025opo", "Hao et al.", 2025, "On-Policy RL with Optimal Reward Baseline", "2505.23585"),
+        PAPERS["hao2025opo"],
         "perl.algorithms.advantages:optimal_baseline_advantages",
         "r - sum(l r) / sum(l), l the tokens of a completion",
         reads=("lengths_PG",),
@@ -146,13 +134,7 @@ _ROWS = (
     Estimator(
         "gpg",
         "GPG",
-        Paper(
-            "chu2025gpg",
-            "Chu et al.",
-            2025,
-            "GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning",
-            "2504.02546",
-        ),
+        PAPERS["chu2025gpg"],
         "perl.algorithms.advantages:live_share_advantages",
         "(r - mean_group) groups / groups with a signal",
         differs="no group is sampled again for want of a signal",
@@ -160,14 +142,7 @@ _ROWS = (
     Estimator(
         "remax",
         "ReMax",
-        Paper(
-            "li2023remax",
-            "Li et al.",
-            2023,
-            "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language "
-            "Models",
-            "2310.10505",
-        ),
+        PAPERS["li2023remax"],
         "perl.algorithms.advantages:greedy_baseline_advantages",
         "r - r_greedy, of the completion that takes the likeliest token each time",
         flat="r - r_greedy",
@@ -178,13 +153,7 @@ _ROWS = (
     Estimator(
         "pass_at_k",
         "pass@k",
-        Paper(
-            "tang2025passatk",
-            "Tang et al.",
-            2025,
-            "Optimizing Language Models for Inference Time Objectives using Reinforcement Learning",
-            "2503.19595",
-        ),
+        PAPERS["tang2025passatk"],
         "perl.algorithms.advantages:best_of_group_advantages",
         "r_max - r_second for the best of a group, else 0",
         compares=True,

@@ -62,7 +62,12 @@ class LossMetrics:
         for name, quantity in self._means.items():
             self._add(name, result.logged[quantity], inputs.mask, micro_batch_N)
         for least_M, (quantity, sign) in zip(self._least, self._extremes.values(), strict=True):
-            means_N = sign * _row_means(result.logged[quantity], inputs.mask, sign * torch.inf)
+            means_N1 = result.logged[quantity]  # of rows over their tokens; of one without any it is no extreme
+            if means_N1.size(1) > 1:
+                tokens_N1 = inputs.mask.sum(dim=1, keepdim=True)
+                means_N1 = (means_N1 * inputs.mask).sum(dim=1, keepdim=True) / tokens_N1
+                means_N1 = means_N1.masked_fill(tokens_N1 == 0, sign * torch.inf)
+            means_N = sign * means_N1[:, 0]
             least_M.scatter_reduce_(0, micro_batch_N, means_N.to(least_M), "amin")
 
     def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
@@ -161,11 +166,3 @@ class SamplingMetrics:
         if count:
             yield "sampling/staleness/mean", ages / count
             yield "sampling/staleness/max", oldest
-
-
-def _row_means(values: torch.Tensor, mask_NT: torch.Tensor, empty: float) -> torch.Tensor:
-    """(N,) means over tokens; ``empty`` for a row without any."""
-    if values.size(1) == 1:
-        return values[:, 0]
-    tokens_N = mask_NT.sum(dim=1)
-    return ((values * mask_NT).sum(dim=1) / tokens_N).masked_fill(tokens_N == 0, empty)

@@ -11,7 +11,7 @@ from typing import Any
 
 from perl.algorithms.algorithm import Algorithm, shown_value
 from perl.algorithms.estimators import ADVANTAGES
-from perl.algorithms.registry import ENTROPY_MECHANISM, GRPO, GSPO, LOSSES, RLOO, Paper
+from perl.algorithms.registry import ENTROPY_MECHANISM, GRPO, GSPO, LOSSES, PAPERS, RLOO
 from perl.errors import RecipeError, did_you_mean
 
 KEY = "algorithm"
@@ -176,13 +176,7 @@ _ROWS = (
     Algorithm(
         "opd",
         "On-policy distillation",
-        Paper(
-            "agarwal2023policy",
-            "Agarwal et al.",
-            2023,
-            "On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes",
-            "2306.13649",
-        ),
+        PAPERS["agarwal2023policy"],
         {"loss_type": "dapo"},
         f"{_CLIPPED} - weight KL(p || teacher), over the whole vocabulary at each token, {_PER_BATCH}",
         f"{_MEAN_OF_GROUP}; 0 without rewards, which are not needed",
@@ -195,7 +189,7 @@ _ROWS = (
     Algorithm(
         "ppo",
         "PPO",
-        Paper("schulman2017ppo", "Schulman et al.", 2017, "Proximal Policy Optimization Algorithms", "1707.06347"),
+        PAPERS["schulman2017ppo"],
         {
             "loss_type": "dapo",
             "advantage_estimator": "gae",
@@ -254,13 +248,7 @@ _ROWS = (
     Algorithm(
         "lite_ppo",
         "Lite PPO",
-        Paper(
-            "liu2025tricks",
-            "Liu et al.",
-            2025,
-            "Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning",
-            "2508.08221",
-        ),
+        PAPERS["liu2025tricks"],
         {"loss_type": "dapo", "scale_rewards": "batch"},
         f"{_CLIPPED}, {_PER_BATCH}",
         "(R - mean of the group) / std of the batch",
@@ -271,13 +259,7 @@ _ROWS = (
     Algorithm(
         "gdpo",
         "GDPO",
-        Paper(
-            "liu2026gdpo",
-            "Liu et al.",
-            2026,
-            "GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
-            "2601.05242",
-        ),
+        PAPERS["liu2026gdpo"],
         {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
         f"{_CLIPPED}, {_PER_COMPLETION}",
         "each reward normalised in its group, their weighted sum normalised over the batch",
@@ -288,13 +270,7 @@ _ROWS = (
     Algorithm(
         "icepop",
         "IcePop",
-        Paper(
-            "lingteam2025every",
-            "Ling Team",
-            2025,
-            "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model",
-            "2510.18855",
-        ),
+        PAPERS["lingteam2025every"],
         {
             "loss_type": "grpo",
             "vllm_importance_sampling_correction": True,

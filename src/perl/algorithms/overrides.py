@@ -43,16 +43,14 @@ def contradictions(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str,
         elif name == "kl_estimator" and value != "k1" and off_reward({**row.sets, **given}):
             what = f"{value} changes nothing: the penalty of a reward is k1, and no KL term is in the loss"
             found.append(Mistake(what, name, f"leave it out, or {KL_IN_REWARD}: false"))
-    return found or _idle(row, given, {**usual, **row.sets})
-
-
-def _idle(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Mistake]:
-    """Settings that nothing reads: of those that make the algorithm, and of those that were written."""
-    idle = unused_fields({**row.sets, **given})
+    if found:
+        return found
+    # Settings that nothing reads: of those that make the algorithm, and of those that were written.
+    usual, idle = {**usual, **row.sets}, unused_fields({**row.sets, **given})
     lost = [name for name in row.essential if name in idle]
     if lost:  # for another loss, or other advantages
-        changed = [name for name in _DECIDES_WHAT_IS_READ if name in given and given[name] != usual[name]]
-        where = changed[0] if changed else lost[0]
+        others = [name for name in _DECIDES_WHAT_IS_READ if name in given and given[name] != usual[name]]
+        where = others[0] if others else lost[0]
         what = f"{given.get(where)!r} leaves nothing of {row.name}: {lost[0]} {row.settings[lost[0]]}: {idle[lost[0]]}"
         return [Mistake(what, where, f"leave {where} or the algorithm out")]
     written = [name for name in given if name in idle and in_words(name, given[name]) != usual.get(name, ...)]
@@ -112,18 +110,13 @@ def without_rewards(row: Algorithm | None, given: Mapping[str, Any], usual: Mapp
     if not row.needs_teacher:
         what = f"{row.name} makes advantages of rewards, and none counts: the teacher alone teaches"
         return [Mistake(what, KEY, "algorithm: opd, or a reward with a weight")]
-    idle = _without_advantages(settings) - unused_fields(settings).keys()  # which is refused already
+    # Fields that act on advantages alone, which all are 0; what nothing reads is refused already.
+    loss, acting = LOSSES.get(settings.get("loss_type", "dapo")), set[str]()
+    if settings.get("beta"):
+        acting = {*OF_KL, *([LEVEL] if settings.get("use_bias_correction_kl", True) else [])}
+    if loss is not None and loss.selection is not None and loss.selection.acts:  # whatever the advantage
+        acting |= set(loss.fields)
+    idle = {*sometimes_read(), *FIELDS_OF_ADVANTAGES} - acting - unused_fields(settings).keys()
     written = [name for name in given if name in idle and in_words(name, given[name]) != usual.get(name, ...)]
     what = "changes nothing: the teacher alone teaches, and no reward makes an advantage"
     return [Mistake(f"{shown_value(given[name])} {what}", name, "leave it out, or name a reward") for name in written]
-
-
-def _without_advantages(settings: Mapping[str, Any]) -> set[str]:
-    """Fields that act on advantages alone, which all are 0."""
-    idle = sometimes_read().union(FIELDS_OF_ADVANTAGES)
-    if settings.get("beta"):
-        level = {LEVEL} if settings.get("use_bias_correction_kl", True) else set()
-        idle = idle.difference(OF_KL, level)
-    loss = LOSSES.get(settings.get("loss_type", "dapo"))
-    acts = loss is not None and loss.selection is not None and loss.selection.acts  # whatever the advantage
-    return set(idle.difference(loss.fields if loss is not None and acts else ()))

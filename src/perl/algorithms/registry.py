@@ -2,15 +2,19 @@
 
 name -> Loss
 
-A new loss is a row here and its functions in ``losses.py``. Recipes, the objective, metrics, cards, the table in
-``docs/training-step.md`` and the tests over all losses read this table. It imports no torch, so that a recipe's loss is
-checked at once; functions are named as ``module:function`` and looked up when they are first called.
+A new loss is a row here and its functions in ``losses.py``, or both in a package of the user's, which
+:func:`load_extensions` imports. Recipes, the objective, metrics, cards, the table in ``docs/training-step.md`` and the
+tests over all losses read this table. It imports no torch, so that a recipe's loss is checked at once; functions are
+named as ``module:function`` and looked up when they are first called.
 """
 
 import functools
 import importlib
+import importlib.metadata
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from perl.errors import Mistake, did_you_mean
@@ -125,28 +129,12 @@ class Loss:
         return found
 
 
-GRPO = Paper(
-    "shao2024deepseekmath",
-    "Shao et al.",
-    2024,
-    "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
-    "2402.03300",
-)
-RLOO = Paper(
-    "ahmadian2024rloo",
-    "Ahmadian et al.",
-    2024,
-    "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
-    "2402.14740",
-)
-ENTROPY_MECHANISM = Paper(
-    "cui2025entropy",
-    "Cui et al.",
-    2025,
-    "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
-    "2505.22617",
-)
-GSPO = Paper("zheng2025gspo", "Zheng et al.", 2025, "Group Sequence Policy Optimization", "2507.18071")
+_TEXT = Path(__file__).with_name("papers.toml").read_text(encoding="utf-8")
+PAPERS: Mapping[str, Paper] = {key: Paper(key, **facts) for key, facts in tomllib.loads(_TEXT).items()}
+GRPO = PAPERS["shao2024deepseekmath"]
+RLOO = PAPERS["ahmadian2024rloo"]
+ENTROPY_MECHANISM = PAPERS["cui2025entropy"]
+GSPO = PAPERS["zheng2025gspo"]
 
 
 _DUAL_CLIP = "1 - epsilon to 1 + epsilon_high; with A < 0 at most delta (dual clip, arXiv:1912.09729)"
@@ -182,13 +170,7 @@ _ROWS = (
     _clipped(
         "dr_grpo",
         "Dr. GRPO",
-        Paper(
-            "liu2025understanding",
-            "Liu et al.",
-            2025,
-            "Understanding R1-Zero-Like Training: A Critical Perspective",
-            "2503.20783",
-        ),
+        PAPERS["liu2025understanding"],
         "constant_length",
         "max_completion_length",
         "the paper's advantages need scale_rewards: none besides",
@@ -196,13 +178,7 @@ _ROWS = (
     _clipped(
         "dapo",
         "DAPO",
-        Paper(
-            "yu2025dapo",
-            "Yu et al.",
-            2025,
-            "DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
-            "2503.14476",
-        ),
+        PAPERS["yu2025dapo"],
         "step_mean",
         "tokens of the generation batch",
         "the loss alone: no group is sampled again for want of a signal",
@@ -210,13 +186,7 @@ _ROWS = (
     _clipped(
         "luspo",
         "LUSPO",
-        Paper(
-            "liu2026luspo",
-            "Liu et al.",
-            2026,
-            "Length-Unbiased Sequence Policy Optimization: Revealing and Controlling Response Length Variation in RLVR",
-            "2602.05261",
-        ),
+        PAPERS["liu2026luspo"],
         "completion_sum",
         "number of completions",
         "the paper's ratio is that of importance_sampling_level: sequence",
@@ -224,13 +194,7 @@ _ROWS = (
     Loss(
         "cispo",
         "CISPO",
-        Paper(
-            "minimax2025m1",
-            "MiniMax",
-            2025,
-            "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention",
-            "2506.13585",
-        ),
+        PAPERS["minimax2025m1"],
         "perl.algorithms.losses:cispo_surrogate",
         "perl.algorithms.losses:step_mean",
         equation="-stop(min(r, epsilon_high)) A log p",
@@ -243,7 +207,7 @@ _ROWS = (
     Loss(
         "sapo",
         "SAPO",
-        Paper("gao2025sapo", "Gao et al.", 2025, "Soft Adaptive Policy Optimization", "2511.20347"),
+        PAPERS["gao2025sapo"],
         "perl.algorithms.losses:sapo_surrogate",
         "perl.algorithms.losses:completion_mean",
         equation="-(4 / tau) sigmoid(tau (r - 1)) A",
@@ -254,13 +218,7 @@ _ROWS = (
     Loss(
         "vespo",
         "VESPO",
-        Paper(
-            "shen2026vespo",
-            "Shen et al.",
-            2026,
-            "VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training",
-            "2602.10693",
-        ),
+        PAPERS["shen2026vespo"],
         "perl.algorithms.losses:vespo_surrogate",
         "perl.algorithms.losses:step_mean",
         equation="-stop(w^k exp(lambda (1 - w))) A log p",
@@ -288,13 +246,7 @@ _ROWS = (
     Loss(
         "dppo",
         "DPPO",
-        Paper(
-            "qi2026dppo",
-            "Qi et al.",
-            2026,
-            "Rethinking the Trust Region in LLM Reinforcement Learning",
-            "2602.04879",
-        ),
+        PAPERS["qi2026dppo"],
         "perl.algorithms.losses:dppo_surrogate",
         "perl.algorithms.losses:step_mean",
         equation="-M r A, M = 0 where p is too far from q and would move on",
@@ -308,7 +260,7 @@ _ROWS = (
     Loss(
         "gmpo",
         "GMPO",
-        Paper("zhao2025gmpo", "Zhao et al.", 2025, "Geometric-Mean Policy Optimization", "2507.20673"),
+        PAPERS["zhao2025gmpo"],
         "perl.algorithms.losses:gmpo_surrogate",
         "perl.algorithms.losses:completion_mean",
         equation="-A exp(mean of clip(log r))",
@@ -390,8 +342,15 @@ def delta_mistakes(train: Mapping[str, Any]) -> list[Mistake]:
 
 
 @functools.cache
+def load_extensions() -> None:
+    """Imports the installed packages with an entry point in the group ``perl``; they add rows to tables like this."""
+    for package in importlib.metadata.entry_points(group="perl"):
+        package.load()
+
+
+@functools.cache
 def function_at(place: str) -> Callable[..., Any]:
-    """The function that a row names as ``module:function``."""
+    """The function or class that a row names as ``module:function``."""
     module, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found

@@ -115,7 +115,10 @@ def train_fields() -> dict[str, TrainField]:
                     continue
                 name, value = node.target.id, node.value
                 default, known = _default_of(value)
-                rules, ours = _rules_of(value), package == "perl" and name not in fields
+                # What own(default, help, ...) says besides.
+                keywords = value.keywords if isinstance(value, ast.Call) and _is_own(value) else []
+                rules = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+                ours = package == "perl" and name not in fields
                 kind = _type_of(node.annotation)
                 fields[name] = TrainField(name, kind, _help_of(value), default, not known, rules, ours)
     return fields
@@ -139,14 +142,11 @@ def train_annotation(name: str) -> Any:  # noqa: ANN401 (a type or a union of ty
         return _NARROWED.get(name, known.annotation)
     if "words" in known.rules:
         return Literal[known.rules["words"]]
-    kind: Any = _without_none(known.annotation)
+    optional = type(None) in getattr(known.annotation, "__args__", ())
+    kind: Any = known.annotation.__args__[0] if optional else known.annotation
     bounds = {rule: bound for rule, bound in known.rules.items() if rule in ("ge", "gt", "le")}
     finite = Field(**bounds) if kind is int else Field(**bounds, allow_inf_nan=False)
-    return Annotated[kind, finite] if kind is known.annotation else Annotated[kind, finite] | None
-
-
-def _without_none(annotation: Any) -> Any:  # noqa: ANN401 (a type or a union of types)
-    return annotation.__args__[0] if type(None) in getattr(annotation, "__args__", ()) else annotation
+    return Annotated[kind, finite] | None if optional else Annotated[kind, finite]
 
 
 @functools.lru_cache
@@ -206,12 +206,6 @@ def _default_of(node: ast.expr) -> tuple[Any, bool]:
 
 def _is_own(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "own"
-
-
-def _rules_of(node: ast.expr) -> dict[str, Any]:
-    """What ``own(default, help, ...)`` says besides."""
-    keywords = node.keywords if isinstance(node, ast.Call) and _is_own(node) else []
-    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
 
 
 def _help_of(node: ast.expr) -> str:

@@ -34,27 +34,22 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
     if check:
         if repo or output:
             raise PerlError("--check writes nothing", "--repo" if repo else "--output", "leave it out")
-        _check(source)
+        from perl.hub.card.check import check_card
+        from perl.hub.found_card import find_card
+
+        found = find_card(source)
+        checked = check_card(found.files, found.weights_sha256, found.counted)
+        # A card that was written with its scores differs everywhere from one without, for one reason.
+        raise_all(PerlError, [found.unscored] if found.unscored and checked.mistakes else checked.mistakes)
+        say("\n".join([f"{found.place}: nothing is wrong with it", *checked.lines()]))
     else:
         say(_write(source, repo, output))
 
 
-def _check(source: str) -> None:
-    from perl.hub.card.check import check_card
-    from perl.hub.found_card import find_card
-
-    found = find_card(source)
-    checked = check_card(found.files, found.weights_sha256, found.counted)
-    # A card that was written with its scores differs everywhere from one without, for one reason.
-    raise_all(PerlError, [found.unscored] if found.unscored and checked.mistakes else checked.mistakes)
-    say(f"{found.place}: nothing is wrong with it")
-    for line in checked.lines():
-        say(line)
-
-
 def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.card.candidate import candidate_mistakes
-    from perl.hub.card.form import AUTHOR, shown
+    from perl.hub.card.form import AUTHOR, read_front_matter, shown
+    from perl.hub.card.front_matter import OURS
     from perl.hub.card.names import is_hub_name
     from perl.hub.card.published import CARD
     from perl.hub.found_card import run_folder
@@ -80,20 +75,10 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
             line = f"{run.card}:{gone[0][0]}: edited by hand and gone: {shown(gone[0][1])}{more}"
             say(f"{line} (your own words stand below “{AUTHOR}”)", err=True)
         return str(run.card)
-    card = run_card(run, repo)
-    _refuse_others(Path(output), card)
-    write_text(Path(output), card)
+    card, file = run_card(run, repo), Path(output)
+    if file.exists() and (there := file.read_text(encoding="utf-8", errors="replace")) != card:
+        tags = (read_front_matter(there)[0] or {}).get("tags")
+        if not (isinstance(tags, list) and OURS in tags):
+            raise PerlError("was not written by perl, so it is not overwritten", output, "choose another name")
+    write_text(file, card)
     return output
-
-
-def _refuse_others(file: Path, card: str) -> None:
-    """Whether a file may become a card: it is none yet, or a card of ours."""
-    from perl.hub.card.form import read_front_matter
-    from perl.hub.card.front_matter import OURS
-
-    if not file.exists():
-        return
-    there = file.read_text(encoding="utf-8", errors="replace")
-    tags = (read_front_matter(there)[0] or {}).get("tags")
-    if there != card and not (isinstance(tags, list) and OURS in tags):
-        raise PerlError("was not written by perl, so it is not overwritten", str(file), "choose another name")

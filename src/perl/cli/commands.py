@@ -11,6 +11,7 @@ import signal
 import click
 
 import perl
+from perl.algorithms.registry import load_extensions
 from perl.cli import COMMANDS
 from perl.cli.output import ARGUMENTS, say
 from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, PerlError, did_you_mean
@@ -37,6 +38,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
+        load_extensions()
         module, _, function = COMMANDS[cmd_name].partition(":")
         command = getattr(importlib.import_module(f"perl.cli.{module}"), function)
         return command if isinstance(command, click.Command) else None

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +13,7 @@ from perl.evaluation.scoring.task import DEFAULT_TASKS
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import is_first_process
-from perl.recipe.rollout_section import TRANSFORMERS, Backend
+from perl.recipe.rollout_section import ENGINES, TRANSFORMERS
 from perl.run.launched import adopt_launcher
 from perl.run.tables import plain_table
 
@@ -93,7 +93,11 @@ Examples:
 @click.option("--predict-only", is_flag=True, help="Draw completions without judging them; `perl eval rescore` does.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
 @click.option(
-    "--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True, help="What draws completions."
+    "--backend",
+    type=click.Choice(["auto", *ENGINES]),
+    default="auto",
+    show_default=True,
+    help="What draws completions.",
 )
 @click.option(
     "--server",
@@ -228,8 +232,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         stopped.already_reported = not is_first_process()
         raise stopped from None
     if together.main:
-        show = _print_drawn if chosen.predict_only else _print
-        show(results, [plan.folder for plan in plans], as_json=as_json)
+        _print(results, [plan.folder for plan in plans], as_json=as_json, judged=not chosen.predict_only)
     return EXIT_DONE
 
 
@@ -363,33 +366,23 @@ def _tasks(*, as_json: bool) -> list[str]:
     return plain_table([(task.name, task.source) for task in tasks], (False, False))
 
 
-def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
+def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool, judged: bool = True) -> None:
+    """Scores and where they are; of completions that were drawn without being judged, how that is done."""
     from perl.evaluation.comparing.evaluations import compare_adapters
     from perl.evaluation.comparing.text import as_plain
-    from perl.evaluation.scoring.results import FIGURE, RESULTS
+    from perl.evaluation.scoring.results import FIGURE, RESULTS, SAMPLES
     from perl.evaluation.scoring.table import plain
 
     if as_json:
-        _say_json([one.as_dict() for one in results])
+        each = [one.as_dict() if judged else {"perl": one.facts()} for one in results]
+        say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
+        return
+    if not judged:
+        say("\n".join(f"drawn    {folder / SAMPLES}" for folder in folders))
+        say(f"judge    perl eval rescore {' '.join(map(str, folders))}")
         return
     say(plain(results[0]) if len(results) == 1 else as_plain(compare_adapters(results)))
     for folder in folders:
         say(f"results  {folder / RESULTS}")
         if (folder / FIGURE).is_file():
             say(f"picture  {folder / FIGURE}")
-
-
-def _say_json(each: Sequence[object]) -> None:
-    say(json.dumps(each[0] if len(each) == 1 else each, indent=2))
-
-
-def _print_drawn(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
-    """Where completions are that were drawn without being judged, and how that is done."""
-    from perl.evaluation.scoring.results import SAMPLES
-
-    if as_json:
-        _say_json([{"perl": one.facts()} for one in results])
-        return
-    for folder in folders:
-        say(f"drawn    {folder / SAMPLES}")
-    say(f"judge    perl eval rescore {' '.join(map(str, folders))}")

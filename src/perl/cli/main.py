@@ -25,10 +25,13 @@ def perl() -> int:
     if not is_ours(arguments):
         other = next_perl(os.environ.get("PATH", os.defpath))
         if other is not None:
-            meant = _command_meant(arguments)
-            if meant:
-                print(f"perl-rl: no command {arguments[0]!r} (did you mean {meant}?)", file=sys.stderr)  # noqa: T201
-                return _USER_MISTAKE
+            # Neither an option of Perl's nor a script that is there: was a command of ours meant?
+            if arguments and not arguments[0].startswith("-") and not os.path.exists(arguments[0]):
+                import difflib
+
+                for meant in difflib.get_close_matches(arguments[0], COMMANDS, n=1):
+                    print(f"perl-rl: no command {arguments[0]!r} (did you mean {meant}?)", file=sys.stderr)  # noqa: T201
+                    return _USER_MISTAKE
             hand_over(other, arguments)
     return run_commands(arguments, "perl")
 
@@ -97,12 +100,3 @@ def _first_bytes(program: str) -> bytes:
 def _tried_by_this_process() -> tuple[str, ...]:
     pid, *programs = os.environ.get(_HANDED_OVER, "").split(os.pathsep)
     return tuple(programs) if pid == str(os.getpid()) else ()
-
-
-def _command_meant(arguments: list[str]) -> str:
-    """The command of ours that was perhaps meant; empty for an option of Perl's and a script that is there."""
-    if not arguments or arguments[0].startswith("-") or os.path.exists(arguments[0]):
-        return ""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(arguments[0], COMMANDS, n=1)), "")

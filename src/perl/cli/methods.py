@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from perl.algorithms.algorithm import Algorithm, neutral
+from perl.algorithms.algorithm import neutral
 from perl.algorithms.named import ALGORITHMS, find_algorithm, shown_settings
 from perl.cli.output import say, set_up_output
 from perl.errors import RecipeError, did_you_mean
-from perl.methods.registry import METHODS, Method
+from perl.methods.registry import METHODS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.run.tables import plain_table
 
@@ -29,7 +29,18 @@ def command(*, name: str | None, model: str | None, as_json: bool) -> None:
     """
     if name is not None and name not in METHODS:
         raise RecipeError(f"no method {name!r}", hint=did_you_mean(name, METHODS))
-    rows = [_row(method) for method in METHODS.values() if name in (None, method.name)]
+    rows = [
+        {
+            **{key: getattr(method, key) for key in ("name", "summary", "source")},
+            "settings": dict(method.settings),
+            "options": {**method.options, **method.defaults},
+            **{key: getattr(method, key) for key in ("rate", "learning_rate", "reference", "sync", "serving")},
+            **{key: "no" if method.off_quantised(key) else "yes" for key in QUANTIZATIONS},
+            **{f"off_{key}": method.off_quantised(key) for key in QUANTIZATIONS},
+        }
+        for method in METHODS.values()
+        if name in (None, method.name)
+    ]
     if model is not None:
         set_up_output(quiet=True)
         _count(rows, model)
@@ -38,18 +49,10 @@ def command(*, name: str | None, model: str | None, as_json: bool) -> None:
     elif name is not None:
         say("\n".join(_page(rows[0])))
     else:
-        say("\n".join(_table(rows)))
-
-
-def _row(method: Method) -> dict[str, Any]:
-    return {
-        **{name: getattr(method, name) for name in ("name", "summary", "source")},
-        "settings": dict(method.settings),
-        "options": {**method.options, **method.defaults},
-        **{name: getattr(method, name) for name in ("rate", "learning_rate", "reference", "sync", "serving")},
-        **{name: "no" if method.off_quantised(name) else "yes" for name in QUANTIZATIONS},
-        **{f"off_{name}": method.off_quantised(name) for name in QUANTIZATIONS},
-    }
+        headings = [column for column in _COLUMNS if column != "trainable" or model is not None]
+        cells = [headings, *([_cell(row, column) for column in headings] for row in rows)]
+        say("\n".join(plain_table(cells, [False] * len(headings))))
+        say("\n`perl methods NAME` says more; any other type of PEFT: peft: {type: C3A, ...}")
 
 
 def _count(rows: list[dict[str, Any]], model: str) -> None:
@@ -69,18 +72,6 @@ def _count(rows: list[dict[str, Any]], model: str) -> None:
             row["share"] = row["trainable"] / total
         except PerlError as error:
             row["refused"] = error.mistakes[0].message
-
-
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows under their headings; the column of parameters only if they were counted."""
-    counted = any("trainable" in row or row.get("refused") for row in rows)
-    headings = [column for column in _COLUMNS if column != "trainable" or counted]
-    cells = [headings, *([_cell(row, column) for column in headings] for row in rows)]
-    return [
-        *plain_table(cells, [False] * len(headings)),
-        "",
-        "`perl methods NAME` says more; any other type of PEFT: peft: {type: C3A, ...}",
-    ]
 
 
 def _cell(row: dict[str, Any], column: str) -> str:
@@ -118,46 +109,33 @@ def algorithms(*, name: str | None, as_json: bool) -> None:
 
     A name sets fields of `train`: those of its row, and all others that make an algorithm to their plain values.
     """
-    rows = [_algorithm_row(row) for row in ([find_algorithm(name)] if name is not None else ALGORITHMS.values())]
+    shown = ("sets", "equation", "advantage", "constants", "differs", "source")
+    rows: list[dict[str, Any]] = [
+        {
+            **{"name": row.name, "title": row.title, "settings": dict(row.settings)},
+            **{key: getattr(row, key) for key in shown},
+            "paper": row.paper.title if row.paper else None,
+        }
+        for row in ([find_algorithm(name)] if name is not None else ALGORITHMS.values())
+    ]
     if as_json:
         say(json.dumps(rows, indent=2))
     elif name is not None:
-        say("\n".join(_algorithm_page(rows[0])))
+        row = rows[0]
+        rest = {key: value for key, value in row["sets"].items() if key not in row["settings"]}
+        facts = [
+            ("source", f"{row['paper']} ({row['source']})" if row["paper"] else row["source"]),
+            ("maximises", row["equation"]),
+            ("advantage", row["advantage"]),
+            ("sets", shown_settings(row["settings"])),
+            ("and", shown_settings(rest)),
+            ("constants", row["constants"] or "-"),
+            ("differs", row["differs"] or "-"),
+        ]
+        say("\n".join([f"{row['name']}: {row['title']}", *plain_table(facts, (False, False))]))
     else:
-        say("\n".join(_algorithm_table(rows)))
-
-
-def _algorithm_row(row: Algorithm) -> dict[str, Any]:
-    shown = ("sets", "equation", "advantage", "constants", "differs", "source")
-    return {
-        **{"name": row.name, "title": row.title, "settings": dict(row.settings)},
-        **{name: getattr(row, name) for name in shown},
-        "paper": row.paper.title if row.paper else None,
-    }
-
-
-def _algorithm_table(rows: list[dict[str, Any]]) -> list[str]:
-    cells = [("algorithm", "title", "sets", "source")]
-    cells += [(row["name"], row["title"], shown_settings(row["settings"]), row["source"]) for row in rows]
-    return [
-        *plain_table(cells, [False] * 4),
-        "",
-        f"each also sets, unless its row says otherwise: {shown_settings(neutral())}",
-        "`perl algorithms NAME` says more; `perl train RECIPE algorithm=NAME` takes it",
-    ]
-
-
-def _algorithm_page(row: dict[str, Any]) -> list[str]:
-    """One algorithm, in full."""
-    neutral = {name: value for name, value in row["sets"].items() if name not in row["settings"]}
-    source = f"{row['paper']} ({row['source']})" if row["paper"] else row["source"]
-    facts = [
-        ("source", source),
-        ("maximises", row["equation"]),
-        ("advantage", row["advantage"]),
-        ("sets", shown_settings(row["settings"])),
-        ("and", shown_settings(neutral)),
-        ("constants", row["constants"] or "-"),
-        ("differs", row["differs"] or "-"),
-    ]
-    return [f"{row['name']}: {row['title']}", *plain_table(facts, (False, False))]
+        cells = [("algorithm", "title", "sets", "source")]
+        cells += [(row["name"], row["title"], shown_settings(row["settings"]), row["source"]) for row in rows]
+        say("\n".join(plain_table(cells, [False] * 4)))
+        say(f"\neach also sets, unless its row says otherwise: {shown_settings(neutral())}")
+        say("`perl algorithms NAME` says more; `perl train RECIPE algorithm=NAME` takes it")

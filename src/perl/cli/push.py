@@ -1,6 +1,6 @@
 """``perl push``: publish a run's adapter on the Hub, or finish what an outage left."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -8,9 +8,7 @@ from perl.cli.output import say, set_up_output
 from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
-    from perl.hub.push.commit import Pushed
-    from perl.hub.push.outbox import Push
-    from perl.hub.push.package import PushPackage
+    pass
 
 
 @click.command("push", short_help="Publish a run's adapter on the Hub, with its card, scores and recipe.")
@@ -20,19 +18,11 @@ if TYPE_CHECKING:
 @click.option("--checkpoints", is_flag=True, help="The checkpoints too, as revisions step-N.")
 @click.option("--private", is_flag=True, help="Create the repository so that only you see it.")
 @click.option("--message", help="Of the commit.")
-@click.option("--replace", is_flag=True, help="Overwrite an adapter or a card that is there and not of this run.")
+@click.option(
+    "--replace", "overwrite", is_flag=True, help="Overwrite an adapter or a card that is there and not of this run."
+)
 @click.option("--dry-run", is_flag=True, help="Print the files and the card; send nothing, load no weights.")
-def command(
-    *,
-    folder: str,
-    repo: str | None,
-    which: Literal["final", "best"] | None,
-    checkpoints: bool,
-    private: bool,
-    message: str | None,
-    replace: bool,
-    dry_run: bool,
-) -> None:
+def command(*, folder: str, repo: str | None, dry_run: bool, **asked: Any) -> None:  # noqa: ANN401 (as click hands them over)
     """Publish the adapter of the run in the folder RUN: one commit with everything, or none.
 
     Before that it is loaded as others will load it and compared with the trained policy, and every file passes the
@@ -44,17 +34,20 @@ def command(
 
     run = Run.read(folder)  # says what is wrong before anything slow is imported
     from perl.hub.card.candidate import find_candidate
+    from perl.hub.card.published import CARD
     from perl.hub.push.outbox import read_push
     from perl.hub.push.publish import pack, push_run, targets, wanted_push
     from perl.hub.push.retries import HubOutageError
 
     for target in targets(run, repo):
-        wanted = wanted_push(
-            run, target, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace
-        )
+        wanted = wanted_push(run, target, **asked)
         if dry_run:
             package = pack(find_candidate(run, wanted.which), wanted.repo_id)
-            say("\n".join(_preview(package, wanted)))
+            sizes = {name: len(content) for name, content in package.files.items()} | {"in all": package.size}
+            files = plain_table([(name, f"{size:,} bytes") for name, size in sizes.items()])
+            say("\n".join(files) + f", for {wanted.repo_id}")
+            say("nothing was sent; the adapter was not loaded and compared, which a push does first\n")
+            say(package.files[CARD].decode("utf-8").rstrip("\n"))
             continue
         try:
             done, difference = push_run(run, wanted)
@@ -63,34 +56,24 @@ def command(
             raise
         pushed = read_push(run, wanted.repo_id)
         steps = pushed.steps if wanted.checkpoints and pushed is not None else None
-        say("\n".join(_summary(done, difference, steps)))
-
-
-def _preview(package: "PushPackage", wanted: "Push") -> list[str]:
-    """The files with their sizes, then the card."""
-    from perl.hub.card.published import CARD
-
-    sizes = {name: len(content) for name, content in package.files.items()} | {"in all": package.size}
-    *files, total = plain_table([(name, f"{size:,} bytes") for name, size in sizes.items()])
-    return [
-        *files,
-        f"{total}, for {wanted.repo_id}",
-        "nothing was sent; the adapter was not loaded and compared, which a push does first",
-        "",
-        package.files[CARD].decode("utf-8").rstrip("\n"),
-    ]
-
-
-def _summary(done: "Pushed", difference: float | None, steps: tuple[int, ...] | None) -> list[str]:
-    """What was done; ``steps`` of the checkpoints that are there, None if they were not wanted."""
-    compared = "loaded anew" if difference is None else f"loaded anew, {difference:.1e} nats from the trained policy"
-    news = "" if done.changed else ", which was there already"
-    lines = [f"pushed   {done.url}", f"commit   {done.commit[:12]}{news}: {done.size:,} bytes", f"checked  {compared}"]
-    if steps is not None:
-        there = ", ".join(f"step-{step}" for step in steps)
-        lines.append(f"steps    {there}, each a revision" if steps else "steps    none: the run holds no checkpoint")
-    if done.replaced:
-        lines.append(f"replaced {', '.join(done.replaced)} that was there; commit {done.before[:12]} still holds it")
-    lines += [f"deleted  {', '.join(done.deleted)}"] if done.deleted else []
-    lines += [f"kept     {', '.join(done.foreign)}: not ours"] if done.foreign else []
-    return lines
+        compared = (
+            "loaded anew" if difference is None else f"loaded anew, {difference:.1e} nats from the trained policy"
+        )
+        news = "" if done.changed else ", which was there already"
+        lines = [
+            f"pushed   {done.url}",
+            f"commit   {done.commit[:12]}{news}: {done.size:,} bytes",
+            f"checked  {compared}",
+        ]
+        if steps is not None:
+            there = ", ".join(f"step-{step}" for step in steps)
+            lines.append(
+                f"steps    {there}, each a revision" if steps else "steps    none: the run holds no checkpoint"
+            )
+        if done.replaced:
+            lines.append(
+                f"replaced {', '.join(done.replaced)} that was there; commit {done.before[:12]} still holds it"
+            )
+        lines += [f"deleted  {', '.join(done.deleted)}"] if done.deleted else []
+        lines += [f"kept     {', '.join(done.foreign)}: not ours"] if done.foreign else []
+        say("\n".join(lines))

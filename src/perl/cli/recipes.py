@@ -6,21 +6,17 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perl.cli.output import say
-from perl.errors import RecipeError, did_you_mean
+from perl.cli.output import say, set_up_output
+from perl.errors import PerlError, RecipeError, did_you_mean
 from perl.recipe.assets import packaged_recipes
 from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
     from perl.recipe.settings_list import Setting
-from typing import Any
-
-from perl.cli.output import set_up_output
-from perl.errors import PerlError
 
 # Of a line, where no terminal says how many characters it has; and at least.
 _WIDTH, _LEAST = 100, 60
@@ -48,9 +44,7 @@ def command(name: str | None, search: str | None, *, settings: bool, as_json: bo
     if name in packaged and search is None:
         say(packaged[name].read_text(encoding="utf-8"), end="")
         return
-    chosen = _of_folder(packaged, name) if name is not None else packaged
-    if search is not None:
-        chosen = _with_words(chosen, search)
+    chosen = _chosen(packaged, name, search)
     rows = [(key, _first_comment(path)) for key, path in chosen.items()]
     if as_json:
         listed = [{"name": key, "folder": key.rpartition("/")[0], "summary": text} for key, text in rows]
@@ -65,14 +59,19 @@ def command(name: str | None, search: str | None, *, settings: bool, as_json: bo
         say(line[:width] if sys.stdout.isatty() else line)
 
 
-def _of_folder(packaged: dict[str, Path], name: str) -> dict[str, Path]:
-    """The recipes in a folder; a recipe's own name means that one."""
-    folder = f"{name.rstrip('/')}/"
-    inside = {key: path for key, path in packaged.items() if key.startswith(folder) or key == name}
-    if not inside:
+def _chosen(packaged: dict[str, Path], name: str | None, words: str | None) -> dict[str, Path]:
+    """The recipe of this name or those in a folder, of these those whose name or text has every word."""
+    folder = f"{name.rstrip('/')}/" if name is not None else ""
+    found = {key: path for key, path in packaged.items() if key.startswith(folder) or key == name}
+    if name is not None and not found:
         near = did_you_mean(name, [*packaged, *_folders(packaged)])
         raise RecipeError(f"no recipe named {name!r}", hint=near or f"`perl recipes --search {name}` reads their texts")
-    return inside
+    texts = {key: f"{key}\n{path.read_text(encoding='utf-8')}".lower() for key, path in found.items() if words}
+    for word in (words or "").lower().split():
+        found = {key: path for key, path in found.items() if word in texts[key]}
+    if not found:
+        raise RecipeError(f"no recipe has {words!r} in its name or text", hint="`perl recipes` lists them all")
+    return found
 
 
 def _folders(packaged: dict[str, Path]) -> dict[str, list[Path]]:
@@ -83,16 +82,6 @@ def _folders(packaged: dict[str, Path]) -> dict[str, list[Path]]:
         if slash:
             paths = found.setdefault(folder, [])
             paths.insert(0 if rest == "base" else len(paths), path)
-    return found
-
-
-def _with_words(recipes: dict[str, Path], words: str) -> dict[str, Path]:
-    """Those whose name or text has every word, whatever the case."""
-    wanted = words.lower().split()
-    texts = {key: f"{key}\n{path.read_text(encoding='utf-8')}".lower() for key, path in recipes.items()}
-    found = {key: recipes[key] for key, text in texts.items() if all(word in text for word in wanted)}
-    if not found:
-        raise RecipeError(f"no recipe has {words!r} in its name or text", hint="`perl recipes` lists them all")
     return found
 
 
@@ -154,13 +143,10 @@ def new(*, data: str, subset: str | None, held_out: str | None, **given: Any) ->
     try:
         written = new_recipe(data={"train": train, **({"eval": held_out} if held_out else {})}, **given)
     except PerlError as error:
-        raise error.moved(_option) from error
+        # The option that gave what a mistake is about; a file's name stays.
+        raise error.moved(
+            lambda where: next((one for key, one in _NEW_OPTIONS.items() if f"{where}.".startswith(f"{key}.")), where)
+        ) from error
     path = given["output"]
     say("\n".join([f"written  {path}", *written.summary, f"look     perl train {path} --dry-run"]))
     say(f"train    perl train {path}")
-
-
-def _option(where: str) -> str:
-    """The option that gave what a mistake is about; a file's name stays."""
-    known = (option for key, option in _NEW_OPTIONS.items() if where == key or where.startswith(f"{key}."))
-    return next(known, where)

@@ -82,7 +82,16 @@ def check_recipe(
     to hard.
     """
     set_up_output(quiet=as_json)
-    _check_asked(rollouts, adapter, write)
+    # Options that do nothing, and a file that cannot or should not be written, are refused before anything is read.
+    for option, value in (("--adapter", adapter), ("--write", write)):
+        if value is not None and rollouts is None:
+            raise PerlError("is about a policy that is asked", option, "with --rollouts 8")
+    if write is not None and Path(write).suffix != ".jsonl":
+        raise PerlError(f"{write} would be JSON lines", "--write", f"{Path(write).stem or 'data'}.jsonl")
+    if write is not None and Path(write).exists():
+        raise PerlError(f"{write} is there already", "--write", "another name, or remove it")
+    if write is not None and not Path(write).expanduser().absolute().parent.is_dir():
+        raise PerlError(f"no such folder: {Path(write).parent}", "--write")
     from perl.training.checked_recipe import checked_recipe
     from perl.training.reward_trial import check_gold_answers
 
@@ -98,18 +107,3 @@ def check_recipe(
     else:
         say("\n".join([*gold.lines(), *([] if asked is None else asked.lines())]))
     return EXIT_DONE if gold.sound else EXIT_FAILED
-
-
-def _check_asked(rollouts: int | None, adapter: str | None, write: str | None) -> None:
-    """Refuses options that do nothing, and a file that cannot or should not be written, before anything is read."""
-    for option, value in (("--adapter", adapter), ("--write", write)):
-        if value is not None and rollouts is None:
-            raise PerlError("is about a policy that is asked", option, "with --rollouts 8")
-    if write is None:
-        return
-    if Path(write).suffix != ".jsonl":
-        raise PerlError(f"{write} would be JSON lines", "--write", f"{Path(write).stem or 'data'}.jsonl")
-    if Path(write).exists():
-        raise PerlError(f"{write} is there already", "--write", "another name, or remove it")
-    if not Path(write).expanduser().absolute().parent.is_dir():
-        raise PerlError(f"no such folder: {Path(write).parent}", "--write")

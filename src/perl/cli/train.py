@@ -82,7 +82,11 @@ def command(
         return EXIT_DONE
     run = train(recipe, overrides, output)
     if not is_first_process():
-        _leave()
+        # Nothing is left to write. Were what it has loaded torn down, a thread of torch's process group that still runs
+        # would abort it, after the run is done, and a launcher would take that for a failure.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_DONE)
     if not quiet:
         say("\n".join(_summary(run)))
     return EXIT_DONE
@@ -98,22 +102,13 @@ def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> i
     return start(arguments, checked.engine.processes or 1, Path(output) if output else checked.output_dir)
 
 
-def _leave() -> None:
-    """Ends a process that has nothing left to write, without tearing down what it has loaded.
-
-    A thread of torch's process group that still runs then would abort it, after the run is done, and a launcher would
-    take that for a failure.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_DONE)
-
-
 def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
     from perl.evaluation.recounting.folder import recount_folder
     from perl.evaluation.scoring.table import plain
+    from perl.hub.push.outbox import read_pushes
     from perl.run.facts import read_best
+    from perl.run.logs import ends_text, log_rows
 
     lines = []
     if run.facts.get("eval"):
@@ -121,7 +116,14 @@ def _summary(run: "Run") -> list[str]:
         raise_all(PerlError, counted.mistakes_at(str(run.path / "eval")))
         lines.append(plain(counted.results))
     steps, seconds = run.facts.get("steps", 0), run.facts.get("seconds", 0.0)
-    lines.append(f"{steps} steps, {seconds:.0f} s, {_progress(run)}")
+    # How the reward has changed, and how far the policy was from its teacher, those of the two that there are.
+    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
+    taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    rewarded = not taught or any(run.facts.get("rewards", {}).values())
+    ends = [f"reward {ends_text(rewards)}"] if rewarded else []
+    ends += [f"KL to the teacher {ends_text(taught)}"] if taught else []
+    lines.append(f"{steps} steps, {seconds:.0f} s, {', '.join(ends)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")
     best = run.path / "best"
@@ -130,28 +132,8 @@ def _summary(run: "Run") -> list[str]:
         lines.append(f"best     {best / 'adapter'}: {found['metric']} {found['value']:.3f} at step {found['step']}")
     curves = run.plots / "curves.png"
     lines.append(f"curves   {curves}" if curves.is_file() else "curves   not drawn: pip install 'perl-rl[plots]'")
-    lines += _publishing(run)
-    return lines
-
-
-def _publishing(run: "Run") -> list[str]:
-    """Where the adapter is, or how it gets there."""
-    from perl.hub.push.outbox import read_pushes
-
     pushes = read_pushes(run)
-    lines = [f"pushed   {push.url}" for push in pushes if push.status == "done"]
+    lines += [f"pushed   {push.url}" for push in pushes if push.status == "done"]
     if any(push.status == "queued" for push in pushes) or (not pushes and run.facts.get("repo_id")):
         lines.append(f"push     perl push {run.path}")
     return lines
-
-
-def _progress(run: "Run") -> str:
-    """How the reward has changed, and how far the policy was from its teacher, those of the two that there are."""
-    from perl.run.logs import ends_text, log_rows
-
-    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
-    taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
-    lines = [f"KL to the teacher {ends_text(taught)}"] if taught else []
-    if not taught or any(run.facts.get("rewards", {}).values()):
-        lines.insert(0, f"reward {ends_text([row['reward'] for row in rows if row.get('reward') is not None])}")
-    return ", ".join(lines)

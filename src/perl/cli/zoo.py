@@ -153,7 +153,9 @@ def pull(name: str, destination: str | None, *, folder: str | None) -> None:
 def add(source: str, *, folder: str | None, **options: Any) -> None:  # noqa: ANN401 (as click hands them over)
     """Make an entry of SOURCE, a run folder or an adapter on the Hub; it must have results of its own."""
     set_up_output(quiet=False)
-    place = _writable(folder)
+    place = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
+    if place == zoo_folder() and not place.is_relative_to(CHECKOUT / "model_cards"):
+        raise PerlError("is the installed package's zoo, which is not written to", str(place), "--zoo DIR begins one")
     from perl.hub.zoo_entries.adding import add as add_entry
 
     entry = add_entry(source, place, **options)
@@ -209,14 +211,6 @@ def render(*, check: bool, folder: str | None) -> None:
         raise_all(PerlError, [Mistake("is not what the entries say", str(path), "perl zoo render") for path in stale])
     else:
         _write(texts)
-
-
-def _writable(folder: str | None) -> Path:
-    """The zoo to write to: not the one inside an installed package."""
-    place = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
-    if place == zoo_folder() and not place.is_relative_to(CHECKOUT / "model_cards"):
-        raise PerlError("is the installed package's zoo, which is not written to", str(place), "--zoo DIR begins one")
-    return place
 
 
 def _write(texts: Mapping[Path, str]) -> None:

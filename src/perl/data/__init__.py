@@ -81,8 +81,15 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     if source is None:
         return ProblemSet(train, None, None, train_version, renamed=renamed, own_names=own)
     heldout, version, names, _ = _load(source, "eval", section, chat)
-    kept = _without_overlap(train, heldout, drop=section.drop_overlap)
-    train = train if kept is None else train.select(kept)
+    prompts, kept = [prompt_text(prompt) for prompt in train["prompt"]], None
+    if repeated := same(prompts, [prompt_text(prompt) for prompt in heldout["prompt"]]):
+        if not section.drop_overlap:
+            what = f"{len(repeated)} training prompts are also held out, e.g. {prompts[repeated[0]][:60]!r}"
+            raise DataError(what, "data.eval", "set data.drop_overlap: true to drop them from training")
+        kept = sorted(set(range(len(train))) - set(repeated))
+        if not kept:
+            raise DataError("every training prompt is also held out", "data.eval", "use another set")
+        train = train.select(kept)
     if part is not None:
         kept = part if kept is None else [part[i] for i in kept]
     renamed, own = (*renamed, *_renamed(names, source, "data.eval")), {**_own_names(names), **own}
@@ -117,7 +124,12 @@ def _load(
     if source.limit is not None:
         raw = raw.select(range(min(source.limit, len(raw))))
     _check_columns(raw, source, section, where)
-    names = _kept_names(raw.column_names, source)
+    # The question under the name prompt is prompts to rewards, the answer under the name solution is that.
+    names, there = {}, {"prompt": source.columns.prompt, "solution": source.columns.answer}
+    for column in raw.column_names:
+        taken = column in TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
+        if there.get(column) != column:
+            names[column] = _free(ORIGINAL + column, raw.column_names) if taken else column
     prompts, mistakes = _prompts(raw, source, section, chat, where)
     columns: dict[str, Any] = {"prompt": prompts}
     if (answer := source.columns.answer) is not None:
@@ -208,20 +220,6 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
             raise DataError(f"the template cannot be filled: {error!r}", "data.prompt_template", hint) from None
 
 
-def _kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
-    """Under which name each column of a data set is stored; one that is there already is left out.
-
-    The question under the name ``prompt`` is ``prompts`` to rewards, the answer under the name ``solution`` is that.
-    """
-    names = {}
-    for column in columns:
-        as_it_is = {"prompt": source.columns.prompt, "solution": source.columns.answer}.get(column) == column
-        taken = column in TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
-        if not as_it_is:
-            names[column] = _free(ORIGINAL + column, columns) if taken else column
-    return names
-
-
 def _free(name: str, columns: Sequence[str]) -> str:
     """The name, or one like it that no column has."""
     return name if name not in columns else _free(ORIGINAL + name, columns)
@@ -234,7 +232,7 @@ def _renamed(names: Mapping[str, str], source: DataSource, where: str) -> tuple[
 
 
 def _own_names(names: Mapping[str, str]) -> dict[str, str]:
-    """Of what :func:`_kept_names` says, the columns that custom rewards get under their own names."""
+    """Of how columns are stored, those that custom rewards get under their own names."""
     return {column: name for column, name in names.items() if column in OF_ROWS and column != name}
 
 
@@ -272,18 +270,3 @@ def empty_cells(empty: Sequence[bool], what: str, source: str, where: str) -> li
         return []
     message = f"{sum(empty)} of {len(empty)} rows of {source} have no {what}, first row {empty.index(True) + 1}"
     return [Mistake(message, where)]
-
-
-def _without_overlap(train: datasets.Dataset, heldout: datasets.Dataset, *, drop: bool) -> list[int] | None:
-    """The training rows whose prompt is not held out, None: all; unless they may be dropped, such a row is an error."""
-    prompts = [prompt_text(prompt) for prompt in train["prompt"]]
-    repeated = same(prompts, [prompt_text(prompt) for prompt in heldout["prompt"]])
-    if not repeated:
-        return None
-    if not drop:
-        what = f"{len(repeated)} training prompts are also held out, e.g. {prompts[repeated[0]][:60]!r}"
-        raise DataError(what, "data.eval", "set data.drop_overlap: true to drop them from training")
-    kept = sorted(set(range(len(train))) - set(repeated))
-    if not kept:
-        raise DataError("every training prompt is also held out", "data.eval", "use another set")
-    return kept

@@ -123,7 +123,18 @@ def as_dataset(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
     Args:
         columns: Values of JSON, a name each.
     """
-    return _dataset(pyarrow.table({name: _array(values) for name, values in columns.items()}))
+    arrays = {}
+    for name, values in columns.items():
+        with suppress(pyarrow.ArrowException, OverflowError):  # different kinds, or integers of more than 64 bits
+            array = pyarrow.array(values)
+            given = () if pyarrow.types.is_string(array.type) else array.to_pylist()
+            if all(repr(value) == repr(own) for value, own in zip(given, values, strict=False)):
+                arrays[name] = array
+                continue
+        # Arrow would change a value: it fills objects with each other's keys.
+        as_json = [None if value is None else json.dumps(value) for value in values]
+        arrays[name] = pyarrow.array(as_json, pyarrow.json_())
+    return _dataset(pyarrow.table(arrays))
 
 
 def beside(rows: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset:
@@ -181,16 +192,6 @@ def _exact_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     if pyarrow.types.is_struct(kind):
         return pyarrow.struct([(one.name, _exact_type(one.type)) for one in kind])
     return pyarrow.string() if kind in _TEXT_BY_ARROW else kind
-
-
-def _array(values: Sequence[Any]) -> pyarrow.Array:
-    """The values, as JSON where Arrow would change one: it fills objects with each other's keys."""
-    with suppress(pyarrow.ArrowException, OverflowError):  # different kinds, or integers of more than 64 bits
-        array = pyarrow.array(values)
-        given = () if pyarrow.types.is_string(array.type) else array.to_pylist()
-        if all(repr(value) == repr(own) for value, own in zip(given, values, strict=False)):
-            return array
-    return pyarrow.array([None if value is None else json.dumps(value) for value in values], pyarrow.json_())
 
 
 def read_text(path: Path) -> str:

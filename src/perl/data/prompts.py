@@ -117,20 +117,16 @@ def render_prompts(
     Raises:
         DataError: A prompt cannot be asked, or the chat template refuses it.
     """
-    return [_render(row, f"prompt {n}", tokenizer, template_arguments or {}) for n, row in enumerate(rows, 1)]
-
-
-def _render(
-    row: Mapping[str, Any], name: str, tokenizer: "PreTrainedTokenizerBase", template_arguments: Mapping[str, Any]
-) -> Prompt:
-    prompt = checked_prompt(row["prompt"], name, "data")
-    if isinstance(prompt, str):
-        return Prompt(prompt, tuple(tokenizer(text=prompt)["input_ids"]), row.get("solution"))
-    try:
-        encoded = tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **template_arguments
-        )
-    except (TemplateError, TypeError, ValueError) as error:
-        hint = "messages as the model's template wants them, or data.chat: false where it has none"
-        raise DataError(f"{name} cannot be rendered: {first_line(error)}", "data", hint) from error
-    return Prompt(tuple(prompt), tuple(encoded["input_ids"]), row.get("solution"))
+    asked = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **(template_arguments or {})}
+    rendered = []
+    for number, row in enumerate(rows, 1):
+        prompt = checked_prompt(row["prompt"], f"prompt {number}", "data")
+        is_text = isinstance(prompt, str)
+        try:
+            encoded = tokenizer(text=prompt) if is_text else tokenizer.apply_chat_template(prompt, **asked)
+        except (TemplateError, TypeError, ValueError) as error:
+            hint = "messages as the model's template wants them, or data.chat: false where it has none"
+            raise DataError(f"prompt {number} cannot be rendered: {first_line(error)}", "data", hint) from error
+        words = prompt if is_text else tuple(prompt)
+        rendered.append(Prompt(words, tuple(encoded["input_ids"]), row.get("solution")))
+    return rendered

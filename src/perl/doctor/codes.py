@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 from perl.errors import RecipeError, did_you_mean
-from perl.trainer.alarms.rule import Rule
 from perl.trainer.alarms.table import RULES, change_of
 
 Level = Literal["ok", "note", "problem"]
@@ -67,20 +66,18 @@ class Finding:
 def codes() -> dict[str, Code]:
     """Every code, in the order of their numbers."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    rows = [Code(name, **texts) for name, texts in table.items()]
-    return {row.name: row for row in (*rows, *map(_of_alarm, RULES.values()))}
-
-
-def _of_alarm(rule: Rule) -> Code:
-    change = change_of(rule)
-    return Code(
-        rule.code,
-        rule.title,
-        f"The alarm `{rule.name}`: {rule.fires}.",
-        f"{rule.harm} The limit: {rule.why}.",
-        f"{rule.example} [{rule.code}]",
-        f"{change[:1].upper()}{change[1:]}. `alarms: {{stop: [{rule.name}]}}` ends a run with it.",
-    )
+    found = {name: Code(name, **texts) for name, texts in table.items()}
+    for rule in RULES.values():
+        change = change_of(rule)
+        found[rule.code] = Code(
+            rule.code,
+            rule.title,
+            f"The alarm `{rule.name}`: {rule.fires}.",
+            f"{rule.harm} The limit: {rule.why}.",
+            f"{rule.example} [{rule.code}]",
+            f"{change[:1].upper()}{change[1:]}. `alarms: {{stop: [{rule.name}]}}` ends a run with it.",
+        )
+    return found
 
 
 def find_code(name: str) -> Code:

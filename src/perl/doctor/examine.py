@@ -5,14 +5,10 @@ machine, recipe -> findings
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from perl.doctor import machine, software
 from perl.doctor.codes import Finding
 from perl.errors import PerlError
-
-if TYPE_CHECKING:
-    from perl.training.plan import Plan
 
 
 def examine(recipe: str | None, overrides: Sequence[str], runs: Path) -> Iterator[Finding]:
@@ -37,6 +33,7 @@ def examine(recipe: str | None, overrides: Sequence[str], runs: Path) -> Iterato
 
 def _look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
     """A line for each mistake, as a dry run prints them; else its plan, and its servers where it has some."""
+    from perl.rollouts.open_engine import check_servers
     from perl.training.forecast import forecast_of
     from perl.training.forecast_text import first_prompt, summary_lines
     from perl.training.prepare import prepare, read_recipe
@@ -54,13 +51,8 @@ def _look_at_recipe(recipe: str, overrides: Sequence[str]) -> Iterator[Finding]:
     message = "; ".join(f"{name} {rest.strip()}" for name, _, rest in lines)
     fix = "" if column.memory.fits else "`perl plan` compares strategies and sizes"
     yield Finding("PRL122", "ok" if column.memory.fits else "problem", message, fix)
-    if plan.recipe.rollout.capabilities.needs_servers:
-        yield from _look_at_servers(plan)
-
-
-def _look_at_servers(plan: "Plan") -> Iterator[Finding]:
-    from perl.rollouts.open_engine import check_servers
-
+    if not plan.recipe.rollout.capabilities.needs_servers:
+        return
     count = plan.recipe.rollout.server_count
     if plan.recipe.rollout.started is not None:
         yield Finding("PRL121", "note", f"{count} servers are started with the run, on its Ray cluster")

@@ -52,25 +52,20 @@ def usable_cores() -> float:
 
 def times_slower(threads: int) -> float:
     """How much longer products take with so many threads than with one; measured, below 1 where threads help."""
-    before = torch.get_num_threads()
+    before, matrix, shortest = torch.get_num_threads(), torch.ones(_SIDE, _SIDE), []
     try:
-        alone, together = (_seconds(count) for count in (1, threads))
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            tries = []
+            for _ in range(3):  # of which other processes have disturbed the shortest least
+                began = time.perf_counter()
+                for _ in range(_PRODUCTS):
+                    matrix @ matrix
+                tries.append(time.perf_counter() - began)
+            shortest.append(min(tries))
     finally:
         torch.set_num_threads(before)
-    return together / alone
-
-
-def _seconds(threads: int) -> float:
-    """The shortest of three tries, which other processes have disturbed least."""
-    torch.set_num_threads(threads)
-    matrix = torch.ones(_SIDE, _SIDE)
-    tries = []
-    for _ in range(3):
-        began = time.perf_counter()
-        for _ in range(_PRODUCTS):
-            matrix @ matrix
-        tries.append(time.perf_counter() - began)
-    return min(tries)
+    return shortest[1] / shortest[0]
 
 
 def look_at_accelerator() -> Iterator[Finding]:

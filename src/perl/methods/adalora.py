@@ -47,7 +47,11 @@ def hooks(policy: PeftModel) -> Hooks:
 
 def allocates(policy: torch.nn.Module) -> bool:
     """Whether ranks are still to be allocated: an AdaLoRA that is not the finished one of an earlier run."""
-    return isinstance(policy, PeftModel) and isinstance(policy.base_model, AdaLoraModel) and not _finished(policy)
+    if not (isinstance(policy, PeftModel) and isinstance(policy.base_model, AdaLoraModel)):
+        return False
+    # One that was loaded with its ranks pruned has factors of these ranks, and nothing to mask.
+    ranks = {len(layer.lora_E[policy.active_adapter]) for layer in _layers(policy)}
+    return not _config(policy).rank_pattern or ranks <= {_config(policy).init_r}
 
 
 def set_schedule(policy: PeftModel, steps: int) -> None:
@@ -196,15 +200,6 @@ def _rounded_layers(policy: PeftModel) -> Iterator[tuple[str, AdaLoraLayer]]:
 
 def _config(policy: PeftModel) -> AdaLoraConfig:
     return policy.peft_config[policy.active_adapter]
-
-
-def _finished(policy: PeftModel) -> bool:
-    """An adapter that was loaded with its ranks pruned: its factors have them, there is nothing to mask."""
-    pattern = _config(policy).rank_pattern
-    if not pattern:
-        return False
-    adapter = policy.active_adapter
-    return any(len(layer.lora_E[adapter]) != _config(policy).init_r for layer in _layers(policy))
 
 
 def _layers(policy: PeftModel) -> list[AdaLoraLayer]:

@@ -5,7 +5,7 @@ recipe sections, or an Adaptation -> problems, before there is a base
 Imports neither PEFT nor torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from perl.errors import Mistake, ModelError, missing_extra
@@ -40,7 +40,18 @@ def quantization_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     if not package.installed:
         missing = missing_extra(package.pip, EXTRA, model.quantization)
         found.append((("model", "quantization"), missing))
-    found += _of_adapter(peft, model.quantization) if peft is not None else []
+    if peft is not None:
+        method = METHODS.get(peft.method) if peft.type is None else None
+        why = method.off_quantised(model.quantization) if method is not None else ""
+        if method is not None and why:
+            mistake = Mistake(_said(method.name, why, model.quantization), hint=_instead(method, model.quantization))
+            found.append((("peft", "method"), mistake))
+        if str(peft.type).upper() == "LN_TUNING":
+            why = _said("LN_TUNING", METHODS["ln_tuning"].off_quantised(model.quantization), model.quantization)
+            found.append((("peft", "type"), Mistake(why, hint=f"LORA, {_WITHOUT}")))
+        if peft.kwargs.get("modules_to_save"):
+            what = "trains the base's own weights, which a quantised base has not"
+            found.append((("peft", "kwargs", "modules_to_save"), Mistake(what, hint=f"leave it out, {_WITHOUT}")))
     if rollout is not None and not rollout.capabilities.quantised_base:
         hint = f"transformers, vllm-server with servers of the quantised base, {_WITHOUT}"
         found.append((("rollout", "backend"), Mistake(IN_PROCESS, hint=hint)))
@@ -64,19 +75,6 @@ def check_on_quantised(how: Adaptation, quantization: str) -> None:
         why = "modules_to_save trains the base's own weights"
     if why:
         raise ModelError(_said(how.method.name, why, quantization), "peft.method", _instead(how.method, quantization))
-
-
-def _of_adapter(peft: Any, quantization: str) -> Iterator[_Located]:  # noqa: ANN401 (the section)
-    method = METHODS.get(peft.method) if peft.type is None else None
-    why = method.off_quantised(quantization) if method is not None else ""
-    if method is not None and why:
-        yield ("peft", "method"), Mistake(_said(method.name, why, quantization), hint=_instead(method, quantization))
-    if str(peft.type).upper() == "LN_TUNING":
-        why = _said("LN_TUNING", METHODS["ln_tuning"].off_quantised(quantization), quantization)
-        yield ("peft", "type"), Mistake(why, hint=f"LORA, {_WITHOUT}")
-    if peft.kwargs.get("modules_to_save"):
-        what = "trains the base's own weights, which a quantised base has not"
-        yield ("peft", "kwargs", "modules_to_save"), Mistake(what, hint=f"leave it out, {_WITHOUT}")
 
 
 def _said(method: str, why: str, quantization: str) -> str:
@@ -104,7 +102,16 @@ def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
         return []
     if (world_size() if launched() else engine.processes or 1) == 1:  # which holds the whole base
         return []
-    found = list(_in_shards(peft)) if peft is not None else []
+    found: list[_Located] = []
+    if peft is not None:
+        method = METHODS.get("ln_tuning" if str(peft.type).upper() == "LN_TUNING" else peft.method)
+        if method is not None and method.trains_the_bases and (peft.type is None or method.name == "ln_tuning"):
+            what = f"{method.name} trains the base's own tensors, which are in shards under fsdp2"
+            found.append((("peft", "method" if peft.type is None else "type"), Mistake(what, hint=_UNSHARDED)))
+        what = "trains parts of the base, which is in shards under fsdp2"
+        asked = {"modules_to_save", "trainable_token_indices"} & {name for name, given in peft.kwargs.items() if given}
+        mistake = Mistake(what, hint=f"leave it out, or {_UNSHARDED}")
+        found += [(("peft", "kwargs", key), mistake) for key in sorted(asked)]
     if model is not None and model.quantization is not None:
         what = f"{quantised_base(model.quantization)} cannot be in shards, which fsdp2 makes of it"
         found.append((("model", "quantization"), Mistake(what, hint=f"leave it out, or {_UNSHARDED}")))
@@ -112,15 +119,3 @@ def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
         if (train or {}).get(key):
             found.append((("train", key), Mistake("is another way than engine.strategy fsdp2", hint="leave it out")))
     return found
-
-
-def _in_shards(peft: Any) -> Iterator[_Located]:  # noqa: ANN401 (the section)
-    method = METHODS.get("ln_tuning" if str(peft.type).upper() == "LN_TUNING" else peft.method)
-    if method is not None and method.trains_the_bases and (peft.type is None or method.name == "ln_tuning"):
-        key = "method" if peft.type is None else "type"
-        what = f"{method.name} trains the base's own tensors, which are in shards under fsdp2"
-        yield ("peft", key), Mistake(what, hint=_UNSHARDED)
-    for key in ("modules_to_save", "trainable_token_indices"):
-        if (peft.kwargs or {}).get(key):
-            what = "trains parts of the base, which is in shards under fsdp2"
-            yield ("peft", "kwargs", key), Mistake(what, hint=f"leave it out, or {_UNSHARDED}")

@@ -121,17 +121,12 @@ def merged_parameters(layer: BaseTunerLayer, adapter: str) -> dict[str, torch.Te
     """The base layer's parameters with the adapter merged in, float64, by name; the layer is left alone."""
     base = layer.get_base_layer()
     with gathered(base):
-        return _merged(layer, base, adapter)
-
-
-def _merged(layer: BaseTunerLayer, base: nn.Module, adapter: str) -> dict[str, torch.Tensor]:
-    """As :func:`merged_parameters`, of a layer whose base is whole."""
-    # The copy of the layer takes the copy of its base that is made here for the base itself.
-    merged = copy.deepcopy(layer, {id(base): _in_float64(base)}).double()
-    if is_packed(getattr(base, "weight", None)):
-        _without_quantisation(merged)
-    merged.merge(adapter_names=[adapter])
-    parameters = {name: p.detach() for name, p in merged.get_base_layer().named_parameters()}
+        # The copy of the layer takes the copy of its base that is made here for the base itself.
+        merged = copy.deepcopy(layer, {id(base): _in_float64(base)}).double()
+        if is_packed(getattr(base, "weight", None)):
+            _without_quantisation(merged)
+        merged.merge(adapter_names=[adapter])
+        parameters = {name: p.detach() for name, p in merged.get_base_layer().named_parameters()}
     # Such a layer changes one parameter; others of the same module may have layers of their own.
     return {layer.parameter_name: parameters[layer.parameter_name]} if isinstance(layer, ParamWrapper) else parameters
 

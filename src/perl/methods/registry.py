@@ -2,9 +2,9 @@
 
 name -> Method
 
-Adding a method is adding a row; everything else (the recipe's checks, ``perl methods``, the trainer, saving, export,
-the tests and the benchmark) reads this table. Importing this module imports neither PEFT nor torch, so that a recipe's
-method name is checked at once.
+Adding a method is adding a row, here or from a package of the user's; everything else (the recipe's checks,
+``perl methods``, the trainer, saving, export, the tests and the benchmark) reads this table. Importing this module
+imports neither PEFT nor torch, so that a recipe's method name is checked at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,7 +66,7 @@ class Method:
         fixed: Arguments of the config that make the method what it is.
         defaults: Arguments of the config that ``peft.kwargs`` may replace.
         options: Arguments that ``peft.kwargs`` takes and that are ours, not PEFT's.
-        starts: Function of ``methods/starts.py`` that sets the adapter up on the base's weights; empty: PEFT does.
+        starts: ``module:function`` that sets the adapter up on the base's weights; empty: PEFT does.
         frozen: Parts of the adapter that stay as they start, by PEFT's names.
         optimizer: ``adamw`` stands for whatever ``train.optim`` names.
         rate: Learning rate relative to LoRA's, used where no learning rate is set.
@@ -254,7 +254,7 @@ _ROWS = (
         "Meng et al. 2024, arXiv:2404.02948 (alpha as rank)",
         settings={"alpha": AS_RANK},
         fixed={"init_lora_weights": "pissa"},
-        starts="pissa",
+        starts="perl.methods.starts:pissa",
         delta_rank="2 x rank",
         rate=0.3,
     ),
@@ -263,20 +263,20 @@ _ROWS = (
         "LoRA that starts on the last singular triples of W",
         "Wang et al. 2024, arXiv:2406.09044 (alpha as rank)",
         settings={"alpha": AS_RANK},
-        starts="milora",
+        starts="perl.methods.starts:milora",
         delta_rank="2 x rank",
     ),
     _lora(
         "milora_plus",
         "LoRA whose A starts as the last right singular vectors of W, B at zero; also published as RLMO",
         "Geometry-Preserving Orthonormal Initialization 2026, arXiv:2606.31813 (RLMO)",
-        starts="milora_plus",
+        starts="perl.methods.starts:milora_plus",
     ),
     _lora(
         "rlpo",
         "LoRA whose A starts as the first right singular vectors of W, B at zero",
         "Geometry-Preserving Orthonormal Initialization 2026, arXiv:2606.31813 (RLPO)",
-        starts="rlpo",
+        starts="perl.methods.starts:rlpo",
         rate=0.5,
     ),
     _lora(
@@ -285,7 +285,7 @@ _ROWS = (
         "Buyukakyuz 2024, arXiv:2406.01775 (alpha as rank)",
         settings={"alpha": AS_RANK},
         fixed={"init_lora_weights": "olora"},
-        starts="olora",
+        starts="perl.methods.starts:olora",
         delta_rank="2 x rank",
         rate=0.3,
     ),
@@ -347,7 +347,7 @@ _ROWS = (
         "Kowsher et al. 2025, arXiv:2510.08513, with one slice that stays; a LoRA whose A picks the columns",
         settings={"alpha": AS_RANK},
         options={"slice_position": 0},
-        starts="slicefine",
+        starts="perl.methods.starts:slicefine",
         frozen=("lora_A",),
         rate=3.0,
     ),
@@ -480,7 +480,7 @@ _ROWS = (
     ),
 )
 
-METHODS: Mapping[str, Method] = {row.name: row for row in _ROWS}
+METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 
 _VIRTUAL_TOKENS = (
     "its virtual tokens lengthen every sequence, so that log-probabilities no longer line up with the rollouts, "

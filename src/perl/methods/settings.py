@@ -86,38 +86,25 @@ def method_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], 
         return [(("peft", "method"), problem)]
     method = METHODS[section.method]
     ignored = [name for name in _asked(section) if name not in method.settings]
-    found = [(("peft", name), Mistake(f"{method.name} has no {name}", hint="leave it out")) for name in ignored]
+    found: list[tuple[tuple[str, ...], Mistake]] = [
+        (("peft", name), Mistake(f"{method.name} has no {name}", hint="leave it out")) for name in ignored
+    ]
     if not method.config and (section.kwargs or section.adapter):
         what = "kwargs" if section.kwargs else "adapter"
         found.append((("peft", what), Mistake("method full trains the model itself, without an adapter")))
-    return [
-        *found,
-        *_continued_mistakes(section, method),
-        *_length_mistakes(section, method, sections.get("train", {})),
-    ]
-
-
-def _length_mistakes(
-    section: PeftSection, method: Method, train: Mapping[str, Any]
-) -> list[tuple[tuple[str, ...], Mistake]]:
-    """A training that is too short for the method; an adapter that is continued may have its ranks already."""
-    if section.adapter or train.get("max_steps", method.fewest_steps) >= method.fewest_steps:
-        return []
-    return [(("train", "max_steps"), Mistake(f"{method.name} needs {method.fewest_steps} optimizer steps or more"))]
-
-
-def _continued_mistakes(section: PeftSection, method: Method) -> list[tuple[tuple[str, ...], Mistake]]:
-    """An adapter that is continued brings its settings with it."""
+    # A training may be too short for the method; an adapter that is continued may have its ranks already.
+    elif not section.adapter and sections.get("train", {}).get("max_steps", method.fewest_steps) < method.fewest_steps:
+        what = f"{method.name} needs {method.fewest_steps} optimizer steps or more"
+        found.append((("train", "max_steps"), Mistake(what)))
     if section.adapter is None:
-        return []
+        return found
+    # An adapter that is continued brings its settings with it; a recipe that is extended may have them, and cannot be
+    # changed by everybody.
     what, out = "comes from the adapter that is continued", "leave it out"
-    settings = [name for name in _asked(section) if name in method.settings]
+    inherited = [name for name in _asked(section) if name in method.settings]
+    found += [(("peft", one), Mistake(what, hint=f"{out}, or {one}: null if it is inherited")) for one in inherited]
     options = [name for name in section.kwargs if name not in method.options]
-    return [
-        # A recipe that is extended may have it, and cannot be changed by everybody.
-        *((("peft", name), Mistake(what, hint=f"{out}, or {name}: null if it is inherited")) for name in settings),
-        *((("peft", "kwargs", name), Mistake(what, hint=out)) for name in options),
-    ]
+    return [*found, *((("peft", "kwargs", name), Mistake(what, hint=out)) for name in options)]
 
 
 def resolved_settings(section: PeftSection) -> dict[str, Any]:
@@ -141,8 +128,17 @@ def adaptation(section: PeftSection) -> Adaptation:
         RecipeError: There is no such method, it would ignore a setting, or PEFT refuses an argument.
     """
     settings = resolved_settings(section)
-    if section.type is not None:
-        return _verbatim(section, settings)
+    if section.type is not None:  # any config of the installed PEFT, with its arguments as they stand
+        from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+        known = {kind.value: config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+        kind = str(section.type).upper()
+        if kind not in known:
+            raise RecipeError(f"PEFT has no type {section.type!r}", "peft.type", did_you_mean(kind, known))
+        targets = {field.name for field in dataclasses.fields(known[kind])} & {"target_modules"}
+        arguments = {key: value for key, value in settings.items() if key != "target_modules" or targets}
+        verbatim = _config(known[kind].__name__, arguments, {})
+        return Adaptation(method_of(verbatim), verbatim)
     method = METHODS[section.method]
     if not method.config:
         return Adaptation(method, None)
@@ -272,21 +268,6 @@ def _refuse_dora(config: "PeftConfig", starts_on_weights: bool) -> None:
 def _same(value: Any, fixed: Any) -> bool:  # noqa: ANN401 (arguments of configs)
     """Whether an argument has a row's fixed value; PiSSA by its fast decomposition is PiSSA."""
     return value == fixed or (fixed == "pissa" and str(value).startswith("pissa"))
-
-
-def _verbatim(section: PeftSection, settings: Mapping[str, Any]) -> Adaptation:
-    """Any config of the installed PEFT, with its arguments as they stand."""
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-
-    known = {kind.value: config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-    kind = str(section.type).upper()
-    if kind not in known:
-        raise RecipeError(f"PEFT has no type {section.type!r}", "peft.type", did_you_mean(kind, known))
-    name = known[kind].__name__
-    targets = {field.name for field in dataclasses.fields(known[kind])} & {"target_modules"}
-    arguments = {key: value for key, value in settings.items() if key != "target_modules" or targets}
-    config = _config(name, arguments, {})
-    return Adaptation(method_of(config), config)
 
 
 def _config(class_name: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> "PeftConfig":

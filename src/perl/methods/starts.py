@@ -89,7 +89,8 @@ def _decomposed(layers: Mapping[str, Linear], adapter: str, decomposition: Decom
     """The factors of every layer's weight; where the base is in shards one layer at a time is whole."""
     weights, found = {}, dict[str, Factors]()
     for name, layer in layers.items():
-        weight_OI, rank = _weight(layer), layer.r[adapter]
+        weight_OI, rank = base_weight(layer.get_base_layer()), layer.r[adapter]
+        weight_OI = weight_OI.T if layer.fan_in_fan_out else weight_OI
         if rank > min(weight_OI.shape):
             shape = " x ".join(str(size) for size in weight_OI.shape)
             raise ModelError(f"{name} is {shape} and has no {rank} singular triples", "peft.rank", "take a lower rank")
@@ -98,13 +99,6 @@ def _decomposed(layers: Mapping[str, Linear], adapter: str, decomposition: Decom
             found |= decompose(weights, decomposition)
             weights.clear()
     return found | decompose(weights, decomposition)
-
-
-def _weight(layer: Linear) -> torch.Tensor:
-    """(out, in) weight of the base, dequantised where it is quantised."""
-    base = layer.get_base_layer()
-    weight = base_weight(base)
-    return weight.T if layer.fan_in_fan_out else weight
 
 
 def _layers(policy: PeftModel) -> dict[str, Linear]:

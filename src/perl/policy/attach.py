@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from perl.algorithms.registry import function_at
 from perl.errors import BrokenPromiseError, ModelError, first_line, warn
 from perl.methods import starts
 from perl.methods.anchor import lift_anchor, without_anchor
@@ -90,7 +91,7 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     if model.device.type != "meta":
         starts.unrounded_magnitudes(policy)
         if adaptation.method.starts:
-            getattr(starts, adaptation.method.starts)(policy, adaptation.options)
+            function_at(adaptation.method.starts)(policy, adaptation.options)
             policy.start = adaptation.method.name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
@@ -186,7 +187,7 @@ def _put_tensors(policy: PeftModel, saved: SavedAdapter, own_names: Set[str]) ->
     if saved.start:
         own = lift_anchor(policy, own)
     elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
-        getattr(starts, method_of(saved.config).starts)(policy, {})
+        function_at(method_of(saved.config).starts)(policy, {})
     set_peft_model_state_dict(policy, own, low_cpu_mem_usage=False)
     # PEFT makes factors anew as it loads a pattern of ranks, in the base's type, in which small steps are lost.
     policy.base_model._cast_adapter_dtype(policy.active_adapter, autocast_adapter_dtype=True)

@@ -62,6 +62,8 @@ TRACKERS: dict[str, tuple[RequiredPackage, ...]] = {
     "trackio": (RequiredPackage(("trackio",), "trackio", "track"),),
     "wandb": (RequiredPackage(("wandb",), "wandb", "track"),),
 }
+ADDED_TRACKERS: dict[str, str] = {}
+"""Those of packages of the user's: name in ``report_to`` -> ``module:class``, a ``transformers.TrainerCallback``."""
 _BITSANDBYTES = RequiredPackage(("bitsandbytes",), "bitsandbytes")
 _TORCHAO = RequiredPackage(("torchao",), "torchao")
 # The optimizers of transformers by how their names begin, the longest that fits; all others are in torch.
@@ -108,8 +110,9 @@ def tracker_mistakes(report_to: object, where: str) -> Iterator[Mistake]:
         if tracker in ("all", "none"):  # those that are installed; none
             if len(named) > 1:
                 yield Mistake(f"{tracker} stands beside other names", where, f"{tracker} alone, or the others")
-        elif tracker not in TRACKERS:
-            yield Mistake(f"there is no tracker {tracker!r}", where, did_you_mean(str(tracker), [*TRACKERS, "none"]))
+        elif tracker not in {**TRACKERS, **ADDED_TRACKERS}:
+            known = [*TRACKERS, *ADDED_TRACKERS, "none"]
+            yield Mistake(f"there is no tracker {tracker!r}", where, did_you_mean(str(tracker), known))
         elif tracker == "kubeflow" and not os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
             yield Mistake("kubeflow works inside its own trainer only", where, "leave it out")
 

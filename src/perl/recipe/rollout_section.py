@@ -2,8 +2,8 @@
 
 YAML mapping -> RolloutSection; backend -> Capabilities
 
-A new engine is a class behind ``rollouts/engine.py``, a name in :data:`Backend` and a row in :data:`ENGINES`; the other
-rooms ask for a capability. Imports nothing heavy, so that a recipe is checked without torch.
+A new engine is a class behind ``rollouts/engine.py`` and a row of :data:`ENGINES`, here or from a user's package; the
+other rooms ask for a capability. Imports nothing heavy, so that a recipe is checked without torch.
 """
 
 import importlib.util
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from perl.recipe.section import Section, SettingError
 from perl.recipe.server_address import ServerAddress, server_address
 
 Backend = Literal["auto", "transformers", "vllm", "vllm-server"]
-"""What a recipe may name; ``auto`` is decided by :func:`best_backend`."""
+"""What a recipe may name without a package of the user's; ``auto`` is decided by :func:`best_backend`."""
 MOST_AHEAD = 64
 """Steps that rollouts may be sampled ahead; servers hold an adapter in memory for each, as their --max-loras says."""
 STARTED = "started"
@@ -39,9 +39,11 @@ class Capabilities:
         samples_ahead: Can sample while the policy trains (``rollout.prefetch``).
         quantised_base: Can hold a base that is quantised.
         package: Python package that must be installed where the run is; None: no further one.
+        opens: Of one that takes updates: ``module:function`` with the arguments of
+            :func:`perl.rollouts.open_engine.open_engine`, which gives the engine.
     """
 
-    name: Backend
+    name: str
     takes_updates: bool = False
     log_probs: bool = False
     needs_servers: bool = False
@@ -49,6 +51,7 @@ class Capabilities:
     samples_ahead: bool = False
     quantised_base: bool = False
     package: str | None = None
+    opens: str = ""
 
     @property
     def installed(self) -> bool:
@@ -57,24 +60,37 @@ class Capabilities:
 
 
 TRANSFORMERS = Capabilities("transformers", quantised_base=True)
-VLLM = Capabilities("vllm", takes_updates=True, log_probs=True, in_process=True, package="vllm")
+VLLM = Capabilities(
+    "vllm",
+    takes_updates=True,
+    log_probs=True,
+    in_process=True,
+    package="vllm",
+    opens="perl.rollouts.open_engine:open_in_process",
+)
 VLLM_SERVER = Capabilities(
-    "vllm-server", takes_updates=True, log_probs=True, needs_servers=True, samples_ahead=True, quantised_base=True
+    "vllm-server",
+    takes_updates=True,
+    log_probs=True,
+    needs_servers=True,
+    samples_ahead=True,
+    quantised_base=True,
+    opens="perl.rollouts.open_engine:open_servers",
 )
 
-ENGINES: Mapping[Backend, Capabilities] = MappingProxyType({e.name: e for e in (TRANSFORMERS, VLLM, VLLM_SERVER)})
+ENGINES: dict[str, Capabilities] = {engine.name: engine for engine in (TRANSFORMERS, VLLM, VLLM_SERVER)}
 """A row for each engine. ``auto`` has none."""
 
-OF_TRL: Mapping[str, Backend] = MappingProxyType({"colocate": VLLM.name, "server": VLLM_SERVER.name})
+OF_TRL: Mapping[str, str] = MappingProxyType({"colocate": VLLM.name, "server": VLLM_SERVER.name})
 """TRL's ``vllm_mode`` -> the engine that it stands for here."""
 
 
-def capabilities(backend: Backend) -> Capabilities:
+def capabilities(backend: str) -> Capabilities:
     """What an engine can do; of ``auto`` what the engine can that is always there, transformers."""
     return ENGINES.get(backend, TRANSFORMERS)
 
 
-def best_backend(*, on_gpu: bool, servers: bool = False) -> Backend:
+def best_backend(*, on_gpu: bool, servers: bool = False) -> str:
     """What ``auto`` stands for.
 
     Args:
@@ -87,6 +103,13 @@ def best_backend(*, on_gpu: bool, servers: bool = False) -> Backend:
     if servers:
         return VLLM_SERVER.name
     return VLLM.name if on_gpu and VLLM.installed else TRANSFORMERS.name
+
+
+def _added(backend: str) -> str:
+    """The name of an engine that a package of the user's has added."""
+    if backend not in ENGINES:
+        raise ValueError(f"there is no engine {backend}")
+    return backend
 
 
 class StartedServers(Section):
@@ -110,7 +133,7 @@ class RolloutSection(Section, hide_input_in_errors=True):  # an address may hold
     min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the best one.")
     repetition_penalty: float = Field(1.0, gt=0, description="Above 1 discourages repeated tokens.")
     max_completion_length: int = Field(512, ge=1, description="Tokens after which a completion is cut off.")
-    backend: Backend = Field(
+    backend: Backend | Annotated[str, AfterValidator(_added)] = Field(
         "auto",
         description="transformers, or vLLM in this process (vllm) or on servers (vllm-server); auto: vllm on a GPU "
         "where it is installed, else transformers.",

@@ -144,16 +144,10 @@ def partial_answer_reward(
     """
     if align not in _ALIGN:
         raise ValueError(f"no align {align!r}: {did_you_mean(str(align), _ALIGN)}")
-    texts = [extract_answer(completion_text(completion)) or "" for completion in completions]
-    return [
-        None if gold is None else _share(text, gold_answer(gold), align)
-        for text, gold in zip(texts, solution, strict=True)
-    ]
-
-
-def _share(answer: str, gold: str, align: str) -> float:
-    """Equal characters over the longer one's length."""
-    answer, gold = "".join(answer.split()), "".join(gold.split())
-    step = 1 if align == "left" else -1
-    equal = sum(a == b for a, b in zip(answer[::step], gold[::step], strict=False))
-    return equal / max(len(answer), len(gold), 1)
+    shares: list[float | None] = []
+    for text, solved in zip(map(completion_text, completions), solution, strict=True):
+        answer = "".join((extract_answer(text) or "").split())
+        gold, step = "".join(gold_answer(solved or "").split()), 1 if align == "left" else -1
+        equal = sum(a == b for a, b in zip(answer[::step], gold[::step], strict=False))
+        shares.append(None if solved is None else equal / max(len(answer), len(gold), 1))
+    return shares

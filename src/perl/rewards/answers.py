@@ -85,7 +85,17 @@ def extract_answer(completion: str) -> str | None:
     what is bold at its end, or the formula of the only sentence.
     """
     text = conclusion(completion)
-    return announced_answer(text) or _closing(text)
+    if announced := announced_answer(text):
+        return announced
+    text = text.partition("<|")[0].strip()
+    if bold := _BOLD_END.search(text[-_LONGEST_ANSWER:]):
+        return bold[1].strip() or None
+    formulas = list(itertools.islice(_FORMULA.finditer(text), 2))
+    if len(formulas) == 1 and not _END.search(text[: formulas[0].start()] + text[formulas[0].end() : -1]):
+        return _inside(formulas[0])
+    *_, last = [None, *_THEREFORE.finditer(text[-_LONGEST_ANSWER:])]
+    sentence = last[1] if last else ""
+    return _announced(sentence) if _parted(sentence)[0] else None
 
 
 def announced_answer(text: str) -> str | None:
@@ -181,19 +191,6 @@ def _announced(rest: str) -> str | None:
     before, _, stated = _parted(sentence)
     formulas = [_inside(found) for found in _FORMULA.finditer(stated if before else sentence)]
     return formulas[-1] if formulas else stated.strip(" \t\r*_`") or None
-
-
-def _closing(text: str) -> str | None:
-    """The answer of a last sentence: "Therefore, the sum is 5.", what is bold at its end, or an only one's formula."""
-    text = text.partition("<|")[0].strip()
-    if bold := _BOLD_END.search(text[-_LONGEST_ANSWER:]):
-        return bold[1].strip() or None
-    formulas = list(itertools.islice(_FORMULA.finditer(text), 2))
-    if len(formulas) == 1 and not _END.search(text[: formulas[0].start()] + text[formulas[0].end() : -1]):
-        return _inside(formulas[0])
-    *_, last = [None, *_THEREFORE.finditer(text[-_LONGEST_ANSWER:])]
-    sentence = last[1] if last else ""
-    return _announced(sentence) if _parted(sentence)[0] else None
 
 
 def _parted(sentence: str) -> tuple[str, str, str]:

@@ -61,7 +61,14 @@ def countdown_reward(
         raise ValueError(f"format_score must be a number of at least 0 and below 1, not {format_score!r}")
     rewards: list[float | None] = []
     for text, goal, given in zip(map(completion_text, completions), target, numbers, strict=True):
-        answer = _answer_of(text)
+        text = conclusion(text)
+        answer, start = None, None
+        for tag in _TAG.finditer(text):
+            if tag.group() == "<answer>":
+                start = tag.end()
+            elif start is not None:
+                answer, start = text[start : tag.start()], None
+        answer = last_boxed(text) if answer is None else answer
         if goal is None or given is None:
             rewards.append(None)
         elif answer is None:
@@ -69,17 +76,6 @@ def countdown_reward(
         else:
             rewards.append(1.0 if _makes(answer, goal, given) else float(format_score))
     return rewards
-
-
-def _answer_of(text: str) -> str | None:
-    text = conclusion(text)
-    found, start = None, None
-    for tag in _TAG.finditer(text):
-        if tag.group() == "<answer>":
-            start = tag.end()
-        elif start is not None:
-            found, start = text[start : tag.start()], None
-    return last_boxed(text) if found is None else found
 
 
 def _makes(answer: str, target: int, numbers: Sequence[int]) -> bool:

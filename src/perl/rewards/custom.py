@@ -13,11 +13,11 @@ import hashlib
 import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from perl.errors import DataError, PerlError, RewardError, warn
 from perl.rewards.workers.pool import WorkerPool, as_json
@@ -27,7 +27,6 @@ from perl.run.launched import own_share
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]
 Arguments = Mapping[str, Any]
-T = TypeVar("T")
 
 MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
 SHOWN_PROMPT = 60
@@ -64,7 +63,18 @@ class Failures:
 
 
 def code_digest(path: str) -> str:
-    """Digits of the texts of a reward's file, whatever ends its lines, and of all that it uses in its folder.
+    """Digits of the texts of a reward's files, whatever ends their lines.
+
+    Args:
+        path: ``package.module:function``, which was imported.
+    """
+    _, files = code_files(path)
+    texts = [files[one] for one in sorted(files)]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_DIGITS]
+
+
+def code_files(path: str) -> tuple[Path, dict[Path, str]]:
+    """The folder that a reward is imported from, and its file and all that it uses there, with their texts.
 
     Those are the files that it imports, wherever it does and through others, and the JSON, TOML and YAML files that a
     text in it names. Of a package that is installed, the package's.
@@ -78,7 +88,8 @@ def code_digest(path: str) -> str:
     root = first.parents[min(name.count(".") + (first.stem == "__init__"), len(first.parents) - 1)]
     installed = root.name in ("site-packages", "dist-packages")
     within = root / name.partition(".")[0] if installed else root
-    found, ahead = dict[Path, str](), [first] if file else []
+    packages = [above / "__init__.py" for above in first.parents if root in above.parents]
+    found, ahead = dict[Path, str](), [first, *packages] if file else []
     while ahead:
         one = ahead.pop().resolve()
         if one in found or not one.is_file() or (one != first and within not in one.parents):
@@ -87,8 +98,7 @@ def code_digest(path: str) -> str:
             continue
         found[one] = "\n".join(one.read_text(encoding="utf-8", errors="replace").splitlines())
         ahead += _files_named_in(found[one], one, root) if one.suffix == ".py" else []
-    texts = [found[one] for one in sorted(found)]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_DIGITS]
+    return root, found
 
 
 def _files_named_in(text: str, file: Path, root: Path) -> Iterator[Path]:
@@ -166,7 +176,12 @@ def guarded(
 
     @functools.wraps(function)
     def at_once(**arguments: Any) -> list[float | None]:  # noqa: ANN401
-        return _without_a_loop(_scored(call, arguments, failures))
+        try:  # without a loop: what a sync function scores never waits
+            _scored(call, arguments, failures).send(None)
+        except StopIteration as end:
+            values: list[float | None] = end.value
+            return values
+        raise RuntimeError("the function waits")
 
     reward = awaited if waits else at_once
     reward.__name__ = getattr(function, "__name__", failures.name)
@@ -234,7 +249,16 @@ def score_in_worker(item: tuple[str, dict[str, Any], dict[str, Any]]) -> float |
     path, arguments, row = item
     values = imported(path)(**{**row, **arguments})
     if inspect.isawaitable(values):
-        values = _result(values)
+        # A sample that is interrupted leaves no task that would go on in the time of the next one.
+        loop = _runner().get_loop()
+        earlier = asyncio.all_tasks(loop)
+        try:
+            values = _runner().run(asyncio.wait_for(values, None))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                for task in asyncio.all_tasks(loop) - earlier:
+                    task.cancel()
+            raise
     return _numbers(values, 1)[0]
 
 
@@ -259,23 +283,6 @@ def unsendable(row: Mapping[str, Any]) -> str | None:
 def _runner() -> asyncio.Runner:
     """The one event loop of a worker: a client that the user's module keeps is bound to the loop of its first use."""
     return asyncio.Runner()
-
-
-def _result(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
-    """What it awaits to; a sample that is interrupted leaves no task that would go on in the time of the next one."""
-    loop = _runner().get_loop()
-    earlier = asyncio.all_tasks(loop)
-    try:
-        return _runner().run(_awaited(values))
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            for task in asyncio.all_tasks(loop) - earlier:
-                task.cancel()
-        raise
-
-
-async def _awaited(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
-    return await values
 
 
 @dataclass
@@ -314,25 +321,12 @@ async def _scored(
     faults = {row: made.fault for row, made in enumerate(calls) if made.fault}
     if not faults:
         warn("PRL334", "reward %s: a batch failed, its samples one by one did not: %s", failures.name, batch.fault)
-    _pass_on(arguments, [metric for made in calls for metric in made.metrics], _one_value_a_row(calls))
+    # Columns of TRL's table must be as long as the batch: None where a call logged nothing.
+    names = dict.fromkeys(name for made in calls for name in made.columns)
+    columns = {name: [(made.columns.get(name) or [None])[0] for made in calls] for name in names}
+    _pass_on(arguments, [metric for made in calls for metric in made.metrics], columns)
     _count(faults, arguments, failures)
     return [value for made in calls for value in made.values]
-
-
-def _without_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that never waits: that of a sync function."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise RuntimeError("the function waits")
-
-
-def _one_value_a_row(calls: Sequence[_Call]) -> dict[str, list[Any]]:
-    """Columns of TRL's table, which must be as long as the batch: None where a call logged nothing."""
-    names = dict.fromkeys(name for call in calls for name in call.columns)
-    return {name: [(call.columns.get(name) or [None])[0] for call in calls] for name in names}
 
 
 def _pass_on(arguments: Arguments, metrics: Iterable[tuple[str, float]], columns: Mapping[str, list[Any]]) -> None:

@@ -61,8 +61,16 @@ def length_penalty_reward(
     verdicts = judged("length_penalty", completions, solution, log_metric, log_extra, timeout_seconds, workers)
     rows = zip(prompts, verdicts, map(len, completion_ids), strict=True)
     rewards: list[float | None] = []
-    for _prompt, group in itertools.groupby(rows, key=itemgetter(0)):
-        rewards += _length_penalties([(verdict, length) for _same, verdict, length in group])
+    for _prompt, neighbours in itertools.groupby(rows, key=itemgetter(0)):
+        group = [(verdict, length) for _same, verdict, length in neighbours]
+        lengths = [length for verdict, length in group if verdict is not None]
+        for verdict, length in group:
+            if verdict is None:
+                rewards.append(None)
+                continue
+            shortest, longest = min(lengths), max(lengths)
+            penalty = 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0
+            rewards.append(penalty if verdict else min(0.0, penalty))
     return rewards
 
 
@@ -162,20 +170,6 @@ def soft_overlong_reward(
     from trl.rewards import get_soft_overlong_punishment
 
     return get_soft_overlong_punishment(max_completion_len, soft_punish_cache)(completion_ids)
-
-
-def _length_penalties(group: Sequence[tuple[float | None, int]]) -> list[float | None]:
-    """Of one prompt: verdicts and lengths -> rewards."""
-    lengths = [length for verdict, length in group if verdict is not None]
-    rewards: list[float | None] = []
-    for verdict, length in group:
-        if verdict is None:
-            rewards.append(None)
-            continue
-        shortest, longest = min(lengths), max(lengths)
-        penalty = 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0
-        rewards.append(penalty if verdict else min(0.0, penalty))
-    return rewards
 
 
 def _check_count(name: str, value: Any, least: int) -> None:  # noqa: ANN401 (a recipe may hold anything)

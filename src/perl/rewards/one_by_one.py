@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from perl.errors import RewardError
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import RewardSetting
 from perl.rewards.custom import is_async
-from perl.rewards.resolve import Reward, resolve_rewards
+from perl.rewards.resolve import resolve_rewards
 
 SETTINGS = "rewards.json"
 PART, UNJUDGED = "reward/", "unjudged"
@@ -70,8 +70,24 @@ def scorer(folder: Path) -> Callable[[str, str, Mapping[str, Any]], Score]:
     rewards = [one for one in resolve_rewards(settings, rollout, values["own_names"]) if one.name != BY_VERL]
 
     def score(completion: str, gold: str, extra_info: Mapping[str, Any]) -> Score:
-        arguments = _arguments(completion, gold, extra_info)
-        found = {reward.function.__name__: _value(reward, arguments) for reward in rewards}
+        # The arguments of a batch of one completion, as TRL hands them to a reward function.
+        row: dict[str, Any] = json.loads(extra_info.get("columns") or "{}")
+        asked = row.pop("prompt", None)
+        written: Any = completion if extra_info.get("plain") else [{"role": "assistant", "content": completion}]
+        row |= {"solution": gold} if gold else {}
+        columns = {name: [value] for name, value in row.items()}
+        arguments = {**columns, "prompts": [asked], "completions": [written]}
+        found: dict[str, float | None] = {}
+        for reward in rewards:
+            values = reward.function(**arguments)
+            if is_async(reward.function):
+                with _starting:
+                    loop = _started()
+                values = asyncio.run_coroutine_threadsafe(values, loop).result()
+            if reward.failures is not None and reward.failures.too_many:
+                what = f"{reward.failures.count} samples failed: {reward.failures.newest}"
+                raise RewardError(what, f"rewards.{reward.name}", "fix it, and go on")
+            found[reward.function.__name__] = None if values[0] is None else float(values[0])
         weighted = zip(rewards, found.values(), strict=True)
         return {
             **{PART + name: value or 0.0 for name, value in found.items()},
@@ -82,37 +98,12 @@ def scorer(folder: Path) -> Callable[[str, str, Mapping[str, Any]], Score]:
     return score
 
 
-def _arguments(completion: str, gold: str, extra_info: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a batch of one completion, as TRL hands them to a reward function."""
-    row: dict[str, Any] = json.loads(extra_info.get("columns") or "{}")
-    prompt = row.pop("prompt", None)
-    written: Any = completion if extra_info.get("plain") else [{"role": "assistant", "content": completion}]
-    if gold:
-        row["solution"] = gold
-    return {**{name: [value] for name, value in row.items()}, "prompts": [prompt], "completions": [written]}
-
-
-def _value(reward: Reward, arguments: Mapping[str, Any]) -> float | None:
-    answer = reward.function(**arguments)
-    values = _waited_for(answer) if is_async(reward.function) else answer
-    if reward.failures is not None and reward.failures.too_many:
-        what = f"{reward.failures.count} samples failed: {reward.failures.newest}"
-        raise RewardError(what, f"rewards.{reward.name}", "fix it, and go on")
-    return None if values[0] is None else float(values[0])
-
-
 @functools.cache
 def _started() -> asyncio.AbstractEventLoop:
+    """The one event loop of all threads: a client may be bound to the loop of its first use."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="perl-rewards", daemon=True).start()
     return loop
 
 
 _starting = threading.Lock()
-
-
-def _waited_for(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
-    """What a coroutine gives, in one event loop for all threads: a client may be bound to the loop of its first use."""
-    with _starting:
-        loop = _started()
-    return asyncio.run_coroutine_threadsafe(work, loop).result()

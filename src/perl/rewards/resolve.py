@@ -102,7 +102,15 @@ def reward_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
         if isinstance(found, Mistake):
             mistakes.append((("rewards", name), found))
         elif name in MADE_REWARDS:
-            mistakes += _mistakes_of_process_reward(name, setting)
+            mistakes += _only_for_custom(name, setting, [])
+            if setting.columns:
+                mistakes.append(
+                    (("rewards", name, "columns"), Mistake(f"{name} takes no columns", hint="leave it out"))
+                )
+            for mistake in check_process_reward(setting.args):
+                argument = (mistake.where,) if mistake.where in setting.args else ()
+                message = mistake.message if argument else f"{mistake.where} {mistake.message}"
+                mistakes.append((("rewards", name, "args", *argument), Mistake(message, hint=mistake.hint)))
         else:
             mistakes += _mistakes_of(name, found, setting, sections.get("rollout", RolloutSection()))
     return mistakes + sign_mistakes(sections)
@@ -154,16 +162,6 @@ def _mistakes_of_named(
         yield ("rewards", name, "args"), Mistake(f"{name}: {error}")
 
 
-def _mistakes_of_process_reward(name: str, setting: RewardSetting) -> Iterator[_Located]:
-    yield from _only_for_custom(name, setting, [])
-    if setting.columns:
-        yield ("rewards", name, "columns"), Mistake(f"{name} takes no columns", hint="leave it out")
-    for mistake in check_process_reward(setting.args):
-        argument = (mistake.where,) if mistake.where in setting.args else ()
-        message = mistake.message if argument else f"{mistake.where} {mistake.message}"
-        yield ("rewards", name, "args", *argument), Mistake(message, hint=mistake.hint)
-
-
 def _only_for_custom(name: str, setting: RewardSetting, settable: list[str]) -> Iterator[_Located]:
     for key in ("workers", "timeout_seconds", "max_failures"):
         if getattr(setting, key) is not None:
@@ -183,7 +181,12 @@ def _reward(
     if name in MADE_REWARDS:
         return Reward(name, MADE_REWARDS[name](**setting.args), setting.weight)
     arguments = _arguments(function, setting, rollout)
-    needs, takes_all = _columns_of(function, arguments, setting)
+    parameters = inspect.signature(function).parameters.values()
+    needs = [
+        setting.columns.get(p.name, p.name)
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
+    ]
     bind, failures = _binding(arguments, setting.columns, own_names), None
     if name in NAMED_REWARDS:
         bound = _bound(function, _binding(arguments, setting.columns))
@@ -196,36 +199,19 @@ def _reward(
             worked = in_workers(name, arguments, failures, workers=setting.workers, timeout_seconds=limit)
             bound = _bound(worked, _binding({}, setting.columns, own_names))
     bound.__name__ = log_name
+    judges = function in JUDGES
+    limits = {name: arguments[name] for name in ("timeout_seconds", "workers") if name in arguments}
     return Reward(
         name,
         bound,
         setting.weight,
-        needs,
-        takes_all,
-        _judging(function, arguments, setting),
-        setting.workers is not None,
-        failures,
-        tuple(p for p in inspect.signature(function).parameters if p not in arguments and p not in setting.columns),
+        needs=tuple(dict.fromkeys([*needs, *setting.columns.values()])),
+        by_name=tuple(p.name for p in parameters if p.name not in arguments and p.name not in setting.columns),
+        takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        judging=Judging(solution=setting.columns.get("solution", "solution"), **limits) if judges else None,
+        in_workers=setting.workers is not None,
+        failures=failures,
     )
-
-
-def _judging(function: Callable[..., Any], arguments: Mapping[str, Any], setting: RewardSetting) -> Judging | None:
-    if function not in JUDGES:
-        return None
-    limits = {name: arguments[name] for name in ("timeout_seconds", "workers") if name in arguments}
-    return Judging(solution=setting.columns.get("solution", "solution"), **limits)
-
-
-def _columns_of(
-    function: Callable[..., Any], arguments: Mapping[str, Any], setting: RewardSetting
-) -> tuple[tuple[str, ...], bool]:
-    parameters = list(inspect.signature(function).parameters.values())
-    needs = [
-        setting.columns.get(p.name, p.name)
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
-    ]
-    return tuple(dict.fromkeys([*needs, *setting.columns.values()])), any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _arguments(function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection) -> dict[str, Any]:
@@ -252,7 +238,11 @@ def _find(name: str) -> Callable[..., Any] | Mistake:
             f"no reward {name!r}", hint=f"{hint} {custom.capitalize()}" if hint.endswith("?") else f"{hint}; {custom}"
         )
     try:
-        module = _import_from_here(module_name)
+        # As `python -m` would: the current folder counts, which a console script leaves out.
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's module may raise anything)
         hint = "modules are looked up in the current folder and beside the recipe too"
         return Mistake(f"cannot import {module_name}: {error}", hint=hint)
@@ -269,14 +259,6 @@ def _find(name: str) -> Callable[..., Any] | Mistake:
 
 def _function_name(name: str) -> str:
     return name.rpartition(":")[2]
-
-
-def _import_from_here(module_name: str) -> Any:  # noqa: ANN401 (a module)
-    """Imports as ``python -m`` would: the current folder counts, which a console script leaves out."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    return importlib.import_module(module_name)
 
 
 def _binding(

@@ -15,11 +15,12 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
+from perl.algorithms.registry import function_at
 from perl.errors import RecipeError, RolloutError
 from perl.methods.registry import served_rank
 from perl.policy.model import base_identity, resolve_model
 from perl.policy.precision import compute_dtype
-from perl.recipe.rollout_section import VLLM, Capabilities, RolloutSection
+from perl.recipe.rollout_section import Capabilities, RolloutSection
 from perl.rollouts.engine import (
     Engine,
     EngineSampling,
@@ -74,20 +75,12 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
         RolloutError: No server answers.
         PerlError: A server or the installed vLLM cannot do what is needed.
     """
-    if how.capabilities == VLLM:
-        if several() and settings.processes.count == 1:  # it would wait for the others
-            what = "vLLM in this process is opened by all processes of a run together, and this one is alone"
-            raise RolloutError(what, "rollout.backend", "transformers, or vllm-server")
-        base, revision = base_identity(policy)
-        return InProcessEngine(
-            resolve_model(base),
-            revision=revision,
-            dtype=str(compute_dtype(policy)).removeprefix("torch."),
-            max_model_len=settings.longest,
-            gpu_memory_utilization=settings.memory_share,
-            seed=settings.seed,
-            max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
-        )
+    engine: Engine = function_at(how.capabilities.opens)(how, plan, policy, settings)
+    return engine
+
+
+def open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+    """Connects to the servers that the recipe names, or that are started for the run, see :func:`open_engine`."""
 
     def opened() -> ServerPool:
         fleet = _fleet(how)
@@ -120,6 +113,23 @@ def _fleet(how: RolloutSection) -> Fleet | None:
         what = "servers are started by perl train on a Ray cluster only (engine.name: ray)"
         raise RecipeError(what, "rollout.servers", "name their addresses: [http://HOST:PORT]")
     return fleet
+
+
+def open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
+    """Opens vLLM in this process, see :func:`open_engine`."""
+    if several() and settings.processes.count == 1:  # it would wait for the others
+        what = "vLLM in this process is opened by all processes of a run together, and this one is alone"
+        raise RolloutError(what, "rollout.backend", "transformers, or vllm-server")
+    base, revision = base_identity(policy)
+    return InProcessEngine(
+        resolve_model(base),
+        revision=revision,
+        dtype=str(compute_dtype(policy)).removeprefix("torch."),
+        max_model_len=settings.longest,
+        gpu_memory_utilization=settings.memory_share,
+        seed=settings.seed,
+        max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
+    )
 
 
 def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perl.algorithms.registry import loss_mistakes
+from perl.algorithms.registry import load_extensions, loss_mistakes
 from perl.methods.base_checks import quantization_mistakes, strategy_mistakes
 from perl.methods.settings import method_mistakes
 from perl.recipe import Recipe, load_recipe
@@ -28,6 +28,7 @@ def checked_recipe(
     Raises:
         RecipeError: With every mistake found.
     """
+    load_extensions()
     checks = (loss_mistakes, method_mistakes, quantization_mistakes, strategy_mistakes, reward_mistakes, *further)
     return load_recipe(recipe, overrides, checks)
 

@@ -11,14 +11,14 @@ import importlib.util
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, MissingExtraError, PerlError, RecipeError, warn
-from perl.verl.job_folder import EVAL, OVERRIDES, TRAIN, VERL_VERSION, Job, find_job
+from perl.verl.job_folder import EVAL, OVERRIDES, TRAIN, VERL_VERSION, find_job
 
 # With fewer CPUs than this verl's trainer hangs without a message.
 _FEWEST_CPUS = 16
@@ -44,6 +44,9 @@ def check_job(folder: Path) -> list[str]:
     if any(sign in str(job.path) for sign in _UNQUOTABLE):
         raise RecipeError("a path with quotes, $ or \\ cannot be written as an override", str(folder), "another folder")
     found = _installed_verl()
+    import pyarrow.parquet  # type: ignore[import-untyped]
+    from verl.trainer.ppo.reward import get_custom_reward_fn  # type: ignore[import-not-found]
+
     config = composed(job.overrides, str(job.path / OVERRIDES))
     cpus = config.ray_kwargs.ray_init.num_cpus
     if cpus is not None and cpus < _FEWEST_CPUS:
@@ -53,8 +56,20 @@ def check_job(folder: Path) -> list[str]:
         validated(config)
     with _as_mistakes("verl cannot read the rows"):
         tokenizer = tokenizer_of(config)
-        counts = [_checked_rows(config, tokenizer, job.path / file) for file in (TRAIN, EVAL)]
-    score = _checked_rewards(config, job)
+        counts = []
+        for file in (job.path / TRAIN, job.path / EVAL):
+            rows = dataset(config, tokenizer, file)
+            check_lengths((rows[n]["raw_prompt"] for n in range(len(rows))), tokenizer, config.data, file)
+            counts.append(len(rows))
+    # An answer that only algebra can judge, so that all that the rewards need is called for once.
+    named = json.loads((job.path / "rewards.json").read_text(encoding="utf-8"))["rewards"]
+    if _JUDGED & named.keys() and importlib.util.find_spec("math_verify") is None:
+        what = "math-verify is not installed here, with which answers are compared"
+        raise MissingExtraError(what, "rewards", "pip install 'math-verify[antlr4_9_3]==0.9.0'")
+    row = pyarrow.parquet.read_table(job.path / TRAIN).slice(0, 1).to_pylist()[0]
+    given = {"data_source": row["data_source"], "extra_info": row["extra_info"]}
+    with _as_mistakes("the rewards do not work here"):
+        score = float(get_custom_reward_fn(config)(solution_str=_ANSWER, ground_truth=_GOLD, **given)["score"])
     return [
         f"verl {found}: {len(job.overrides)} overrides compose and are valid",
         f"rows: {counts[0]} to train on, {counts[1]} held out; the rewards answer ({score:g})",
@@ -125,12 +140,6 @@ def dataset(config: Any, tokenizer: Any, file: Path) -> Any:  # noqa: ANN401
     return RLHFDataset([str(file)], tokenizer, config.data)
 
 
-def _checked_rows(config: Any, tokenizer: Any, file: Path) -> int:  # noqa: ANN401
-    rows = dataset(config, tokenizer, file)
-    check_lengths((rows[index]["raw_prompt"] for index in range(len(rows))), tokenizer, config.data, file)
-    return len(rows)
-
-
 def check_lengths(prompts: Iterable[Any], tokenizer: Any, data: Any, file: Path) -> None:  # noqa: ANN401
     """Each prompt as verl's workers write it, which cut the beginning off one that is too long.
 
@@ -150,28 +159,6 @@ def check_lengths(prompts: Iterable[Any], tokenizer: Any, data: Any, file: Path)
         what = f"{len(too_long)} prompts are longer than {data.max_prompt_length} tokens with the tokenizer that is "
         what += f"here, up to {max(lengths)}, the first in row {too_long[0]}: verl would cut their beginnings off"
         raise RecipeError(what, str(file), "shorten or drop them, and export again")
-
-
-def reward_function(config: Any) -> Callable[..., Any]:  # noqa: ANN401
-    """The reward function as verl finds it."""
-    from verl.trainer.ppo.reward import get_custom_reward_fn  # type: ignore[import-not-found]
-
-    function: Callable[..., Any] = get_custom_reward_fn(config)
-    return function
-
-
-def _checked_rewards(config: Any, job: Job) -> float:  # noqa: ANN401
-    """What an answer scores that only algebra can judge, so that all that the rewards need is called for once."""
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
-    named = json.loads((job.path / "rewards.json").read_text(encoding="utf-8"))["rewards"]
-    if _JUDGED & named.keys() and importlib.util.find_spec("math_verify") is None:
-        what = "math-verify is not installed here, with which answers are compared"
-        raise MissingExtraError(what, "rewards", "pip install 'math-verify[antlr4_9_3]==0.9.0'")
-    row = pyarrow.parquet.read_table(job.path / TRAIN).slice(0, 1).to_pylist()[0]
-    given = {"data_source": row["data_source"], "extra_info": row["extra_info"]}
-    with _as_mistakes("the rewards do not work here"):
-        return float(reward_function(config)(solution_str=_ANSWER, ground_truth=_GOLD, **given)["score"])
 
 
 def _installed_verl() -> str:

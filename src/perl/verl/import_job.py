@@ -191,6 +191,23 @@ def _facts(job: Job, recipe: Recipe, policy: PeftModel, processes: int) -> dict[
     row = ALGORITHMS.get(recipe.algorithm or "")
     version, strategy = job.facts.verl_version, job.facts.strategy
     by = {"program": "verl", "version": version, "strategy": strategy, "processes": processes}
+    method = METHODS.get(recipe.peft.method)
+    rate = recipe.train.get("learning_rate") or (method.learning_rate if method else None)
+    if recipe.peft.adapter is None:
+        asked = resolved_settings(recipe.peft)
+    else:  # it has its settings from the one before
+        config: Any = policy.peft_config[policy.active_adapter]
+        targets = sorted(config.target_modules) if isinstance(config.target_modules, set) else config.target_modules
+        asked = {"continues": recipe.peft.adapter, "rank": config.r, "alpha": config.lora_alpha}
+        asked["target_modules"] = targets
+    settings = {  # by the names that cards know
+        **asked,
+        **({"learning rate": f"{rate:g}"} if rate is not None else {}),
+        "KL coefficient (beta)": _asked(recipe, "beta"),
+        "sampling": f"temperature {recipe.rollout.temperature:g}, "
+        f"at most {recipe.rollout.max_completion_length} tokens",
+        "trained by": f"verl {version}, {strategy} on {processes} processes",
+    }
     return {
         "trained_by": {**by, "rollout": job.facts.rollout},
         "versions": {"perl-rl": installed_versions()["perl-rl"], "verl": version},
@@ -203,32 +220,12 @@ def _facts(job: Job, recipe: Recipe, policy: PeftModel, processes: int) -> dict[
         "seed": _asked(recipe, "seed"),
         "trainable_parameters": trainable_parameters(policy),
         "total_parameters": total_parameters(policy),
-        "settings": {**_settings(recipe, policy), "trained by": f"verl {version}, {strategy} on {processes} processes"},
+        "settings": settings,
         "loss": _asked(recipe, "loss_type"),
         "ratio_level": _asked(recipe, "importance_sampling_level"),
         **({KEY: row.name, "overridden": row.overridden(recipe.train)} if row is not None else {}),
         "rewards": _weights(recipe),
         **({"planned_steps": recipe.train["max_steps"]} if "max_steps" in recipe.train else {}),
-    }
-
-
-def _settings(recipe: Recipe, policy: PeftModel) -> dict[str, Any]:
-    """The settings that a person reads, by the names that cards know."""
-    method = METHODS.get(recipe.peft.method)
-    rate = recipe.train.get("learning_rate") or (method.learning_rate if method else None)
-    temperature, longest = recipe.rollout.temperature, recipe.rollout.max_completion_length
-    if recipe.peft.adapter is None:
-        asked = resolved_settings(recipe.peft)
-    else:  # it has its settings from the one before
-        config: Any = policy.peft_config[policy.active_adapter]
-        targets = sorted(config.target_modules) if isinstance(config.target_modules, set) else config.target_modules
-        asked = {"continues": recipe.peft.adapter, "rank": config.r, "alpha": config.lora_alpha}
-        asked["target_modules"] = targets
-    return {
-        **asked,
-        **({"learning rate": f"{rate:g}"} if rate is not None else {}),
-        "KL coefficient (beta)": _asked(recipe, "beta"),
-        "sampling": f"temperature {temperature:g}, at most {longest} tokens",
     }
 
 
@@ -270,7 +267,15 @@ def rows_of_logs(
         data = logged[number]
         tokens += data.get(_TOKENS, 0.0)
         first = (number - 1) * steps_per_batch + 1
-        rows.append({"step": first, **_renamed(data, rewards), **({"num_tokens": tokens} if _TOKENS in data else {})})
+        row: dict[str, Any] = {"step": first}
+        row |= {NAMES.get(name, _PREFIX + name): value for name, value in data.items() if name != _TOKENS}
+        if "loss" not in row and _PREFIX + _SURROGATE in row:
+            row["loss"] = row.pop(_PREFIX + _SURROGATE)
+        if "rollout/seconds" in row:  # ours hold the policy's way to the engine
+            row["rollout/seconds"] += row.get("sync/seconds", 0.0)
+        for name, weight in rewards.items() if len(rewards) == 1 and "reward" in row else ():
+            row |= {f"rewards/{name}/mean": row["reward"] / weight} if weight else {}
+        rows.append(row | ({"num_tokens": tokens} if _TOKENS in data else {}))
     return rows
 
 
@@ -283,16 +288,3 @@ def logged_in(text: str) -> Iterator[tuple[int, dict[str, float]]]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
         yield step, {name: float(value) for name, value in data if type(value) in (int, float) and math.isfinite(value)}
-
-
-def _renamed(data: Mapping[str, float], rewards: Mapping[str, float]) -> dict[str, float]:
-    """A step's numbers by our names."""
-    row = {NAMES.get(name, _PREFIX + name): value for name, value in data.items() if name != _TOKENS}
-    if "loss" not in row and _PREFIX + _SURROGATE in row:
-        row["loss"] = row.pop(_PREFIX + _SURROGATE)
-    if "rollout/seconds" in row:  # ours hold the policy's way to the engine
-        row["rollout/seconds"] += row.get("sync/seconds", 0.0)
-    if len(rewards) == 1 and "reward" in row:
-        ((name, weight),) = rewards.items()
-        row |= {f"rewards/{name}/mean": row["reward"] / weight} if weight else {}
-    return row

@@ -6,12 +6,14 @@ Handover, Settings -> recipe.yaml, train.parquet, eval.parquet, rewards.py, over
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perl.errors import DataError, RunFolderError
-from perl.policy.saved.adapter import CONFIG, WEIGHTS, SavedAdapter
+from perl.errors import DataError, Mistake, RecipeError, RunFolderError, raise_all
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.rewards.custom import code_files
 from perl.rewards.one_by_one import settings_text
 from perl.run.files import new_folder, sha256_of
 from perl.run.folder import installed_versions
@@ -35,15 +37,10 @@ from perl.verl.job_folder import (
     JobFacts,
 )
 from perl.verl.settings import Handover, Settings, ranks
+from perl.verl.table import CANNOT, cannot_go
 
 if TYPE_CHECKING:
     from datasets import Dataset
-import ast
-import sys
-from collections.abc import Iterable, Mapping
-
-from perl.errors import Mistake, RecipeError, raise_all
-from perl.verl.table import CANNOT, cannot_go
 
 _REWARDS_PY = f'''\
 """The rewards of this job, as verl asks for them. Made by perl export-verl; perl must be installed beside verl."""
@@ -54,6 +51,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER / "{REWARD_FILES}"))
 
+from perl.rewards.custom import code_files
 from perl.rewards.one_by_one import scorer  # noqa: E402
 
 _score = scorer(FOLDER)
@@ -107,15 +105,44 @@ def write_job(job: Handover, told: Settings, folder: Path, fingerprint: str | No
         DataError: A column holds what is no JSON, so that no reward function could get it.
     """
     check_free(folder)
+    recipe, data = job.recipe, job.recipe.data
     with new_folder(folder) as staged:
-        _write(job, told, staged)
+        write_rows(job.train, staged / TRAIN, data.train.name, "train")
+        heldout = job.heldout or job.train.select(range(1))
+        write_rows(heldout, staged / EVAL, (data.eval or data.train).name, "eval")
+        texts = {
+            RECIPE: recipe.to_yaml(),
+            REWARDS: _REWARDS_PY,
+            "rewards.json": settings_text(recipe.rewards, job.arguments.max_completion_length, job.own_names),
+            OVERRIDES: "\n".join(told.lines) + "\n",
+            RUN: _RUN_SH,
+            README: _readme(job, told),
+        }
+        for file, text in texts.items():
+            (staged / file).write_text(text, encoding="utf-8")
+        (staged / RUN).chmod(0o755)
+        for path, source in reward_files(recipe.rewards).items():
+            place = staged / REWARD_FILES / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, place)
+        if is_sandbox(recipe.model.name):
+            shutil.copytree(model_folder(recipe.model.name), staged / BASE)
+        if job.saved is not None:
+            # As a plain LoRA without dropout, which is the same adapter.
+            (staged / ADAPTER).mkdir()
+            rank, alpha = ranks(job.adapter)
+            config = json.loads((job.saved.folder / CONFIG).read_text(encoding="utf-8"))
+            plain = {"use_rslora": False, "lora_dropout": 0.0, "inference_mode": False}
+            config |= {"r": rank, "lora_alpha": alpha, **plain}
+            (staged / ADAPTER / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            shutil.copyfile(job.saved.weights, staged / ADAPTER / WEIGHTS)
         files = sorted(path for path in staged.rglob("*") if path.is_file() and path.name != README)
         facts = JobFacts(
             perl_version=installed_versions()["perl-rl"],
-            base=job.recipe.model.name,
+            base=recipe.model.name,
             base_fingerprint=fingerprint,
-            strategy=job.recipe.engine.strategy,
-            rollout=job.recipe.engine.rollout or "vllm",
+            strategy=recipe.engine.strategy,
+            rollout=recipe.engine.rollout or "vllm",
             steps_per_batch=job.steps_per_batch,
             files={path.relative_to(staged).as_posix(): sha256_of(path) for path in files},
         )
@@ -130,42 +157,6 @@ def check_free(folder: Path) -> None:
     """
     if folder.exists():
         raise RunFolderError("exists already", str(folder), "another -o DIR: a job is never written over another")
-
-
-def _write(job: Handover, told: Settings, folder: Path) -> None:
-    recipe = job.recipe
-    heldout, data = job.heldout, recipe.data
-    write_rows(job.train, folder / TRAIN, data.train.name, "train")
-    write_rows(heldout or job.train.select(range(1)), folder / EVAL, (data.eval or data.train).name, "eval")
-    texts = {
-        RECIPE: recipe.to_yaml(),
-        REWARDS: _REWARDS_PY,
-        "rewards.json": settings_text(recipe.rewards, job.arguments.max_completion_length, job.own_names),
-        OVERRIDES: "\n".join(told.lines) + "\n",
-        RUN: _RUN_SH,
-        README: _readme(job, told),
-    }
-    for file, text in texts.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    (folder / RUN).chmod(0o755)
-    for path, source in reward_files(recipe.rewards).items():
-        place = folder / REWARD_FILES / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, place)
-    if is_sandbox(recipe.model.name):
-        shutil.copytree(model_folder(recipe.model.name), folder / BASE)
-    if job.saved is not None:
-        _write_plain(job.saved, job.adapter, folder / ADAPTER)
-
-
-def _write_plain(saved: SavedAdapter, config_of_saved: Any, folder: Path) -> None:  # noqa: ANN401 (a LoraConfig)
-    """The adapter that is continued as a plain LoRA without dropout, which is the same adapter."""
-    folder.mkdir()
-    rank, alpha = ranks(config_of_saved)
-    config = json.loads((saved.folder / CONFIG).read_text(encoding="utf-8"))
-    config |= {"r": rank, "lora_alpha": alpha, "use_rslora": False, "lora_dropout": 0.0, "inference_mode": False}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    shutil.copyfile(saved.weights, folder / WEIGHTS)
 
 
 def write_rows(problems: "Dataset", path: Path, source: str, split: str) -> None:
@@ -183,27 +174,25 @@ def write_rows(problems: "Dataset", path: Path, source: str, split: str) -> None
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
+    rows: list[dict[str, Any]] = []
     try:
-        rows = list(_rows(problems, source, split))
+        for index, row in enumerate(problems):
+            # Columns go as JSON, since Parquet needs a common type; beside them whether prompts are text.
+            prompt, columns = row["prompt"], json.dumps(dict(row), ensure_ascii=False)
+            plain = isinstance(prompt, str)
+            said = [{"role": "user", "content": prompt}] if plain else prompt
+            row_of_verl = {
+                "data_source": source,
+                "prompt": [{"role": message["role"], "content": message["content"]} for message in said],
+                "ability": "perl",
+                "reward_model": {"style": "rule", "ground_truth": row.get("solution") or ""},
+                "extra_info": {"index": index, "split": split, "plain": plain, "columns": columns},
+            }
+            rows.append(row_of_verl)
     except TypeError as error:
         what = f"a column cannot be handed to verl's workers: {error}"
         raise DataError(what, f"data.{split}", "text, numbers, lists and mappings can") from None
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
-def _rows(problems: "Dataset", source: str, split: str) -> Iterator[dict[str, Any]]:
-    """Columns of the data set go as JSON, since Parquet needs a common type; beside them whether prompts are text."""
-    for index, row in enumerate(problems):
-        prompt, columns = row["prompt"], json.dumps(dict(row), ensure_ascii=False)
-        plain = isinstance(prompt, str)
-        said = [{"role": "user", "content": prompt}] if plain else prompt
-        yield {
-            "data_source": source,
-            "prompt": [{"role": message["role"], "content": message["content"]} for message in said],
-            "ability": "perl",
-            "reward_model": {"style": "rule", "ground_truth": row.get("solution") or ""},
-            "extra_info": {"index": index, "split": split, "plain": plain, "columns": columns},
-        }
 
 
 def submit_line(folder: Path) -> str:
@@ -263,49 +252,16 @@ def reward_files(names: Iterable[str]) -> dict[str, Path]:
     mistakes: list[Mistake] = []
     for name in names:
         module, colon, _ = name.partition(":")
-        if colon:
-            _carry(module, found)
-            if not (_is_installed(module) or _place(module) in found):
-                what = f"{module} is no file of Python, and is not installed"
-                mistakes.append(cannot_go(what, f"rewards.{name}", "put the function into a .py file"))
+        place = getattr(sys.modules.get(module), "__file__", None)
+        known = module.partition(".")[0] in {"perl", *sys.stdlib_module_names}
+        installed = place is not None and _SITES & {*Path(place).parts, *Path(place).resolve().parts}
+        if not colon or known or installed:
+            continue
+        if place is None or Path(place).suffix != ".py":
+            what = f"{module} is no file of Python, and is not installed"
+            mistakes.append(cannot_go(what, f"rewards.{name}", "put the function into a .py file"))
+            continue
+        root, files = code_files(name)
+        found |= {file.relative_to(root).as_posix(): file for file in files}
     raise_all(RecipeError, mistakes)
     return found
-
-
-def _place(module: str) -> str:
-    """A module's file in the job's folder."""
-    package = hasattr(sys.modules.get(module), "__path__")
-    return module.replace(".", "/") + ("/__init__.py" if package else ".py")
-
-
-def _is_installed(module: str) -> bool:
-    """Whether a module is part of Python, of this package, or of one that is installed."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    known = module.partition(".")[0] in {"perl", *sys.stdlib_module_names}
-    return known or (file is not None and bool(_SITES & {*Path(file).parts, *Path(file).resolve().parts}))
-
-
-def _carry(module: str, found: dict[str, Path]) -> None:
-    """A module's file, those of the packages that hold it, and those that it imports."""
-    above, _, _ = module.rpartition(".")
-    if above:
-        _carry(above, found)
-    file = getattr(sys.modules.get(module), "__file__", None)  # none has a folder without __init__.py
-    if file is None or Path(file).suffix != ".py" or _is_installed(module) or _place(module) in found:
-        return
-    found[_place(module)] = Path(file)
-    for imported in _imports(Path(file), module if hasattr(sys.modules[module], "__path__") else above):
-        _carry(imported, found)
-
-
-def _imports(file: Path, package: str) -> Iterator[str]:
-    """Names of modules that a file imports, relative ones as absolute."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            above = parts[: len(parts) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in sys.modules)

@@ -73,7 +73,10 @@ def run_job(job: Job, python: str, steps: int) -> None:
         except BlockingIOError:
             raise in_use(job.path) from None
         begin = output.tell()
-        _keep_earlier_log(job.path)
+        if (job.path / LOG).is_file():  # kept where run.sh would, so that the one that is followed is new
+            with (job.path / EARLIER).open("ab") as earlier:
+                earlier.write((job.path / LOG).read_bytes())
+            (job.path / LOG).unlink()
         process = subprocess.Popen(  # noqa: S603 (the job's own script)
             [shutil.which("bash") or "bash", str(job.path / RUN)],
             env={**os.environ, "PYTHON": python},
@@ -124,15 +127,6 @@ class LogFollower:
                 parts = (("critic/score/mean", "reward {:.3f}"), ("response_length/mean", "length {:.1f}"))
                 self._text = "  ".join(form.format(data[name]) for name, form in parts if name in data)
                 self._shown.update(max(0, step - self._shown.done))
-
-
-def _keep_earlier_log(folder: Path) -> None:
-    """Keeps the log of an earlier start where run.sh would, so that the one that is followed is new."""
-    log = folder / LOG
-    if log.is_file():
-        with (folder / EARLIER).open("ab") as earlier:
-            earlier.write(log.read_bytes())
-        log.unlink()
 
 
 def _runs(process: "subprocess.Popen[bytes]") -> bool:

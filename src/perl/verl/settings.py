@@ -8,7 +8,7 @@ The definitions compared are ``perl.algorithms`` and verl 0.9.1's ``core_algos.p
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -147,19 +147,9 @@ def settings(job: Handover) -> Settings:
         RecipeError: With everything that verl cannot do.
     """
     made = _Made(mistakes=refusals(job.recipe))
-    for part in (_data, _model, _adapter, _loss, _divergence, _correction, _batches, _rate, _saving, _machine):
+    for part in (_data, _model, _adapter, _loss, _correction, _batches, _rate, _saving, _machine):
         part(job, made)
-    values, refused = told(job.setting, _conditions(job), made.values)
-    first = {mistake.where: mistake for mistake in reversed(made.mistakes + refused)}  # of a key's, which says most
-    raise_all(RecipeError, [*first.values()][::-1])
-    values |= further_overrides(job.recipe, values)
-    return Settings(values, [*made.notes, *_notes(job), *unused_keys(job.recipe)])
-
-
-def _conditions(job: Handover) -> list[str]:
-    """Which parts of the table are told."""
-    arguments = job.arguments
-    fields = vars(arguments)
+    arguments, fields = job.arguments, vars(job.arguments)
     conditions = {
         "always": True,
         "kl_in_loss": in_loss(fields),
@@ -169,7 +159,23 @@ def _conditions(job: Handover) -> list[str]:
         "sapo": arguments.loss_type == "sapo",
         "critic": arguments.advantage_estimator == "gae",
     }
-    return [name for name, holds in conditions.items() if holds]
+    holding = [name for name, holds in conditions.items() if holds]
+    values, refused = told(job.setting, holding, made.values)
+    first = {mistake.where: mistake for mistake in reversed(made.mistakes + refused)}  # of a key's, which says most
+    raise_all(RecipeError, [*first.values()][::-1])
+    values |= further_overrides(job.recipe, values)
+    notes = [
+        "weights: the base is kept in float32 there, 4 bytes a parameter over all GPUs",
+        "rewards: a completion that cannot be judged counts 0 there; here it is masked out of its group",
+    ]
+    if job.recipe.prompts.refill:
+        notes.append("prompts: verl samples until every group of a batch has a signal, without prompts.refill's bound")
+    if job.heldout is None:
+        notes.append("held-out problems: there are none; verl wants a file, which is the first problem to train on")
+    if conditions["critic"]:
+        what = "a whole model of the base's size, all of it trained, where ours is a LoRA on the policy's base"
+        notes.append(f"critic: {what}")
+    return Settings(values, [*made.notes, *notes, *unused_keys(job.recipe)])
 
 
 def _data(job: Handover, made: _Made) -> None:
@@ -291,26 +297,21 @@ def _loss(job: Handover, made: _Made) -> None:
         made.notes.append("advantages: mean and deviation of a batch weigh each completion by its tokens in verl")
 
 
-def _divergence(job: Handover, made: _Made) -> None:
-    arguments = job.arguments
+def _correction(job: Handover, made: _Made) -> None:
+    """What the KL divergence is to, and how the loss corrects for an engine that computes other numbers."""
+    arguments, fields = job.arguments, vars(job.arguments)
     reference = arguments.reference or ("the adapter" if job.saved is not None else "base")
-    if not arguments.beta:
-        return
-    if reference.startswith("rolling") or (job.saved is not None and reference != "base"):
+    others = reference.startswith("rolling") or (job.saved is not None and reference != "base")
+    if arguments.beta and others:
         what = f"{reference}: verl's reference is the base, not the adapter that is continued"
         made.refuse("train.reference", what, "base, or train.beta: 0")
-    if in_loss(vars(arguments)):
-        if arguments.use_bias_correction_kl:
-            what = "verl's KL term is not multiplied by the ratio"
-            made.refuse("train.use_bias_correction_kl", what, "false, as GRPO's paper has it")
-    elif arguments.advantage_estimator in ("group", "opo", "group_then_batch"):
+    if in_loss(fields) and arguments.use_bias_correction_kl:
+        what = "verl's KL term is not multiplied by the ratio"
+        made.refuse("train.use_bias_correction_kl", what, "false, as GRPO's paper has it")
+    if off_reward(fields) and arguments.advantage_estimator in ("group", "opo", "group_then_batch"):
         what = "verl takes no such penalty off the reward with this advantage, or off the whole completion"
         made.refuse(f"train.{KL_IN_REWARD}", what, "false")
-
-
-def _correction(job: Handover, made: _Made) -> None:
-    """How the loss corrects for an engine that computes other numbers than the trainer."""
-    arguments, place = job.arguments, "algorithm.rollout_correction"
+    place = "algorithm.rollout_correction"
     if not arguments.vllm_importance_sampling_correction:
         made.values[f"{place}.rollout_is"] = None
         return
@@ -426,15 +427,3 @@ def _machine(job: Handover, made: _Made) -> None:
         "trainer.experiment_name": run_name or recipe.name,
         "trainer.logger": ["console", "file", *trackers],
     }
-
-
-def _notes(job: Handover) -> Iterator[str]:
-    """What everybody who hands a recipe over should know of."""
-    yield "weights: the base is kept in float32 there, 4 bytes a parameter over all GPUs"
-    yield "rewards: a completion that cannot be judged counts 0 there; here it is masked out of its group"
-    if job.recipe.prompts.refill:
-        yield "prompts: verl samples until every group of a batch has a signal, without prompts.refill's bound"
-    if job.heldout is None:
-        yield "held-out problems: there are none; verl wants a file, which is the first problem to train on"
-    if job.arguments.advantage_estimator == "gae":
-        yield "critic: a whole model of the base's size, all of it trained, where ours is a LoRA on the policy's base"

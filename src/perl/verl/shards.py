@@ -104,7 +104,22 @@ def read_shards(actor: Path) -> dict[str, torch.Tensor]:
     Raises:
         RunFolderError: A file is absent, cut, unreadable or names code; or the parts do not fit.
     """
-    loaded = [(path, _loaded(path)) for path in files_of(actor)]
+    loaded: list[tuple[Path, Mapping[Any, Any]]] = []
+    for path in files_of(actor):
+        with _only_allowed():
+            try:
+                with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums that it writes
+                    if (damaged := archive.testzip()) is not None:
+                        raise RunFolderError(f"is damaged: {damaged} has another checksum", str(path))
+                if named := get_unsafe_globals_in_checkpoint(path):
+                    what = f"names {', '.join(sorted(named)[:3])[:200]}, which no checkpoint of weights does"
+                    raise RunFolderError(f"{what}; nothing of it was run", str(path))
+                found = torch.load(path, map_location="cpu", weights_only=True)
+            except _REFUSALS as error:
+                raise RunFolderError(f"cannot be read, it may be cut: {first_line(error)[:200]}", str(path)) from None
+        if not isinstance(found, Mapping):
+            raise RunFolderError("holds no tensors by name", str(path))
+        loaded.append((path, found))
     names = loaded[0][1].keys()
     for path, tensors in loaded:
         if tensors.keys() != names or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
@@ -114,8 +129,20 @@ def read_shards(actor: Path) -> dict[str, torch.Tensor]:
 
 def _joined(name: str, parts: Mapping[Path, torch.Tensor]) -> torch.Tensor:
     """The whole tensor; verl divides each along its first dimension, as torch.chunk does."""
-    first = next(iter(parts.values()))
-    values = [_part(name, tensor, path) for path, tensor in parts.items()]
+    first, values = next(iter(parts.values())), []
+    for path, tensor in parts.items():
+        held: Any = tensor
+        try:
+            if isinstance(tensor, _Sharded):
+                (placement,) = held._spec.placements
+                dim = vars(placement).get("dim", placement.given[0] if placement.given else None)
+                if not isinstance(placement, _Shard) or int(dim) != 0:
+                    what = f"{name} is not divided along its first dimension, as our jobs ask for"
+                    raise RunFolderError(what, str(path))
+                held = held._local_tensor
+        except (ValueError, TypeError, AttributeError) as error:
+            raise RunFolderError(f"{name}: {first_line(error)}", str(path)) from None
+        values.append(held.detach())
     try:
         whole = torch.cat(values) if isinstance(first, _Sharded) else values[0]
     except RuntimeError as error:
@@ -124,38 +151,6 @@ def _joined(name: str, parts: Mapping[Path, torch.Tensor]) -> torch.Tensor:
         what = f"{name}: the parts make {list(whole.shape)}, the whole has {list(first.shape)}"
         raise RunFolderError(what, str(next(iter(parts)).parent))
     return whole
-
-
-def _part(name: str, tensor: Any, path: Path) -> torch.Tensor:  # noqa: ANN401 (of a file)
-    """What a process has of a tensor."""
-    if not isinstance(tensor, _Sharded):
-        return tensor.detach()
-    held: Any = tensor
-    try:
-        (placement,) = held._spec.placements
-        dim = vars(placement).get("dim", placement.given[0] if placement.given else None)
-        if isinstance(placement, _Shard) and int(dim) == 0:
-            return held._local_tensor.detach()
-    except (ValueError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{name}: {first_line(error)}", str(path)) from None
-    raise RunFolderError(f"{name} is not divided along its first dimension, as our jobs ask for", str(path))
-
-
-def _loaded(path: Path) -> Mapping[Any, Any]:
-    with _only_allowed():
-        try:
-            with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums that it writes
-                if (damaged := archive.testzip()) is not None:
-                    raise RunFolderError(f"is damaged: {damaged} has another checksum", str(path))
-            if named := get_unsafe_globals_in_checkpoint(path):
-                what = f"names {', '.join(sorted(named)[:3])[:200]}"
-                raise RunFolderError(f"{what}, which no checkpoint of weights does; nothing of it was run", str(path))
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        except _REFUSALS as error:
-            raise RunFolderError(f"cannot be read, it may be cut: {first_line(error)[:200]}", str(path)) from None
-    if not isinstance(found, Mapping):
-        raise RunFolderError("holds no tensors by name", str(path))
-    return found
 
 
 @contextmanager

@@ -35,11 +35,14 @@ def cannot_go(why: str, key: str, instead: str = "leave it out") -> Mistake:
 def refusals(recipe: Recipe) -> list[Mistake]:
     """What of a recipe cannot go at all, each with the reason and the nearest thing that works."""
     rows = {key: row for row in CANNOT["keys"] for key in row["keys"]}
-    named = named_keys()
+    named, sets = named_keys(), ALGORITHMS[recipe.algorithm].settings if recipe.algorithm is not None else {}
     found = []
     for key, value in _written(recipe):
         if (row := rows.get(key, _UNNAMED if key.startswith("train.") and key not in named else None)) is not None:
-            what = f"{_shown(value)} cannot go to verl: {row['why']}{_set_by(recipe, key)}"
+            name = key.removeprefix("train.")
+            by_name = name in sets and sets[name] == recipe.train.get(name)
+            said = f" (algorithm: {recipe.algorithm} sets it)" if by_name else ""
+            what = f"{_shown(value)} cannot go to verl: {row['why']}{said}"
             found.append(Mistake(what, key, row.get("instead", "leave it out")))
     method = recipe.peft.method
     if recipe.peft.type is None and method not in METHODS_THAT_GO:
@@ -91,7 +94,10 @@ def told(
             refused.append(cannot_go(f"{setting(row['key'])}: {row['why']}", row["key"], row["instead"]))
     for condition in when:
         for key, cell in cells(TABLE["told"][condition]):
-            value = made[key] if key in made else _value(setting, cell)
+            value = made.get(key, cell)
+            if key not in made and isinstance(cell, Mapping):
+                found = (setting(one) for one in _as_list(cell.get("from", [])))
+                value = next((one for one in found if one is not None), cell.get("unset"))
             words = cell.get("as") if isinstance(cell, Mapping) and key not in made else None
             if words is not None and str(value) not in words:
                 refused.append(Mistake(f"{value} cannot go to verl", cell["from"], f"one of {', '.join(words)}"))
@@ -109,14 +115,6 @@ def cells(rows: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield above + name, cell
 
 
-def _value(setting: Callable[[str], Any], cell: Any) -> Any:  # noqa: ANN401 (whatever a setting is)
-    if not isinstance(cell, Mapping):
-        return cell
-    keys = cell.get("from", [])
-    found = (setting(key) for key in _as_list(keys))
-    return next((value for value in found if value is not None), cell.get("unset"))
-
-
 def _written(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """The keys that are not at their defaults, with their values."""
     for section, model in SECTIONS.items():
@@ -128,13 +126,6 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     for name, value in recipe.train.items():
         if name in fields and (fields[name].computed or value != fields[name].default):
             yield f"train.{name}", value
-
-
-def _set_by(recipe: Recipe, key: str) -> str:
-    """Which algorithm's name has set it, if it was that."""
-    row, name = ALGORITHMS.get(recipe.algorithm or ""), key.removeprefix("train.")
-    named = row is not None and name in row.settings and row.settings[name] == recipe.train.get(name)
-    return f" (algorithm: {recipe.algorithm} sets it)" if named else ""
 
 
 def further_overrides(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,14 +177,12 @@ def _shown(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_shown(str(key))}:{_shown(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
+        if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+            return value
+        # In quotes backslashes count before a quote only, and a reference to another key would be resolved.
+        escaped = re.sub(r"(\\*)'", lambda found: found.group(1) * 2 + "\\'", value)
+        escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
+        return "'" + escaped.replace("${", "\\${") + "'"
     if isinstance(value, Sequence):
         return f"[{','.join(map(_shown, value))}]"
     return repr(value)
-
-
-def _quoted(text: str) -> str:
-    """In quotes; backslashes count before a quote only, and a reference to another key would be resolved."""
-    escaped = re.sub(r"(\\*)'", lambda found: found.group(1) * 2 + "\\'", text)
-    escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
-    return "'" + escaped.replace("${", "\\${") + "'"

@@ -17,7 +17,6 @@ from perl.evaluation.scoring.protocol import DEFAULT_PRESET
 from perl.policy.model import DeviceMap
 from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.layers import Layer
-from perl.recipe.rollout_section import Backend
 from perl.recipe.section import Section
 from perl.recipe.validation import mistakes_of
 
@@ -89,7 +88,7 @@ class EvalSettings:
     base_cache: bool = True
     predict_only: bool = False
     lighteval: bool = True
-    backend: Backend = "auto"
+    backend: str = "auto"
     servers: tuple[str, ...] = ()
     server_timeout: float = 600.0
     sync_folder: str | None = None

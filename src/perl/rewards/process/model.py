@@ -114,7 +114,10 @@ class ProcessModel:
         if self.is_causal:  # as Math-Shepherd: "question step tag\nstep tag"
             space = "" if chat or not prompt or prompt[-1].isspace() else " "
             pieces = [_ids(self.tokenizer, prompt + space + steps[0], special=not chat)]
-            pieces += [self._after_tag(step) for step in steps[1:]]
+            for step in steps[1:]:  # as it is where a tag comes before: alone, SentencePiece would begin with a space
+                piece = _ids(self.tokenizer, f"{self.tag}\n{step}")
+                tagged = piece[:1] == self.tag_ids
+                pieces.append(piece[1:] if tagged else _ids(self.tokenizer, f"\n{step}"))
             ids: list[int] = []
         else:  # as TRL's PRMTrainer: every part by itself, after a first token if there is one
             pieces = [_ids(self.tokenizer, step) for step in steps]
@@ -126,11 +129,6 @@ class ProcessModel:
             ids += piece + self.tag_ids
             positions.append(len(ids) - 1)
         return ids, positions
-
-    def _after_tag(self, step: str) -> list[int]:
-        """A step's tokens as they are where a tag comes before: alone, SentencePiece would begin with a space."""
-        ids = _ids(self.tokenizer, f"{self.tag}\n{step}")
-        return ids[1:] if ids[:1] == self.tag_ids else _ids(self.tokenizer, f"\n{step}")
 
     def _read(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
         """The scores of a batch, padded on the right."""

@@ -7,6 +7,7 @@ Uses no gold answers and no random numbers. Imports torch only to look for a mod
 
 import functools
 import math
+import os
 import re
 import statistics
 import threading
@@ -39,13 +40,19 @@ def check_process_reward(arguments: Mapping[str, Any]) -> list[Mistake]:
         ProcessRewardSetting.model_validate(dict(arguments))
     except ValidationError as error:
         mistakes += mistakes_of(error, ProcessRewardSetting, arguments, (), Layer())
-    for name, refuse in (("model", _check_folder), ("split", pattern_of), ("device", _check_device)):
-        value = arguments.get(name)
-        try:
-            if isinstance(value, str):
-                refuse(value)
-        except (ValueError, RuntimeError, re.error) as error:
-            mistakes.append(Mistake(f"{value!r}: {error}", name))
+    texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
+    try:
+        pattern_of(texts.get("split", ""))
+    except (ValueError, RuntimeError, re.error) as error:
+        mistakes.append(Mistake(f"{texts['split']!r}: {error}", "split"))
+    name, folder = texts.get("model", ""), Path(os.path.expanduser(texts.get("model", "")))
+    if name.startswith((".", "/", "~")) and not folder.is_dir():
+        mistakes.append(Mistake(f"{name!r}: no such folder", "model"))
+    elif name and folder.is_dir() and not (folder / "config.json").is_file():
+        mistakes.append(Mistake(f"{name!r}: holds no model, it has no config.json", "model"))
+    if not _DEVICE.fullmatch(texts.get("device", "auto")):
+        known = "no device; they are named as in PyTorch: auto, cpu, cuda, cuda:1, mps, xpu:0"
+        mistakes.append(Mistake(f"{texts['device']!r}: {known}", "device"))
     if arguments.get("kind") == "token" and arguments.get("negative") is not None:
         mistakes.append(Mistake("is for causal models", "negative", "positive alone names a class"))
     return mistakes
@@ -166,16 +173,3 @@ class ProcessReward:
             if every := [score for row in judged for score in row or ()]:
                 log_metric("reward/process_reward/step_score", statistics.fmean(every))
         return [_AGGREGATE[self.setting.aggregation](row) if row else None for row in judged]
-
-
-def _check_folder(name: str) -> None:
-    folder = Path(name).expanduser()
-    if name.startswith((".", "/", "~")) and not folder.is_dir():
-        raise ValueError("no such folder")
-    if name and folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError("holds no model, it has no config.json")
-
-
-def _check_device(name: str) -> None:
-    if not _DEVICE.fullmatch(name):
-        raise ValueError("no device; they are named as in PyTorch: auto, cpu, cuda, cuda:1, mps, xpu:0")

@@ -94,9 +94,12 @@ class _Reader:
     def sum(self, depth: int) -> Value:
         total = self.product(depth)
         while (sign := self._peek()) in ("+", "-"):
-            self._take()
+            self._takes(sign)
             term = self.product(depth)
-            total = self._kept(_added(total, term if sign == "+" else -term))
+            infinite = {value for value in (total, term if sign == "+" else -term) if isinstance(value, float)}
+            if len(infinite) > 1:
+                raise NotArithmeticError
+            total = infinite.pop() if infinite else self._kept(total + term if sign == "+" else total - term)
         return total
 
     def product(self, depth: int) -> Value:
@@ -104,7 +107,7 @@ class _Reader:
         while True:
             following = self._peek()
             if following in ("\\cdot", "/"):
-                self._take()
+                self._takes(following)
                 factor = self.signed(depth)
                 value = self._kept(_divided(value, factor) if following == "/" else _multiplied(value, factor))
             elif following in ("(", "\\frac", "\\sqrt"):  # 2(3); a number before another one would be no product
@@ -116,7 +119,7 @@ class _Reader:
         sign = self._peek()
         if sign not in ("+", "-"):
             return self.power(depth)
-        self._take()
+        self._takes(sign)
         if self._peek() in ("+", "-"):
             raise NotArithmeticError
         value = self.power(depth)
@@ -125,12 +128,20 @@ class _Reader:
     def power(self, depth: int) -> Value:
         base = self.atom(depth)
         if self._takes("!"):
-            base = self._kept(_factorial(base))
+            if isinstance(base, float) or base.denominator != 1 or base < 0:
+                raise NotArithmeticError
+            factorial = math.inf if base > _LARGEST_FACTORIAL else Fraction(math.factorial(int(base)))
+            base = self._kept(factorial)
             if self._peek() == "!":  # a double factorial, not the factorial of one
                 raise NotArithmeticError
         if self._takes("^"):
-            exponent = self._group(depth) if self._peek() == "{" else self._digits()
-            base = self._kept(_raised(base, exponent))
+            # An exponent without braces is one digit in LaTeX; in plain text the whole number.
+            digits = _DIGITS.match(self.text, self.position)
+            if self._peek() != "{" and digits is None:
+                raise NotArithmeticError
+            if digits is not None:
+                self.position = digits.end()
+            base = self._kept(_raised(base, self._group(depth) if digits is None else Fraction(digits[1])))
             if self._peek() in ("^", "!"):  # two exponents, which LaTeX refuses and Python reads from the right
                 raise NotArithmeticError
         return base
@@ -143,16 +154,22 @@ class _Reader:
         if self._takes("\\frac"):
             return self._kept(_divided(self._group(depth), self._group(depth)))
         if self._takes("\\sqrt"):
-            return self._kept(_root(self._group(depth)))
+            value = self._group(depth)
+            if isinstance(value, float) or value < 0:
+                raise NotArithmeticError
+            root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
+            if root * root != value:
+                raise NotArithmeticError
+            return self._kept(root)
         return self._number()
 
     def _group(self, depth: int) -> Value:
-        closing = {"(": ")", "{": "}"}.get(self._peek() or "")
-        if closing is None:
+        opening = self._peek() or ""
+        if opening not in ("(", "{"):
             raise NotArithmeticError
-        self._take()
+        self._takes(opening)
         value = self.sum(depth + 1)
-        if not self._takes(closing):
+        if not self._takes(")" if opening == "(" else "}"):
             raise NotArithmeticError
         return value
 
@@ -166,7 +183,9 @@ class _Reader:
         repeating = _REPEATING.match(self.text, self.position)
         if repeating:
             self.position = repeating.end()
-            return _repeating(repeating[1], repeating[2], repeating[3])
+            whole, once, again = repeating.groups()  # 0.1(6): whose last digits repeat for ever
+            first = int((whole + once) or "0")
+            return (first + Fraction(int(again), 10 ** len(again) - 1)) / 10 ** len(once)
         found = _NUMBER.match(self.text, self.position)
         if found is None or not any(character.isdigit() for character in found[0]):
             raise NotArithmeticError
@@ -178,28 +197,15 @@ class _Reader:
             return value + Fraction(int(fraction[1]), int(fraction[2]))
         return value
 
-    def _digits(self) -> Value:
-        r"""What an exponent without braces is in LaTeX: one digit; in plain text the whole number."""
-        found = _DIGITS.match(self.text, self.position)
-        if found is None:
-            raise NotArithmeticError
-        self.position = found.end()
-        return Fraction(found[1])
-
     def _peek(self) -> str | None:
         found = _TOKEN.match(self.text, self.position)
         return found[1] if found else None
 
-    def _take(self) -> None:
-        found = _TOKEN.match(self.text, self.position)
-        if found is None:
-            raise NotArithmeticError
-        self.position = found.end()
-
     def _takes(self, expected: str) -> bool:
-        if self._peek() != expected:
+        found = _TOKEN.match(self.text, self.position)
+        if found is None or found[1] != expected:
             return False
-        self._take()
+        self.position = found.end()
         return True
 
     def _kept(self, value: Value) -> Value:
@@ -218,20 +224,6 @@ class _Reader:
 
 def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def _repeating(whole: str, once: str, again: str) -> Fraction:
-    """The fraction behind 0.1(6), whose last digits repeat for ever."""
-    first = int((whole + once) or "0")
-    return (first + Fraction(int(again), 10 ** len(again) - 1)) / 10 ** len(once)
-
-
-def _added(value: Value, term: Value) -> Value:
-    if isinstance(value, float) and isinstance(term, float) and value != term:
-        raise NotArithmeticError
-    if isinstance(value, float):
-        return value
-    return term if isinstance(term, float) else value + term
 
 
 def _multiplied(value: Value, factor: Value) -> Value:
@@ -263,20 +255,3 @@ def _raised(base: Value, exponent: Value) -> Value:
             raise NotArithmeticError
         return math.inf
     return base ** int(exponent)
-
-
-def _factorial(value: Value) -> Value:
-    if isinstance(value, float) or value.denominator != 1 or value < 0:
-        raise NotArithmeticError
-    if value > _LARGEST_FACTORIAL:
-        return math.inf
-    return Fraction(math.factorial(int(value)))
-
-
-def _root(value: Value) -> Value:
-    if isinstance(value, float) or value < 0:
-        raise NotArithmeticError
-    root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
-    if root * root != value:
-        raise NotArithmeticError
-    return root

@@ -89,15 +89,15 @@ def same_answer(gold: str, answer: str, algebra: Algebra | None = None) -> Truth
         return True
     answers = *readings(tidy_answer), *map(Scalar, chosen(tidy_gold, tidy_answer))
     golds = *readings(tidy_gold), *map(Scalar, chosen(tidy_answer, tidy_gold) if tidy_gold.startswith("(") else ())
-    return _any(_same_reading(g, a, algebra) for g in golds for a in answers)
-
-
-def _same_reading(gold: Node, answer: Node, algebra: Algebra | None) -> Truth:
-    if algebra is not None:
-        return _same_node(gold, answer, algebra)
-    if leaves(gold) * leaves(answer) > _MOST_PAIRS:
-        return None
-    return _same_node(gold, answer, lambda _gold, _answer: None)
+    ask = algebra or (lambda _gold, _answer: None)
+    return _combined(
+        (
+            None if algebra is None and leaves(g) * leaves(a) > _MOST_PAIRS else _same_node(g, a, ask)
+            for g in golds
+            for a in answers
+        ),
+        deciding=True,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -115,21 +115,17 @@ def scalars_of(gold: str) -> Iterator[str]:
 
 
 def _expressions(node: Node) -> Iterator[str]:
-    if isinstance(node, Scalar) and not _is_plain_text(node.text):
-        yield without_unit(node.text)[0]
+    if isinstance(node, Scalar):
+        value = without_unit(node.text)[0]
+        number = _as_written(value) or _values(value) or _BASE.fullmatch(compact(value))
+        if not (number or is_words(node.text) or is_choice(node.text)):
+            yield value
     elif (isinstance(node, Inequality) and node.interval is None) or (
         isinstance(node, Equation) and node.label is None
     ):
         yield node.text
     for part in parts_of(node):
         yield from _expressions(part)
-
-
-def _is_plain_text(text: str) -> bool:
-    value = without_unit(text)[0]
-    if _as_written(value) or _values(value) or _BASE.fullmatch(compact(value)):
-        return True
-    return is_words(text) or is_choice(text)
 
 
 def _same_node(gold: Node, answer: Node, ask: Algebra) -> Truth:
@@ -150,7 +146,7 @@ def _same_node(gold: Node, answer: Node, ask: Algebra) -> Truth:
         return "\\begin" in gold.text and "\\begin" in answer.text and ask(gold.text, answer.text)
     if isinstance(gold, Scalar | Grid):  # "0.5, 1/2" is 1/2, written twice
         twice = isinstance(answer, Unordered) and not answer.braces
-        return twice and _all(_same_node(gold, item, ask) for item in parts_of(answer))
+        return twice and _combined((_same_node(gold, item, ask) for item in parts_of(answer)), deciding=False)
     if isinstance(answer, Scalar | Grid):
         return False
     return _same_items(gold, answer, ask)
@@ -188,19 +184,17 @@ def _labels(items: Ordered | Unordered) -> set[str]:
 
 def _by_label(items: Ordered | Unordered) -> Ordered | Unordered:
     """Values under names that follow each other, x, y, z or a_1, a_2, in the order of these; others as they are."""
-    labels = sorted(map(_without_braces, _labels(items)))
-    same_beginning = len({label[:-1] for label in labels}) == 1
+    equations = [item for item in items.items if isinstance(item, Equation)] if _labels(items) else []
+    named = {_without_braces(item.label or ""): item for item in equations}
+    labels = sorted(named)
+    same_beginning = len({label[:-1] for label in labels}) == 1 and len(labels) == len(equations)
     if not same_beginning or "".join(label[-1] for label in labels) not in _ORDER_OF_NAMES:
         return items
-    return dataclasses.replace(items, items=tuple(sorted(items.items, key=_label)))
-
-
-def _label(node: Node) -> str:
-    return _without_braces(node.label or "") if isinstance(node, Equation) else ""
+    return dataclasses.replace(items, items=tuple(named[label] for label in labels))
 
 
 def _in_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) -> Truth:
-    return _all(_same_node(g, a, ask) for g, a in zip(gold, answer, strict=True))
+    return _combined((_same_node(g, a, ask) for g, a in zip(gold, answer, strict=True)), deciding=False)
 
 
 def _in_any_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) -> Truth:
@@ -234,13 +228,10 @@ def _same_relation(gold: Node, answer: Node, ask: Algebra) -> Truth:
     if isinstance(gold, Equation):
         return gold.label is not None and _same_node(gold.value, answer, ask)
     if isinstance(answer, Equation):
-        return (answer.label is not None or _is_calculation(answer)) and _same_node(gold, answer.value, ask)
+        # Without a label it may only show where the value comes from: "10^3 = 1000", but not "2x = 5".
+        calculation = not _VARIABLE.search(_COMMAND_OR_TEXT.sub("", answer.text.rpartition("=")[0]))
+        return (answer.label is not None or calculation) and _same_node(gold, answer.value, ask)
     raise TypeError("neither side is a relation")
-
-
-def _is_calculation(equation: Equation) -> bool:
-    """Whether an equation without a label only shows where a value comes from: "10^3 = 1000", but not "2x = 5"."""
-    return not _VARIABLE.search(_COMMAND_OR_TEXT.sub("", equation.text.rpartition("=")[0]))
 
 
 def _same_inequality(gold: Node, answer: Node, ask: Algebra) -> Truth:
@@ -336,19 +327,11 @@ def _without_braces(text: str) -> str:
     return compact(text).replace("{", "").replace("}", "").casefold()
 
 
-def _any(truths: Iterator[Truth]) -> Truth:
+def _combined(truths: Iterator[Truth], *, deciding: bool) -> Truth:
+    """Whether any is true (``deciding``) or all are (not ``deciding``); None where an unknown one could decide."""
     undecided = False
     for truth in truths:
-        if truth:
-            return True
+        if truth is deciding:
+            return deciding
         undecided = undecided or truth is None
-    return None if undecided else False
-
-
-def _all(truths: Iterator[Truth]) -> Truth:
-    undecided = False
-    for truth in truths:
-        if truth is False:
-            return False
-        undecided = undecided or truth is None
-    return None if undecided else True
+    return None if undecided else not deciding

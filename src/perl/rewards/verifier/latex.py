@@ -181,15 +181,11 @@ def tidy(answer: str) -> str:
     text = _SPACES.sub(" ", text).strip().rstrip(",;: ").lstrip(";: ")
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].rstrip()
-    text = _dated(text.removeprefix("=").removeprefix("\\approx").strip())
+    text = text.removeprefix("=").removeprefix("\\approx").strip()
+    date = _DATE.fullmatch(text.strip(TEXT_START + TEXT_END))
+    if date and (day := date[1] or date[3]):  # May 1, 2023 and 1 May 2023 are 2023-5-1
+        return f"{date[4]}-{_MONTHS.index(date[2].lower()) + 1}-{day}"
     return r"(-\infty,\infty)" if _ALL_REALS.fullmatch(text) else text
-
-
-def _dated(text: str) -> str:
-    """A text, or the date that it names as year, month and day: May 1, 2023 and 1 May 2023 are 2023-5-1."""
-    found = _DATE.fullmatch(text.strip(TEXT_START + TEXT_END))
-    day = found and (found[1] or found[3])
-    return f"{found[4]}-{_MONTHS.index(found[2].lower()) + 1}-{day}" if found and day else text
 
 
 @functools.lru_cache(maxsize=4096)
@@ -200,19 +196,18 @@ def compact(tidy_text: str) -> str:
 
 def _as_text(match: re.Match[str]) -> str:
     content = " ".join(match[1].replace("~", " ").split())
-    if _NUMBER.fullmatch(content) or (len(content) < 2 and content.isalnum() and not _is_unit(match, content)):
+    if _NUMBER.fullmatch(content):
         return content
+    if len(content) == 1 and content.isalnum():
+        # Behind a value a single letter is a unit, but for some that are numbers or variables there too.
+        before = match.string[max(0, match.start() - _NEAR) : match.start()] + match[1][0].strip(content)
+        if (content in "einxyz" and match[1][0] != "~") or not _VALUE.fullmatch(before):
+            return content
     if parts := _VALUE_AND_UNIT.fullmatch(content):
         return f"{parts[1]}{TEXT_START}{parts[2]}{TEXT_END}"
     if parts := _WORDS_AND.fullmatch(content):
         return f"{TEXT_START}{parts[1]}{TEXT_END}{TEXT_START}{parts[2]}{TEXT_END}"
     return f"{TEXT_START}{content}{TEXT_END}"
-
-
-def _is_unit(match: re.Match[str], letter: str) -> bool:
-    """Whether a single letter in a text font stands behind a value; some are numbers or variables there too."""
-    before = match.string[max(0, match.start() - _NEAR) : match.start()] + match[1][0].strip(letter)
-    return (letter not in "einxyz" or match[1][0] == "~") and _VALUE.fullmatch(before) is not None
 
 
 def _with_braces(text: str) -> str:
@@ -234,28 +229,19 @@ def _with_braces(text: str) -> str:
             end = _end_of_argument(text, start, closing, ends, parenthesised=command[1] == "sqrt")
             if end is None:
                 break
-            edits += [(position, start, ""), *_braces(text, start, end)]
+            edits.append((position, start, ""))
+            if text[start] != "{":
+                width = 1 if text[start] == "(" else 0  # of brackets that braces replace
+                edits += [(start, start + width, "{"), (end - width, end, "}")]
             position = end
         ends[command.start()] = position
-    return _edited(text, edits)
-
-
-def _braces(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
-    """What must change for an argument to stand in braces."""
-    if text[start] == "(":
-        return [(start, start + 1, "{"), (end - 1, end, "}")]
-    return [] if text[start] == "{" else [(start, start, "{"), (end, end, "}")]
-
-
-def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    """The text with spans replaced; where several meet, one argument's brace closes before the next one's opens."""
-    out, position = [], 0
-    for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[2] != "}", edit[1])):
-        if start < position:
-            continue
-        out += [text[position:start], new]
-        position = end
-    return "".join(out) + text[position:]
+    out, last = [], 0
+    # Where several meet, one argument's brace closes before the next one's opens.
+    for start, behind, new in sorted(edits, key=lambda edit: (edit[0], edit[2] != "}", edit[1])):
+        if start >= last:
+            out += [text[last:start], new]
+            last = behind
+    return "".join(out) + text[last:]
 
 
 def _end_of_argument(

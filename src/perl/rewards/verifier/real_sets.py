@@ -62,7 +62,9 @@ def _cuts(node: Node) -> Cuts | None:
         value = exact_value(node.text)
         return None if value is None else ((value, False), (value, True))
     if isinstance(node, Ordered):
-        begin, end = map(_end, node.items) if len(node.items) == 2 else (None, None)
+        texts = [item.text if isinstance(item, Scalar) else "" for item in node.items]
+        ends = [_INFINITE.get(compact(text), exact_value(text)) for text in texts]
+        begin, end = ends if len(ends) == 2 else (None, None)
         if begin is None or end is None or begin > end:
             return None
         return (begin, node.opening == "(" or begin == -math.inf), (end, node.closing == "]" and end != math.inf)
@@ -79,11 +81,6 @@ def _cuts(node: Node) -> Cuts | None:
         return united if len(parts) == len(node.items) and len(node.joined) < 2 else None
     inside = parts_of(node)  # of an equation the value, of an inequality the interval
     return _cuts(inside[0]) if inside and isinstance(node, Equation | Inequality) else None
-
-
-def _end(node: Node) -> Value | None:
-    text = node.text if isinstance(node, Scalar) else ""
-    return _INFINITE.get(compact(text), exact_value(text))
 
 
 def _pieces(cuts: Cuts) -> Iterator[tuple[tuple[Value, bool], tuple[Value, bool]]]:

@@ -155,12 +155,21 @@ def _structure(text: str, depth: int) -> Node:
     """The node of a text; beyond the deepest nesting everything is a scalar."""
     if depth >= _DEEPEST or len(text) > _LONGEST:
         return Scalar(text)
-    joined = _CONNECTIVES.sub(_connective, text).strip().strip(f",{AND}{OR}") if _has_connective(text) else text
-    text = joined.strip()
+    pieces = [piece.strip() for piece in _CONNECTIVES.split(text)]
+    # "and" and "or" join values; between words they are words.
+    if len(pieces) > 1 and any(exact_value(one) is not None or not one.replace(" ", "").isalpha() for one in pieces):
+        text = _CONNECTIVES.sub(_connective, text).strip().strip(f",{AND}{OR}")
+    text = text.strip()
     bracketed = text[:1] in ("[", "(") and text[-1:] in (")", "]")
     environment = _ENVIRONMENT.fullmatch(text[1:-1].strip() if bracketed else text) if "\\begin" in text else None
     if environment and environment[1] != "vmatrix":
-        return _grid(environment, depth)
+        rows = [row for row in _ROW_END.split(_RULE.sub("", environment[2])) if row.strip()]
+        if environment[1] in ("cases", "aligned"):
+            return _unordered([row.replace("&", " ") for row in rows], depth, braces=False)
+        if len(rows) > _MOST_ITEMS or any(row.count("&") >= _MOST_ITEMS for row in rows):
+            return Scalar(environment[0])
+        cells = [tuple(_structure(cell.strip(), depth + 1) for cell in row.split("&")) for row in rows]
+        return Grid(tuple(cells), environment[0])
     for separators in _SEPARATORS:
         parts = split_top(text, *separators)
         if len(parts) > _MOST_ITEMS:
@@ -184,7 +193,9 @@ def _single(text: str, depth: int) -> Node:
     if len(union) > 1:
         return _unordered(union, depth, braces=True, joined=OR)
     if text.count("\\pm") + text.count("\\mp") == 1 and not _enclosed(text):
-        return _unordered(_both_signs(text), depth, braces=False)
+        plus = text.replace("\\pm", "+").replace("\\mp", "-").strip().removeprefix("+")
+        minus = text.replace("\\pm", "-").replace("\\mp", "+")
+        return _unordered([plus.strip(), minus.strip()], depth, braces=False)
     enclosed = _enclosed(text)
     if enclosed is None:
         return Scalar(text)
@@ -301,22 +312,6 @@ def _unordered(parts: list[str], depth: int, *, braces: bool, joined: str = "") 
     return Unordered(tuple(items), braces, joined)
 
 
-def _grid(environment: re.Match[str], depth: int) -> Node:
-    rows = [row for row in _ROW_END.split(_RULE.sub("", environment[2])) if row.strip()]
-    if environment[1] in ("cases", "aligned"):
-        return _unordered([row.replace("&", " ") for row in rows], depth, braces=False)
-    if len(rows) > _MOST_ITEMS or any(row.count("&") >= _MOST_ITEMS for row in rows):
-        return Scalar(environment[0])
-    cells = [tuple(_structure(cell.strip(), depth + 1) for cell in row.split("&")) for row in rows]
-    return Grid(tuple(cells), environment[0])
-
-
-def _both_signs(text: str) -> list[str]:
-    plus = text.replace("\\pm", "+").replace("\\mp", "-")
-    minus = text.replace("\\pm", "-").replace("\\mp", "+")
-    return [plus.strip().removeprefix("+").strip(), minus.strip()]
-
-
 def _enclosed(text: str) -> tuple[str, str, str] | None:
     """Opening bracket, content and closing bracket of a text that one pair of brackets encloses."""
     opening = "\\{" if text.startswith("\\{") else text[:1]
@@ -336,11 +331,3 @@ def _enclosed(text: str) -> tuple[str, str, str] | None:
 
 def _connective(found: re.Match[str]) -> str:
     return AND if re.search("and|wedge", found[0], re.IGNORECASE) else OR
-
-
-def _has_connective(text: str) -> bool:
-    """Whether "and" or "or" joins values; between words it is a word."""
-    if not _CONNECTIVES.search(text):
-        return False
-    parts = _CONNECTIVES.split(text)
-    return any(exact_value(part.strip()) is not None or not part.replace(" ", "").isalpha() for part in parts)

@@ -104,7 +104,10 @@ def read(text: str) -> Any:  # noqa: ANN401 (a SymPy object)
         latex = pattern.sub(replacement, latex)
     try:
         found = _Parser(is_real=not should_treat_as_complex(latex), config=_CONVERSION).parse(latex)
-        found = _with_imaginary_unit(found.as_explicit() if isinstance(found, sympy.MatrixExpr) else found)
+        found = found.as_explicit() if isinstance(found, sympy.MatrixExpr) else found
+        # The parser takes i for a variable; where it is not the index of a sum it is the imaginary unit.
+        units = [symbol for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"]
+        found = found.subs(dict.fromkeys(units, sympy.I)) if units else found
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 (the parser raises whatever its grammar leads to)
@@ -130,12 +133,6 @@ class _Parser(_Latex2Sympy):
             raise ValueError(f"two numbers side by side: {text}")
         mixed = postfix.getText().isdecimal() and _MIXED.fullmatch(text)
         return value if mixed else sympy.Mul(value, 1, evaluate=False)
-
-
-def _with_imaginary_unit(found: Any) -> Any:  # noqa: ANN401 (a SymPy object)
-    """The parser takes i for a variable; where it is not the index of a sum it is the imaginary unit."""
-    units = [symbol for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"]
-    return found.subs(dict.fromkeys(units, sympy.I)) if units else found
 
 
 def _is_relation(read_text: Any) -> bool:  # noqa: ANN401 (a SymPy object)

@@ -15,12 +15,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
-from perl.rewards.workers.pool import ItemOutcome, WorkerPool, WorkerStartError, check_limit
+from perl.rewards.workers.pool import WorkerPool, WorkerStartError, check_limit
 from perl.run.launched import own_share
 from perl.types import Verdict, VerdictStatus
 
@@ -95,21 +95,23 @@ def check_all(
         ValueError: A number is impossible.
         RewardError: The worker processes cannot be started.
     """
-    _check_numbers(timeout_seconds, workers)
-    texts = [None if gold is None else _gold_text(gold) for gold in golds]
+    check_limit(timeout_seconds)
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ValueError(f"workers must be a whole number of at least 1, not {workers!r}")
+    texts: list[str | None] = []
+    for one in golds:
+        # A tensor's text is that of its number, and 0.10000000149011612, a number of 32 bits, is 0.1.
+        gold: Any = one
+        if hasattr(gold, "cpu"):
+            gold = gold.cpu().numpy()
+        if isinstance(gold, float) and math.isfinite(gold):
+            with suppress(OverflowError):
+                bits = struct.pack("f", gold)
+                if struct.unpack("f", bits) == (gold,):
+                    shorter = (float(f"{gold:.{digits}g}") for digits in range(1, 10))
+                    gold = next(one for one in shorter if struct.pack("f", one) == bits)
+        texts.append(None if gold is None else str(gold))
     return _verifier(workers).verdicts(list(zip(texts, completions, strict=True)), timeout_seconds)
-
-
-def _gold_text(gold: Any) -> str:  # noqa: ANN401 (what a script's data set holds)
-    """A tensor's text is that of its number, and 0.10000000149011612, a number of 32 bits, is 0.1."""
-    gold = gold.cpu().numpy() if hasattr(gold, "cpu") else gold
-    if isinstance(gold, float) and math.isfinite(gold):
-        with suppress(OverflowError):
-            bits = struct.pack("f", gold)
-            if struct.unpack("f", bits) == (gold,):
-                shorter = (float(f"{gold:.{digits}g}") for digits in range(1, 10))
-                gold = next(one for one in shorter if struct.pack("f", one) == bits)
-    return str(gold)
 
 
 def unreadable(golds: Iterable[str | None], workers: int = WORKERS) -> list[int]:
@@ -164,29 +166,20 @@ class _Verifier:
                 open_pairs.append(pair)
             else:
                 statuses[pair] = status, time.perf_counter() - started
-        statuses |= self._from_workers(open_pairs, timeout_seconds)
-        return [Verdict(statuses[pair][0], pair[1], statuses[pair][1]) for pair in pairs]
-
-    def _from_workers(self, pairs: list[_Pair], timeout_seconds: float) -> dict[_Pair, tuple[VerdictStatus, float]]:
-        if not pairs:
-            return {}
         try:
-            outcomes = self._pool.map(pairs, timeout_seconds)
+            outcomes = self._pool.map(open_pairs, timeout_seconds) if open_pairs else []
         except WorkerStartError as error:
             raise _no_workers(error) from error
         with self._lock:
-            for pair, outcome in zip(pairs, outcomes, strict=True):
-                if outcome.status == "done":  # what took too long may be done in time on a quieter machine
-                    self._known[pair] = outcome.value
+            for pair, out in zip(open_pairs, outcomes, strict=True):
+                if out.status == "done":  # what took too long may be done in time on a quieter machine
+                    self._known[pair] = out.value
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        return {pair: (_status(out), out.seconds) for pair, out in zip(pairs, outcomes, strict=True)}
-
-
-def _check_numbers(timeout_seconds: float, workers: int) -> None:
-    check_limit(timeout_seconds)
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ValueError(f"workers must be a whole number of at least 1, not {workers!r}")
+        for pair, out in zip(open_pairs, outcomes, strict=True):
+            told = out.value if out.status == "done" else "unjudged" if out.status == "stalled" else out.status
+            statuses[pair] = told, out.seconds
+        return [Verdict(statuses[pair][0], pair[1], statuses[pair][1]) for pair in pairs]
 
 
 def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:
@@ -208,12 +201,6 @@ def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:
     if answer is None:
         return "no_answer"
     return "wrong" if same is False else None
-
-
-def _status(outcome: ItemOutcome) -> VerdictStatus:
-    if outcome.status == "done":
-        return cast(VerdictStatus, outcome.value)
-    return "unjudged" if outcome.status == "stalled" else outcome.status
 
 
 def _no_workers(error: WorkerStartError) -> RewardError:

@@ -111,19 +111,12 @@ def without_unit(text: str) -> tuple[str, str]:
     if found is None or not found.start():
         return text, ""
     unit = (found["texts"] or found["words"]).translate(_NO_MARKS)
-    no_unit = found["words"] and not _is_word(unit.split()[0].split("^")[0].casefold())
-    if no_unit or _SAYS_MORE.search(unit):
+    word = unit.split()[0].split("^")[0].casefold() if found["words"] else ""
+    # Letters behind a number are variables unless they are a unit or a noun.
+    noun = bool(len(word) > 2 and _VOWEL.search(word)) or _IDEOGRAM.search(word)
+    if (found["words"] and not (noun or word in _SHORT_UNITS)) or _SAYS_MORE.search(unit):
         return text, ""
-    return text[: found.start()].strip(), _one_spelling(unit)
-
-
-def _is_word(word: str) -> bool:
-    """Whether letters behind a number are a unit or a noun, not variables."""
-    return word in _SHORT_UNITS or bool(len(word) > 2 and _VOWEL.search(word)) or bool(_IDEOGRAM.search(word))
-
-
-def _one_spelling(unit: str) -> str:
-    """A unit as its factors in one spelling: "square feet" is "ft2", "miles per hour" and "mph" are "h-1 mi1"."""
+    # As its factors in one spelling: "square feet" is "ft2", "miles per hour" and "mph" are "h-1 mi1".
     powers: Counter[str] = Counter()
     sign, stated, last = 1, 0, ""
     for divided, name, power in _FACTOR.findall(unit.replace("\\cdot", " ")):
@@ -140,4 +133,5 @@ def _one_spelling(unit: str) -> str:
             stated = 0
     if last:  # "feet squared"
         powers[last] *= stated or 1
-    return " ".join(f"{name}{power}" for name, power in sorted(powers.items()) if power)
+    spelled = " ".join(f"{name}{power}" for name, power in sorted(powers.items()) if power)
+    return text[: found.start()].strip(), spelled

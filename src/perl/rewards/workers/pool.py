@@ -189,18 +189,35 @@ class WorkerPool:
     @contextlib.contextmanager
     def _orderly(self) -> Iterator[None]:
         """Whatever interrupts a call, no worker is left with half a message or an answer that nobody waits for."""
-        with contextlib.ExitStack() as interrupted:
-            interrupted.callback(self._drop_busy)
+        try:
             yield
-            interrupted.pop_all()  # it was not interrupted: nothing is dropped
-
-    def _drop_busy(self) -> None:
-        for worker in [worker for worker in self._workers if not worker.idle]:
-            self._drop(worker)
+        except BaseException:
+            for worker in [worker for worker in self._workers if not worker.idle]:
+                self._drop(worker)
+            raise
 
     def _launch(self, number: int) -> None:
         while len(self._workers) < number:
-            self._workers.append(_launched(self._arguments))
+            if os.name != "posix":
+                raise WorkerStartError("worker processes need Linux or macOS")
+            ours, theirs = socket.socketpair()
+            with theirs:
+                connection = Connection(ours.detach())
+                path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+                try:
+                    process = subprocess.Popen(  # noqa: S603 (this interpreter, this package)
+                        [sys.executable, "-P", "-u", "-c", _START, path, self._arguments, str(theirs.fileno())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=_STDERR,
+                        pass_fds=[theirs.fileno()],
+                        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                        process_group=0,  # Ctrl-C is for the parent; what the function started dies with its worker
+                    )
+                except OSError as error:
+                    connection.close()
+                    raise WorkerStartError(f"no worker can be started: {error}") from error
+            now = time.monotonic()
+            self._workers.append(_Worker(process, connection, deadline=now + START_SECONDS, begun=now))
 
     def _heard(self, now: float) -> list[_Worker]:
         """Workers that sent a message, died or overran; waits for one."""
@@ -277,7 +294,11 @@ class WorkerPool:
     def _drop(self, worker: _Worker) -> str:
         self._workers.remove(worker)
         _end(worker)
-        return _how_it_ended(worker.process.returncode)
+        code = worker.process.returncode or 0
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def _forget(self) -> None:
         """In a forked process: the workers are the parent's, and so may be the thread that holds the lock."""
@@ -307,29 +328,6 @@ def check_limit(seconds: float) -> None:
         raise ValueError(f"timeout_seconds must be a positive number up to a day, 86400, not {seconds!r}")
 
 
-def _launched(arguments: str) -> _Worker:
-    if os.name != "posix":
-        raise WorkerStartError("worker processes need Linux or macOS")
-    ours, theirs = socket.socketpair()
-    with theirs:
-        connection = Connection(ours.detach())
-        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-        try:
-            process = subprocess.Popen(  # noqa: S603 (this interpreter, this package)
-                [sys.executable, "-P", "-u", "-c", _START, path, arguments, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                process_group=0,  # Ctrl-C is for the parent; what the function started is killed with its worker
-            )
-        except OSError as error:
-            connection.close()
-            raise WorkerStartError(f"no worker can be started: {error}") from error
-    now = time.monotonic()
-    return _Worker(process, connection, deadline=now + START_SECONDS, begun=now)
-
-
 def _answer(connection: Connection) -> tuple[Literal["done", "timeout", "error"], Any, str, float] | None:
     """A message of a worker; None if it died or the message is malformed."""
     try:
@@ -351,12 +349,3 @@ def _end(worker: _Worker) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
-
-
-def _how_it_ended(returncode: int | None) -> str:
-    if returncode is None or returncode >= 0:
-        return f"ended with exit code {returncode}"
-    try:
-        return f"was ended by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was ended by signal {-returncode}"

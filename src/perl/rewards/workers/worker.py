@@ -79,7 +79,12 @@ def main() -> None:
             importlib.import_module(module)
         for item in task["warm_up"]:
             function(item)
-        _limit_memory(task["memory_mib"])
+        if task["memory_mib"] and sys.platform == "linux":  # which alone reports how much the imports took
+            import resource
+
+            with open("/proc/self/statm", encoding="ascii") as statm:
+                taken = int(statm.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (taken + task["memory_mib"] * _MIB, resource.RLIM_INFINITY))
         answer = _as_json("done", None, "", 0.0)
     except BaseException as error:  # noqa: BLE001 (a module may raise anything while it is imported)
         with contextlib.suppress(OSError):
@@ -128,7 +133,14 @@ def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) ->
     """The answer for one message."""
     begun = time.monotonic()
     soft.fired = False
-    _set_timers(*struct.unpack(LIMITS, message[:_LIMIT_BYTES]))
+    processor, wall = struct.unpack(LIMITS, message[:_LIMIT_BYTES])
+    # The kernel ends it at the limit of processor time, also in the midst of one long call into C. The parent does at
+    # that of wall time, and the kernel a second later, unless the function uses SIGALRM itself.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, wall + 1)
+    signal.setitimer(signal.ITIMER_PROF, processor)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_LIMIT * processor)
     error = ""
     answer = b""
     try:
@@ -163,19 +175,6 @@ def _watch(parent: int) -> None:
             continue
 
 
-def _set_timers(processor: float, wall: float) -> None:
-    """The function's limits.
-
-    The kernel ends it at the limit of processor time, also in the midst of one long call into C. The parent does at
-    that of wall time, and the kernel a second later, unless the function uses SIGALRM itself.
-    """
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, wall + 1)
-    signal.setitimer(signal.ITIMER_PROF, processor)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_LIMIT * processor)
-
-
 def _clear_timers() -> None:
     for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF, signal.ITIMER_REAL):
         signal.setitimer(timer, 0)
@@ -199,14 +198,3 @@ def imported(target: str) -> Callable[..., Any]:
         raise TypeError(f"{target} cannot be called")
     function: Callable[..., Any] = found
     return function
-
-
-def _limit_memory(mib: int | None) -> None:
-    """Bounds the address space, from what the imports took; only Linux reports how much that is."""
-    if not mib or sys.platform != "linux":
-        return
-    import resource
-
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        taken = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + mib * _MIB, resource.RLIM_INFINITY))

@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any
 
 from pydantic import ValidationError
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, GRPOTrainer
@@ -24,12 +25,19 @@ from perl.algorithms.kl_place import kl_mistakes
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.overrides import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.algorithms.reading import sometimes_read
-from perl.algorithms.registry import LOSSES, delta_mistakes
+from perl.algorithms.registry import LOSSES, delta_mistakes, function_at
 from perl.algorithms.train_fields import defaults_of, train_fields, train_model, words_of_fields
 from perl.errors import DataError, MissingExtraError, Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import FSDP2, check_push, check_strategy
 from perl.recipe.layers import Layer
-from perl.recipe.optional_packages import missing_trackers, send_no_statistics, tracker_mistakes, unusable_trackers
+from perl.recipe.optional_packages import (
+    ADDED_TRACKERS,
+    missing_trackers,
+    named_trackers,
+    send_no_statistics,
+    tracker_mistakes,
+    unusable_trackers,
+)
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import FIELD_OF_SETTING
 from perl.recipe.validation import SectionKind, checked, mistakes_of
@@ -101,6 +109,8 @@ def check_enumerations(args: GRPOConfig) -> None:
 def check_trackers(args: GRPOConfig) -> None:
     """Refuses a tracker that is unknown, not installed, or would ask for a login; the others send no statistics.
 
+    Those that packages of the user's have added are given to transformers, which makes their callbacks.
+
     Raises:
         RecipeError: Names each, and the nearest word or what to do.
         MissingExtraError: Its package is not installed.
@@ -110,6 +120,8 @@ def check_trackers(args: GRPOConfig) -> None:
     raise_all(RecipeError, [*tracker_mistakes(args.report_to, "report_to")])
     raise_all(MissingExtraError, [*missing_trackers(args.report_to, "report_to")])
     raise_all(RecipeError, [*unusable_trackers(given)])
+    for name in ADDED_TRACKERS.keys() & set(named_trackers(args.report_to)):
+        INTEGRATION_TO_CALLBACK[name] = function_at(ADDED_TRACKERS[name])
 
 
 def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
