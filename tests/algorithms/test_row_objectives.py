@@ -87,8 +87,7 @@ def a_trainer(x: Batch, settings: dict) -> SimpleNamespace:
         critic=None,
         settings=SimpleNamespace(gamma=settings["gae_gamma"], lambda_=settings["gae_lambda"]),
         _total=lambda sums: sums,
-        _metrics=lambda _: defaultdict(list),
-        _live=SimpleNamespace(model=model),
+        _live=SimpleNamespace(model=model, _metrics={"train": defaultdict(list)}),
     )
     once = {"steps_per_generation": 1, "gradient_accumulation_steps": 1}
     return SimpleNamespace(

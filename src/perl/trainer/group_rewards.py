@@ -343,7 +343,8 @@ def scored_rollouts(trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Ex
     complete(trainer, trainer._group_rewards, rollouts, rewards_NK, len(inputs))
     if trainer.model.training and trainer.prompt_selection is not None:
         trainer.prompt_selection.log_first()
-    trainer.optimizer_step.add_prompts(inputs, rollouts)
+    if trainer.optimizer_step.teaching is not None:
+        trainer.optimizer_step.teaching.add_prompts(inputs, rollouts)
     if trainer.model.training and trainer.rollout_source.is_served:
         rollouts[STEPS_BEHIND] = torch.tensor(trainer.rollout_source.steps_behind)
     return rollouts

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, has_length
 from trl import GRPOConfig, GRPOTrainer
@@ -135,10 +136,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.reference, self.strategy = self._adapted.reference, self._adapted.strategy
         check_taken(own_setting(args, "strategy"), self.strategy)
         add_callbacks(self)
-        parts = make_parts(self)
-        self.log_prob_passes, self.rollout_source, self.optimizer_step = parts.passes, parts.source, parts.step
-        self.resume_state, self._position, self.critic_training = parts.resume, parts.position, parts.critic
-        self._rollout_check, self._group_rewards, self.prompt_selection = parts.check, parts.rewards, parts.prompts
+        make_parts(self)
 
     # What it is, for its parts, callbacks and scripts.
 
@@ -268,6 +266,10 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     # Log-probabilities and the loss.
 
+    def run_micro_batch(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+        """Transformers' forward and backward pass of one micro-batch of ours; TRL's also counts and times it."""
+        return Trainer.training_step(self, model, batch)
+
     def add_log_probs(self, rollouts: dict[str, Any]) -> None:
         """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
 
@@ -279,7 +281,7 @@ class PeftGRPOTrainer(GRPOTrainer):
             rollouts,
             self._metrics[mode_of(self.model)],
             old=reads_old(self) or selects(self),
-            reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
+            reference=self.reference if self.beta != 0.0 else None,
             skips=skips and not selects(self),
             score=partial(scored_as_trl, self) if padded else None,
         )

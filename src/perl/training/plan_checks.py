@@ -23,7 +23,7 @@ from perl.rewards.verifier import Judging, unreadable
 from perl.run.progress import live_line
 from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.live import generation_interval
-from perl.trainer.prompts.curriculum import difficulties
+from perl.trainer.prompts.chances import difficulties
 from perl.trainer.prompts.making import choice_mistakes
 from perl.trainer.prompts.refill import extra_prompts
 from perl.trainer.step.teacher_prompts import check_answers, check_differs, teacher_prompt

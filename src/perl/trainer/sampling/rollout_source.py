@@ -30,7 +30,7 @@ from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.devices import threads_for
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
-from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
+from perl.trainer.live import LiveTrainer, Position, mode_of, most
 from perl.trainer.sampling.generation import Prompts, tokens_left
 from perl.trainer.sampling.given_rewards import EarlyVerdicts
 from perl.trainer.sampling.rollouts_ahead import LaterPrompts, LookAhead, TokenSteps
@@ -57,6 +57,7 @@ class RolloutSource:
 
     Attributes:
         rollout: What samples, and how it gets the policy.
+        is_served: Whether an engine samples; else TRL does, with transformers.
         sampling: How it draws tokens.
         verdicts: Compares answers as soon as a group is there, where a reward does so.
         inputs: The examples whose prompts are sampled next, one for each completion.
@@ -71,9 +72,8 @@ class RolloutSource:
         rollout: RolloutSection,
         sampling: EngineSampling,
         prompts: Prompts,
-        *,
         position: Position,
-        metrics: Metrics,
+        *,
         later: Callable[[], LaterPrompts | None] = lambda: None,
     ) -> None:
         """Takes what a training samples with; an engine is opened with the first rollouts.
@@ -84,11 +84,10 @@ class RolloutSource:
             sampling: How.
             prompts: How they become tokens.
             position: Where the training is among its micro-batches.
-            metrics: Where metrics go.
             later: Gives the prompts of epochs that have not begun; None: nothing is sampled beyond an epoch's end.
         """
         self._live, self.rollout, self.sampling, self._prompts = live, rollout, sampling, prompts
-        self._position, self._metrics = position, metrics
+        self._position, self.is_served = position, rollout.capabilities.takes_updates
         self.verdicts = EarlyVerdicts(prompts)
         self.inputs: Sequence[dict[str, Any]] = []
         self.gap: GapJudge | None = None
@@ -107,11 +106,6 @@ class RolloutSource:
             if rollout.in_flight == "continue" and self._sync_plan.form == "merged":
                 what = f"continue needs an adapter that is served beside the base, and here {self._sync_plan.why}"
                 raise RecipeError(what, "rollout.in_flight", "finish")
-
-    @property
-    def is_served(self) -> bool:
-        """Whether an engine samples; else TRL does, with transformers."""
-        return self.rollout.capabilities.takes_updates
 
     @property
     def engine(self) -> Engine:
@@ -213,7 +207,7 @@ class RolloutSource:
         started = time.perf_counter()
         with threads_for(self._live.policy):
             yield
-        self._metrics(mode_of(self._live.model))["rollout/seconds"].append(time.perf_counter() - started)
+        self._live._metrics[mode_of(self._live.model)]["rollout/seconds"].append(time.perf_counter() - started)
 
     def rollouts(self, prompt_ids: list[list[int]]) -> tuple[list[Sampled], int]:
         """The completions of these prompts, and the step of the policy they are from."""
@@ -260,7 +254,7 @@ class RolloutSource:
             self._open(prompt_ids or [self._parity_check.request.prompt_ids])
         started = time.perf_counter()
         update = self._load("v")
-        metrics = self._metrics(mode_of(self._live.model))
+        metrics = self._live._metrics[mode_of(self._live.model)]
         metrics["sync/seconds"].append(time.perf_counter() - started)
         metrics["sync/bytes"].append(float(update.nbytes))
         self._loaded_step = self._live.state.global_step
@@ -295,7 +289,7 @@ class RolloutSource:
         failed = self._drop(self._together(judge))
         for reason in failed.values():
             warn("PRL317", "the rollouts are made again without a server that fails the parity check: %s", reason)
-        self._metrics("train")["sync/logp_diff"] += passed
+        self._live._metrics["train"]["sync/logp_diff"] += passed
         return bool(failed)
 
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
@@ -438,7 +432,7 @@ class RolloutSource:
         return result
 
     def _log_rollouts(self, sampled: Sequence[Sampled], seconds: float, steps_behind: int) -> None:
-        metrics = self._metrics(mode_of(self._live.model))
+        metrics = self._live._metrics[mode_of(self._live.model)]
         tokens = sum(len(s.token_ids) for s in sampled)
         metrics["rollout/seconds"].append(seconds)
         metrics["rollout/tokens_per_second"].append(tokens / max(seconds, 1e-9))

@@ -25,7 +25,7 @@ from perl.packing.micro_batches import MicroBatch, Window
 from perl.policy.critic import WEIGHTS, Critic, facts_of_base, find_critic
 from perl.run.devices import threads_for
 from perl.trainer.arguments.config import own_setting
-from perl.trainer.live import LiveTrainer, Metrics, mode_of
+from perl.trainer.live import LiveTrainer, mode_of
 from perl.trainer.step.log_prob_passes import LogProbPasses
 from perl.trainer.step.optimizer_state import read_state, write_state
 from perl.trainer.step.partitioned_optimizer import Exchange, average_gradients
@@ -77,19 +77,18 @@ class CriticTraining:
         settings: How it is trained.
     """
 
-    def __init__(self, live: LiveTrainer, method: Method, passes: LogProbPasses, metrics: Metrics) -> None:
+    def __init__(self, live: LiveTrainer, method: Method, passes: LogProbPasses) -> None:
         """Makes a critic for a policy that is complete.
 
         Args:
             live: The training.
             method: Of the policy.
             passes: How rows go through the policy.
-            metrics: Where metrics go.
 
         Raises:
             ModelError: The policy has no adapter, or the critic to start from does not fit its base.
         """
-        self._live, self._passes, self._metrics = live, passes, metrics
+        self._live, self._passes = live, passes
         args = live.args
         self.settings = CriticSettings.of(args, method)
         self.critic = Critic(live.policy, rank=self.settings.rank, seed=args.seed)
@@ -126,7 +125,7 @@ class CriticTraining:
         rollouts["advantages"] = whitened(advantages_NT, mask_NT, self._total)
         rollouts["old_values"], rollouts["returns"] = values_NT, advantages_NT + values_NT
         sums_6 = self._total(moments(values_NT, rollouts["returns"], mask_NT))
-        metrics = self._metrics(mode_of(self._live.model))
+        metrics = self._live._metrics[mode_of(self._live.model)]
         explained = explained_variance(sums_6)
         if math.isfinite(explained):  # else there is nothing to explain
             metrics["critic/explained_variance"].append(explained)
@@ -185,7 +184,7 @@ class CriticTraining:
             torch.nn.utils.clip_grad_norm_(parameters, live.args.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        metrics = self._metrics("train")
+        metrics = self._live._metrics["train"]
         metrics["critic/loss"].append(loss / max(tokens, 1.0))
         metrics["critic/clip_fraction"].append(clipped / max(tokens, 1.0))
 

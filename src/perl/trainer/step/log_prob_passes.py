@@ -66,7 +66,6 @@ class LogProbPasses:
         self,
         live: LiveTrainer,
         *,
-        whole_tensors: bool,
         longest_prompt: Callable[[int], int],
         asleep_bytes: Callable[[], int],
     ) -> None:
@@ -74,11 +73,10 @@ class LogProbPasses:
 
         Args:
             live: Has the policy, and arguments that decide how rows may be run.
-            whole_tensors: Whether each process holds the whole of each tensor.
             longest_prompt: Tokens of the longest prompt that may come, from those of the longest seen.
             asleep_bytes: Bytes of the device that are free now and taken again before the next rollouts.
         """
-        self._live, self._whole_tensors = live, whole_tensors
+        self._live, self._whole_tensors = live, live.whole_tensors
         self._longest_prompt, self._asleep_bytes = longest_prompt, asleep_bytes
         args, model = live.args, base_of(live.policy)
         # Tokens in a micro-batch; 0: the rows of each as TRL cuts them; None: as memory allows.
@@ -86,7 +84,7 @@ class LogProbPasses:
         self._copy_cost = 0.0
         self._scored_tokens: int | None = None
         # Of a base in shards, in each of whose passes the processes wait for each other.
-        self.in_step = None if whole_tensors else InStep(model)
+        self.in_step = None if live.whole_tensors else InStep(model)
         # A fused head has no gradient of the entropy.
         self._fused_head: bool | None = (
             False if own_setting(args, "entropy_weight") else own_setting(args, "fused_head")

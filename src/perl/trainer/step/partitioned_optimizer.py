@@ -10,8 +10,9 @@ be run again on too little memory, methods and guards find them where DDP has th
 The price: until the step each process holds the whole gradient, which is as large as what is trained.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import Trainer
 
 from perl.errors import ModelError, RecipeError
-from perl.run.shards import is_sharded
+from perl.trainer.live import LiveTrainer
 
 # Of torch's optimizers those that treat every number by itself, so that a share of all numbers moves as in the whole.
 _BY_NUMBER = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop", "SGD")
@@ -259,19 +260,35 @@ class Exchange:
     group: torch.distributed.ProcessGroup | None
 
 
-def exchange_of(model: nn.Module) -> Exchange | None:
-    """What is left to the caller to exchange after passes that did not; None: nothing, or something else does it.
+def exchange_of(live: LiveTrainer, model: nn.Module) -> Exchange | None:
+    """What is left to exchange after passes that did not; None: nothing, there is one process.
 
     Args:
+        live: The training.
         model: As it is trained, compiled or not: wrapped by DDP, or with its base in shards and its adapter whole.
     """
     inner = getattr(model, "_orig_mod", model)
-    if isinstance(inner, DistributedDataParallel):
+    if isinstance(inner, DistributedDataParallel) and not live.shares_optimizer:
         named = [p for name, p in inner.module.named_parameters() if name not in inner.parameters_to_ignore]
         return Exchange([p for p in named if p.requires_grad], inner.process_group)
-    if is_sharded(inner):
-        return Exchange([p for p in inner.parameters() if p.requires_grad], None)
+    if live.shares_optimizer or not live.whole_tensors:
+        return Exchange([p for p in live.policy.parameters() if p.requires_grad], None)
     return None
+
+
+@contextlib.contextmanager
+def unexchanged(live: LiveTrainer, model: nn.Module) -> Iterator[None]:
+    """For a backward pass after which gradients are added up on this process only."""
+    state = live.accelerator.gradient_state
+    state._set_sync_gradients(False)
+    try:
+        if live.shares_optimizer or not live.whole_tensors:
+            yield
+        else:
+            with live.accelerator.no_sync(model=model):
+                yield
+    finally:
+        state._set_sync_gradients(True)
 
 
 @torch.no_grad()
