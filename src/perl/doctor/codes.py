@@ -78,7 +78,7 @@ def _of_alarm(rule: Rule) -> Code:
         rule.title,
         f"The alarm `{rule.name}`: {rule.fires}.",
         f"{rule.harm} The limit: {rule.why}.",
-        f"{rule.example} [{rule.code}]",
+        rule.example,
         f"{change[:1].upper()}{change[1:]}. `alarms: {{stop: [{rule.name}]}}` ends a run with it.",
     )
 

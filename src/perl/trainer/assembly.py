@@ -6,11 +6,13 @@ This module alone hands the trainer's methods out; each part receives what its c
 """
 
 import copy
+import heapq
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from datasets import Dataset
 from trl import GRPOTrainer
 
 from perl.errors import RecipeError
@@ -21,7 +23,7 @@ from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, te
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
-from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section
+from perl.trainer.arguments.config import rollout_section, teacher_section
 from perl.trainer.arguments.deepspeed_config import check_stage
 from perl.trainer.arguments.rollout_choice import choose_backend
 from perl.trainer.arguments.signal_checks import taught_alone
@@ -32,8 +34,8 @@ from perl.trainer.callbacks.trackers import KeptRuns
 from perl.trainer.group_rewards import GroupRewards
 from perl.trainer.live import Position
 from perl.trainer.overrides import is_replaced
-from perl.trainer.prompts.making import made_selection
 from perl.trainer.prompts.order import later_prompts
+from perl.trainer.prompts.selection import made_selection
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.sampling.generation import Prompts
 from perl.trainer.sampling.given_rewards import is_rewarded
@@ -41,10 +43,12 @@ from perl.trainer.sampling.greedy_baseline import check_greedy
 from perl.trainer.sampling.rollout_check import RolloutCheck
 from perl.trainer.sampling.rollout_source import RolloutSource
 from perl.trainer.step.critic_training import CriticTraining
-from perl.trainer.step.log_prob_passes import LogProbPasses, longest_prompt
+from perl.trainer.step.log_prob_passes import LogProbPasses
 from perl.trainer.step.optimizer_step import OptimizerStep
 from perl.trainer.step.partitioned_optimizer import check_divisible, partition_optimizer
 from perl.trainer.step.teaching import TeacherModel, Teaching, check_prompts, context_of
+
+_LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its text is one of the longest
 
 
 def make_parts(trainer: GRPOTrainer) -> None:
@@ -56,22 +60,16 @@ def make_parts(trainer: GRPOTrainer) -> None:
     trainer.log_prob_passes = passes = LogProbPasses(
         trainer, longest_prompt=partial(longest_that_may_come, trainer), asleep_bytes=lambda: source.asleep_bytes
     )
-    trainer._group_rewards = rewards = GroupRewards(
-        trainer.reward_func_names,
-        estimator=own_setting(trainer.args, "advantage_estimator"),
-        scale=trainer.scale_rewards,
-        aggregation=trainer.multi_objective_aggregation,
-        warns=trainer.accelerator.is_main_process,
-    )
+    trainer._group_rewards = rewards = GroupRewards(trainer)
     if rewards.estimator.writes_greedy:
         check_greedy(trainer)
     critic = CriticTraining(trainer, trainer.adaptation.method, passes) if rewards.estimator.critic else None
     trainer.critic_training = critic
     teaching = None
     if teacher is not None:
-        sampled_by = "rollout_func" if trainer.rollout_func is not None else None
-        tokens, alone = partial(_tokens, trainer), _taught_alone(trainer)
-        teaching = Teaching(trainer, teacher, passes, tokens, sampled_by=sampled_by, alone=alone)
+        tokens, by_rollout_func = partial(_tokens, trainer), trainer.rollout_func is not None
+        alone = _taught_alone(trainer)
+        teaching = Teaching(trainer, teacher, passes, tokens, by_rollout_func=by_rollout_func, alone=alone)
     trainer.optimizer_step = OptimizerStep(
         trainer, passes, trainer._rollout_check, position, critic=critic, teaching=teaching
     )
@@ -205,6 +203,18 @@ def _tokens(trainer: GRPOTrainer, prompts: list[Any]) -> list[list[int]]:
 
 
 def longest_that_may_come(trainer: GRPOTrainer, seen: int, most: int | None = None) -> int:
-    """Tokens of the longest prompt that may come; the longest seen where prompts are changed on the way."""
+    """Tokens of the longest prompt that may come: of those with the longest texts in the data set.
+
+    Args:
+        trainer: Of the data.
+        seen: Of the rollouts at hand; the result where prompts are changed on the way, or the data is a stream.
+        most: Prompts that are looked at; None: all of them.
+    """
+    data = trainer.train_dataset
     changed = trainer.rollout_func is not None or trainer.environment_factories is not None or trainer._is_vlm
-    return seen if changed else longest_prompt(trainer.train_dataset, partial(_tokens, trainer), seen, most)
+    if changed or not isinstance(data, Dataset) or not len(data):  # a stream can be read only once
+        return seen
+    prompts = data["prompt"][:most]
+    sizes = enumerate(len(str(prompt)) for prompt in prompts)
+    longest = heapq.nlargest(_LONGEST_TEXTS, sizes, key=lambda found: found[1])
+    return max(seen, *map(len, _tokens(trainer, [prompts[index] for index, _ in longest])))

@@ -24,10 +24,9 @@ from perl.run.progress import live_line
 from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.live import generation_interval
 from perl.trainer.prompts.chances import difficulties
-from perl.trainer.prompts.making import choice_mistakes
 from perl.trainer.prompts.refill import extra_prompts
-from perl.trainer.step.teacher_prompts import check_answers, check_differs, teacher_prompt
-from perl.trainer.step.teaching import check_context, context_of
+from perl.trainer.prompts.selection import choice_mistakes
+from perl.trainer.step.teaching import check_answers, check_context, check_differs, context_of, teacher_prompt
 from perl.training.tasks import held_out_here
 
 # A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
@@ -225,7 +224,7 @@ def check_teacher_prompts(
         tokenizer: The base's.
         config: The base's.
         arguments: Of the trainer.
-        same: As of :func:`perl.trainer.step.teacher_prompts.check_differs`.
+        same: As of :func:`perl.trainer.step.teaching.check_differs`.
 
     Raises:
         DataError: A prompt cannot be made.

@@ -1,5 +1,6 @@
 """PromptSelection: what a trainer does between the rewards of a generation batch and its advantages.
 
+PromptsSection, data -> PromptSelection, sampler
 rollouts, rewards -> memory; groups without variance -> groups of other prompts
 """
 
@@ -8,16 +9,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
 from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.advantages import agreeing_groups, nan_std, weighted_rewards
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.kl_place import KL_IN_REWARD, off_reward
 from perl.algorithms.registry import function_at
-from perl.errors import BrokenPromiseError, ModelError, RolloutError
+from perl.errors import BrokenPromiseError, Mistake, ModelError, RecipeError, RolloutError, raise_all
+from perl.recipe.sections import PromptsSection
 from perl.trainer.arguments.config import own_setting, prompts_section
+from perl.trainer.arguments.signal_checks import has_teacher
 from perl.trainer.live import Position, generation_interval
-from perl.trainer.prompts.chances import PromptOutcome
-from perl.trainer.prompts.choice import PromptChoice
+from perl.trainer.prompts.chances import Curriculum, PromptMemory, PromptOutcome, difficulties, ranked
+from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
+from perl.trainer.prompts.order import ResumableRepeatSampler
 from perl.trainer.prompts.refill import BatchLayout, Examples, GenerationBatch, Rollouts, refilled
 from perl.trainer.sampling.rollout_source import RolloutSource
 
@@ -72,11 +79,6 @@ class PromptSelection:
         rewards_PG = self._rewards(rewards_NK)
         flat_P = agreeing_groups(rewards_PG)
         return flat_P if self._advantages is None else flat_P | (self._advantages(rewards_PG) == 0).all(dim=1)
-
-    @property
-    def batch(self) -> int:
-        """Number of the generation batch that is made now, in this training."""
-        return (self._position.micro_batch - self._origin) // generation_interval(self._trainer.args)
 
     def begin(self) -> None:
         """A training begins; what an earlier one of the same trainer has seen stays known."""
@@ -140,7 +142,9 @@ class PromptSelection:
             BrokenPromiseError: The examples are not those that were chosen.
             RolloutError: Nothing has varied for so long that nothing will.
         """
-        number, rows, generations = self.batch, len(inputs), self._layout.generations
+        # Of the generation batch that is made now, in this training.
+        number = (self._position.micro_batch - self._origin) // generation_interval(self._trainer.args)
+        rows, generations = len(inputs), self._layout.generations
         chosen, shown = list(self.choice.chosen(number, len(rewards_NK) // generations)), self._latest(len(rewards_NK))
         for row in range(0, rows, generations):
             problem = self._data[chosen[(self._layout.process * rows + row) // generations]]
@@ -155,7 +159,7 @@ class PromptSelection:
             "reward_std": nan_std(rewards_PG.view(1, -1)).item(),
             "rows/unscored": float(rewards_PG.isnan().sum()),
         }
-        metrics, extra = self._trainer._metrics["train"], list[GenerationBatch]()
+        extra = list[GenerationBatch]()
         batch = made = GenerationBatch(inputs, rollouts, rewards_NK, chosen, shown)
         if self._cap > 0:
             batch, extra, logged = refilled(
@@ -170,8 +174,7 @@ class PromptSelection:
                 mask_NT = batch.rollouts["completion_mask"] * batch.rollouts.get("tool_mask", 1)
                 total = self._trainer.accelerator.gather(mask_NT.sum()).sum()
                 batch = replace(batch, rollouts=batch.rollouts | {"num_items_in_batch": total})
-            for name, value in logged.items():
-                metrics[name].append(value)
+            self._trainer.note(logged)
             self._show(batch)
         # A group without any reward counts as flat, with a reward of NaN.
         seen = [
@@ -184,8 +187,7 @@ class PromptSelection:
                 strict=True,
             )
         ]
-        for name, share in self.choice.note(number, seen).items():
-            metrics[name].append(share)
+        self._trainer.note(self.choice.note(number, seen))
         self._give_up(number, batch, len(seen))
         return batch
 
@@ -241,3 +243,106 @@ class PromptSelection:
                 "prompts.refill",
                 "there is nothing to learn from: look at `perl reward check`, at other data, or a higher temperature",
             )
+
+
+def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSource) -> PromptSelection | None:
+    """What selects a trainer's prompts; None: they come in TRL's order.
+
+    Raises:
+        RecipeError: The settings do not fit the training.
+        DataError: The column of a curriculum is absent, or holds something else than numbers.
+    """
+    section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
+    if not section.acts:
+        return None
+    size = len(data) if hasattr(data, "__len__") else None
+    raise_all(RecipeError, choice_mistakes(section, args, size, trainer.accelerator.num_processes))
+    if trainer.environment_factories is not None:
+        raise RecipeError("cannot be combined with environment_factory, which makes prompts", "prompts", "leave it out")
+    if trainer._is_vlm:
+        raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
+    memory = curriculum = None
+    if section.memory:
+        lag = read_ahead(args, own_setting(args, "rollout_prefetch"))
+        memory = PromptMemory(len(data), explore=section.explore, floor=section.floor, lag=lag)
+    if section.curriculum is not None:
+        numbers_N = difficulties(data.column_names, section.curriculum, data.__getitem__, "prompts.curriculum")
+        least = args.generation_batch_size // trainer.num_generations
+        curriculum = Curriculum(ranked(numbers_N), section.curriculum_start, section.curriculum_until, least)
+
+    def progress(batch: int) -> float:
+        steps = args.max_steps if args.max_steps > 0 else trainer.state.max_steps
+        return batch * generation_interval(args) / max(1, steps * args.gradient_accumulation_steps)
+
+    shuffled = trainer.shuffle_dataset
+    choice = PromptChoice(
+        len(data), args.seed, shuffled=shuffled, memory=memory, curriculum=curriculum, progress=progress
+    )
+    return PromptSelection(trainer, position, source, choice)
+
+
+def choice_mistakes(
+    section: PromptsSection,
+    args: Any,  # noqa: ANN401 (TRL's or ours)
+    size: int | None,
+    processes: int,
+) -> list[Mistake]:
+    """What is wrong with a section for a training's arguments and data.
+
+    Args:
+        section: Acts.
+        args: Of the trainer.
+        size: Prompts of the data; None: not known.
+        processes: That the training has.
+    """
+    found, generations = [], args.num_generations
+    groups = args.generation_batch_size // generations
+    rows = args.generation_batch_size // processes
+    for key, does in (("refill", "replaces"), ("memory", "rests prompts of")):
+        if not getattr(section, key):
+            continue
+        if generations == 1:
+            what = f"{does} groups whose rewards agree, and a single completion is no group"
+            found.append(Mistake(what, f"prompts.{key}", "leave it out"))
+        elif taught_by := _teaches_too(args):
+            what = f"{does} groups whose rewards agree, from which {taught_by} learns too"
+            found.append(Mistake(what, f"prompts.{key}", "leave it out"))
+    if section.refill and rows % generations:
+        what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of {generations}"
+        found.append(Mistake(what, "prompts.refill", "batches of which each process has whole groups"))
+    if args.ignore_data_skip:
+        what = "starts the data again on resume, which chosen prompts cannot"
+        found.append(Mistake(what, "ignore_data_skip", "leave it out"))
+    if size is None:
+        what = "chooses among prompts, and this data set is a stream"
+        found.append(Mistake(what, "prompts", "a data set with a length"))
+    elif size <= groups:
+        what = f"chooses among {size} prompts, and a generation batch takes {groups}: there is nothing to choose"
+        found.append(Mistake(what, "prompts", "more prompts, or a lower prompts_per_step"))
+    return found
+
+
+def sampler_of(trainer: GRPOTrainer, sampler: Sampler[int]) -> Sampler[int]:
+    """TRL's sampler as one that can start in any epoch, or that takes chosen prompts; a subclass's own stays."""
+    if type(sampler) is not RepeatSampler:
+        if trainer.prompt_selection is not None:
+            what = "chooses prompts, and this trainer has a sampler of its own"
+            raise RecipeError(what, "prompts", "leave prompts out, or _get_train_sampler as it is")
+        return sampler
+
+    def epoch() -> int:
+        return int(trainer.state.epoch or 0)
+
+    if trainer.prompt_selection is None:
+        return ResumableRepeatSampler(sampler, epoch_of=epoch)
+    return ChosenPrompts(sampler, epoch, trainer.prompt_selection.choice)
+
+
+def _teaches_too(args: Any) -> str:  # noqa: ANN401
+    """What a group without variance teaches by, beside a KL term of the loss; empty: by nothing."""
+    estimator = ADVANTAGES[own_setting(args, "advantage_estimator")]
+    if estimator.flat != "0":
+        return f"advantage_estimator: {estimator.name}"
+    if off_reward(vars(args)):
+        return KL_IN_REWARD
+    return "a teacher" if has_teacher(args) else ""

@@ -147,15 +147,12 @@ class TokenGaps:
         sampled_NT = rollouts.get("sampling_per_token_logps")
         if sampled_NT is None:
             return
-        mask_NT, rows = rollouts["completion_mask"], len(sampled_NT)
-        if not self._main:  # a checkpoint's rollouts are divided again by the same columns on every process
-            rollouts[SHOWN] = torch.zeros(rows, 1, dtype=torch.int64, device=mask_NT.device)
-            return
-        lengths = mask_NT.sum(dim=1).tolist()
-        for ids, length in zip(rollouts["completion_ids"][:generations], lengths, strict=False):
+        mask_NT = rollouts["completion_mask"]
+        shown = generations if self._main else 0  # with a column of zeros, as a checkpoint's rollouts are divided again
+        for ids, length in zip(rollouts["completion_ids"][:shown], mask_NT.sum(dim=1).tolist(), strict=False):
             self._token_ids.append(ids[: int(length)].tolist())
-        numbers_N = torch.arange(1, rows + 1, device=mask_NT.device)
-        rollouts[SHOWN] = torch.where(numbers_N <= generations, numbers_N, 0).unsqueeze(1)
+        numbers_N = torch.arange(1, len(sampled_NT) + 1, device=mask_NT.device)
+        rollouts[SHOWN] = torch.where(numbers_N <= shown, numbers_N, 0).unsqueeze(1)
         old_NT = rollouts.get("old_per_token_logps")
         if old_NT is not None:  # zeros of rows that were not run
             run_N1 = old_NT.any(dim=1, keepdim=True)

@@ -40,7 +40,6 @@ logger = logging.getLogger("perl")
 _T = TypeVar("_T")
 
 _MOST_PROMPTS = 100_000  # that are looked at to find the longest one
-_KEPT_UPDATES = 32  # whose steps are known, besides two for each batch that is sampled ahead
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class RolloutSource:
         self._ahead: deque[_Ahead] = deque()
         self._sight = LookAhead(live, position, prefetch=rollout.prefetch, bound=rollout.max_staleness, later=later)
         self._in_turn = True
-        self.token_steps = TokenSteps(keep=_KEPT_UPDATES + 2 * rollout.prefetch)
+        self.token_steps = TokenSteps()
         self._failed = False  # without rollouts, or without an engine that has the policy
         if self.is_served:
             self._sync_plan = choose_form(live.policy, rollout.sync)
@@ -198,7 +197,13 @@ class RolloutSource:
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
         behind = most(self._live.accelerator, now - min(self.token_steps.note(sampled, step), default=now))
-        self._log_rollouts(answers, time.perf_counter() - started, behind)
+        metrics, seconds = self._live._metrics[mode_of(self._live.model)], time.perf_counter() - started
+        metrics["rollout/seconds"].append(seconds)
+        metrics["rollout/tokens_per_second"].append(sum(len(s.token_ids) for s in answers) / max(seconds, 1e-9))
+        metrics["rollout/steps_behind"].append(float(behind))
+        for name, count in self.engine.counts.items():
+            metrics[f"rollout/{name}"].append(float(count))
+        self.steps_behind = max(self.steps_behind, behind)
         return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
 
     @contextlib.contextmanager
@@ -315,41 +320,13 @@ class RolloutSource:
         """Opens the engine and proves that what it is given takes effect."""
         self._name = str(broadcast_object_list([f"perl-{secrets.token_hex(4)}"])[0])
         prompt = broadcast_object_list([list(prompt_ids[0])])[0]
-        longest = self._longest_text(prompt_ids)
-        self._engine = self._together(lambda: self._opened(longest))
-        self._put_base_back()
-        if self._live.accelerator.is_main_process:
-            logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
-        sampling, tolerance = self.sampling, self.rollout.tolerance
-        self._parity_check = ParityCheck(
-            self._live.policy, prompt, sampling.temperature, sampling.max_completion_length, tolerance
-        )
-        with self._parity_check.far_from_base():
-            self._load("probe")
-            self._prove(first=True)
-        self.gap = GapJudge(self._parity_check.tolerance)
-
-    def _put_base_back(self) -> None:
-        """Gives servers that hold an earlier run's weights the base."""
-        if not self._together(lambda: self.engine.foreign_weights()):
-            return
-        name, main = f"{self._name}-base", self._live.accelerator.is_main_process
-        made = base_update(self._live.policy, name) if main or is_sharded(self._live.policy) else None
-        self._together(lambda: self.engine.load(made or Update(name, "merged")))
-
-    def _longest_text(self, prompt_ids: Sequence[Sequence[int]]) -> int | None:
-        """Tokens of the longest prompt with its completion; None: what the base allows.
-
-        A recipe's plan knows it. Servers must hold it, and one that does not would end the run when it comes; so that
-        of a script is looked for, in the prompts with the longest text.
-        """
-        known: int | None = self._live.args.vllm_max_model_length
-        if known is not None or not self.rollout.capabilities.needs_servers:
-            return known
-        return self._prompts.longest(max(map(len, prompt_ids)), _MOST_PROMPTS) + self.sampling.max_completion_length
-
-    def _opened(self, longest: int | None) -> Engine:
-        args, accelerator = self._live.args, self._live.accelerator
+        args, accelerator, policy = self._live.args, self._live.accelerator, self._live.policy
+        # A recipe's plan knows it. Servers must hold it, and one that does not would end the run when it comes; so that
+        # of a script is looked for, in the prompts with the longest text. None: what the base allows.
+        longest: int | None = args.vllm_max_model_length
+        if longest is None and self.rollout.capabilities.needs_servers:
+            prompt_tokens = self._prompts.longest(max(map(len, prompt_ids)), _MOST_PROMPTS)
+            longest = prompt_tokens + self.sampling.max_completion_length
         settings = EngineSettings(
             name=self._name,
             folder=Path(args.output_dir) / "sync",
@@ -358,7 +335,21 @@ class RolloutSource:
             processes=joined(),
             memory_share=args.vllm_gpu_memory_utilization,
         )
-        return open_engine(self.rollout, self._sync_plan, self._live.policy, settings)
+        self._engine = self._together(lambda: open_engine(self.rollout, self._sync_plan, policy, settings))
+        if self._together(lambda: self.engine.foreign_weights()):  # servers hold an earlier run's
+            name = f"{self._name}-base"
+            made = base_update(policy, name) if accelerator.is_main_process or is_sharded(policy) else None
+            self._together(lambda: self.engine.load(made or Update(name, "merged")))
+        if accelerator.is_main_process:
+            logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
+        sampling, tolerance = self.sampling, self.rollout.tolerance
+        self._parity_check = ParityCheck(
+            policy, prompt, sampling.temperature, sampling.max_completion_length, tolerance
+        )
+        with self._parity_check.far_from_base():
+            self._load("probe")
+            self._prove(first=True)
+        self.gap = GapJudge(self._parity_check.tolerance)
 
     def _load(self, kind: str) -> Update:
         """Makes the policy's update and gives it to the engine."""
@@ -430,13 +421,3 @@ class RolloutSource:
             alike.already_reported = error.already_reported
             raise alike from error
         return result
-
-    def _log_rollouts(self, sampled: Sequence[Sampled], seconds: float, steps_behind: int) -> None:
-        metrics = self._live._metrics[mode_of(self._live.model)]
-        tokens = sum(len(s.token_ids) for s in sampled)
-        metrics["rollout/seconds"].append(seconds)
-        metrics["rollout/tokens_per_second"].append(tokens / max(seconds, 1e-9))
-        metrics["rollout/steps_behind"].append(float(steps_behind))
-        for name, count in self.engine.counts.items():
-            metrics[f"rollout/{name}"].append(float(count))
-        self.steps_behind = max(self.steps_behind, steps_behind)

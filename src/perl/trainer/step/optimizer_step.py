@@ -25,13 +25,13 @@ from perl.packing.in_step import Kind
 from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
 from perl.run.devices import fitting_threads, threads_for
 from perl.trainer.arguments.config import own_setting
+from perl.trainer.group_rewards import acting, selection_of, warn_without_second_update
 from perl.trainer.live import LiveTrainer, Mode, Position, mode_of, most
 from perl.trainer.sampling.rollout_check import RolloutCheck, TokenGaps
 from perl.trainer.step.critic_training import CriticTraining
 from perl.trainer.step.log_prob_passes import LogProbPasses
 from perl.trainer.step.partitioned_optimizer import average_gradients, exchange_of, unexchanged
 from perl.trainer.step.teaching import Teaching
-from perl.trainer.step.token_selection import acting, selection_of, warn_without_second_update
 
 _STEPS_BETWEEN_WARNINGS = 50
 
@@ -274,10 +274,10 @@ class OptimizerStep:
         # One budget, whatever rows a process has now.
         longest = most(self._live.accelerator, max(batch.tokens for batch in plan))
         if self._any(any(len(batch.rows) > 1 for batch in plan)):
-            self._passes.halve(longest)
+            self._passes.lower_budget(longest, halve=True)
             warn("PRL321", "out of memory: the step runs again with %d tokens in a pass", self._passes.tokens)
         elif self._passes.recompute_activations():
-            self._passes.limit(longest)
+            self._passes.lower_budget(longest, halve=False)
             warn("PRL321", "out of memory: the step runs again with activations computed again in backward passes")
         else:
             raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
@@ -355,7 +355,7 @@ class OptimizerStep:
     def _log_metrics(self, mode: Mode) -> None:
         sources = [source.values(self._live.accelerator) for source in self._window_metrics]
         if self.teaching is not None:
-            sources.append(self.teaching.values(self._live.accelerator, trained=mode == "train"))
+            sources.append(self.teaching.values(trained=mode == "train"))
         for found in sources:
             for name, value in found:
                 self._live._metrics[mode][name].append(value)

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,23 +46,16 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         for hook in self._zero._grad_acc_hooks:  # they take each gradient away as it comes
             hook.remove()
         self._zero._grad_acc_hooks.clear()
-        self._parts = self._divide()
-        self._shares.register_step_pre_hook(self._take_gradients)  # after a method's, which changes gradients
-
-    def _divide(self) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """Has the optimizer move this process's part of each parameter by itself, so that one without a gradient stays.
-
-        Returns:
-            The parts of the parameters that this process has numbers of: ranges of DeepSpeed's share.
-        """
-        parts = {}
+        # This process's part of each parameter that it has numbers of: ranges of DeepSpeed's share. Each is moved by
+        # itself, so that one without a gradient stays.
+        self._parts: dict[torch.nn.Parameter, torch.Tensor] = {}
         flats = self._zero.single_partition_of_fp32_groups
         for group, flat, share in zip(self.param_groups, flats, self._shares.param_groups, strict=True):
             for parameter in group["params"]:
                 if parameter._hp_mapping is not None:  # DeepSpeed's
-                    parts[parameter] = _range(flat.detach(), parameter._hp_mapping.hp_fragment_address)
-            share["params"] = [parts[parameter] for parameter in group["params"] if parameter in parts]
-        return parts
+                    self._parts[parameter] = _range(flat.detach(), parameter._hp_mapping.hp_fragment_address)
+            share["params"] = [self._parts[parameter] for parameter in group["params"] if parameter in self._parts]
+        self._shares.register_step_pre_hook(self._take_gradients)  # after a method's, which changes gradients
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Moves this process's share, then exchanges what was moved; gradients stay."""
@@ -138,7 +132,7 @@ class _OwnGradients:
     """In the place of accelerate's wrapper of DeepSpeed's engine: gradients and their norm as with DDP."""
 
     def __init__(self, model: torch.nn.Module, largest_norm: float) -> None:
-        self.engine = _Kept()
+        self.engine = SimpleNamespace(destroy=lambda: None)  # accelerate destroys it when training begins again
         self._exchange = Exchange([p for p in model.parameters() if p.requires_grad], None)
         self._largest_norm = largest_norm or float("inf")
 
@@ -151,13 +145,6 @@ class _OwnGradients:
     def get_global_grad_norm(self) -> torch.Tensor:
         """The norm of all gradients, which are no longer than asked afterwards."""
         return clip_grad_norm_(self._exchange.parameters, self._largest_norm)
-
-
-class _Kept:
-    """In the place of the engine that accelerate destroys when training begins again: its optimizer goes on."""
-
-    def destroy(self) -> None:
-        """Leaves everything as it is."""
 
 
 def partition_optimizer(trainer: Trainer) -> None:
@@ -174,12 +161,12 @@ def partition_optimizer(trainer: Trainer) -> None:
     if args.fp16:
         raise RecipeError("losses are not scaled under zero2", "fp16", "bf16, or strategy: ddp")
     types = {str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters() if p.requires_grad}
-    rounded = sorted(types & {"bfloat16", "float16"})
+    rounded, what = sorted(types & {"bfloat16", "float16"}), ""
     if rounded:
         what = f"zero2 would keep copies of what is trained in {rounded[0]}, which no other strategy goes on with"
-        raise ModelError(what, "strategy", "ddp, or the model in float32 with bf16: true")
-    if len(types) > 1:
+    elif len(types) > 1:
         what = f"zero2 shares numbers of one type, and what is trained is {' and '.join(sorted(types))}"
+    if what:
         raise ModelError(what, "strategy", "ddp, or the model in float32 with bf16: true")
     plugin = accelerator.state.deepspeed_plugin
     for half in ("bf16", "fp16"):
