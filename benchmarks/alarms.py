@@ -27,9 +27,8 @@ from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
 from perl.methods.registry import METHODS
 from perl.sandbox.tasks import TASKS
-from perl.trainer.alarms.history import History
 from perl.trainer.alarms.of_policy import usual_rate
-from perl.trainer.alarms.rule import AlarmSetup
+from perl.trainer.alarms.rule import AlarmSetup, History
 from perl.trainer.alarms.table import RULES
 
 # The quickstart's learning rate, which its recipe gives for LoRA.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perl.evaluation.scoring.figure import new_figure, save_figure
 from perl.run.logs import read_log
-from perl.trainer.callbacks.plots import CurvePanel, draw_panel
+from perl.trainer.callbacks.step_logs import CurvePanel, draw_panel
 
 PNG = Path(__file__).parent / "first_run.png"
 _INK, _BASE, _ADAPTER = "#333333", "#b9cfe8", "#1f5fa8"

@@ -303,7 +303,7 @@ def test_a_critic_that_did_not_fit_gives_memory_back(cuda, events):  # noqa: ARG
     critic = noting(events, "rehearse", "drop_gradients", "step")
     critic = SimpleNamespace(**critic, rows_with_value=list, accumulate=lambda _: next(fits))
     passes = SimpleNamespace(plan=lambda *_: [], tokens=8)
-    step = {"_hooks": SimpleNamespace(critic=critic), "_passes": passes, "_any": bool, **noting(events, "_save_memory")}
+    step = {"_critic": critic, "_passes": passes, "_any": bool, **noting(events, "_save_memory")}
     OptimizerStep._train_critic(SimpleNamespace(**step), [])
     assert events == ["rehearse", "drop_gradients", "_save_memory", "empty", "rehearse", "step"]
 

@@ -80,15 +80,15 @@ def rollouts(*, off_policy: bool) -> Batch:
 
 def a_trainer(x: Batch, settings: dict) -> SimpleNamespace:
     """What makes advantages of rewards and selects tokens, without a model."""
-    alone = SimpleNamespace(gather=lambda t: t, reduce=lambda t, reduction: t, process_index=0)  # noqa: ARG005
+    one = {"process_index": 0, "is_main_process": False}
+    alone = SimpleNamespace(gather=lambda t: t, reduce=lambda t, reduction: t, **one)  # noqa: ARG005
     model = SimpleNamespace(training=True)
     critic = SimpleNamespace(
         _passes=SimpleNamespace(values=lambda *_: x.old_values),
         critic=None,
-        settings=SimpleNamespace(gamma=settings["gae_gamma"], lambda_=settings["gae_lambda"]),
+        _decay={"gamma": settings["gae_gamma"], "lambda_": settings["gae_lambda"]},
         _total=lambda sums: sums,
-        _metrics=lambda _: defaultdict(list),
-        _live=SimpleNamespace(model=model),
+        _live=SimpleNamespace(model=model, _metrics={"train": defaultdict(list)}),
     )
     once = {"steps_per_generation": 1, "gradient_accumulation_steps": 1}
     return SimpleNamespace(
@@ -98,6 +98,9 @@ def a_trainer(x: Batch, settings: dict) -> SimpleNamespace:
         num_generations=G,
         beta=settings["beta"],
         reward_weights=x.weights,
+        reward_func_names=["one", "other"],
+        scale_rewards=settings["scale_rewards"],
+        multi_objective_aggregation=settings["multi_objective_aggregation"],
         step_is_ours=True,
         state=SimpleNamespace(global_step=x.step),
         correction=None,
@@ -115,16 +118,9 @@ def objective_of(settings: dict, x: Batch, *, taught: bool, monkeypatch: pytest.
     monkeypatch.setattr(group_rewards, "greedy_rewards", lambda *_: x.greedy.reshape(-1, 2))
     monkeypatch.setattr(group_rewards, "is_replaced", lambda *_: False)
     trainer = a_trainer(x, settings)
-    makes = group_rewards.GroupRewards(
-        ["one", "other"],
-        estimator=settings["advantage_estimator"],
-        scale=settings["scale_rewards"],
-        aggregation=settings["multi_objective_aggregation"],
-        warns=False,
-    )
     mask = x.mask * ~x.truncated.unsqueeze(1) if settings["mask_truncated_completions"] else x.mask
     output = {"completion_mask": mask}
-    group_rewards.complete(trainer, makes, output, x.rewards.view(-1, 2), P * G)
+    group_rewards.GroupRewards(trainer).complete(output, x.rewards.view(-1, 2), P * G)
     advantages = output["advantages"]
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
     ratio = None

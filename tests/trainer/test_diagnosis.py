@@ -176,7 +176,7 @@ def test_a_line_comes_after_so_many_flat_steps_in_a_row_and_again_whenever_they_
     tmp_path, caplog, after, events, lines
 ):
     caplog.set_level(logging.INFO, "perl")
-    callback, found = FlatRewards(after, list), []
+    callback, found = FlatRewards(after), []
     for step, logs in events:
         if logs == "begin":
             callback.on_train_begin(TrainingArguments(str(tmp_path), use_cpu=True), state_of(step), TrainerControl())
@@ -188,14 +188,20 @@ def test_a_line_comes_after_so_many_flat_steps_in_a_row_and_again_whenever_they_
             assert logs is not VARIED or "differ within groups again, after 4 steps" in record.getMessage()
         caplog.clear()
     assert found == lines
-    log(FlatRewards(1, list), tmp_path, 1, FLAT, main=False)  # only the main process says it
+    log(FlatRewards(1), tmp_path, 1, FLAT, main=False)  # only the main process says it
     assert not caplog.records
 
 
 def test_fractions_are_means_over_the_flat_steps_alone(tmp_path, caplog):
     """Each log counts as often as it has steps."""
-    chance, steps = np.random.default_rng(0), [1, 4, 2, 7]
-    callback, step = FlatRewards(sum(steps), lambda: ["a", "bb", "ccc"]), 1
+
+    class Shown:
+        def latest_completions(self):
+            return ["a", "bb", "ccc"]
+
+    chance, steps, trainer = np.random.default_rng(0), [1, 4, 2, 7], Shown()
+    callback, step = FlatRewards(sum(steps)), 1
+    callback.serve(trainer)
     log(callback, tmp_path, 1, {**VARIED, "completions/clipped_ratio": 1.0, **accuracy_logs(wrong=1.0)})
     shares = chance.dirichlet([1.0] * 5, len(steps))  # no answer, wrong, right, timeout, error
     truncated = chance.random(len(steps))

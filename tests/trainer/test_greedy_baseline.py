@@ -57,13 +57,13 @@ def test_advantages_are_rewards_less_that_of_the_likeliest_completion(tmp_path, 
 
     monkeypatch.setattr(group_rewards, "greedy_rewards", noted)
     seen = []
-    put = group_rewards.put_advantages
+    put = group_rewards.GroupRewards.put_advantages
 
-    def keep(trainer, rewards, output, rewards_NK, rows):
-        put(trainer, rewards, output, rewards_NK, rows)
+    def keep(rewards, output, rewards_NK, rows):
+        put(rewards, output, rewards_NK, rows)
         seen.append((output["advantages"], rewards_NK.flatten()))
 
-    monkeypatch.setattr(group_rewards, "put_advantages", keep)
+    monkeypatch.setattr(group_rewards.GroupRewards, "put_advantages", keep)
     before = {name: p.detach().clone() for name, p in trainer.policy.named_parameters() if p.requires_grad}
     trainer.train()
     assert len(seen) == len(tables) == 2

@@ -1,6 +1,5 @@
 """Each part of the trainer by itself, on a bare tiny model without a trainer, against an independent computation."""
 
-import contextlib
 import copy
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from perl.policy.checkpoint import load_policy
 from perl.trainer.live import Position
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.step.log_prob_passes import LogProbPasses
-from perl.trainer.step.optimizer_step import OptimizerStep, StepHooks
+from perl.trainer.step.optimizer_step import OptimizerStep
 from tests.oracles.rollouts import EOS, PAD
 from tests.oracles.two_trainers import ADAPTERS, OFFSET, QUIET, base, displace, relative_difference
 
@@ -33,8 +32,14 @@ class Bare:
     args: PeftRLConfig
     accelerator: Accelerator = field(default_factory=lambda: Accelerator(cpu=True))
     state: TrainerState = field(default_factory=TrainerState)
+    whole_tensors: bool = True
+    shares_optimizer: bool = False
+    correction: Any = None
+    current_gradient_accumulation_steps: int = 1
+    _metrics: Any = field(default_factory=lambda: {mode: defaultdict(list) for mode in ("train", "eval")})
     _step: int = 0
     _buffered_inputs: Any = None
+    _prepare_inputs = staticmethod(dict)
 
     @property
     def policy(self) -> torch.nn.Module:
@@ -49,7 +54,7 @@ def bare(tmp_path) -> Bare:
 
 
 def passes_of(bare: Bare) -> LogProbPasses:
-    return LogProbPasses(bare, whole_tensors=True, longest_prompt=lambda seen: seen, asleep_bytes=lambda: 0)
+    return LogProbPasses(bare, longest_prompt=lambda seen: seen, asleep_bytes=lambda: 0)
 
 
 def rollouts() -> dict[str, torch.Tensor]:
@@ -102,29 +107,14 @@ class Stands:
         raise AssertionError(asked)
 
 
-def step_of(bare: Bare, metrics: Any, accumulation: int) -> OptimizerStep:
+def step_of(bare: Bare, accumulation: int) -> OptimizerStep:
     def backward(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         loss = step.loss_of(model, batch)
         loss.backward()
         return loss.detach()
 
-    hooks = StepHooks(
-        prepare=dict,
-        backward=backward,
-        unexchanged=lambda _: contextlib.nullcontext(),
-        exchange=lambda _: None,
-        accumulation=lambda: accumulation,
-        correction=lambda: None,
-    )
-    position = Position(bare)
-    step = OptimizerStep(
-        bare,
-        passes_of(bare),
-        Stands(),
-        position=position,
-        metrics=lambda mode: metrics[mode],
-        hooks=hooks,
-    )
+    bare.run_micro_batch, bare.current_gradient_accumulation_steps = backward, accumulation
+    step = OptimizerStep(bare, passes_of(bare), Stands(), Position(bare))
     return step
 
 
@@ -137,8 +127,7 @@ def test_the_gradient_of_a_step_is_the_policy_gradients(bare, micro_batches):
     log_probs = own_log_probs(plain, 0.7)
     (-(batch["advantages"][:, None] * log_probs * batch["completion_mask"]).sum() / 13).backward()
 
-    metrics = {"train": defaultdict(list)}
-    step, rows = step_of(bare, metrics, micro_batches), 4 // micro_batches
+    step, rows = step_of(bare, micro_batches), 4 // micro_batches
     bare.model.train()
     for first in range(0, 4, rows):
         part = {name: value[first : first + rows] if value.dim() else value for name, value in batch.items()}
@@ -146,8 +135,8 @@ def test_the_gradient_of_a_step_is_the_policy_gradients(bare, micro_batches):
         step.take(bare.model, part)
     assert bare._step == micro_batches
     assert relative_difference(gradient_of(bare.model), gradient_of(plain)) <= 1e-5
-    assert metrics["train"]["rows/trained_fraction"] == [1.0]
-    assert len(metrics["train"]["step_time"]) == 1
+    assert bare._metrics["train"]["rows/trained_fraction"] == [1.0]
+    assert len(bare._metrics["train"]["step_time"]) == 1
 
 
 def test_a_checkpoint_brings_back_the_counter_and_the_rollouts_that_are_left(bare, tmp_path):

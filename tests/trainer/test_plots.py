@@ -8,7 +8,7 @@ from matplotlib.image import imread
 
 from perl.cli.main import run_commands
 from perl.errors import MissingExtraError
-from perl.trainer.callbacks.plots import draw_plots
+from perl.trainer.callbacks.step_logs import draw_plots
 
 
 def write_metrics(path, *absent, steps=20, **extra):

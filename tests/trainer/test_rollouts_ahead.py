@@ -64,14 +64,12 @@ class Training:
         bare.state.max_steps, bare.state.epoch = EPOCHS * self.steps, 0.0
         self.position = Position(bare)
         later = LaterPrompts(batches, lambda epoch: (self.inputs(epoch, batch) for batch in range(batches)))
-        self.metrics = {"train": {}}
         self.source = Source(
             bare,
             RolloutSection(backend="vllm-server", servers=["http://a"], prefetch=prefetch, max_staleness=bound),
             EngineSampling(temperature=1.0, max_completion_length=4, end_token_ids=(EOS,)),
             Prompts(tokenizer(), lambda prompts: prompts, lambda seen, _: seen),
-            position=self.position,
-            metrics=lambda _: Lists(),
+            self.position,
             later=lambda: later if known else None,
         )
         self.trained, self.sampled = [], []
@@ -107,11 +105,6 @@ class Training:
             self.position.move(self.position.micro_batch, [{}])
         self.trained[-1].append(self.bare.state.global_step)
         self.position.advance()
-
-
-class Lists(dict):
-    def __missing__(self, name):
-        return self.setdefault(name, [])
 
 
 def expected(training, prefetch, bound, known=True):

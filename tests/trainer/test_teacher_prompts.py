@@ -6,7 +6,7 @@ import pytest
 
 from perl.errors import DataError
 from perl.recipe.sections import TeacherSection
-from perl.trainer.step.teacher_prompts import check_answers, teacher_prompt
+from perl.trainer.step.teaching import check_answers, teacher_prompt
 
 CHAT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "1+1="}]
 TALK = [*CHAT, {"role": "assistant", "content": "2"}, {"role": "user", "content": "and 2+2="}]

@@ -53,7 +53,7 @@ def test_a_run_exports_its_critic_beside_the_adapter_and_never_in_it(tmp_path, t
     lines = list(plan_lines(prepare(read_recipe(SHORT, overrides))))
     (line,) = [line for line in lines if line.startswith("critic ")]
     assert f" {sum(t.numel() for t in trained.values()):,} parameters (rank 4, and a value head)" in line
-    assert line.endswith(f", learning rate {trainer.critic_training.settings.learning_rate:g}")
+    assert line.endswith(f", learning rate {trainer.critic_training.learning_rate:g}")
     assert any(line.startswith("algorithm ppo: ") and "gae_lambda 0.95" in line for line in lines)
 
 

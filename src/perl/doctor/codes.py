@@ -74,7 +74,7 @@ def codes() -> dict[str, Code]:
             rule.title,
             f"The alarm `{rule.name}`: {rule.fires}.",
             f"{rule.harm} The limit: {rule.why}.",
-            f"{rule.example} [{rule.code}]",
+            rule.example,
             f"{change[:1].upper()}{change[1:]}. `alarms: {{stop: [{rule.name}]}}` ends a run with it.",
         )
     return found

@@ -5,29 +5,26 @@ a complete trainer -> RolloutSource, LogProbPasses, OptimizerStep, ResumeState
 This module alone hands the trainer's methods out; each part receives what its constructor names.
 """
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from transformers import Trainer
+from datasets import Dataset
 from trl import GRPOTrainer
 
-from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import RecipeError
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
 from perl.policy.model import base_identity, base_of
 from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, teacher_settings
-from perl.recipe.sections import TeacherSection
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
 from perl.trainer.arguments.argument_checks import taught_alone
-from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section
+from perl.trainer.arguments.config import rollout_section, teacher_section
 from perl.trainer.arguments.deepspeed_config import check_stage
 from perl.trainer.arguments.rollout_choice import choose_backend
 from perl.trainer.callbacks.adapter import AdapterCallback
@@ -35,11 +32,10 @@ from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.callbacks.trackers import KeptRuns
 from perl.trainer.group_rewards import GroupRewards
-from perl.trainer.live import Metrics, Position
+from perl.trainer.live import Position
 from perl.trainer.overrides import is_replaced
-from perl.trainer.prompts.making import made_selection
 from perl.trainer.prompts.order import later_prompts
-from perl.trainer.prompts.selection import PromptSelection
+from perl.trainer.prompts.selection import made_selection
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.sampling.generation import Prompts
 from perl.trainer.sampling.given_rewards import is_rewarded
@@ -47,81 +43,45 @@ from perl.trainer.sampling.greedy_baseline import check_greedy
 from perl.trainer.sampling.rollout_check import RolloutCheck
 from perl.trainer.sampling.rollout_source import RolloutSource
 from perl.trainer.step.critic_training import CriticTraining
-from perl.trainer.step.log_prob_passes import LogProbPasses, longest_prompt
-from perl.trainer.step.optimizer_step import OptimizerStep, StepHooks
-from perl.trainer.step.partitioned_optimizer import Exchange, check_divisible, exchange_of, partition_optimizer
+from perl.trainer.step.log_prob_passes import LogProbPasses
+from perl.trainer.step.optimizer_step import OptimizerStep
+from perl.trainer.step.partitioned_optimizer import check_divisible, partition_optimizer
 from perl.trainer.step.teaching import TeacherModel, Teaching, check_prompts, context_of
 
-
-@dataclass(frozen=True)
-class Parts:
-    """What a trainer hands over to."""
-
-    position: Position
-    rewards: GroupRewards
-    passes: LogProbPasses
-    source: RolloutSource
-    check: RolloutCheck
-    step: OptimizerStep
-    resume: ResumeState
-    critic: CriticTraining | None
-    prompts: PromptSelection | None
+_LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its text is one of the longest
 
 
-def make_parts(trainer: GRPOTrainer) -> Parts:
-    """The parts of a trainer whose model and arguments are complete."""
-    whole, position = trainer.whole_tensors, Position(trainer)
-
-    def metrics(mode: str) -> dict[str, list[float]]:
-        return trainer._metrics[mode]
-
-    def prepare(inputs: Any) -> dict[str, Any]:  # noqa: ANN401 (TRL's)
-        return trainer._prepare_inputs(inputs)
-
+def make_parts(trainer: GRPOTrainer) -> None:
+    """Gives a trainer whose model and arguments are complete its parts."""
     teacher = teacher_of(trainer)  # of the base as it is now, before passes change how it runs
-    longest = partial(longest_that_may_come, trainer)
-    source = _source(trainer, position, metrics)
-    check = RolloutCheck(source, position, metrics, prepare)
-    passes = LogProbPasses(
-        trainer, whole_tensors=whole, longest_prompt=longest, asleep_bytes=lambda: source.asleep_bytes
+    trainer._position = position = Position(trainer)
+    trainer.rollout_source = source = _source(trainer, position)
+    trainer._rollout_check = RolloutCheck(trainer, source, position)
+    trainer.log_prob_passes = passes = LogProbPasses(
+        trainer, longest_prompt=partial(longest_that_may_come, trainer), asleep_bytes=lambda: source.asleep_bytes
     )
-    has_critic = ADVANTAGES[own_setting(trainer.args, "advantage_estimator")].critic
-    critic = CriticTraining(trainer, trainer.adaptation.method, passes, metrics) if has_critic else None
-    hooks = StepHooks(
-        prepare=prepare,
-        backward=partial(Trainer.training_step, trainer),  # TRL's also counts and times micro-batches
-        unexchanged=partial(_unexchanged, trainer),
-        exchange=partial(_exchange, trainer),
-        accumulation=lambda: trainer.current_gradient_accumulation_steps,
-        correction=lambda: trainer.correction,
-        critic=critic,
-    )
-    sampled_by = "rollout_func" if trainer.rollout_func is not None else None
-    tokens = partial(_tokens, trainer)
-    alone = taught_alone(trainer.args, rewarded=is_rewarded(trainer), continued=trainer._adapted.continued)
-    teaching = (
-        None if teacher is None else Teaching(trainer, teacher, passes, tokens, sampled_by=sampled_by, alone=alone)
-    )
-    step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks, teaching=teaching)
-    rewards = GroupRewards(
-        trainer.reward_func_names,
-        estimator=own_setting(trainer.args, "advantage_estimator"),
-        scale=trainer.scale_rewards,
-        aggregation=trainer.multi_objective_aggregation,
-        warns=trainer.accelerator.is_main_process,
-    )
+    trainer._group_rewards = rewards = GroupRewards(trainer)
     if rewards.estimator.writes_greedy:
         check_greedy(trainer)
-    prompts = made_selection(trainer, position, metrics, source)
-    resume = ResumeState(
+    critic = CriticTraining(trainer, trainer.adaptation.method, passes) if rewards.estimator.critic else None
+    trainer.critic_training = critic
+    teaching = None
+    if teacher is not None:
+        tokens, by_rollout_func = partial(_tokens, trainer), trainer.rollout_func is not None
+        alone = _taught_alone(trainer)
+        teaching = Teaching(trainer, teacher, passes, tokens, by_rollout_func=by_rollout_func, alone=alone)
+    trainer.optimizer_step = OptimizerStep(
+        trainer, passes, trainer._rollout_check, position, critic=critic, teaching=teaching
+    )
+    trainer.prompt_selection = made_selection(trainer, position, source)
+    trainer.resume_state = ResumeState(
         trainer,
         position,
         trainer.reference,
         teacher=None if teacher is None else teacher.identity,
         critic=critic,
-        prompts=prompts,
+        prompts=trainer.prompt_selection,
     )
-    return Parts(position, rewards, passes, source, check, step, resume, critic, prompts)
 
 
 def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:
@@ -136,7 +96,17 @@ def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:
     if section.changes_prompts and trainer.environment_factories is not None:
         what = "puts a hint into the data's prompts, and an environment makes its own"
         raise RecipeError(what, "teacher", "teacher.adapter, or no environment_factory")
-    _check_taught(trainer, section)
+    args, given = trainer.args, trainer.eval_dataset
+    of_evaluation = list(given.values()) if isinstance(given, dict) else [given]
+    # Images are read with their rows, and a subclass's tokens may need what it does not have yet.
+    known = not trainer._is_vlm and not is_replaced(trainer, "_tokenize_prompts")
+    context = context_of(base_of(trainer.policy).config) if known else None
+    starts_as_it = section.adapter is None and trainer._adapted.starts_as_base and _taught_alone(trainer)
+    # The prompts of all data that is there, so that training does not end at one in the middle.
+    for data in [trainer.train_dataset, *(of_evaluation if args.eval_strategy != "no" else [])]:
+        if data is not None:
+            same = starts_as_it and data is trainer.train_dataset
+            check_prompts(data, section, partial(_tokens, trainer), int(args.max_completion_length), context, same=same)
     policy, saved = trainer.policy, None
     if section.adapter is not None:
         saved = find_teacher(section.adapter, base_identity(policy)[0], trainer.processing_class)
@@ -144,18 +114,9 @@ def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:
     return TeacherModel(make_teacher(policy, saved), section, identity, settings)
 
 
-def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:
-    """Makes the teacher's prompts of all data that is there, so that training does not end at one in the middle."""
-    args, given = trainer.args, trainer.eval_dataset
-    of_evaluation = list(given.values()) if isinstance(given, dict) else [given]
-    # Images are read with their rows, and a subclass's tokens may need what it does not have yet.
-    known = not trainer._is_vlm and not is_replaced(trainer, "_tokenize_prompts")
-    context = context_of(base_of(trainer.policy).config) if known else None
-    for data in [trainer.train_dataset, *(of_evaluation if args.eval_strategy != "no" else [])]:
-        if data is not None:
-            same = section.adapter is None and trainer._adapted.starts_as_base and data is trainer.train_dataset
-            same &= taught_alone(args, rewarded=is_rewarded(trainer), continued=trainer._adapted.continued)
-            check_prompts(data, section, partial(_tokens, trainer), int(args.max_completion_length), context, same=same)
+def _taught_alone(trainer: GRPOTrainer) -> bool:
+    """Whether nothing but its teacher gives a trainer's first step a gradient."""
+    return taught_alone(trainer.args, rewarded=is_rewarded(trainer), continued=trainer._adapted.continued)
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:
@@ -198,26 +159,22 @@ def made_optimizer(
     Raises:
         BrokenPromiseError: A trained parameter is in no group of it.
     """
-    kind, given = trainer.adaptation.method.optimizer, trainer.optimizer is not None
-    if kind == "lora_plus" and not given:
-        trainer.optimizer = lora_plus(trainer)
+    method, given = trainer.adaptation.method.optimizer, trainer.optimizer is not None
+    if method == "lora_plus" and not given:
+        kind, arguments = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(
+            trainer.args, trainer.model
+        )
+        arguments = {**arguments, "weight_decay": trainer.args.weight_decay}
+        ratio = trainer.adaptation.options["loraplus_lr_ratio"]
+        trainer.optimizer = lora_plus_optimizer(trainer.policy, kind, arguments, ratio)
     optimizer = theirs()
-    if kind == "lora_fa" and not given:
+    if method == "lora_fa" and not given:
         precondition_lora_fa(trainer.policy, optimizer)
     check_optimizer(model, optimizer)
     return optimizer
 
 
-def lora_plus(trainer: GRPOTrainer) -> torch.optim.Optimizer:
-    """LoRA+'s optimizer, of the class that the arguments or a subclass choose."""
-    kind, arguments = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(
-        trainer.args, trainer.model
-    )
-    arguments = {**arguments, "weight_decay": trainer.args.weight_decay}
-    return lora_plus_optimizer(trainer.policy, kind, arguments, trainer.adaptation.options["loraplus_lr_ratio"])
-
-
-def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> RolloutSource:
+def _source(trainer: GRPOTrainer, position: Position) -> RolloutSource:
     """What samples; from here on TRL's code takes an engine's rollouts for vLLM's, with log-probabilities."""
     args = trainer.args
     sampling = EngineSampling(
@@ -231,8 +188,7 @@ def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> Rollo
     )
     prompts = Prompts(trainer.processing_class, partial(_tokens, trainer), partial(longest_that_may_come, trainer))
     how = choose_backend(rollout_section(args), trainer)
-    later = partial(later_prompts, trainer)
-    source = RolloutSource(trainer, how, sampling, prompts, position=position, metrics=metrics, later=later)
+    source = RolloutSource(trainer, how, sampling, prompts, position, later=partial(later_prompts, trainer))
     if any(judge in trainer.reward_funcs for judge in JUDGES):
         source.verdicts.judging = Judging()
     if source.is_served:
@@ -247,28 +203,18 @@ def _tokens(trainer: GRPOTrainer, prompts: list[Any]) -> list[list[int]]:
 
 
 def longest_that_may_come(trainer: GRPOTrainer, seen: int, most: int | None = None) -> int:
-    """Tokens of the longest prompt that may come; the longest seen where prompts are changed on the way."""
+    """Tokens of the longest prompt that may come: of those with the longest texts in the data set.
+
+    Args:
+        trainer: Of the data.
+        seen: Of the rollouts at hand; the result where prompts are changed on the way, or the data is a stream.
+        most: Prompts that are looked at; None: all of them.
+    """
+    data = trainer.train_dataset
     changed = trainer.rollout_func is not None or trainer.environment_factories is not None or trainer._is_vlm
-    return seen if changed else longest_prompt(trainer.train_dataset, partial(_tokens, trainer), seen, most)
-
-
-def _exchange(trainer: GRPOTrainer, model: torch.nn.Module) -> Exchange | None:
-    """What is exchanged after passes in which processes did not; None: there is one process."""
-    if trainer.shares_optimizer:
-        return Exchange([p for p in trainer.policy.parameters() if p.requires_grad], None)
-    return exchange_of(model)
-
-
-@contextlib.contextmanager
-def _unexchanged(trainer: GRPOTrainer, model: torch.nn.Module) -> Iterator[None]:
-    """For a backward pass after which gradients are added up on this process only."""
-    state = trainer.accelerator.gradient_state
-    state._set_sync_gradients(False)
-    try:
-        if trainer.shares_optimizer or not trainer.whole_tensors:
-            yield
-        else:
-            with trainer.accelerator.no_sync(model=model):
-                yield
-    finally:
-        state._set_sync_gradients(True)
+    if changed or not isinstance(data, Dataset) or not len(data):  # a stream can be read only once
+        return seen
+    prompts = data["prompt"][:most]
+    sizes = enumerate(len(str(prompt)) for prompt in prompts)
+    longest = heapq.nlargest(_LONGEST_TEXTS, sizes, key=lambda found: found[1])
+    return max(seen, *map(len, _tokens(trainer, [prompts[index] for index, _ in longest])))

@@ -1,17 +1,22 @@
 """What a generation batch is trained on: rollouts with rewards, advantages and log-probs; what is logged of rewards.
 
 examples -> TRL's rollouts and rewards -> selected groups -> advantages, log-probs, metrics
+rollouts with old log-probs and advantages, of all processes -> a mask of tokens that the loss treats apart
+
+Clip-Cov and KL-Cov select tokens once for each batch, over those of all processes. The mask stays with the rollouts, as
+the old policy's log-probs do: no division into micro-batches changes it, every update of the batch has the same one,
+and a checkpoint holds it.
 """
 
 import contextlib
 import math
 import statistics
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.advantages import (
     left_out,
@@ -22,112 +27,154 @@ from perl.algorithms.advantages import (
     weighted_rewards,
     whitened,
 )
+from perl.algorithms.covariance import CovarianceSettings, covariances, drawn, highest
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.kl_place import off_reward
-from perl.algorithms.registry import function_at
+from perl.algorithms.registry import LOSSES, Selection, function_at
 from perl.errors import RecipeError, RewardError, warn
-from perl.packing.micro_batches import SAMPLED_STEP, STEPS_BEHIND
+from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, STEPS_BEHIND
 from perl.trainer.arguments import shown_to_trl
-from perl.trainer.live import mode_of
+from perl.trainer.arguments.config import own_setting
+from perl.trainer.live import LiveTrainer, generation_interval, mode_of
 from perl.trainer.overrides import is_replaced, received
 from perl.trainer.prompts.refill import Examples, Rollouts
 from perl.trainer.sampling.generation import generates_by_itself
 from perl.trainer.sampling.given_rewards import checked_reward
 from perl.trainer.sampling.greedy_baseline import greedy_rewards
-from perl.trainer.step.token_selection import select_tokens
+
+SELECTED_AT = "selected_at_step"
+"""The optimizer steps taken when tokens were selected, of a loss whose selected tokens have a gradient of their own."""
+COVARIANCE, SHARE = "cov/mean", "cov/selected_fraction"
+"""Covariance of log-probability and advantage over the tokens of a generation batch; share that is selected."""
 
 
 class GroupRewards:
-    """Makes advantages of rewards: exactly 0 in a group whose rewards agree, which TRL's are not.
+    """Makes advantages of a trainer's rewards: exactly 0 in a group whose rewards agree, which TRL's are not.
 
     Attributes:
         estimator: The row of what compares rewards.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        estimator: str = "group",
-        scale: Literal["group", "batch", "none"],
-        aggregation: str,
-        warns: bool,
-    ) -> None:
-        """Takes the reward functions' names, the estimator's, TRL's two arguments, and whether this process warns."""
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        """Takes the trainer, before its other parts are made."""
+        self._trainer, self._warns = trainer, trainer.accelerator.is_main_process
         self._scored: dict[str, int] = {}
-        self._names, self._scale, self._aggregation = names, scale, aggregation
-        self.estimator, self._warns = ADVANTAGES[estimator], warns
+        self.estimator = ADVANTAGES[own_setting(trainer.args, "advantage_estimator")]
 
-    def before_kl(
-        self,
-        rewards_PGK: torch.Tensor,
-        weights_K: torch.Tensor,
-        advantages_N: torch.Tensor,
-        greedy_PGK: torch.Tensor | None = None,
+    def complete(self, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int) -> None:
+        """Gives rollouts our advantages and log-probabilities, in the order in which one needs the other.
+
+        Advantages say which rows need log-probabilities; a KL penalty in the rewards needs those of every row first.
+        Tokens are selected by both.
+
+        Args:
+            output: Rollouts of this process as TRL makes them.
+            rewards_NK: Of all processes; NaN where a function gave None.
+            rows: Of this process.
+
+        Raises:
+            RewardError: A reward is infinite; or negative, and the estimator has no meaning for that.
+        """
+        trainer = self._trainer
+        needs_log_probs = off_reward(vars(trainer.args))
+        if needs_log_probs:
+            trainer.add_log_probs(output)
+        self.put_advantages(output, rewards_NK, rows)
+        if not needs_log_probs:
+            trainer.add_log_probs(output)
+        select_tokens(trainer, output)
+        if trainer.model.training:
+            trainer.optimizer_step.gaps.begin(output, trainer.num_generations)
+
+    def put_advantages(self, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int) -> None:
+        """Puts our advantages in the place of TRL's: into rollouts, of so many rows, and into the log."""
+        trainer, estimator = self._trainer, self.estimator
+        generations = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+        rewards_PGK = rewards_NK.view(-1, generations, rewards_NK.size(1))
+        weights_K: torch.Tensor = trainer.reward_weights.to(rewards_NK.device)
+        metrics, mask_NT = trainer._metrics[mode_of(trainer.model)], _mask(output)
+        lengths_PG = greedy_PG = penalties_PG = None
+        if "lengths_PG" in estimator.reads:  # of all processes, as the rewards are
+            lengths_PG = trainer.accelerator.gather(mask_NT.sum(dim=1)).view(-1, generations)
+        if estimator.writes_greedy:
+            source = trainer.rollout_source
+            greedy_PGK = greedy_rewards(trainer, source, source.inputs).view_as(rewards_PGK)
+            greedy_PG = weighted_rewards(greedy_PGK, weights_K)
+            metrics["reward/greedy"].append(greedy_PG.nanmean().item())
+            metrics["rows/without_baseline"].append(greedy_PG.isnan().float().mean().item())
+        penalised, divergences_NT = off_reward(vars(trainer.args)), torch.zeros(())
+        if penalised:
+            divergences_NT = output["old_per_token_logps"] - output["ref_per_token_logps"]
+            sums = torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])
+            added, count = trainer.accelerator.reduce(sums, reduction="sum").tolist()
+            metrics["kl"].append(added / max(count, 1.0))
+            if estimator.penalty == "completion":
+                sums_n = trainer.beta * (divergences_NT * mask_NT).sum(dim=1)
+                penalties_PG = trainer.accelerator.gather(sums_n).view(-1, generations)
+        facts = {"scale": trainer.scale_rewards, "lengths_PG": lengths_PG, "greedy_PG": greedy_PG}
+        advantages_N = self._advantages(rewards_PGK, weights_K, {**facts, "penalties_PG": penalties_PG})
+        own = slice(trainer.accelerator.process_index * rows, (trainer.accelerator.process_index + 1) * rows)
+        output["advantages"] = advantages_N[own]
+        if estimator.critic or (penalised and penalties_PG is None):
+            rewards_N = self._before_kl(weighted_rewards(rewards_PGK, weights_K), greedy_PG, advantages_N)[own]
+            if estimator.critic:
+                trainer.critic_training.complete(output, rewards_N, trainer.beta * divergences_NT)
+                return
+            # The divergence is taken off token by token.
+            returns_NT = penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta)
+            total, white = partial(trainer.accelerator.reduce, reduction="sum"), estimator.penalty == "whitened"
+            output["advantages"] = whitened(returns_NT, mask_NT, total) if white else left_out(returns_NT, mask_NT)
+        elif not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
+            output["largest_advantage"] = advantages_N.abs().max()
+
+    def _before_kl(
+        self, rewards_PG: torch.Tensor, greedy_PG: torch.Tensor | None, advantages_N: torch.Tensor
     ) -> torch.Tensor:
         """(N,) what a KL penalty of tokens is taken off, of all processes; NaN without a reward, or a baseline's."""
-        weights_K = weights_K.to(rewards_PGK.device)
-        rewards_PG = weighted_rewards(rewards_PGK, weights_K)
         if self.estimator.before_kl:
             differences_PG: torch.Tensor = function_at(self.estimator.before_kl)(rewards_PG)
             return differences_PG.flatten()
-        missing_PG = rewards_PG.isnan()
-        if greedy_PGK is not None:
-            missing_PG = missing_PG | weighted_rewards(greedy_PGK, weights_K).isnan()
+        missing_PG = rewards_PG.isnan() if greedy_PG is None else rewards_PG.isnan() | greedy_PG.isnan()
         return advantages_N.masked_fill(missing_PG.flatten(), torch.nan)
 
-    def advantages(
-        self,
-        rewards_PGK: torch.Tensor,
-        weights_K: torch.Tensor,
-        metrics: dict[str, list[float]],
-        logged: deque[float],
-        lengths_PG: torch.Tensor | None = None,
-        greedy_PGK: torch.Tensor | None = None,
-        penalties_PG: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def _advantages(self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, facts: dict[str, Any]) -> torch.Tensor:
         """(N,) advantages over all processes, from rewards of P prompts, G completions each, by K functions.
 
         Args:
             rewards_PGK: NaN where a function gave None.
             weights_K: Of the functions.
-            metrics: Gets the share of zero-advantage groups, and how many completions have no reward.
-            logged: TRL's table of advantages, whose latest are replaced.
-            lengths_PG: Tokens of each completion that are in the loss, where the estimator reads them.
-            greedy_PGK: Rewards of the greedy completion of each completion's prompt, where it reads them.
-            penalties_PG: What is taken off the reward of each completion before rewards are compared; not logged.
-
-        Raises:
-            RewardError: A reward is infinite; or negative, and the estimator has no meaning for that.
+            facts: What estimators read besides: how advantages are scaled, tokens of each completion that are in the
+                loss, rewards of the greedy completion of each completion's prompt; ``penalties_PG``, what is taken off
+                the reward of each completion before rewards are compared, and is not logged.
         """
-        weights_K = weights_K.to(rewards_PGK.device)
-        self._check_finite(rewards_PGK)
-        if self._aggregation == "normalize_then_sum":
+        metrics = self._trainer._metrics[mode_of(self._trainer.model)]
+        infinite_K = rewards_PGK.isinf().flatten(end_dim=1).any(dim=0)
+        if bool(infinite_K.any()):  # every process sees the same
+            what = "returned inf, which is not finite"
+            raise RewardError(what, f"reward {self._named(infinite_K)}", "a number, or None: no reward")
+        if self._trainer.multi_objective_aggregation == "normalize_then_sum":
             of_rewards_N = advantages_N = normalized_sum_advantages(rewards_PGK, weights_K).flatten()
         else:
             rewards_PG = weighted_rewards(rewards_PGK, weights_K)
             self._check_signs(rewards_PG, rewards_PGK * weights_K)
-            greedy_PG = None if greedy_PGK is None else weighted_rewards(greedy_PGK, weights_K)
-            facts = {"scale": self._scale, "lengths_PG": lengths_PG, "greedy_PG": greedy_PG}
             read = {name: facts[name] for name in self.estimator.reads}
             of_rewards_N = advantages_N = function_at(self.estimator.function)(rewards_PG, **read).flatten()
-            if penalties_PG is not None:
-                advantages_N = function_at(self.estimator.function)(rewards_PG - penalties_PG, **read).flatten()
+            if facts["penalties_PG"] is not None:
+                left_PG = rewards_PG - facts["penalties_PG"]
+                advantages_N = function_at(self.estimator.function)(left_PG, **read).flatten()
         self._log_unscored(rewards_PGK, weights_K, metrics)
         # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
         flat_P = (of_rewards_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
         metrics["frac_reward_zero_std"][-1] = flat_P.float().mean().item()
+        logged = self._trainer._logs["advantages"]
         for _ in range(min(len(advantages_N), len(logged))):
             logged.pop()
         logged.extend(advantages_N.tolist())
         return advantages_N
 
-    def _check_finite(self, rewards_PGK: torch.Tensor) -> None:
-        """Refuses an infinite reward, of which no advantage can be made; every process sees the same."""
-        infinite_K = rewards_PGK.isinf().flatten(end_dim=1).any(dim=0)
-        if bool(infinite_K.any()):
-            named = ", ".join(name for name, wrong in zip(self._names, infinite_K, strict=True) if wrong)
-            raise RewardError("returned inf, which is not finite", f"reward {named}", "a number, or None: no reward")
+    def _named(self, which_K: torch.Tensor) -> str:
+        """The names of some reward functions."""
+        return ", ".join(name for name, is_one in zip(self._trainer.reward_func_names, which_K, strict=True) if is_one)
 
     def _check_signs(self, rewards_PG: torch.Tensor, weighted_PGK: torch.Tensor) -> None:
         """Refuses negative rewards where the estimator divides by their mean; every process sees the same."""
@@ -135,10 +182,10 @@ class GroupRewards:
         if not self.estimator.not_negative or not bool(negative_PG.any()):
             return
         to_blame_K = ((weighted_PGK < 0) & negative_PG.unsqueeze(2)).flatten(end_dim=1).any(dim=0)
-        named = ", ".join(name for name, blamed in zip(self._names, to_blame_K, strict=True) if blamed)
         what = f"gave a completion a reward of {rewards_PG[negative_PG].min().item():g} after weighting, and "
         what += f"{self.estimator.name} divides by the mean of a group's rewards"
-        raise RewardError(what, f"reward {named}", "rewards that are not negative, or advantage_estimator: rloo")
+        hint = "rewards that are not negative, or advantage_estimator: rloo"
+        raise RewardError(what, f"reward {self._named(to_blame_K)}", hint)
 
     @contextlib.contextmanager
     def counting_rows(self, metrics: dict[str, list[float]], rows: int) -> Iterator[None]:
@@ -157,11 +204,11 @@ class GroupRewards:
         self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]]
     ) -> None:
         """Logs how many rows have no reward; TRL's "reward" also sums up what is known of those."""
-        rewards_PG = weighted_rewards(rewards_PGK, weights_K)
+        rewards_PG, names = weighted_rewards(rewards_PGK, weights_K), self._trainer.reward_func_names
         metrics["rows/unscored"].append(float(rewards_PG.isnan().sum()))
         counts_K = (~rewards_PGK.isnan()).sum(dim=(0, 1)).tolist()
         by_name = [("reward", int((~rewards_PG.isnan()).sum()))]
-        by_name += [(f"rewards/{name}/mean", count) for name, count in zip(self._names, counts_K, strict=True)]
+        by_name += [(f"rewards/{name}/mean", count) for name, count in zip(names, counts_K, strict=True)]
         self._scored = dict(by_name)
         if rewards_PG.isnan().any():
             metrics["reward"][-1] = rewards_PG.nanmean().item()
@@ -170,114 +217,14 @@ class GroupRewards:
         if not self._warns or not partly_PGK.any():
             return
         self._warns = False
-        partly_K = partly_PGK.flatten(end_dim=1).any(dim=0)
         warn(
             "PRL335",
             "%s gave None for some completions of a group: they have no reward and are not trained on, %d of %d "
             "(logged as rows/unscored)",
-            ", ".join(name for name, partly in zip(self._names, partly_K, strict=True) if partly),
+            self._named(partly_PGK.flatten(end_dim=1).any(dim=0)),
             int(partly_PGK.any(dim=2).sum()),
             rewards_PG.numel(),
         )
-
-
-def complete(
-    trainer: GRPOTrainer, group_rewards: GroupRewards, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int
-) -> None:
-    """Gives rollouts our advantages and log-probabilities, in the order in which one needs the other.
-
-    Advantages say which rows need log-probabilities; a KL penalty in the rewards needs those of every row first. Tokens
-    are selected by both.
-
-    Args:
-        trainer: Whose rollouts.
-        group_rewards: Makes advantages.
-        output: Rollouts of this process as TRL makes them.
-        rewards_NK: Of all processes.
-        rows: Of this process.
-    """
-    needs_log_probs = off_reward(vars(trainer.args))
-    if needs_log_probs:
-        trainer.add_log_probs(output)
-    put_advantages(trainer, group_rewards, output, rewards_NK, rows)
-    if not needs_log_probs:
-        trainer.add_log_probs(output)
-    select_tokens(trainer, output)
-    if trainer.model.training:
-        trainer.optimizer_step.gaps.begin(output, trainer.num_generations)
-
-
-def put_advantages(
-    trainer: GRPOTrainer, group_rewards: GroupRewards, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int
-) -> None:
-    """Puts our advantages in the place of TRL's: into rollouts, of so many rows, and into the log."""
-    generations = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-    rewards_PGK, metrics = (
-        rewards_NK.view(-1, generations, rewards_NK.size(1)),
-        trainer._metrics[mode_of(trainer.model)],
-    )
-    lengths_PG = None
-    if "lengths_PG" in group_rewards.estimator.reads:  # of all processes, as the rewards are
-        lengths_n = _mask(output).sum(dim=1)
-        lengths_PG = trainer.accelerator.gather(lengths_n).view(-1, generations)
-    greedy_PGK = None
-    if group_rewards.estimator.writes_greedy:
-        source = trainer.rollout_source
-        greedy_PGK = greedy_rewards(trainer, source, source.inputs).view_as(rewards_PGK)
-        greedy_PG = weighted_rewards(greedy_PGK, trainer.reward_weights)
-        metrics["reward/greedy"].append(greedy_PG.nanmean().item())
-        metrics["rows/without_baseline"].append(greedy_PG.isnan().float().mean().item())
-    penalised, critic = off_reward(vars(trainer.args)), group_rewards.estimator.critic
-    divergences_NT, penalties_PG = torch.zeros(()), None
-    if penalised:
-        divergences_NT = _divergences(trainer, output, metrics)
-        if group_rewards.estimator.penalty == "completion":
-            sums_n = trainer.beta * (divergences_NT * _mask(output)).sum(dim=1)
-            penalties_PG = trainer.accelerator.gather(sums_n).view(-1, generations)
-    advantages_N = group_rewards.advantages(
-        rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG, greedy_PGK, penalties_PG
-    )
-    first = trainer.accelerator.process_index * rows
-    output["advantages"] = advantages_N[first : first + rows]
-    if critic or (penalised and penalties_PG is None):
-        rewards_N = group_rewards.before_kl(rewards_PGK, trainer.reward_weights, advantages_N, greedy_PGK)
-        rewards_N = rewards_N[first : first + rows]
-        if critic:
-            trainer.critic_training.complete(output, rewards_N, trainer.beta * divergences_NT)
-        else:
-            output["advantages"] = _less_divergence(trainer, group_rewards, output, rewards_N, divergences_NT)
-    elif not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
-        output["largest_advantage"] = advantages_N.abs().max()
-
-
-def _divergences(trainer: GRPOTrainer, output: Mapping[str, Any], metrics: dict[str, list[float]]) -> torch.Tensor:
-    """(N, T) log p_old - log p_ref of this process's tokens; logs their mean as ``kl``."""
-    mask_NT = _mask(output)
-    divergences_NT: torch.Tensor = output["old_per_token_logps"] - output["ref_per_token_logps"]
-    sums = torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])
-    added, count = trainer.accelerator.reduce(sums, reduction="sum").tolist()
-    metrics["kl"].append(added / max(count, 1.0))
-    return divergences_NT
-
-
-def _less_divergence(
-    trainer: GRPOTrainer,
-    group_rewards: GroupRewards,
-    output: Mapping[str, Any],
-    rewards_N: torch.Tensor,
-    divergences_NT: torch.Tensor,
-) -> torch.Tensor:
-    """(N, T) advantages of this process's tokens, with the KL divergence taken off token by token."""
-
-    def total(sums: torch.Tensor) -> torch.Tensor:
-        added: torch.Tensor = trainer.accelerator.reduce(sums, reduction="sum")
-        return added
-
-    mask_NT = _mask(output)
-    returns_NT = penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta)
-    if group_rewards.estimator.penalty == "whitened":
-        return whitened(returns_NT, mask_NT, total)
-    return left_out(returns_NT, mask_NT)
 
 
 def _mask(output: Mapping[str, Any]) -> torch.Tensor:
@@ -340,10 +287,11 @@ def scored_rollouts(trainer: GRPOTrainer, inputs: Examples, theirs: Callable[[Ex
         batch = trainer.prompt_selection.selected(inputs, rollouts, rewards_NK, sample)
         inputs, rollouts, rewards_NK = batch.inputs, batch.rollouts, batch.rewards_NK
         trainer.rollout_source.inputs = inputs
-    complete(trainer, trainer._group_rewards, rollouts, rewards_NK, len(inputs))
+    trainer._group_rewards.complete(rollouts, rewards_NK, len(inputs))
     if trainer.model.training and trainer.prompt_selection is not None:
         trainer.prompt_selection.log_first()
-    trainer.optimizer_step.add_prompts(inputs, rollouts)
+    if trainer.optimizer_step.teaching is not None:
+        trainer.optimizer_step.teaching.add_prompts(inputs, rollouts)
     if trainer.model.training and trainer.rollout_source.is_served:
         rollouts[STEPS_BEHIND] = torch.tensor(trainer.rollout_source.steps_behind)
     return rollouts
@@ -367,3 +315,94 @@ def _made(
             made["completion_ids"], trainer.state.global_step
         )
     return made, rewards[-1]
+
+
+def selection_of(args: GRPOConfig) -> Selection | None:
+    """How the loss of a training selects tokens; None: it treats all alike, or is not in the table."""
+    row = LOSSES.get(args.loss_type)
+    return None if row is None else row.selection
+
+
+def reads_old(trainer: GRPOTrainer) -> bool:
+    """Whether the loss, or the reward, reads the old policy's log-probs: else the optimizer step has them itself.
+
+    An update lies between the rollout and the loss, or they are requested.
+    """
+    args, ours = trainer.args, (trainer.step_is_ours or trainer.loss_is_ours) and trainer.model.training
+    asked = trainer.correction is not None and not own_setting(args, "reuse_old_log_probs")
+    return bool(off_reward(vars(args)) or (ours and (not _one_update(args) or asked)))
+
+
+def selects(trainer: GRPOTrainer) -> bool:
+    """Whether tokens of the rollouts that are made now are selected."""
+    return bool(
+        (trainer.step_is_ours or trainer.loss_is_ours)
+        and trainer.model.training
+        and selection_of(trainer.args) is not None
+    )
+
+
+def select_tokens(trainer: GRPOTrainer, output: dict[str, Any]) -> None:
+    """Gives rollouts the mask of their selected tokens, if the loss has any; logs how many, of all processes.
+
+    Args:
+        trainer: Whose rollouts; every process must ask.
+        output: Rollouts of this process, with advantages and the old policy's log-probs of every row; the latter are
+            taken out where nothing else reads them.
+    """
+    selection = selection_of(trainer.args)
+    if selection is None or not selects(trainer):
+        return
+    args, accelerator, mask_NT = trainer.args, trainer.accelerator, _mask(output)
+    first, step = accelerator.process_index * len(mask_NT), trainer.state.global_step
+    total = partial(accelerator.reduce, reduction="sum")
+    settings = CovarianceSettings(*(own_setting(args, f"cov_{name}") for name in ("fraction", "low", "high")))
+    advantages = output["advantages"]
+    advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+    found_NT, tokens = covariances(output["old_per_token_logps"], advantages, mask_NT, total)
+    ranks_NT = function_at(selection.ranks)(found_NT, lambda: drawn(mask_NT.shape, first, args.seed, step), settings)
+    ranks_NT = ranks_NT.masked_fill(~mask_NT.bool(), -torch.inf)
+    output[SELECTED] = highest(ranks_NT, settings.count(tokens), first, accelerator.gather)
+    if selection.acts:
+        output[SELECTED_AT] = torch.tensor(step, device=mask_NT.device)
+    sums = total(torch.stack([found_NT.sum(), output[SELECTED].sum().double()])) / max(tokens, 1)
+    for name, value in zip((COVARIANCE, SHARE), sums.tolist(), strict=True):
+        trainer._metrics["train"][name].append(value)
+    if not reads_old(trainer):
+        del output["old_per_token_logps"]
+
+
+def acting(batches: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """Micro-batches with those selected tokens alone that have a gradient of their own in this optimizer step.
+
+    In the first update after its rollouts a batch has none: the policy is the old one. Two passes differ by rounding,
+    though, and abs(log r) has a gradient as large for that as for any other difference; it would depend on the division
+    into micro-batches.
+
+    Args:
+        batches: As TRL prepares them.
+        step: Optimizer steps taken.
+    """
+    return [
+        {**batch, SELECTED: torch.zeros_like(batch[SELECTED])}
+        if SELECTED_AT in batch and int(batch[SELECTED_AT]) == step
+        else batch
+        for batch in batches
+    ]
+
+
+def warn_without_second_update(live: LiveTrainer) -> None:
+    """Warns where what is done to selected tokens can have no effect."""
+    selection = selection_of(live.args)
+    if selection is not None and selection.acts and _one_update(live.args) and live.accelerator.is_main_process:
+        warn(
+            "PRL319",
+            "%s has no effect with a single update per batch, before which no token has moved: set num_iterations, or "
+            "steps_per_generation above gradient_accumulation_steps",
+            live.args.loss_type,
+        )
+
+
+def _one_update(args: GRPOConfig) -> bool:
+    """Whether no update lies between rollouts and any of their losses."""
+    return bool(args.gradient_accumulation_steps % generation_interval(args) == 0)

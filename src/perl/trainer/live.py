@@ -1,10 +1,9 @@
 """What the trainer's parts read of it while it runs, and the one writer of TRL's counter of micro-batches.
 
-PeftGRPOTrainer -> the values that change while it runs, its position, its metrics
+PeftGRPOTrainer -> the values that change while it runs, its position
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
@@ -12,41 +11,45 @@ from accelerate import Accelerator
 from transformers import TrainerState
 from trl import GRPOConfig
 
+from perl.algorithms.importance import SamplingCorrection
+from perl.packing.micro_batches import MicroBatch
+
 Mode = Literal["train", "eval"]
-Metrics = Callable[[Mode], dict[str, list[float]]]
-"""Gives the values of the entry that is logged next, by name, of training or of evaluation."""
 
 
 class LiveTrainer(Protocol):
-    """The values of a trainer that change while it runs. The parts read these, and nothing else of it."""
+    """The values of a trainer that change while it runs. The parts read these, and nothing else of it.
 
-    @property
-    def args(self) -> GRPOConfig:
-        """Its arguments."""
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """What connects the processes."""
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The policy; wrapped, where DDP has wrapped it."""
-
-    @property
-    def policy(self) -> torch.nn.Module:
-        """The model with its adapter, without the wrappers of distributed training."""
-
-    @property
-    def state(self) -> TrainerState:
-        """Optimizer steps taken and to take; ``train`` replaces it."""
-
-
-class CountsMicroBatches(Protocol):
-    """What TRL's trainer remembers of where it is among its micro-batches."""
+    Attributes:
+        args: Its arguments.
+        accelerator: What connects the processes.
+        model: The policy; wrapped, where DDP has wrapped it.
+        policy: The model with its adapter, without the wrappers of distributed training.
+        state: Optimizer steps taken and to take; ``train`` replaces it.
+        whole_tensors: Whether this process holds the whole of each tensor.
+        shares_optimizer: Whether each process keeps a share of the optimizer.
+        correction: For an engine that samples from other numbers, if there is one.
+        current_gradient_accumulation_steps: Micro-batches in the current optimizer step.
+    """
 
     args: GRPOConfig
-    _step: int
-    _buffered_inputs: list[dict[str, Any]] | None
+    accelerator: Accelerator
+    model: torch.nn.Module
+    policy: torch.nn.Module
+    state: TrainerState
+    whole_tensors: bool
+    shares_optimizer: bool
+    correction: SamplingCorrection | None
+    current_gradient_accumulation_steps: int
+    _metrics: dict[Mode, dict[str, list[float]]]  # of the entry that is logged next
+    _step: int  # micro-batches that were trained on
+    _buffered_inputs: list[dict[str, Any]] | None  # the generation batch, cut into micro-batches
+
+    def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:  # noqa: ANN401 (TRL's)
+        """Makes a micro-batch of what the data loader gives."""
+
+    def run_micro_batch(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+        """Transformers' forward and backward pass of one micro-batch of ours; returns its loss."""
 
 
 class Position:
@@ -56,7 +59,7 @@ class Position:
         step_begin: The counter and the rollouts at the begin of the current optimizer step.
     """
 
-    def __init__(self, counted: CountsMicroBatches) -> None:
+    def __init__(self, counted: LiveTrainer) -> None:
         """Takes what TRL counts in."""
         self._counted = counted
         self.begin_step()

@@ -33,13 +33,21 @@ _GONE = {
     "_sync_fsdp2_params_to_vllm": "rollout_func",
     "_fix_param_name_to_vllm": "rollout_func",
 }
-# Methods of transformers that neither its loop nor anything here calls, and those that are.
-_UNCALLED = {"create_optimizer_and_scheduler": "create_optimizer or create_scheduler"}
+_UNCALLED = "create_optimizer_and_scheduler"  # of transformers, which neither its loop nor anything here calls
 
 
 def is_replaced(trainer: GRPOTrainer, *names: str) -> bool:
-    """Whether a method under one of these names is somebody else's: of a subclass, a mixin, or put on the trainer."""
-    return any(name in vars(trainer) or _is_foreign(type(trainer), name) for name in names)
+    """Whether a method under one of these names is somebody else's.
+
+    Of a subclass, a mixin, put on the trainer, or exchanged in one of our or TRL's classes.
+    """
+    for name in names:
+        owners = [owner for owner in type(trainer).__mro__ if name in vars(owner)]
+        exchanged = any(_package(vars(owner)[name]) not in _LIBRARIES for owner in owners)
+        foreign = any(_package(owner) != "perl" and owner not in GRPOTrainer.__mro__ for owner in owners)
+        if name in vars(trainer) or exchanged or foreign:
+            return True
+    return False
 
 
 def check_overrides(trainer: GRPOTrainer) -> None:
@@ -49,11 +57,14 @@ def check_overrides(trainer: GRPOTrainer) -> None:
         PerlError: Names them, and the methods to override instead.
     """
     kind = type(trainer).__name__
-    gone = {name: now for name, now in _GONE.items() if hasattr(trainer, name)}
-    uncalled = {name: now for name, now in _UNCALLED.items() if is_replaced(trainer, name)}
     hint = "override {}, or give a method of your own another name"
-    found = [Mistake("TRL 1.16 does not call it", f"{kind}.{name}", hint.format(now)) for name, now in gone.items()]
-    found += [Mistake("is not called", f"{kind}.{name}", f"override {now}") for name, now in uncalled.items()]
+    found = [
+        Mistake("TRL 1.16 does not call it", f"{kind}.{name}", hint.format(now))
+        for name, now in _GONE.items()
+        if hasattr(trainer, name)
+    ]
+    if is_replaced(trainer, _UNCALLED):
+        found.append(Mistake("is not called", f"{kind}.{_UNCALLED}", "override create_optimizer or create_scheduler"))
     raise_all(PerlError, found)
 
 
@@ -92,13 +103,6 @@ def received(trainer: GRPOTrainer, name: str) -> Iterator[list[Any]]:
         delattr(trainer, name)
         if own is not None:
             setattr(trainer, name, own)
-
-
-def _is_foreign(trainer: type, name: str) -> bool:
-    """Whether a class that is neither ours nor a parent of TRL's trainer has it, or it was exchanged in one."""
-    owners = [owner for owner in trainer.__mro__ if name in vars(owner)]
-    exchanged = any(_package(vars(owner)[name]) not in _LIBRARIES for owner in owners)
-    return exchanged or any(_package(owner) != "perl" and owner not in GRPOTrainer.__mro__ for owner in owners)
 
 
 def _package(thing: Any) -> str:  # noqa: ANN401 (a class or a function)

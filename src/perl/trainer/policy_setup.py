@@ -106,8 +106,20 @@ def given_policy(
     if isinstance(model, str):
         model = resolve_model(model)
         if processing_class is None:
-            processing_class = load_processor(model, args)
-    _look_at_roles(args, model, processing_class)
+            processing_class = AutoProcessor.from_pretrained(
+                model,
+                revision=(args.model_init_kwargs or {}).get("revision"),
+                truncation_side="left",
+                padding_side="left",
+                trust_remote_code=args.trust_remote_code,
+            )
+    # What is wrong with a teacher's adapter, or with the critic to start from, is said before weights are loaded.
+    teacher, critic = teacher_section(args).adapter, own_setting(args, "critic_adapter")
+    base = model if isinstance(model, str) else base_identity(model)[0]
+    if teacher is not None:
+        find_teacher(teacher, base, processing_class)
+    if critic is not None:
+        find_critic(critic, base).check_rank(own_setting(args, "critic_rank"))
     by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
     model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
     if isinstance(model, nn.Module):
@@ -117,16 +129,6 @@ def given_policy(
     trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
     loaded = by_name and not isinstance(model, str)
     return GivenPolicy(model, processing_class, how, continued, loaded, trained)
-
-
-def _look_at_roles(args: GRPOConfig, model: Any, processing_class: Any) -> None:  # noqa: ANN401
-    """What is wrong with a teacher's adapter and with the critic to start from, before weights are loaded."""
-    section, critic = teacher_section(args), own_setting(args, "critic_adapter")
-    base = model if isinstance(model, str) else base_identity(model)[0]
-    if section.adapter is not None:
-        find_teacher(section.adapter, base, processing_class)
-    if critic is not None:
-        find_critic(critic, base).check_rank(own_setting(args, "critic_rank"))
 
 
 def default_arguments(model: Any) -> PeftRLConfig:  # noqa: ANN401 (TRL's signature)
@@ -160,10 +162,8 @@ def adapted_policy(
         check_task(config := model.active_peft_config)
         how = Adaptation(method_of(config), config)
         check_untouched_base(model)
-        _look_at_base(model, args)
         check_as_configured(model)
-        _check_head(args, model)
-        _divide(model, args)
+        _take_base(model, args)
         return model, how, True
     saved = _to_continue(args, peft_config, model)
     if peft_config is not None:
@@ -175,7 +175,9 @@ def adapted_policy(
         how = continued_adaptation(args.peft, saved.config, own_method(saved)) if saved else adaptation(args.peft)
     if isinstance(args, PeftRLConfig) and not args.learning_rate_asked:
         args.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
-    _check_method(how, model, quantization)
+    was = quantisation_of(model) if isinstance(model, nn.Module) else quantization
+    if was is not None:
+        check_on_quantised(how, was)
     check_on_shards(how.method, own_setting(args, "strategy"))
     if how.config is None:
         return model, how, False
@@ -184,19 +186,9 @@ def adapted_policy(
     by_name = isinstance(model, str)
     if by_name:
         model = _loaded(model, args, quantization_config, quantization)
-    _look_at_base(model, args, by_name=by_name)
-    _divide(model, args)
-    _check_head(args, model)
-    if saved is not None:
-        return continue_adapter(model, saved, how), how, True
-    return attach_adapter(model, how), how, False
-
-
-def _look_at_base(model: PreTrainedModel | PeftModel, args: GRPOConfig, *, by_name: bool = False) -> None:
-    """The base must be a published one; a recipe's, like one that comes by name, was in nobody's hands before."""
-    unknown = check_published(model, loaded_here=by_name or getattr(args, "of_a_recipe", False))
-    if unknown and args.process_index == 0:
-        warn("PRL316", "%s", unknown)
+    _take_base(model, args, by_name=by_name)
+    adapted = attach_adapter(model, how) if saved is None else continue_adapter(model, saved, how)
+    return adapted, how, saved is not None
 
 
 def script_notes(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -> Iterator[str]:  # noqa: ANN401
@@ -214,7 +206,13 @@ def script_notes(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) 
         yield f"generation_kwargs: {shaped} may change what is sampled, and log-probabilities are the plain policy's"
     asked = named or not isinstance(args, PeftRLConfig) or args.of_a_recipe
     if not asked and how.config is not None and args.process_index == 0:
-        yield what_is_trained(model, args, how)
+        rank = getattr(how.config, "r", None)
+        of_rank = f" of rank {rank}" if isinstance(rank, int) else ""
+        what = f"{trainable_parameters(model):,} parameters of an adapter are trained, {how.method.name}{of_rank}"
+        if args.adapter:
+            yield f"{what}, which goes on from {args.adapter}"
+        else:  # TRL's full fine-tuning is got otherwise
+            yield f'no peft_config: {what}; PeftRLConfig(peft_method="full") trains the whole model, as TRL does'
     unused: list[str] = []
     if named and isinstance(args, PeftRLConfig):  # that are not as they are by default
         found, default = (dict(section) for section in (args.peft, PeftSection()))
@@ -222,16 +220,6 @@ def script_notes(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) 
     if unused and args.process_index == 0:
         do = "does" if len(unused) == 1 else "do"
         yield f"{', '.join(unused)} {do} nothing: the adapter is that of the peft_config; leave one of them out"
-
-
-def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # noqa: ANN401 (a policy)
-    """What a script gets that names no ``peft_config``, and how it gets TRL's full fine-tuning."""
-    rank = getattr(how.config, "r", None)
-    of_rank = f" of rank {rank}" if isinstance(rank, int) else ""
-    what = f"{trainable_parameters(model):,} parameters of an adapter are trained, {how.method.name}{of_rank}"
-    if args.adapter:
-        return f"{what}, which goes on from {args.adapter}"
-    return f'no peft_config: {what}; PeftRLConfig(peft_method="full") trains the whole model, as TRL does'
 
 
 def _check_with_adapter(args: GRPOConfig, config: PeftConfig) -> None:
@@ -242,17 +230,6 @@ def _check_with_adapter(args: GRPOConfig, config: PeftConfig) -> None:
         raise RecipeError(what, "peft.target_modules", "leave lm_head out")
     if args.hub_token is not None:
         raise RecipeError("an adapter is pushed with the Hub's own login only", "hub_token", "hf auth login")
-
-
-def _check_head(args: GRPOConfig, model: Any) -> None:  # noqa: ANN401 (a model)
-    """Refuses to cast a tied head under an adapter, for which TRL looks for the embeddings where there are none."""
-    name = type(model.get_base_model() if isinstance(model, PeftModel) else model).__name__
-    if args.cast_lm_head_to_fp32 and getattr(model.config, "tie_word_embeddings", False):
-        raise ModelError(
-            f"TRL cannot cast the head of {name} under an adapter: it is tied to the embeddings",
-            "cast_lm_head_to_fp32",
-            'leave it out; model_init_kwargs={"dtype": "float32"} computes all in float32',
-        )
 
 
 def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -> SavedAdapter | None:  # noqa: ANN401
@@ -270,33 +247,26 @@ def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -
     return found
 
 
-def _check_method(how: Adaptation, model: Any, quantization: Quantization | None) -> None:  # noqa: ANN401 (a model)
-    was = quantisation_of(model) if isinstance(model, nn.Module) else quantization
-    if was is not None:
-        check_on_quantised(how, was)
-
-
 def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) -> Quantization | None:  # noqa: ANN401
     """What the base is quantised to as it is loaded; refused where no base is loaded, or where two say how."""
     asked: Quantization | None = getattr(args, "quantization", None)
+    options = args.model_init_kwargs or {}
     if asked is None:
         return None
     if not isinstance(model, str):
         what = "is of a base that is loaded by name; a model that is passed comes as it is"
         raise ModelError(what, "quantization", "pass the model's name, or leave it out")
-    if quantization_config is not None or "quantization_config" in (args.model_init_kwargs or {}):
+    if quantization_config is not None or "quantization_config" in options:
         raise ModelError("is said twice", "quantization", "leave it or quantization_config out")
-    if (args.model_init_kwargs or {}).get("device_map") is not None:
+    if options.get("device_map") is not None:
         what = f"{quantised_base(asked)} lies whole on the device of its process, device_map would do nothing"
         raise ModelError(what, "model_init_kwargs", "leave device_map out")
     if own_setting(args, "strategy") == FSDP2:
         what = f"{quantised_base(asked)} cannot be in shards, which fsdp2 makes of it"
         raise RecipeError(what, "quantization", "strategy ddp or zero2, or leave it out")
-    how = rollout_section(args)
-    if not how.capabilities.quantised_base:
+    if not rollout_section(args).capabilities.quantised_base:
         raise ModelError(IN_PROCESS, "rollout_backend", "transformers, or vllm-server with servers of the same base")
-    revision = (args.model_init_kwargs or {}).get("revision")
-    check_quantisation(ModelSection(name=model, revision=revision, quantization=asked), args.device)
+    check_quantisation(ModelSection(name=model, revision=options.get("revision"), quantization=asked), args.device)
     return asked
 
 
@@ -317,21 +287,24 @@ def _loaded(name: str, args: GRPOConfig, quantization_config: Any, quantization:
     return model
 
 
-def _divide(model: PreTrainedModel, args: GRPOConfig) -> None:
-    """Under ``fsdp2`` leaves each process its part of a base, which may have been loaded so already."""
+def _take_base(model: PreTrainedModel | PeftModel, args: GRPOConfig, *, by_name: bool = False) -> None:
+    """Looks at a base that is there, and under ``fsdp2`` leaves each process its part of it.
+
+    It must be a published one; a recipe's, like one that comes by name, was in nobody's hands before. TRL looks for the
+    embeddings of a tied head that is cast under an adapter where there are none.
+    """
+    unknown = check_published(model, loaded_here=by_name or getattr(args, "of_a_recipe", False))
+    if unknown and args.process_index == 0:
+        warn("PRL316", "%s", unknown)
+    if args.cast_lm_head_to_fp32 and getattr(model.config, "tie_word_embeddings", False):
+        name = type(model.get_base_model() if isinstance(model, PeftModel) else model).__name__
+        raise ModelError(
+            f"TRL cannot cast the head of {name} under an adapter: it is tied to the embeddings",
+            "cast_lm_head_to_fp32",
+            'leave it out; model_init_kwargs={"dtype": "float32"} computes all in float32',
+        )
     if own_setting(args, "strategy") == FSDP2:
         shard(model)
-
-
-def load_processor(name: str, args: GRPOConfig) -> Any:  # noqa: ANN401 (a tokenizer or a multimodal processor)
-    """The tokenizer or processor that belongs to a model's name, at the model's revision, as TRL sets it up."""
-    return AutoProcessor.from_pretrained(
-        name,
-        revision=(args.model_init_kwargs or {}).get("revision"),
-        truncation_side="left",
-        padding_side="left",
-        trust_remote_code=args.trust_remote_code,
-    )
 
 
 def setting_warnings(how: Adaptation, learning_rate: float) -> Iterator[str]:
@@ -367,7 +340,9 @@ class AdaptedPolicy:
         args, policy = live.args, live.policy
         self.strategy = strategy_of(live.accelerator, policy)
         needed = isinstance(policy, PeftModel) or args.beta != 0.0
-        self.reference = Reference(policy, _reference_spec(args, continued=continued)) if needed else None
+        asked = args.reference if isinstance(args, PeftRLConfig) else None
+        spec = asked or ("initial" if continued else "base")
+        self.reference = Reference(policy, spec) if needed else None
         self._proven, self._said = facts_of(policy) if isinstance(policy, PeftModel) else {}, False
 
     def check_unchanged(self) -> None:
@@ -387,16 +362,6 @@ class AdaptedPolicy:
         """Whether the policy equals its base before the first step."""
         return not self.continued and starts_as_base(self._how)
 
-    def needed_reference(self) -> Reference:
-        """The reference.
-
-        Raises:
-            ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
-        """
-        if self.reference is None:
-            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
-        return self.reference
-
     def log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The policy's, (B, T-1); see :meth:`perl.PeftGRPOTrainer.policy_log_probs`."""
         policy, device = self._live.policy, self._live.args.device
@@ -404,11 +369,12 @@ class AdaptedPolicy:
             return token_log_probs(policy, input_ids.to(device), attention_mask.to(device))
 
     def reference_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The reference's, (B, T-1); see :meth:`needed_reference` for what it raises."""
-        reference = self.needed_reference()
+        """The reference's, (B, T-1); see :meth:`perl.PeftGRPOTrainer.reference_log_probs`."""
+        if self.reference is None:
+            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
         policy, device = self._live.policy, self._live.args.device
         with evaluating(policy), in_float32(policy):
-            return reference_log_probs(policy, input_ids.to(device), attention_mask.to(device), reference)
+            return reference_log_probs(policy, input_ids.to(device), attention_mask.to(device), self.reference)
 
     def save(self, path: Path, processing_class: Any, fingerprint: str | None) -> None:  # noqa: ANN401 (TRL's)
         """Writes the adapter alone, or without one the model; on the main process.
@@ -424,21 +390,18 @@ class AdaptedPolicy:
         policy = self._live.policy
         if self._live.accelerator.is_main_process:
             if isinstance(policy, PeftModel):
-                write_adapter(policy, path, *base_identity(policy), fingerprint)
-                self._look_at_tokenizer(processing_class)
+                name, revision = base_identity(policy)
+                write_adapter(policy, path, name, revision, fingerprint)
+                with contextlib.suppress(Exception):  # a remark, which costs no training
+                    own = AutoProcessor.from_pretrained(resolve_model(name), revision=revision, local_files_only=True)
+                    given = processing_class
+                    one, other = ((it.chat_template, getattr(it, "tokenizer", it).get_vocab()) for it in (given, own))
+                    if one != other and not self._said:
+                        self._said, what = True, "vocabulary" if one[1] != other[1] else "chat template"
+                        warn("PRL316", "the tokenizer has another %s than the base's: save it beside the adapter", what)
             else:
                 write_model(policy, processing_class, path)
         self.check_unchanged()  # once it is written, so that nothing is lost
-
-    def _look_at_tokenizer(self, given: Any) -> None:  # noqa: ANN401 (a tokenizer or a processor)
-        """Says once what of the texts that the policy was trained on is not the base's, and not saved."""
-        name, revision = base_identity(self._live.policy)
-        with contextlib.suppress(Exception):  # a remark, which costs no training
-            own = AutoProcessor.from_pretrained(resolve_model(name), revision=revision, local_files_only=True)
-            one, other = ((it.chat_template, getattr(it, "tokenizer", it).get_vocab()) for it in (given, own))
-            if one != other and not self._said:
-                self._said, what = True, "vocabulary" if one[1] != other[1] else "chat template"
-                warn("PRL316", "the tokenizer has another %s than the base's: save it beside the adapter", what)
 
     def write_files(self, folder: Path, processing_class: Any, fingerprint: str | None) -> None:  # noqa: ANN401
         """Writes the adapter's files into a checkpoint, as plain PEFT loads them on the pristine base."""
@@ -446,9 +409,3 @@ class AdaptedPolicy:
         write_adapter_files(self._live.policy, folder, *base_identity(self._live.policy), fingerprint)
         if processing_class is not None:
             processing_class.save_pretrained(folder)
-
-
-def _reference_spec(args: GRPOConfig, *, continued: bool) -> str:
-    """What the arguments ask for, or the base for a new adapter and the policy at the start for a continued one."""
-    asked = args.reference if isinstance(args, PeftRLConfig) else None
-    return asked or ("initial" if continued else "base")

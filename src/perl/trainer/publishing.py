@@ -4,7 +4,6 @@ a trained adapter -> README.md; -> one commit on the Hub
 """
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,25 +45,6 @@ from perl.trainer.overrides import is_replaced
 from perl.trainer.sampling.given_rewards import no_reward
 
 _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config
-
-
-@dataclass(frozen=True)
-class PushRequest:
-    """How an adapter is pushed, as transformers' ``push_to_hub`` is asked.
-
-    Attributes:
-        message: Of the commit; None: transformers'.
-        blocking: Whether to wait for the Hub.
-        revision: Branch; None: ``args.hub_revision``, else ``main``.
-        private: Create the repository for its owner only; None: as ``args.hub_private_repo`` says.
-        card: ``model_name``, ``dataset_name`` and ``tags`` of the card.
-    """
-
-    message: str | None
-    blocking: bool
-    revision: str | None
-    private: bool | None
-    card: dict[str, Any]
 
 
 def write_card(
@@ -135,7 +115,15 @@ def shown_algorithm(args: Any, method: Method) -> dict[str, str]:  # noqa: ANN40
     return found
 
 
-def push(trainer: GRPOTrainer, how: PushRequest, token: str | None) -> Any:  # noqa: ANN401 (transformers' result)
+def push(
+    trainer: GRPOTrainer,
+    message: str | None,
+    blocking: bool,
+    token: str | None,
+    revision: str | None,
+    private: bool | None,
+    card: dict[str, Any],
+) -> Any:  # noqa: ANN401 (transformers' result)
     """What a script's ``push_to_hub`` does for an adapter, in each process: one commit of it, its card and log.
 
     The main process alone sends it, once what was saved is found to be what was trained. A subclass's own card takes
@@ -143,8 +131,12 @@ def push(trainer: GRPOTrainer, how: PushRequest, token: str | None) -> Any:  # n
 
     Args:
         trainer: Of the adapter.
-        how: It is pushed.
+        message: Of the commit; None: transformers'.
+        blocking: Whether to wait for the Hub.
         token: That was given; None: there is none.
+        revision: Branch; None: ``args.hub_revision``, else ``main``.
+        private: Create the repository for its owner only; None: as ``args.hub_private_repo`` says.
+        card: ``model_name``, ``dataset_name`` and ``tags`` of the card.
 
     Returns:
         A ``CommitInfo``, or its future.
@@ -165,9 +157,10 @@ def push(trainer: GRPOTrainer, how: PushRequest, token: str | None) -> Any:  # n
         folder = Path(place) / "adapter"
         trainer.save_adapter(folder)
         check_saved_adapter(trainer.policy, folder, random_tokens(trainer.policy))
-        name, dataset = how.card.get("model_name") or repo_id, how.card.get("dataset_name")
-        tags = tags_of(how.card.get("tags"))
-        _complete(trainer, folder, name, dataset, tags)
+        name, dataset = card.get("model_name") or repo_id, card.get("dataset_name")
+        tags = tags_of(card.get("tags"))
+        write_log(folder, trainer.state.log_history)
+        write_card(trainer, folder, name, dataset, tags)  # rendered from what else is there
         if is_replaced(trainer, "create_model_card"):
             trainer.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
             (folder / CARD).write_bytes(take(Path(args.output_dir), CARD, LARGEST_CARD))
@@ -176,10 +169,10 @@ def push(trainer: GRPOTrainer, how: PushRequest, token: str | None) -> Any:  # n
     return push_script(
         package,
         repo_id,
-        message=how.message or "End of training",
-        private=bool(args.hub_private_repo if how.private is None else how.private),
-        revision=how.revision or args.hub_revision,
-        blocking=how.blocking,
+        message=message or "End of training",
+        private=bool(args.hub_private_repo if private is None else private),
+        revision=revision or args.hub_revision,
+        blocking=blocking,
     )
 
 
@@ -201,20 +194,9 @@ def pack_script_checkpoint(trainer: GRPOTrainer, checkpoint: Path, repo_id: str)
         for name in (CONFIG, WEIGHTS):
             shutil.copyfile(checkpoint / name, folder / name)
         check_files(folder)
-        _complete(trainer, folder, repo_id)
+        write_log(folder, trainer.state.log_history)
+        write_card(trainer, folder, repo_id)
         return pack_folder(folder)
-
-
-def _complete(
-    trainer: GRPOTrainer,
-    folder: Path,
-    name: str,
-    dataset: str | None = None,
-    tags: tuple[str, ...] = (),
-) -> None:
-    """Puts log and card beside an adapter; the card last, since it is rendered from what else is there."""
-    write_log(folder, trainer.state.log_history)
-    write_card(trainer, folder, name, dataset, tags)
 
 
 def tags_of(tags: str | list[str] | None) -> tuple[str, ...]:

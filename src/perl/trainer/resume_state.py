@@ -33,22 +33,8 @@ from perl.run.joint_work import gather_files, joined
 from perl.trainer.live import LiveTrainer, Position, generation_interval
 from perl.trainer.prompts.refill import padded
 from perl.trainer.prompts.selection import PromptSelection
+from perl.trainer.step import optimizer_state as states
 from perl.trainer.step.critic_training import CriticTraining
-from perl.trainer.step.optimizer_state import (
-    OPTIMIZER,
-    SCALER,
-    SCHEDULER,
-    group_places,
-    has_random_state,
-    load_named_state,
-    load_random_state,
-    load_scheduler_state,
-    named_state,
-    read_state,
-    save_random_state,
-    seed_random_state,
-    write_state,
-)
 
 _PROMPTS = "prompts.safetensors"
 # Counters beside TRL's.
@@ -81,7 +67,6 @@ class ResumeState:
         """
         self._live, self._position, self._reference = live, position, reference
         self._teacher, self._critic, self._prompts = teacher, critic, prompts
-        self._warned_of_pushes = False
 
     def chosen(self, asked: str | bool | None) -> str | bool | None:
         """The checkpoint to resume from; for True the newest *complete* one in ``output_dir``, if there is one.
@@ -121,21 +106,17 @@ class ResumeState:
             if written != (args.world_size, self._accumulation):
                 rollouts = self._redivided(folder, *written)
             micro_step = counters.get("micro_step", self._position.micro_batch)
-            self._restore_prompts(folder, lambda micro_batches: micro_batches * self._accumulation // written[1])
+            file, hint = folder / _PROMPTS, "leave prompts as they were, or start anew"
+            if file.is_file() == (self._prompts is None):
+                how = "chose prompts" if file.is_file() else "took prompts as they come"
+                raise ModelError(f"{folder} was written by a training that {how}", "prompts", hint)
+            if self._prompts is not None:
+                self._prompts.restore(states.read_state(file), lambda count: count * self._accumulation // written[1])
             self._position.move(micro_step * self._accumulation // written[1], rollouts)
             interval = generation_interval(args)
             if counters.get(_INTERVAL, interval) * self._accumulation != interval * written[1]:
                 self._position.to_next_rollouts()  # a batch of another size begins at its begin
         self._position.begin_step()
-
-    def _restore_prompts(self, checkpoint: Path, scale: Callable[[int], int]) -> None:
-        """Puts back what was chosen and remembered; refuses a checkpoint of a training that did it otherwise."""
-        file, hint = checkpoint / _PROMPTS, "leave prompts as they were, or start anew"
-        if file.is_file() == (self._prompts is None):
-            how = "chose prompts" if file.is_file() else "took prompts as they come"
-            raise ModelError(f"{checkpoint} was written by a training that {how}", "prompts", hint)
-        if self._prompts is not None:
-            self._prompts.restore(read_state(file), scale)
 
     @property
     def _accumulation(self) -> int:
@@ -201,7 +182,7 @@ class ResumeState:
             if self._critic is not None:
                 self._critic.save(checkpoint)
             if self._prompts is not None:
-                write_state(checkpoint / _PROMPTS, self._prompts.state())
+                states.write_state(checkpoint / _PROMPTS, self._prompts.state())
         counters = {
             "micro_step": self._position.micro_batch,
             _PROCESSES: args.world_size,
@@ -209,7 +190,11 @@ class ResumeState:
             _INTERVAL: generation_interval(args),
             **({} if self._teacher is None else {_TEACHER: self._teacher}),
         }
-        save_trainer_state(checkpoint, counters, self._unused_rollouts(), args.process_index)
+        rollouts = self._position.rollouts
+        used_up = self._position.micro_batch % generation_interval(args) == 0
+        # Rows with images hold more than tensors; a run that resumes among those generates them anew.
+        plain = all(isinstance(value, torch.Tensor) for batch in rollouts or () for value in batch.values())
+        save_trainer_state(checkpoint, counters, None if used_up or not plain else rollouts, args.process_index)
         self._live.accelerator.wait_for_everyone()
         if host().keeps_files:
             gather_files(checkpoint, joined())
@@ -227,10 +212,10 @@ class ResumeState:
 
     def save_optimizer(self, checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:  # noqa: ANN401
         """Writes an optimizer's and a scheduler's state, by the names of the parameters; every process must call it."""
-        state = named_state(optimizer, self._live.policy)
+        state = states.named_state(optimizer, self._live.policy)
         if self._live.args.should_save:
-            write_state(checkpoint / OPTIMIZER, state)
-            write_state(checkpoint / SCHEDULER, dict(scheduler.state_dict()))
+            states.write_state(checkpoint / states.OPTIMIZER, state)
+            states.write_state(checkpoint / states.SCHEDULER, dict(scheduler.state_dict()))
 
     def load_optimizer(self, checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:  # noqa: ANN401
         """Puts back what :meth:`save_optimizer` wrote, unless only the model was saved.
@@ -238,16 +223,16 @@ class ResumeState:
         Raises:
             ModelError: It is of other parameters.
         """
-        if not (checkpoint / OPTIMIZER).is_file():
+        if not (checkpoint / states.OPTIMIZER).is_file():
             return
-        state, policy = read_state(checkpoint / OPTIMIZER), self._live.policy
-        load_named_state(optimizer, policy, state)
-        places = group_places(optimizer, policy, state["groups"])
-        load_scheduler_state(scheduler, read_state(checkpoint / SCHEDULER), places, len(state["groups"]))
+        state, schedule = (states.read_state(checkpoint / name) for name in (states.OPTIMIZER, states.SCHEDULER))
+        states.load_named_state(optimizer, self._live.policy, state)
+        places = states.group_places(optimizer, self._live.policy, state["groups"])
+        states.load_scheduler_state(scheduler, schedule, places, len(state["groups"]))
 
     def save_random(self, checkpoint: Path) -> None:
         """Writes where this process's random numbers are."""
-        save_random_state(checkpoint, self._live.args.process_index, self._live.args.device)
+        states.save_random_state(checkpoint, self._live.args.process_index, self._live.args.device)
 
     def load_random(self, checkpoint: Path) -> None:
         """Puts back what :meth:`save_random` wrote, unless only the model was saved.
@@ -255,34 +240,31 @@ class ResumeState:
         Of a process that the checkpoint does not know they start anew, by the seed, its number and the step.
         """
         args = self._live.args
-        if not load_random_state(checkpoint, args.process_index, args.device) and has_random_state(checkpoint):
-            seed_random_state(args.seed, args.process_index, self._live.state.global_step)
+        known = states.load_random_state(checkpoint, args.process_index, args.device)
+        if not known and states.has_random_state(checkpoint):
+            states.seed_random_state(args.seed, args.process_index, self._live.state.global_step)
 
     def save_scaler(self, checkpoint: Path) -> None:
         """Writes by how much half precision's losses are scaled, where they are."""
         scaler = getattr(self._live.accelerator, "scaler", None)
         if scaler is not None and self._live.args.should_save:
-            write_state(checkpoint / SCALER, scaler.state_dict())
+            states.write_state(checkpoint / states.SCALER, scaler.state_dict())
 
     def load_scaler(self, checkpoint: Path) -> None:
         """Puts back what :meth:`save_scaler` wrote."""
         scaler = getattr(self._live.accelerator, "scaler", None)
-        if scaler is not None and (checkpoint / SCALER).is_file():
-            scaler.load_state_dict(read_state(checkpoint / SCALER))
+        if scaler is not None and (checkpoint / states.SCALER).is_file():
+            scaler.load_state_dict(states.read_state(checkpoint / states.SCALER))
 
     def load_roles(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
-        """Puts the reference and the critic back; raises what :meth:`load_reference` and its ``load`` do."""
-        self.load_reference(checkpoint, snapshot)
-        if self._critic is not None:
-            self._critic.load(checkpoint)
-
-    def load_reference(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
-        """Puts the reference back. The base and the policy at the start, this process has found again by itself.
+        """Puts the critic and the reference back. The base and the policy at the start, this process has found again.
 
         Raises:
-            ModelError: The reference moves along and the checkpoint does not hold it.
+            ModelError: The reference moves along and the checkpoint does not hold it, or it holds no such critic.
         """
         reference = self._reference
+        if self._critic is not None:
+            self._critic.load(checkpoint)
         if reference is None or reference.is_the_base:
             return
         written = reference_of(checkpoint)
@@ -295,24 +277,6 @@ class ResumeState:
                 "train.reference",
                 f"resume with {written or 'base'}, or start anew",
             )
-
-    def warn_of_pushes(self) -> None:
-        """Warns, once, that checkpoints stay here."""
-        if not self._warned_of_pushes:
-            self._warned_of_pushes = True
-            warn("PRL310", "checkpoints are not pushed while a script trains; trainer.push_to_hub() pushes")
-
-    def _unused_rollouts(self) -> list[dict[str, Any]] | None:
-        """The current generation batch, if later steps still train on it.
-
-        Rows with images hold more than tensors; a run that resumes among those generates them anew.
-        """
-        args, rollouts = self._live.args, self._position.rollouts
-        used_up = self._position.micro_batch % generation_interval(args) == 0
-        if used_up or rollouts is None:
-            return None
-        plain = all(isinstance(value, torch.Tensor) for batch in rollouts for value in batch.values())
-        return rollouts if plain else None
 
 
 Window = list[dict[str, torch.Tensor]]

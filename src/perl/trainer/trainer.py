@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, has_length
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.importance import SamplingCorrection
 from perl.data.prompts import asked_prompt
+from perl.errors import ModelError, warn
 from perl.hub.push.retries import retry
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
@@ -34,16 +36,14 @@ from perl.trainer.arguments.argument_checks import check_arguments, check_sets, 
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
-from perl.trainer.group_rewards import latest_group, means_of, scored_rollouts
+from perl.trainer.group_rewards import latest_group, means_of, reads_old, scored_rollouts, selects
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, reasons_for_trls_loss
 from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
-from perl.trainer.prompts.making import sampler_of
+from perl.trainer.prompts.selection import sampler_of
 from perl.trainer.sampling.generation import Opening, generated
 from perl.trainer.sampling.given_rewards import given_rewards, unique_names
-from perl.trainer.step.critic_training import trained_critic
 from perl.trainer.step.log_prob_passes import images_of, scored_as_trl
-from perl.trainer.step.token_selection import reads_old, selects
 
 
 class PeftGRPOTrainer(GRPOTrainer):
@@ -84,6 +84,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     optimizer: torch.optim.Optimizer
     base_fingerprint: str | None = None
     scores_rollouts = True
+    _warned_of_pushes = False
 
     def __init__(  # noqa: PLR0913 (TRL's signature)
         self,
@@ -107,18 +108,18 @@ class PeftGRPOTrainer(GRPOTrainer):
         check_overrides(self)
         check_arguments(args, own_loss=is_replaced(self, *LOSS))
         check_sets(args, train_dataset, eval_dataset)
-        rewards = given_rewards(self, reward_funcs, reward_processing_classes, args)
+        rewards, reward_classes, weights = given_rewards(self, reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
-        with shown_to_trl.for_construction(args, rewards.weights, given.model, loaded=given.loaded):
+        with shown_to_trl.for_construction(args, weights, given.model, loaded=given.loaded):
             super().__init__(
                 model=given.model,
-                reward_funcs=rewards.functions,
+                reward_funcs=rewards,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=given.processing_class,
-                reward_processing_classes=rewards.processing_classes,
+                reward_processing_classes=reward_classes,
                 callbacks=callbacks,
                 optimizers=optimizers,
                 quantization_config=quantization_config if isinstance(given.model, str) else None,
@@ -135,10 +136,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.reference, self.strategy = self._adapted.reference, self._adapted.strategy
         check_taken(own_setting(args, "strategy"), self.strategy)
         add_callbacks(self)
-        parts = make_parts(self)
-        self.log_prob_passes, self.rollout_source, self.optimizer_step = parts.passes, parts.source, parts.step
-        self.resume_state, self._position, self.critic_training = parts.resume, parts.position, parts.critic
-        self._rollout_check, self._group_rewards, self.prompt_selection = parts.check, parts.rewards, parts.prompts
+        make_parts(self)
 
     # What it is, for its parts, callbacks and scripts.
 
@@ -151,11 +149,6 @@ class PeftGRPOTrainer(GRPOTrainer):
     def whole_tensors(self) -> bool:
         """Whether this process holds the whole of each tensor; under FSDP2 it has a part of the base."""
         return not is_sharded(self.model)
-
-    @property
-    def starts_as_reference(self) -> bool:
-        """Whether the policy must equal its reference before the first step."""
-        return self._adapted.starts_as_reference
 
     @property
     def step_is_ours(self) -> bool:
@@ -212,13 +205,10 @@ class PeftGRPOTrainer(GRPOTrainer):
         Raises:
             ModelError: No critic is trained.
         """
-        trained_critic(self.critic_training).export(Path(path), self.base_fingerprint)
-
-    def write_card(
-        self, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
-    ) -> None:
-        """Writes ``README.md``; arguments as of :func:`perl.trainer.publishing.write_card`."""
-        publishing.write_card(self, folder, name, dataset, tags)
+        if self.critic_training is None:
+            hint = "algorithm: ppo, or an advantage_estimator that trains one"
+            raise ModelError("no critic is trained, so there is none to save", "advantage_estimator", hint)
+        self.critic_training.export(Path(path), self.base_fingerprint)
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Puts metrics of this step into its log."""
@@ -260,13 +250,17 @@ class PeftGRPOTrainer(GRPOTrainer):
             return self.rollout_source.complete(prompt_ids)
         by_trl = partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
         with self.rollout_source.timed():
-            return generated(self, self.policy, prompt_ids, args, by_trl)
+            return generated(self, prompt_ids, args, by_trl)
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Extends TRL's conversations: a turn is asked for what its prompt has left, not for a whole completion."""
         return super()._tool_call_loop(prompts, [Opening(ids) for ids in prompt_ids], *args)
 
     # Log-probabilities and the loss.
+
+    def run_micro_batch(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+        """Transformers' forward and backward pass of one micro-batch of ours; TRL's also counts and times it."""
+        return Trainer.training_step(self, model, batch)
 
     def add_log_probs(self, rollouts: dict[str, Any]) -> None:
         """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
@@ -279,7 +273,7 @@ class PeftGRPOTrainer(GRPOTrainer):
             rollouts,
             self._metrics[mode_of(self.model)],
             old=reads_old(self) or selects(self),
-            reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
+            reference=self.reference if self.beta != 0.0 else None,
             skips=skips and not selects(self),
             score=partial(scored_as_trl, self) if padded else None,
         )
@@ -387,7 +381,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         elif self.args.should_save:
             self._adapted.write_files(folder, self.processing_class, self.base_fingerprint)
         if self.args.should_save:
-            self.write_card(folder)  # in the place of PEFT's, where it has written one
+            publishing.write_card(self, folder)  # in the place of PEFT's, where it has written one
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Replaces ``Trainer._load_from_checkpoint`` for adapters: every tensor as it was, and the reference."""
@@ -462,7 +456,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             folder = Path(self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            self.write_card(folder, model_name, dataset_name, publishing.tags_of(tags))
+            publishing.write_card(self, folder, model_name, dataset_name, publishing.tags_of(tags))
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Extends what the constructor calls where ``push_to_hub`` is set: what the Hub refuses is one line."""
@@ -489,11 +483,12 @@ class PeftGRPOTrainer(GRPOTrainer):
         """
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
-        return publishing.push(self, publishing.PushRequest(commit_message, blocking, revision, private, kwargs), token)
+        return publishing.push(self, commit_message, blocking, token, revision, private, kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Replaces ``Trainer._push_from_checkpoint``, which sends pickles too; ``hub.push: every_save`` publishes."""
         if not isinstance(self.policy, PeftModel):
             super()._push_from_checkpoint(checkpoint_folder)
-        elif self.args.hub_strategy != HubStrategy.END:
-            self.resume_state.warn_of_pushes()
+        elif self.args.hub_strategy != HubStrategy.END and not self._warned_of_pushes:
+            self._warned_of_pushes = True
+            warn("PRL310", "checkpoints are not pushed while a script trains; trainer.push_to_hub() pushes")

@@ -34,11 +34,10 @@ from perl.run.progress import live_line
 from perl.trainer.arguments.argument_checks import taught_alone
 from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.live import generation_interval
-from perl.trainer.prompts.curriculum import difficulties
-from perl.trainer.prompts.making import choice_mistakes
+from perl.trainer.prompts.chances import difficulties
 from perl.trainer.prompts.refill import extra_prompts
-from perl.trainer.step.teacher_prompts import check_answers, check_differs, teacher_prompt
-from perl.trainer.step.teaching import check_context, context_of
+from perl.trainer.prompts.selection import choice_mistakes
+from perl.trainer.step.teaching import check_answers, check_context, check_differs, context_of, teacher_prompt
 from perl.training.inputs import Inputs, held_out_here
 
 # A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.

@@ -47,9 +47,8 @@ from perl.run.joint_work import joined
 from perl.run.logs import log_rows
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
-from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.run_callback import Logs
-from perl.trainer.callbacks.step_logs import LearningCurves, SamplesLog
+from perl.trainer.callbacks.step_logs import LearningCurves, SamplesLog, draw_plots
 from perl.trainer.publishing import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.graceful_stop import GracefulStop

@@ -7,9 +7,8 @@ from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
 
 from perl.errors import BrokenPromiseError, DataError
+from perl.trainer.prompts.chances import Curriculum, PromptMemory, PromptOutcome, difficulties, ranked
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
-from perl.trainer.prompts.curriculum import Curriculum, difficulties, ranked
-from perl.trainer.prompts.memory import PromptMemory, PromptOutcome
 from perl.trainer.prompts.order import Walk
 
 SIZE = 40

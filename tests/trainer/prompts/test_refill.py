@@ -9,7 +9,7 @@ from datasets import Dataset
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import ModelError, PerlError, RolloutError
 from perl.policy.attach import adapter_tensors
-from perl.trainer.prompts.refill import BatchLayout, GenerationBatch, Refill, replaced
+from perl.trainer.prompts.refill import BatchLayout, GenerationBatch, refilled, replaced
 from tests.oracles.rollouts import GENERATIONS, LONGEST, PAD, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, tokenizer
 
@@ -104,9 +104,9 @@ def test_no_more_is_sampled_than_the_cap_allows_and_no_prompt_twice(cap, process
     def others(count, without):
         return [prompt for prompt in range(200) if prompt not in without][:count]
 
-    refill = Refill(cap, flat=flat, replacements=others, sample=sample)
     batch = batch_of(list(range(8)), [LIVE, NONE, ONES, NONE, NONE, NONE, LIVE, NONE], processes=processes)
-    found, extra, logged = refill.refilled(batch, BatchLayout(G, processes, 0, PAD))
+    layout = BatchLayout(G, processes, 0, PAD)
+    found, extra, logged = refilled(batch, layout, cap, flat=flat, replacements=others, sample=sample)
     assert len(asked) == len(set(asked)) <= cap * 8
     assert sum(len(one.prompts) for one in extra) == len(asked)
     assert logged["refill/samples"] == G * len(asked)

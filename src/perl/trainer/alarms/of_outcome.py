@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perl.trainer.alarms.history import HeldOutScore, History, Logged, right_share
-from perl.trainer.alarms.rule import AlarmSetup, Sign
+from perl.trainer.alarms.rule import AlarmSetup, HeldOutScore, History, Logged, Sign, right_share
 
 LENGTH = "completions/mean_length"
 
@@ -58,9 +57,8 @@ def _rewards(newest_first: Iterable[Logged]) -> list[float]:
     return list(itertools.islice(known, STEPS_EACH))
 
 
-def length(history: History, setup: AlarmSetup) -> Sign | None:
+def length(history: History, _: AlarmSetup) -> Sign | None:
     """How many times longer completions are, or shorter, since a step from which on only the reward has risen."""
-    del setup
     if not history.rows or LENGTH not in history.rows[-1].values:
         return None
     rows = history.newest_rows(LENGTH, LAGS[-1] + LENGTH_WINDOW)

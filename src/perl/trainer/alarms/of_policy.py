@@ -8,9 +8,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from perl.trainer.alarms.history import History, Logged, right_share
 from perl.trainer.alarms.of_samples import MASKED, is_flat
-from perl.trainer.alarms.rule import AlarmSetup, Sign
+from perl.trainer.alarms.rule import AlarmSetup, History, Sign, right_share
 
 ENTROPY, KL = "entropy", "kl"
 ENGINE_GAP = "sampling/sampling_logp_difference/mean"
@@ -32,9 +31,8 @@ KL_MOST = 1.0  # nats a token
 KL_FLOOR, KL_GROWTH = 0.3, 10.0
 
 
-def entropy(history: History, setup: AlarmSetup) -> Sign | None:
+def entropy(history: History, _: AlarmSetup) -> Sign | None:
     """How many times lower the entropy is than at first, where the task is not learned and groups agree."""
-    del setup
     values = history.of(ENTROPY)
     if len(values) < 2 * ENTROPY_WINDOW:
         return None
@@ -77,9 +75,8 @@ def ratios(history: History, setup: AlarmSetup) -> Sign | None:
     return Sign(share, what)
 
 
-def engine(history: History, setup: AlarmSetup) -> Sign | None:
+def engine(history: History, _: AlarmSetup) -> Sign | None:
     """How far the engine's log-probs of what it sampled are from the trainer's, in nats."""
-    del setup
     return _grown(
         history.of(ENGINE_GAP),
         history.of(ENGINE_GAP)[:GAP_WINDOW],
@@ -90,9 +87,8 @@ def engine(history: History, setup: AlarmSetup) -> Sign | None:
     )
 
 
-def divergence(history: History, setup: AlarmSetup) -> Sign | None:
+def divergence(history: History, _: AlarmSetup) -> Sign | None:
     """How far the policy is from its reference, in nats a token."""
-    del setup
     series = history.of(KL)
     return _grown(
         series,
@@ -146,13 +142,12 @@ def usual_rate(of_method: float, width: int | None) -> float | None:
     return of_method * max(1.0, USUAL_WIDTH / width) if width else None
 
 
-def explosion(history: History, setup: AlarmSetup) -> Sign | None:
+def explosion(history: History, _: AlarmSetup) -> Sign | None:
     """How many times larger the gradient's norm is than usual; infinite if it is no number.
 
     Usual is the larger of two medians: of the steps before, and of the first steps. A policy that has learned its task
     has a gradient in few groups only, whose norm then rises from nearly nothing to what it was at first.
     """
-    del setup
     rows = history.newest_rows(NORM, BAD_WINDOW)
     bad = sum(not math.isfinite(row.values[NORM]) for row in rows)
     if bad >= BAD:
@@ -177,18 +172,15 @@ def vanished(history: History, setup: AlarmSetup) -> Sign | None:
     rewarded, steps = bool(history.of("reward")), 0
     for row in reversed(history.rows):
         norm = row.values.get(NORM)
-        if norm is None or row.step <= setup.waits or (rewarded and not _teaches(row)):
+        # Where nothing moves the policy other rules say why not.
+        taught = is_flat(row.values) is False and (row.finite(MASKED) or 0.0) < 1.0
+        if norm is None or row.step <= setup.waits or (rewarded and not taught):
             continue
         if norm != 0.0:
             break
         steps += row.steps
     differing = ", in which rewards differed" if rewarded else ""
     return Sign(float(steps), f"the gradient's norm is 0 in the newest {steps} steps{differing}")
-
-
-def _teaches(row: Logged) -> bool:
-    """Whether a step has something that moves the policy: other rules say why not."""
-    return is_flat(row.values) is False and (row.finite(MASKED) or 0.0) < 1.0
 
 
 def rate(history: History, setup: AlarmSetup) -> Sign | None:

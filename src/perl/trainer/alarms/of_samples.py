@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perl.trainer.alarms.history import JUDGES, VERDICTS, History, Logged, fraction, judge_of, number
-from perl.trainer.alarms.rule import AlarmSetup, Sign
+from perl.trainer.alarms.rule import JUDGES, VERDICTS, AlarmSetup, History, Logged, Sign, fraction, judge_of, number
 
 MASKED, TRUNCATED = "rows/masked_fraction", "completions/clipped_ratio"
 MOST = 0.5
@@ -17,6 +16,7 @@ MOST = 0.5
 LEARNED, PATIENCE = 0.95, 4
 """From this share of right answers on, groups agree by chance, and it takes so many times more steps."""
 MASKED_WINDOW, TRUNCATED_WINDOW = 3, 5
+_LONGER = "raise rollout.max_completion_length{max_completion_length} or ask for shorter completions"
 _MANY_TIMEOUTS = 0.2
 _ALL_RIGHT, _NEARLY_NONE_RIGHT = 0.95, 0.05
 _SHOWN_CHARACTERS = 80
@@ -38,7 +38,7 @@ def masked(history: History, setup: AlarmSetup) -> Sign | None:
         share,
         f"{what}, {TRUNCATED} is {statistics.fmean(cut):.2f}",
         cause="train.mask_truncated_completions leaves truncated ones out of the loss",
-        change="raise rollout.max_completion_length{max_completion_length} or ask for shorter completions",
+        change=_LONGER,
     )
 
 
@@ -107,8 +107,12 @@ def diagnose(flat: FlatSteps) -> str:
     then = "they teach nothing" if flat.compares else "they say of no completion that it is better than another"
     line = f"for {steps} {what}, so {then}: {_shares(flat)}"
     if flat.completion is not None:
-        line += f"; {_ending(flat.completion)}"
-    return f"{line}; {_advice(flat)}"
+        # On one line and without what a terminal would act on.
+        text = "".join(c for c in " ".join(flat.completion.split()) if c.isprintable())
+        cut = "..." if len(text) > _SHOWN_CHARACTERS else ""
+        ending = f'ends "{cut}{text[-_SHOWN_CHARACTERS:]}"' if text else "is empty"
+        line += f"; a typical completion {ending}"
+    return f"{line}; {AlarmSetup(values=flat.settings or {}).with_values(_advice(flat))}"
 
 
 def is_flat(logs: Mapping[str, Any]) -> bool | None:
@@ -134,18 +138,16 @@ def flat_steps(history: History, setup: AlarmSetup) -> FlatSteps | None:
 
     Steps that train on earlier rollouts have no rewards of their own and count neither way.
     """
-    flat: list[Logged] = []
+    flat: list[Logged] = []  # the newest first
     for row in reversed(history.rows):
         differs = is_flat(row.values)
         if differs is False:
             break
         if differs:
             flat.append(row)
-    return _described(flat[::-1], setup) if flat else None
-
-
-def _described(flat: Sequence[Logged], setup: AlarmSetup) -> FlatSteps:
-    judge = next((name for name in (judge_of(row.values) for row in reversed(flat)) if name), JUDGES[0])
+    if not flat:
+        return None
+    judge = next((name for name in (judge_of(row.values) for row in flat) if name), JUDGES[0])
     verdicts = {verdict: _mean(flat, fraction(judge, verdict)) for verdict in VERDICTS}
     known = [share for share in verdicts.values() if share is not None]
     unjudged = [share for name in ("unparsable_gold", "unjudged", "error") if (share := verdicts[name]) is not None]
@@ -204,17 +206,16 @@ def _advice(flat: FlatSteps) -> str:
     if _share(flat.right) >= _ALL_RIGHT:
         return "too easy, other rewards are saturated: harder problems (data.train)"
     if _share(flat.truncated) >= MOST:
-        now = _now(flat, "max_completion_length")
-        return f"raise rollout.max_completion_length{now} or ask for shorter completions"
+        return _LONGER
     if _share(flat.timeout) >= _MANY_TIMEOUTS:
         return f"look at the answers in samples.jsonl, or raise rewards.{flat.judge}.args.timeout_seconds"
     if _share(flat.no_answer) >= MOST:
         form = r'e.g. "put your final answer within \boxed{}"'
         return f"ask for the form of the answer in data.prompt_template or data.system_prompt, {form}"
-    generations = f"train.num_generations{_now(flat, 'num_generations')}"
+    generations = "train.num_generations{num_generations}"
     if flat.right is not None and flat.right > _NEARLY_NONE_RIGHT:
         fault = "the completions of a prompt are all right or all wrong"
-        return f"{fault}: raise rollout.temperature{_now(flat, 'temperature')} or {generations}"
+        return f"{fault}: raise rollout.temperature{{temperature}} or {generations}"
     if flat.right is not None:
         remedy = f"easier problems (data.train), a stronger base, more {generations}"
         return f"too hard: {remedy}; or wrong gold answers: `perl reward check RECIPE`"
@@ -224,20 +225,6 @@ def _advice(flat: FlatSteps) -> str:
         "the reward function gives all completions of a prompt the same number: call it with some of samples.jsonl, "
         "or `perl reward check RECIPE`"
     )
-
-
-def _now(flat: FlatSteps, name: str) -> str:
-    value = (flat.settings or {}).get(name)
-    return "" if value is None else f" (now {value:g})"
-
-
-def _ending(completion: str) -> str:
-    """The end of a completion, on one line and without what a terminal would act on."""
-    text = "".join(c for c in " ".join(completion.split()) if c.isprintable())
-    if not text:
-        return "a typical completion is empty"
-    cut = "..." if len(text) > _SHOWN_CHARACTERS else ""
-    return f'a typical completion ends "{cut}{text[-_SHOWN_CHARACTERS:]}"'
 
 
 def _percent(share: float) -> str:

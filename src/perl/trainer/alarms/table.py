@@ -6,7 +6,7 @@ name -> Rule
 """
 
 from perl.trainer.alarms import of_outcome, of_policy, of_samples
-from perl.trainer.alarms.rule import AlarmSetup, Rule, with_values
+from perl.trainer.alarms.rule import AlarmSetup, Rule
 
 _RATE = "lower train.learning_rate{learning_rate}"
 
@@ -24,9 +24,7 @@ _ROWS = (
         harm="What is masked out is sampled and scored, and teaches nothing; what is left is a biased choice.",
         cause="no token of theirs is in the loss",
         change="look at the masks that come with the rollouts",
-        example="93 % of the completions of the newest 3 steps are masked out, completions/clipped_ratio is 0.93: "
-        "train.mask_truncated_completions leaves truncated ones out of the loss; raise "
-        "rollout.max_completion_length (now 512) or ask for shorter completions",
+        sample="93 % of the completions of the newest 3 steps are masked out",
     ),
     Rule(
         code="PRL402",
@@ -42,9 +40,7 @@ _ROWS = (
         cause="completions need more tokens than they get, or the policy no longer stops",
         change="raise rollout.max_completion_length{max_completion_length}, ask for shorter completions, or reward "
         "them (rewards.soft_overlong)",
-        example="71 % of the completions of the newest 5 steps are truncated: completions need more tokens than they "
-        "get, or the policy no longer stops; raise rollout.max_completion_length (now 512), ask for shorter "
-        "completions, or reward them (rewards.soft_overlong)",
+        sample="71 % of the completions of the newest 5 steps are truncated",
     ),
     Rule(
         code="PRL403",
@@ -61,7 +57,7 @@ _ROWS = (
         harm="A group of equal rewards has no advantage: the step teaches nothing.",
         cause="",
         change="",
-        example="for 5 steps no group's rewards differed, so they teach nothing: 100 % truncated, 100 % no answer, "
+        sample="for 5 steps no group's rewards differed, so they teach nothing: 100 % truncated, 100 % no answer, "
         '0 % wrong, 0 % right; a typical completion ends "... we add 7"; raise rollout.max_completion_length (now 64) '
         "or ask for shorter completions",
         in_a_row=True,
@@ -82,9 +78,7 @@ _ROWS = (
         harm="A policy that samples the same again and again finds nothing better.",
         cause="it has stopped to explore before the task is learned",
         change="raise train.epsilon_high{epsilon_high} or train.entropy_weight{entropy_weight}, or " + _RATE,
-        example="the entropy is 0.004 nats a token, 3 % of what it was at first, while 41 % of the answers are right: "
-        "it has stopped to explore before the task is learned; raise train.epsilon_high or train.entropy_weight (now "
-        "0), or lower train.learning_rate (now 1e-05)",
+        sample="the entropy is 0.004 nats a token, 3 % of what it was at first, while 41 % of the answers are right",
     ),
     Rule(
         code="PRL405",
@@ -103,10 +97,7 @@ _ROWS = (
         change=_RATE
         + ", train.num_iterations{num_iterations} or train.steps_per_generation{steps_per_generation}, or raise "
         "train.epsilon{epsilon}",
-        example="46 % of the tokens' importance ratios are clipped in the newest 3 steps: the policy moves far between "
-        "two batches of rollouts, or its bounds are those of another algorithm; lower train.learning_rate (now "
-        "0.0001), train.num_iterations (now 4) or train.steps_per_generation (now 1), or raise train.epsilon (now "
-        "0.0003)",
+        sample="46 % of the tokens' importance ratios are clipped in the newest 3 steps",
     ),
     Rule(
         code="PRL406",
@@ -123,9 +114,7 @@ _ROWS = (
         cause="the engine serves an older adapter, another precision or other sampling than the trainer computes with",
         change="lower rollout.check_every{rollout_check_every} and rollout.prefetch{rollout_prefetch}, or serve the "
         "base in the trainer's type (model.dtype)",
-        example="the engine's log-probs are 0.21 nats a token off the trainer's, 0.008 at first: the engine serves an "
-        "older adapter, another precision or other sampling than the trainer computes with; lower rollout.check_every "
-        "(now 50) and rollout.prefetch (now 0), or serve the base in the trainer's type (model.dtype)",
+        sample="the engine's log-probs are 0.21 nats a token off the trainer's, 0.008 at first",
     ),
     Rule(
         code="PRL407",
@@ -140,8 +129,7 @@ _ROWS = (
         harm="The policy forgets what the base knew; text decays soon after.",
         cause="updates are larger than the KL term holds back",
         change=_RATE + ", or raise train.beta{beta}",
-        example="the KL divergence to the reference is 2.3 nats a token, 0.04 in the 20 steps before: updates are "
-        "larger than the KL term holds back; lower train.learning_rate (now 0.0001), or raise train.beta (now 0.01)",
+        sample="the KL divergence to the reference is 2.3 nats a token, 0.04 in the 20 steps before",
     ),
     Rule(
         code="PRL408",
@@ -157,9 +145,7 @@ _ROWS = (
         harm="Clipping keeps the length of the step, not its direction; NaN ends the training.",
         cause="the policy has left the range in which its updates are sound",
         change=_RATE + " or train.max_grad_norm{max_grad_norm}, and go on from an earlier checkpoint",
-        example="the gradient's norm is 38 or more in 3 steps, 84 times the usual of this run, 0.45: the policy has "
-        "left the range in which its updates are sound; lower train.learning_rate (now 0.0001) or train.max_grad_norm "
-        "(now 1), and go on from an earlier checkpoint",
+        sample="the gradient's norm is 38 or more in 3 steps, 84 times the usual of this run, 0.45",
     ),
     Rule(
         code="PRL409",
@@ -175,9 +161,7 @@ _ROWS = (
         cause="what is trained is not part of the model's output, its start is a point without a gradient, or all is "
         "clipped",
         change="look at peft.target_modules{peft_target_modules} and at the start of the adapter (peft.kwargs)",
-        example="the gradient's norm is 0 in the newest 3 steps, in which rewards differed: what is trained is not "
-        "part of the model's output, its start is a point without a gradient, or all is clipped; look at "
-        "peft.target_modules and at the start of the adapter (peft.kwargs)",
+        sample="the gradient's norm is 0 in the newest 3 steps, in which rewards differed",
         in_a_row=True,
         over="there is a gradient again, after {steps} steps without one",
     ),
@@ -196,8 +180,7 @@ _ROWS = (
         harm="Most trainings with it diverge, after a promising begin.",
         cause="a rate of supervised fine-tuning, or of another method",
         change=_RATE,
-        example="the learning rate is 0.0002, 20 times the usual 1e-05: a rate of supervised fine-tuning, or of "
-        "another method; lower train.learning_rate (now 0.0002)",
+        sample="the learning rate is 0.0002, 20 times the usual 1e-05",
     ),
     Rule(
         code="PRL411",
@@ -214,9 +197,7 @@ _ROWS = (
         harm="What the policy learns is of the training problems or of the reward only.",
         cause="it overfits the training problems, or has found a hole in the reward",
         change="take an earlier checkpoint, more problems (data.train), a stricter reward, or raise train.beta{beta}",
-        example="eval_reward has fallen from 0.61 at step 100 to 0.4, while the reward has risen from 0.6 to 0.8: it "
-        "overfits the training problems, or has found a hole in the reward; take an earlier checkpoint, more problems "
-        "(data.train), a stricter reward, or raise train.beta (now 0)",
+        sample="eval_reward has fallen from 0.61 at step 100 to 0.4, while the reward has risen from 0.6 to 0.8",
     ),
     Rule(
         code="PRL412",
@@ -234,24 +215,13 @@ _ROWS = (
         harm="The policy is paid for length, and tokens are spent for nothing.",
         cause="a reward that depends on the length carries what the total has gained",
         change="lower that reward's weight (rewards), or bound it",
-        example="completions are 2.1 times longer than 40 logged steps before, the reward has risen from 0.6 to 1.4, "
-        "and 52 % of the answers are right, 55 % then: a reward that depends on the length carries what the total has "
-        "gained; lower that reward's weight (rewards), or bound it",
+        sample="completions are 2.1 times longer than 40 logged steps before, the reward has risen from 0.6 to 1.4, "
+        "and 52 % of the answers are right, 55 % then",
     ),
 )
 RULES: dict[str, Rule] = {row.name: row for row in _ROWS}
 
 
-def rules_table() -> str:
-    """The table of ``docs/alarms.md``, in Markdown."""
-    head = "| code | name | watches | fires when | why there | change |\n|---|---|---|---|---|---|\n"
-    rows = (
-        f"| {row.code} | `{row.name}` | {row.watches} | {row.fires} | {row.why} | {change_of(row)} |"
-        for row in RULES.values()
-    )
-    return head + "\n".join(rows) + "\n"
-
-
 def change_of(row: Rule) -> str:
     """What to change, without present values."""
-    return with_values(row.change, AlarmSetup()) or "as its line says"
+    return AlarmSetup().with_values(row.change) or "as its line says"

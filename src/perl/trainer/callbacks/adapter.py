@@ -43,31 +43,28 @@ class AdapterCallback(TrainerCallback):
         """Prepares the method for the number of steps; proves that the policy starts where it should."""
         self._processes = joined()
         with self._one_verdict():
-            self._begin(state)
+            policy = self.trainer.policy
+            if 0 < state.max_steps <= self._waiting:  # of so many epochs, which nobody knew before
+                what = f"the policy waits for {self._waiting} steps, and there are only {state.max_steps}"
+                raise RecipeError(what, "critic_warmup_steps", f"fewer than {state.max_steps}")
+            hooks_of(policy).before_training(policy, state.max_steps - self._waiting)
+            self.movement, self._watches, self.begun_at = Movement(policy), True, state.global_step
+            if isinstance(policy, PeftModel):
+                if self.trainer.base_fingerprint is None:
+                    self.trainer.base_fingerprint = source_fingerprint(policy)
+                quantised = was_quantised(policy.get_base_model())
+                self.weights = base_fingerprint(policy) if quantised else self.trainer.base_fingerprint
+                # A second call of train() goes on with a policy that has left its reference.
+                if state.global_step == 0 and not self._started and self.trainer.reference is not None:
+                    check_start(policy, self.trainer.reference, must=self.trainer._adapted.starts_as_reference)
         self._compare("before training")
         self._started = True
-
-    def _begin(self, state: TrainerState) -> None:
-        policy = self.trainer.policy
-        if 0 < state.max_steps <= self._waiting:  # of so many epochs, which nobody knew before
-            what = f"the policy waits for {self._waiting} steps, and there are only {state.max_steps}"
-            raise RecipeError(what, "critic_warmup_steps", f"fewer than {state.max_steps}")
-        hooks_of(policy).before_training(policy, state.max_steps - self._waiting)
-        self.movement, self._watches, self.begun_at = Movement(policy), True, state.global_step
-        if isinstance(policy, PeftModel):
-            if self.trainer.base_fingerprint is None:
-                self.trainer.base_fingerprint = source_fingerprint(policy)
-            quantised = was_quantised(policy.get_base_model())
-            self.weights = base_fingerprint(policy) if quantised else self.trainer.base_fingerprint
-            # A second call of train() goes on with a policy that has left its reference.
-            if state.global_step == 0 and not self._started and self.trainer.reference is not None:
-                check_start(policy, self.trainer.reference, must=self.trainer.starts_as_reference)
 
     @property
     def _waiting(self) -> int:
         """Steps at the begin that are a critic's alone; a method counts those in which its adapter moves."""
         critic = self.trainer.critic_training
-        return 0 if critic is None else critic.settings.warmup_steps
+        return 0 if critic is None else critic.warmup_steps
 
     def _compare(self, when: str) -> None:
         """Sees that all processes hold the same policy, and the same critic."""

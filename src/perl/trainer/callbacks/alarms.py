@@ -16,7 +16,7 @@ from typing import Any
 from peft import PeftModel
 from torch import nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import AlarmError, RecipeError, did_you_mean
@@ -67,10 +67,6 @@ class Alarm:
     line: str
     stopped: bool = False
 
-    def __str__(self) -> str:
-        """The line."""
-        return self.line
-
 
 class HealthAlarms(RunCallback):
     """Warns of what is unhealthy about a training, says it again each time its steps have doubled, and may end it.
@@ -93,7 +89,6 @@ class HealthAlarms(RunCallback):
         folder: str | Path | None = None,
         *,
         flat_reward_steps: int | None = None,
-        latest_completions: Callable[[], list[str]] | None = None,
     ) -> None:
         """Nothing is known yet.
 
@@ -102,8 +97,6 @@ class HealthAlarms(RunCallback):
             folder: Where ``alarms.jsonl`` goes, a JSON object an alarm; None: the trainer's ``output_dir``.
             flat_reward_steps: Steps in a row in which no group's rewards differ that are an alarm; 0: never; None: as
                 the arguments say, else 5.
-            latest_completions: Gives the trainer's newest completions, of which a typical one is shown; None: those of
-                a ``PeftGRPOTrainer``.
 
         Raises:
             RecipeError: There is no alarm of a name; says the nearest.
@@ -114,22 +107,10 @@ class HealthAlarms(RunCallback):
                 raise RecipeError(f"no alarm {name!r}", "HealthAlarms(stop)", did_you_mean(str(name), RULES))
         self.raised: list[Alarm] = []
         self.stopped: Alarm | None = None
-        self._given, self._flat_reward_steps, self._latest_completions = folder, flat_reward_steps, latest_completions
-        self._method: Method | None = None
-        self._compares, self._flat_is_said = True, False
+        self._given, self._flat_reward_steps = folder, flat_reward_steps
         self._path, self._setup, self._processes = Path(FILE), AlarmSetup(), Processes()
         self._named: Callable[[str], str] = as_in_a_script
         self._judge = Judge(RULES.values(), 0)
-
-    def serve(self, trainer: GRPOTrainer) -> None:
-        """Learns what only our trainer knows; a user's own arguments count first."""
-        super().serve(trainer)
-        # Rewards that do not differ teach nothing, but a teacher does; and a user's own callback may say it.
-        taught = teacher_section(trainer.args).acts and not is_rewarded(trainer)
-        said = any(isinstance(callback, FlatRewards) for callback in trainer.callback_handler.callbacks)
-        self._flat_is_said = taught or said
-        self._method = trainer.adaptation.method
-        self._compares = compares_groups(trainer.args)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **given: Any) -> None:  # noqa: ANN401
         """Reads what was logged before the training was resumed.
@@ -194,37 +175,38 @@ class HealthAlarms(RunCallback):
 
     def _judged(self, step: int, logs: Mapping[str, Any]) -> None:
         """Adds to ``raised`` what is to be said of a log."""
-        self.raised += [self._alarm(step, rule, sign) for rule, sign in self._judge.due(step, logs, self._setup)]
-
-    def _alarm(self, step: int, rule: Rule, sign: Sign) -> Alarm:
-        newest = self._latest_completions or getattr(self.trainer, "latest_completions", None)
-        if rule.name == FLAT and newest is not None:
-            sign = rule.judge(self._judge.history, replace(self._setup, completion=typical(newest()))) or sign
-        value = sign.value if math.isfinite(sign.value) else None
-        line = self._named(rule.line(sign, self._setup))
-        return Alarm(step, rule.code, rule.name, value, rule.limit_of(sign), line, rule.name in self.stop)
+        for rule, found in self._judge.due(step, logs, self._setup):
+            sign = _with_completion(rule, found, self._judge, self._setup, self.trainer) if rule.name == FLAT else found
+            value = sign.value if math.isfinite(sign.value) else None
+            line, ends = self._named(rule.line(sign, self._setup)), rule.name in self.stop
+            self.raised.append(Alarm(step, rule.code, rule.name, value, rule.limit_of(sign), line, ends))
 
     def _setup_of(self, args: TrainingArguments, model: nn.Module | None) -> AlarmSetup:
         """What the rules need to know of a run's settings."""
-        usual = 0 if self._flat_is_said and self._flat_reward_steps is None else self._flat_reward_steps
+        trainer, rate, flat_steps = self.trainer, None, self._flat_reward_steps
+        # The rate that is usual for what is trained; None: it is not known, or nothing is reinforced.
+        if model is not None and isinstance(args, GRPOConfig):
+            method = _method_of(model) if trainer is None else trainer.adaptation.method
+            config = getattr(model, "config", None)
+            text = config if config is None else getattr(config, "get_text_config", lambda: config)()
+            rate = usual_rate(method.learning_rate, getattr(text, "hidden_size", None)) if method else None
+        if flat_steps is None:
+            flat_steps = getattr(args, "flat_reward_steps", FLAT_STEPS)
+            # Rewards that do not differ teach nothing, but a teacher does; and a user's own callback may say it.
+            if trainer is not None and (
+                any(isinstance(callback, FlatRewards) for callback in trainer.callback_handler.callbacks)
+                or (teacher_section(args).acts and not is_rewarded(trainer))
+            ):
+                flat_steps = 0
         return AlarmSetup(
-            usual_rate=self._usual_rate(args, model),
+            usual_rate=rate,
             by_sequence=str(getattr(args, "importance_sampling_level", "")).startswith("sequence"),
             waits=getattr(args, "critic_warmup_steps", 0),
-            flat_steps=getattr(args, "flat_reward_steps", FLAT_STEPS) if usual is None else usual,
-            compares=self._compares,
+            flat_steps=flat_steps,
+            compares=trainer is None or compares_groups(args),
             masks_truncated=bool(getattr(args, "mask_truncated_completions", False)),
             values={name: getattr(args, name, None) for name in sorted(_SHOWN)},
         )
-
-    def _usual_rate(self, args: TrainingArguments, model: nn.Module | None) -> float | None:
-        """Of what is trained; None: it is not known, or nothing is reinforced."""
-        if model is None or not isinstance(args, GRPOConfig):
-            return None
-        method = self._method or _method_of(model)
-        config = getattr(model, "config", None)
-        text = config if config is None else getattr(config, "get_text_config", lambda: config)()
-        return usual_rate(method.learning_rate, getattr(text, "hidden_size", None)) if method else None
 
 
 class FlatRewards(RunCallback):
@@ -234,13 +216,11 @@ class FlatRewards(RunCallback):
     leave this to it. A resumed run counts anew.
     """
 
-    def __init__(self, after_steps: int = 5, latest_completions: Callable[[], list[str]] | None = None) -> None:
+    def __init__(self, after_steps: int = 5) -> None:
         """Waits for flat steps.
 
         Args:
             after_steps: How many in a row are a warning; 0: never warn.
-            latest_completions: Gives the trainer's newest completions, of which a typical one is shown; None: those of
-                a ``PeftGRPOTrainer``.
 
         Raises:
             RecipeError: ``after_steps`` is not a number of steps.
@@ -248,14 +228,7 @@ class FlatRewards(RunCallback):
         if not isinstance(after_steps, int) or isinstance(after_steps, bool) or after_steps < 0:
             raise RecipeError(f"must be a whole number of steps, not {after_steps!r}", "FlatRewards(after_steps)")
         self.after_steps = after_steps
-        self.latest_completions = latest_completions
-        self._compares = True
         self._judge = Judge([RULES[FLAT]], 0)
-
-    def serve(self, trainer: GRPOTrainer) -> None:
-        """Learns what equal rewards mean to the trainer's advantages."""
-        super().serve(trainer)
-        self._compares = compares_groups(trainer.args)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         """Begins to count."""
@@ -267,15 +240,21 @@ class FlatRewards(RunCallback):
         if not state.is_world_process_zero or not logs:
             return
         values = {name: getattr(args, name, None) for name in _SHOWN}
-        setup = AlarmSetup(flat_steps=self.after_steps, compares=self._compares, values=values)
+        compares = self.trainer is None or compares_groups(args)
+        setup = AlarmSetup(flat_steps=self.after_steps, compares=compares, values=values)
         for rule, sign in self._judge.due(state.global_step, logs, setup):
-            newest = self.latest_completions or (list if self.trainer is None else self.trainer.latest_completions)
-            found = rule.judge(self._judge.history, replace(setup, completion=typical(newest()))) or sign
+            found = _with_completion(rule, sign, self._judge, setup, self.trainer)
             logger.warning("%s", _named_in(args)(rule.line(found, setup)), extra={"code": rule.code})
         _say_over(self._judge)
 
 
-def compares_groups(args: GRPOConfig) -> bool:
+def _with_completion(rule: Rule, sign: Sign, judge: Judge, setup: AlarmSetup, trainer: Any) -> Sign:  # noqa: ANN401
+    """A sign of flat rewards with a typical one of the newest completions, where the trainer is ours."""
+    newest = [] if trainer is None else trainer.latest_completions()
+    return rule.judge(judge.history, replace(setup, completion=typical(newest))) or sign
+
+
+def compares_groups(args: TrainingArguments) -> bool:
     """Whether equal rewards of a group make no advantage; with a critic or a baseline of the batch they do."""
     return ADVANTAGES[own_setting(args, "advantage_estimator")].flat == "0"
 

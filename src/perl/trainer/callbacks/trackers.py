@@ -6,7 +6,7 @@ trackers.json -> the run's id, where the tracker looks for it; scores of base an
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,13 @@ class KeptRuns(TrainerCallback):
         of_a_recipe = getattr(args, "of_a_recipe", False)  # whose checkpoints lie in the run folder
         folder = Path(args.output_dir).parent if of_a_recipe else Path(args.output_dir)
         resumed = of_a_recipe or state.global_step > 0
-        kept = _read(folder / FILE) if resumed else {}
+        kept = _read(folder / FILE) if resumed and (folder / FILE).is_file() else {}
         name = args.run_name or folder.resolve().name
         project = args.project if args.project != _UNNAMED else None
         ids = {tracker: kept.get(tracker) or _NAMES[tracker](project, name) for tracker in sorted(trackers)}
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FILE, json.dumps(kept | ids, indent=2) + "\n")
-        self._point_to(args, ids, project, name, folder)
-        _set("MLFLOW_MAX_LOG_PARAMS", "0" if "mlflow" in kept else None)  # MLflow takes parameters once
-
-    def _point_to(self, args: GRPOConfig, ids: Mapping[str, str], project: str | None, name: str, folder: Path) -> None:
-        """Says each run's id where the tracker, or transformers' callback of it, looks for one."""
+        # Each run's id is put where the tracker, or transformers' callback of it, looks for one.
         args.run_name = ids.get("trackio", name)
         if args.trackio_static_space_id is None:
             args.trackio_static_space_id = False  # else a push copies all metrics into a new Space
@@ -75,6 +71,7 @@ class KeptRuns(TrainerCallback):
         for callback in self._callbacks:
             if isinstance(callback, theirs.TensorBoardCallback) and "tensorboard" in ids:
                 callback.logging_dir = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(folder / ids["tensorboard"])
+        _set("MLFLOW_MAX_LOG_PARAMS", "0" if "mlflow" in kept else None)  # MLflow takes parameters once
 
 
 def log_scores(trainer: GRPOTrainer, folder: Path) -> None:
@@ -106,10 +103,6 @@ def log_scores(trainer: GRPOTrainer, folder: Path) -> None:
                 warn("PRL343", "%s does not take the scores: %s", type(callback).__name__, error)
 
 
-def _new_id(_: str | None, name: str) -> str:
-    return f"{name}-{secrets.token_hex(3)}"
-
-
 def _new_mlflow_run(project: str | None, name: str) -> str:
     """Makes a run in MLflow's store; transformers starts the one that MLFLOW_RUN_ID names."""
     import mlflow
@@ -131,10 +124,10 @@ def _new_mlflow_run(project: str | None, name: str) -> str:
 
 
 # For trackio the id is the run's name, for TensorBoard its folder.
-_NAMES = {
+_NAMES: dict[str, Callable[[str | None, str], str]] = {
     "mlflow": _new_mlflow_run,
-    "tensorboard": lambda *_: _new_id(None, "tensorboard"),
-    "trackio": _new_id,
+    "tensorboard": lambda *_: f"tensorboard-{secrets.token_hex(3)}",
+    "trackio": lambda _, name: f"{name}-{secrets.token_hex(3)}",
     "wandb": lambda *_: secrets.token_hex(4),
 }
 
@@ -170,8 +163,6 @@ def _read(file: Path) -> dict[str, str]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {str(name): str(identity) for name, identity in found.items()}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, AttributeError) as error:
         warn("PRL344", "%s: %s; trackers begin new runs", file, error)
         return {}

@@ -10,13 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from trl.trainer.utils import RepeatSampler
 
 from perl.errors import BrokenPromiseError
 from perl.trainer.live import generation_interval
-from perl.trainer.prompts.curriculum import Curriculum
-from perl.trainer.prompts.memory import PromptMemory, PromptOutcome
+from perl.trainer.prompts.chances import Curriculum, PromptMemory, PromptOutcome
 from perl.trainer.prompts.order import EpochSampler, Floats, Walk
 
 # Generation batches whose replacements can be found again: more than one optimizer step has.
@@ -185,9 +183,3 @@ def read_ahead(args: Any, prefetch: int) -> int:  # noqa: ANN401 (TRL's argument
     by_workers = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
     ahead = args.gradient_accumulation_steps + prefetch * each + by_workers
     return -(-(ahead + 1) // each)
-
-
-def outcomes_of(prompts: Sequence[int], rewards_PG: torch.Tensor, flat_P: torch.Tensor) -> list[PromptOutcome]:
-    """What the groups of prompts have shown; one without any reward counts as flat, with a reward of NaN."""
-    means = rewards_PG.nanmean(dim=1).tolist()
-    return [PromptOutcome(*one) for one in zip(prompts, means, flat_P.tolist(), strict=True)]

@@ -60,13 +60,10 @@ class ResumableRepeatSampler(EpochSampler):
         yield from super().__iter__()
 
     def batches_of(self, epoch: int) -> Iterator[list[int]]:
-        """See :class:`EpochSampler`; none where the order depends on no seed."""
+        """See :class:`EpochSampler`; the order must depend on a seed."""
         order = list(range(self.num_samples))
         if self.shuffle:
-            if self.seed is None:
-                return
-            generator = torch.Generator()
-            generator.manual_seed(self.seed)
+            generator = torch.Generator().manual_seed(self.seed)
             for _ in range(epoch + 1):
                 drawn = torch.randperm(self.num_samples, generator=generator)
             order = drawn.tolist()
@@ -76,11 +73,11 @@ class ResumableRepeatSampler(EpochSampler):
 
 
 def later_prompts(trainer: GRPOTrainer) -> LaterPrompts | None:
-    """Of a trainer's data; None where its order is not known before: a stream, or a sampler of a subclass."""
+    """Of a trainer's data; None where its order is not known before: a stream, a subclass's sampler, no seed."""
     if not hasattr(trainer.train_dataset, "__getitem__"):
         return None
     sampler = trainer._get_train_sampler(trainer.train_dataset)
-    if not isinstance(sampler, EpochSampler) or not sampler.batches:
+    if not isinstance(sampler, EpochSampler) or not sampler.batches or (sampler.shuffle and sampler.seed is None):
         return None
     known = sampler
     process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes

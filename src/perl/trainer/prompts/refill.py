@@ -94,7 +94,7 @@ def extra_prompts(cap: float, groups: int, processes: int) -> int:
 
 
 def replaced(
-    batch: GenerationBatch, offered: GenerationBatch, pairs: Sequence[tuple[int, int]], shape: BatchLayout
+    batch: GenerationBatch, offered: GenerationBatch, pairs: Sequence[tuple[int, int]], layout: BatchLayout
 ) -> GenerationBatch:
     """A generation batch with some groups exchanged for others; all else is as it was, padding apart.
 
@@ -102,47 +102,37 @@ def replaced(
         batch: Whose groups are given up.
         offered: Whose groups take their place.
         pairs: As of :meth:`BatchLayout.pairs`.
-        shape: Of both.
+        layout: Of both.
     """
     inputs, rewards_NK, prompts = list(batch.inputs), batch.rewards_NK.clone(), list(batch.prompts)
     shown = {name: list(rows) for name, rows in batch.shown.items()}
     lost, taken = list[int](), list[int]()
     for old, new in pairs:
-        rewards_NK[list(shape.rows(old))] = offered.rewards_NK[list(shape.rows(new))]
+        rewards_NK[list(layout.rows(old))] = offered.rewards_NK[list(layout.rows(new))]
         prompts[old] = offered.prompts[new]
         for name, rows in shown.items():
             if len(rows) == len(rewards_NK) and len(others := offered.shown.get(name, ())) == len(offered.rewards_NK):
-                rows[shape.rows(old).start : shape.rows(old).stop] = [others[row] for row in shape.rows(new)]
-        here, there = shape.own_rows(old, len(batch.prompts)), shape.own_rows(new, len(offered.prompts))
+                rows[layout.rows(old).start : layout.rows(old).stop] = [others[row] for row in layout.rows(new)]
+        here, there = layout.own_rows(old, len(batch.prompts)), layout.own_rows(new, len(offered.prompts))
         if here is not None and there is not None:
             lost += here
             taken += there
             for row, other in zip(here, there, strict=True):
                 inputs[row] = offered.inputs[other]
     rollouts = dict(batch.rollouts)
-    for name, rows in batch.rollouts.items():
-        if isinstance(rows, torch.Tensor) and rows.dim() > 0 and len(rows) == len(batch.inputs):
-            fill = shape.pad_token_id if name in _TOKENS else 0
+    for name, own in batch.rollouts.items():
+        if isinstance(own, torch.Tensor) and own.dim() > 0 and len(own) == len(batch.inputs):
             if name not in offered.rollouts:
                 raise BrokenPromiseError(
                     f"rollouts have {name} sometimes and sometimes not, so that none can be replaced"
                 )
-            rollouts[name] = _with_rows(rows, offered.rollouts[name], lost, taken, left=name in _LEFT, fill=fill)
+            pair: tuple[torch.Tensor, ...] = own.clone(), offered.rollouts[name]
+            if own.dim() > 1:  # both are padded to the wider one
+                width, fill = max(one.size(1) for one in pair), layout.pad_token_id if name in _TOKENS else 0
+                pair = tuple(padded(one, width, left=name in _LEFT, fill=fill) for one in pair)
+            rollouts[name], source = pair
+            rollouts[name][lost] = source[taken]
     return GenerationBatch(inputs, rollouts, rewards_NK, prompts, shown, batch.tokens)
-
-
-def _with_rows(
-    rows: torch.Tensor, others: torch.Tensor, lost: list[int], taken: list[int], *, left: bool, fill: int
-) -> torch.Tensor:
-    """Rows, some of them exchanged for others; both are padded to the wider one."""
-    if rows.dim() == 1:
-        result = rows.clone()
-        result[lost] = others[taken]
-        return result
-    width = max(rows.size(1), others.size(1))
-    result, source = (padded(each, width, left=left, fill=fill) for each in (rows, others))
-    result[lost] = source[taken]
-    return result
 
 
 def padded(rows: torch.Tensor, width: int, *, left: bool, fill: int = 0) -> torch.Tensor:
@@ -152,68 +142,57 @@ def padded(rows: torch.Tensor, width: int, *, left: bool, fill: int = 0) -> torc
     return torch.nn.functional.pad(rows, ends, value=fill)
 
 
-class Refill:
-    """Samples other prompts in the place of those whose groups have no variance, up to a cap.
+def refilled(
+    batch: GenerationBatch,
+    layout: BatchLayout,
+    cap: float,
+    *,
+    flat: Callable[[torch.Tensor], torch.Tensor],
+    replacements: Callable[[int, set[int]], list[int]],
+    sample: Callable[[list[int]], GenerationBatch],
+) -> tuple[GenerationBatch, list[GenerationBatch], Mapping[str, float]]:
+    """A generation batch with what takes the place of its groups without variance, up to a cap.
 
-    Attributes:
+    Args:
+        batch: As it was sampled.
+        layout: Of it.
         cap: Of :func:`extra_prompts`.
+        flat: (P,) which groups have no variance, of rewards (N, K).
+        replacements: So many prompts, without those of a set.
+        sample: A generation batch of prompts, counted over all processes.
+
+    Returns:
+        It; what was sampled besides; what is logged of that.
     """
-
-    def __init__(
-        self,
-        cap: float,
-        *,
-        flat: Callable[[torch.Tensor], torch.Tensor],
-        replacements: Callable[[int, set[int]], list[int]],
-        sample: Callable[[list[int]], GenerationBatch],
-    ) -> None:
-        """Takes what it works with.
-
-        Args:
-            cap: As the attribute.
-            flat: (P,) which groups have no variance, of rewards (N, K).
-            replacements: So many prompts, without those of a set.
-            sample: A generation batch of prompts, counted over all processes.
-        """
-        self.cap, self._flat, self._replacements, self._sample = cap, flat, replacements, sample
-
-    def refilled(
-        self, batch: GenerationBatch, shape: BatchLayout
-    ) -> tuple[GenerationBatch, list[GenerationBatch], Mapping[str, float]]:
-        """The generation batch with what takes the place of its groups without variance.
-
-        Returns:
-            It; what was sampled besides; what is logged of that.
-        """
-        started, groups, extra = time.perf_counter(), len(batch.prompts), list[GenerationBatch]()
-        left = extra_prompts(self.cap, groups, shape.processes)
-        tried, replaced_groups = set(batch.prompts), 0
-        flat_P = self._flat(batch.rewards_NK)
-        first_flat = int(flat_P.sum())
-        while flat_P.any():
-            # Each process replaces its own, so each samples as many as the one with the most of them.
-            needed = int(flat_P.view(shape.processes, -1).sum(dim=1).max())
-            each = min(needed, left // shape.processes)
-            asked = self._replacements(each * shape.processes, tried) if each else []
-            asked = asked[: len(asked) // shape.processes * shape.processes]
-            if not asked:
-                break
-            offered = self._sample(asked)
-            extra.append(offered)
-            left, tried = left - len(asked), tried | set(asked)
-            pairs = shape.pairs(flat_P, self._flat(offered.rewards_NK))
-            batch = replaced(batch, offered, pairs, shape)
-            replaced_groups += len(pairs)
-            flat_P = self._flat(batch.rewards_NK)
-        return (
-            batch,
-            extra,
-            {
-                "refill/groups": float(replaced_groups),
-                "refill/flat_before": first_flat / groups,
-                "refill/flat_after": int(flat_P.sum()) / groups,
-                "refill/samples": float(shape.generations * sum(len(one.prompts) for one in extra)),
-                "refill/tokens": float(sum(one.tokens for one in extra)),
-                "refill/seconds": time.perf_counter() - started if extra else 0.0,
-            },
-        )
+    started, groups, extra = time.perf_counter(), len(batch.prompts), list[GenerationBatch]()
+    left = extra_prompts(cap, groups, layout.processes)
+    tried, replaced_groups = set(batch.prompts), 0
+    flat_P = flat(batch.rewards_NK)
+    first_flat = int(flat_P.sum())
+    while flat_P.any():
+        # Each process replaces its own, so each samples as many as the one with the most of them.
+        needed = int(flat_P.view(layout.processes, -1).sum(dim=1).max())
+        each = min(needed, left // layout.processes)
+        asked = replacements(each * layout.processes, tried) if each else []
+        asked = asked[: len(asked) // layout.processes * layout.processes]
+        if not asked:
+            break
+        offered = sample(asked)
+        extra.append(offered)
+        left, tried = left - len(asked), tried | set(asked)
+        pairs = layout.pairs(flat_P, flat(offered.rewards_NK))
+        batch = replaced(batch, offered, pairs, layout)
+        replaced_groups += len(pairs)
+        flat_P = flat(batch.rewards_NK)
+    return (
+        batch,
+        extra,
+        {
+            "refill/groups": float(replaced_groups),
+            "refill/flat_before": first_flat / groups,
+            "refill/flat_after": int(flat_P.sum()) / groups,
+            "refill/samples": float(layout.generations * sum(len(one.prompts) for one in extra)),
+            "refill/tokens": float(sum(one.tokens for one in extra)),
+            "refill/seconds": time.perf_counter() - started if extra else 0.0,
+        },
+    )

@@ -1,20 +1,32 @@
 """PromptSelection: what a trainer does between the rewards of a generation batch and its advantages.
 
+PromptsSection, data -> PromptSelection, sampler
 rollouts, rewards -> memory; groups without variance -> groups of other prompts
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.advantages import agreeing_groups, nan_std, weighted_rewards
-from perl.errors import BrokenPromiseError, ModelError, RolloutError
-from perl.trainer.live import LiveTrainer, Metrics, Position, generation_interval
-from perl.trainer.prompts.choice import PromptChoice, outcomes_of
-from perl.trainer.prompts.memory import PromptOutcome
-from perl.trainer.prompts.refill import BatchLayout, Examples, GenerationBatch, Refill, Rollouts
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.kl_place import KL_IN_REWARD, off_reward
+from perl.algorithms.registry import function_at
+from perl.errors import BrokenPromiseError, Mistake, ModelError, RecipeError, RolloutError, raise_all
+from perl.recipe.sections import PromptsSection
+from perl.trainer.arguments.argument_checks import has_teacher
+from perl.trainer.arguments.config import own_setting, prompts_section
+from perl.trainer.live import Position, generation_interval
+from perl.trainer.prompts.chances import Curriculum, PromptMemory, PromptOutcome, difficulties, ranked
+from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
+from perl.trainer.prompts.order import ResumableRepeatSampler
+from perl.trainer.prompts.refill import BatchLayout, Examples, GenerationBatch, Rollouts, refilled
+from perl.trainer.sampling.rollout_source import RolloutSource
 
 # Generation batches in a row without any variance, refills included, after which a training has nothing to learn from.
 _GIVES_UP = 5
@@ -22,102 +34,55 @@ _GIVES_UP = 5
 Sample = Callable[[Examples], tuple[Rollouts, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class RewardGroups:
-    """How rewards of completions become those of groups.
-
-    Attributes:
-        generations: Completions of a prompt.
-        weights_K: Of the reward functions.
-        each: Whether rewards are compared function by function, and not their sum.
-        advantages: (P, G) advantages of (P, G) rewards; None: they are 0 where rewards agree, and nowhere else.
-    """
-
-    generations: int
-    weights_K: torch.Tensor
-    each: bool
-    advantages: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    def rewards(self, rewards_NK: torch.Tensor) -> torch.Tensor:
-        """(P, G) weighted sums; NaN: a completion has none."""
-        return weighted_rewards(self._grouped(rewards_NK), self.weights_K)
-
-    def flat(self, rewards_NK: torch.Tensor) -> torch.Tensor:
-        """(P,) whether a group has no signal: its rewards agree, those that there are and count, or no advantage."""
-        if not self.each:
-            rewards_PG = self.rewards(rewards_NK)
-            flat_P = agreeing_groups(rewards_PG)
-            return flat_P if self.advantages is None else flat_P | (self.advantages(rewards_PG) == 0).all(dim=1)
-        rewards_PGK = self._grouped(rewards_NK)
-        counts = [k for k, weight in enumerate(self.weights_K.tolist()) if weight]
-        return torch.stack([agreeing_groups(rewards_PGK[..., k]) for k in counts]).all(dim=0)
-
-    def _grouped(self, rewards_NK: torch.Tensor) -> torch.Tensor:
-        return rewards_NK.cpu().view(-1, self.generations, rewards_NK.size(1))
-
-
-@dataclass(frozen=True)
-class SelectionHooks:
-    """What a selection reads and writes of its trainer.
-
-    Attributes:
-        position: Where the training is among its micro-batches.
-        metrics: Where metrics go.
-        logs: Gives TRL's table of completions.
-        end: Says that the error that comes next ends the training, whose last whole step is kept.
-    """
-
-    position: Position
-    metrics: Metrics
-    logs: Callable[[], Mapping[str, Any]]
-    end: Callable[[], None]
-
-
 class PromptSelection:
     """Looks at the rewards of each generation batch of a training, before advantages are made of them.
 
     Attributes:
         choice: Of prompts.
-        refills: Whether groups without variance are replaced.
     """
 
-    def __init__(
-        self,
-        live: LiveTrainer,
-        choice: PromptChoice,
-        data: Sequence[dict[str, Any]],
-        *,
-        cap: float,
-        shape: BatchLayout,
-        groups: RewardGroups,
-        hooks: SelectionHooks,
-    ) -> None:
+    def __init__(self, trainer: GRPOTrainer, position: Position, source: RolloutSource, choice: PromptChoice) -> None:
         """Takes what it works with.
 
         Args:
-            live: The training.
+            trainer: Of the training.
+            position: Where it is among its micro-batches.
+            source: Of the rollouts.
             choice: Of prompts.
-            data: The training data.
-            cap: As of :class:`perl.trainer.prompts.refill.Refill`; 0: nothing is replaced.
-            shape: Of a generation batch.
-            groups: How rewards are compared.
-            hooks: Of its trainer.
         """
-        self.choice, self.refills = choice, cap > 0
-        self._live, self._data, self._cap, self._shape = live, data, cap, shape
-        self._groups, self._hooks = groups, hooks
+        self._trainer, self._position, self._source, self.choice = trainer, position, source, choice
+        self._data, self._cap = trainer.train_dataset, prompts_section(trainer.args).refill
+        processes, process = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        self._layout = BatchLayout(trainer.num_generations, processes, process, trainer._tokenizer.pad_token_id)
+        self._weights_K = trainer.reward_weights.detach().cpu()
+        estimator = ADVANTAGES[own_setting(trainer.args, "advantage_estimator")]
+        # Of an estimator that has groups without a signal though their rewards differ; None: of one that reads more.
+        self._advantages = None if estimator.reads else function_at(estimator.function)
         self._in_vain: dict[int, int] = {}  # generation batches in a row without any variance -> their groups
         self._origin = 0  # micro-batches that this training began after
         self._first: dict[str, float] | None = None
 
-    @property
-    def batch(self) -> int:
-        """Number of the generation batch that is made now, in this training."""
-        return (self._hooks.position.micro_batch - self._origin) // self._each
+    def _grouped(self, rewards_NK: torch.Tensor) -> torch.Tensor:
+        """(P, G, K) rewards."""
+        return rewards_NK.cpu().view(-1, self._layout.generations, rewards_NK.size(1))
+
+    def _rewards(self, rewards_NK: torch.Tensor) -> torch.Tensor:
+        """(P, G) weighted sums; NaN: a completion has none."""
+        return weighted_rewards(self._grouped(rewards_NK), self._weights_K)
+
+    def _flat(self, rewards_NK: torch.Tensor) -> torch.Tensor:
+        """(P,) whether a group has no signal: its rewards agree, those that there are and count, or no advantage."""
+        if self._trainer.multi_objective_aggregation == "normalize_then_sum":  # each function's are compared
+            rewards_PGK = self._grouped(rewards_NK)
+            counts = [k for k, weight in enumerate(self._weights_K.tolist()) if weight]
+            return torch.stack([agreeing_groups(rewards_PGK[..., k]) for k in counts]).all(dim=0)
+        rewards_PG = self._rewards(rewards_NK)
+        flat_P = agreeing_groups(rewards_PG)
+        return flat_P if self._advantages is None else flat_P | (self._advantages(rewards_PG) == 0).all(dim=1)
 
     def begin(self) -> None:
         """A training begins; what an earlier one of the same trainer has seen stays known."""
-        self._origin, self._in_vain = self._hooks.position.micro_batch, {}
+        self._origin, self._in_vain = self._position.micro_batch, {}
         self.choice.begin()
 
     def state(self) -> dict[str, Any]:
@@ -148,9 +113,9 @@ class PromptSelection:
 
     def log_first(self) -> None:
         """Logs the rewards of what was drawn first, as a training without refill does; not of what is trained on."""
-        if self.refills and self._first is not None:
+        if self._cap > 0 and self._first is not None:
             for name, value in self._first.items():
-                self._hooks.metrics("train")[name][-1] = value
+                self._trainer._metrics["train"][name][-1] = value
 
     def _counts(self) -> dict[str, Any]:
         """What the numbers of generation batches depend on."""
@@ -158,8 +123,8 @@ class PromptSelection:
         return {
             "a memory of prompts: {}": "no" if memory is None else f"yes, {memory.lag} generation batches behind",
             "{} training prompts": len(self._data),
-            "{} updates of each generation batch": int(self._live.args.num_iterations),
-            "{} completions in a generation batch": int(self._live.args.generation_batch_size),
+            "{} updates of each generation batch": int(self._trainer.args.num_iterations),
+            "{} completions in a generation batch": int(self._trainer.args.generation_batch_size),
         }
 
     def selected(
@@ -177,63 +142,63 @@ class PromptSelection:
             BrokenPromiseError: The examples are not those that were chosen.
             RolloutError: Nothing has varied for so long that nothing will.
         """
-        number, groups = self.batch, len(rewards_NK) // self._shape.generations
-        made = GenerationBatch(
-            inputs, rollouts, rewards_NK, list(self.choice.chosen(number, groups)), self._latest(len(rewards_NK))
-        )
-        self._check_examples(made)
+        # Of the generation batch that is made now, in this training.
+        number = (self._position.micro_batch - self._origin) // generation_interval(self._trainer.args)
+        rows, generations = len(inputs), self._layout.generations
+        chosen, shown = list(self.choice.chosen(number, len(rewards_NK) // generations)), self._latest(len(rewards_NK))
+        for row in range(0, rows, generations):
+            problem = self._data[chosen[(self._layout.process * rows + row) // generations]]
+            if inputs[row].get("prompt") != problem.get("prompt"):  # rewards are remembered of what was chosen
+                raise BrokenPromiseError(
+                    "the data loader's prompts are not those that were chosen: does a subclass replace the data loader?"
+                )
         self.choice.begin_batch(number)
-        rewards_PG = self._groups.rewards(rewards_NK)
+        rewards_PG = self._rewards(rewards_NK)
         self._first = {
             "reward": rewards_PG.nanmean().item(),
             "reward_std": nan_std(rewards_PG.view(1, -1)).item(),
             "rows/unscored": float(rewards_PG.isnan().sum()),
         }
-        metrics, extra = self._hooks.metrics("train"), list[GenerationBatch]()
-        batch = made
-        if self.refills:
-            refill = Refill(
+        extra = list[GenerationBatch]()
+        batch = made = GenerationBatch(inputs, rollouts, rewards_NK, chosen, shown)
+        if self._cap > 0:
+            batch, extra, logged = refilled(
+                made,
+                self._layout,
                 self._cap,
-                flat=self._groups.flat,
+                flat=self._flat,
                 replacements=lambda count, without: self.choice.replacements(number, count, without),
                 sample=lambda prompts: self._sampled(prompts, sample),
             )
-            batch, extra, logged = refill.refilled(made, self._shape)
-            batch = self._counted(batch)
-            for name, value in logged.items():
-                metrics[name].append(value)
+            if "num_items_in_batch" in batch.rollouts:  # tokens by which a loss divides
+                mask_NT = batch.rollouts["completion_mask"] * batch.rollouts.get("tool_mask", 1)
+                total = self._trainer.accelerator.gather(mask_NT.sum()).sum()
+                batch = replace(batch, rollouts=batch.rollouts | {"num_items_in_batch": total})
+            self._trainer.note(logged)
             self._show(batch)
-        seen = [one for each in (made, *extra) for one in self._seen(each)]
-        for name, share in self.choice.note(number, seen).items():
-            metrics[name].append(share)
+        # A group without any reward counts as flat, with a reward of NaN.
+        seen = [
+            PromptOutcome(*one)
+            for each in (made, *extra)
+            for one in zip(
+                each.prompts,
+                self._rewards(each.rewards_NK).nanmean(dim=1).tolist(),
+                self._flat(each.rewards_NK).tolist(),
+                strict=True,
+            )
+        ]
+        self._trainer.note(self.choice.note(number, seen))
         self._give_up(number, batch, len(seen))
         return batch
 
-    @property
-    def _each(self) -> int:
-        return generation_interval(self._live.args)
-
-    def _seen(self, batch: GenerationBatch) -> list[PromptOutcome]:
-        return outcomes_of(batch.prompts, self._groups.rewards(batch.rewards_NK), self._groups.flat(batch.rewards_NK))
-
-    def _check_examples(self, batch: GenerationBatch) -> None:
-        """Rewards are remembered of the prompts that were chosen: they must be those of the examples."""
-        rows, generations = len(batch.inputs), self._shape.generations
-        for row in range(0, rows, generations):
-            chosen = self._data[batch.prompts[(self._shape.process * rows + row) // generations]]
-            if batch.inputs[row].get("prompt") != chosen.get("prompt"):
-                raise BrokenPromiseError(
-                    "the data loader's prompts are not those that were chosen: does a subclass replace the data loader?"
-                )
-
     def _sampled(self, prompts: list[int], sample: Sample) -> GenerationBatch:
         """Rollouts of further prompts, of which nothing is logged as of the batch's own."""
-        each = len(prompts) // self._shape.processes
-        own = prompts[self._shape.process * each : (self._shape.process + 1) * each]
-        examples = [dict(row) for row in map(self._data.__getitem__, own) for _ in range(self._shape.generations)]
-        metrics, tables = self._hooks.metrics("train"), self._tables()
+        each = len(prompts) // self._layout.processes
+        own = prompts[self._layout.process * each : (self._layout.process + 1) * each]
+        examples = [dict(row) for row in map(self._data.__getitem__, own) for _ in range(self._layout.generations)]
+        metrics = self._trainer._metrics["train"]
         values = {name: list(found) for name, found in metrics.items()}
-        rows = {name: list(table) for name, table in tables.items()}
+        rows = {name: list(table) for name, table in self._tables().items()}
         rollouts, rewards_NK = sample(examples)
         shown, count = self._latest(len(rewards_NK)), len(rewards_NK)
         tokens = round(metrics["completions/mean_length"][-1] * count)  # of what was written, masked out or not
@@ -241,30 +206,19 @@ class PromptSelection:
             metrics[name][:] = values.get(name, [])
             if not metrics[name]:
                 del metrics[name]
-        self._write(rows)
+        for name, table in self._tables().items():
+            table.clear()
+            table.extend(rows.get(name, ()))
         return GenerationBatch(examples, rollouts, rewards_NK, prompts, shown, tokens)
-
-    def _counted(self, batch: GenerationBatch) -> GenerationBatch:
-        """With the number of tokens by which a loss divides."""
-        if "num_items_in_batch" not in batch.rollouts:
-            return batch
-        mask_NT = batch.rollouts["completion_mask"] * batch.rollouts.get("tool_mask", 1)
-        total = self._live.accelerator.gather(mask_NT.sum()).sum()
-        return replace(batch, rollouts=batch.rollouts | {"num_items_in_batch": total})
 
     def _tables(self) -> dict[str, Any]:
         """The columns of TRL's table of completions."""
-        logs = self._hooks.logs()
+        logs = self._trainer._logs
         columns = {name: logs[name] for name in ("prompt", "completion", "advantages")}
         return columns | {f"{kind}/{name}": rows for kind in ("rewards", "extra") for name, rows in logs[kind].items()}
 
     def _latest(self, rows: int) -> dict[str, list[Any]]:
         return {name: list(table)[-rows:] for name, table in self._tables().items()}
-
-    def _write(self, rows: Mapping[str, list[Any]]) -> None:
-        for name, table in self._tables().items():
-            table.clear()
-            table.extend(rows.get(name, ()))
 
     def _show(self, batch: GenerationBatch) -> None:
         """Puts the rows of a batch in the place of the latest ones, where a column has one for each of them."""
@@ -277,15 +231,118 @@ class PromptSelection:
 
     def _give_up(self, number: int, batch: GenerationBatch, sampled: int) -> None:
         """Ends a training in which no group has variance, however many are sampled."""
-        if not bool(self._groups.flat(batch.rewards_NK).all()):
+        if not bool(self._flat(batch.rewards_NK).all()):
             self._in_vain = {}
             return
         self._in_vain[number] = sampled  # a batch that is made again counts once
-        if self.refills and len(self._in_vain) >= _GIVES_UP:
+        if self._cap > 0 and len(self._in_vain) >= _GIVES_UP:
             batches, groups, self._in_vain = len(self._in_vain), sum(self._in_vain.values()), {}
-            self._hooks.end()
+            self._source.end_training()
             raise RolloutError(
                 f"all rewards were equal within each of {groups} groups, in {batches} generation batches with refills",
                 "prompts.refill",
                 "there is nothing to learn from: look at `perl reward check`, at other data, or a higher temperature",
             )
+
+
+def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSource) -> PromptSelection | None:
+    """What selects a trainer's prompts; None: they come in TRL's order.
+
+    Raises:
+        RecipeError: The settings do not fit the training.
+        DataError: The column of a curriculum is absent, or holds something else than numbers.
+    """
+    section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
+    if not section.acts:
+        return None
+    size = len(data) if hasattr(data, "__len__") else None
+    raise_all(RecipeError, choice_mistakes(section, args, size, trainer.accelerator.num_processes))
+    if trainer.environment_factories is not None:
+        raise RecipeError("cannot be combined with environment_factory, which makes prompts", "prompts", "leave it out")
+    if trainer._is_vlm:
+        raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
+    memory = curriculum = None
+    if section.memory:
+        lag = read_ahead(args, own_setting(args, "rollout_prefetch"))
+        memory = PromptMemory(len(data), explore=section.explore, floor=section.floor, lag=lag)
+    if section.curriculum is not None:
+        numbers_N = difficulties(data.column_names, section.curriculum, data.__getitem__, "prompts.curriculum")
+        least = args.generation_batch_size // trainer.num_generations
+        curriculum = Curriculum(ranked(numbers_N), section.curriculum_start, section.curriculum_until, least)
+
+    def progress(batch: int) -> float:
+        steps = args.max_steps if args.max_steps > 0 else trainer.state.max_steps
+        return batch * generation_interval(args) / max(1, steps * args.gradient_accumulation_steps)
+
+    shuffled = trainer.shuffle_dataset
+    choice = PromptChoice(
+        len(data), args.seed, shuffled=shuffled, memory=memory, curriculum=curriculum, progress=progress
+    )
+    return PromptSelection(trainer, position, source, choice)
+
+
+def choice_mistakes(
+    section: PromptsSection,
+    args: Any,  # noqa: ANN401 (TRL's or ours)
+    size: int | None,
+    processes: int,
+) -> list[Mistake]:
+    """What is wrong with a section for a training's arguments and data.
+
+    Args:
+        section: Acts.
+        args: Of the trainer.
+        size: Prompts of the data; None: not known.
+        processes: That the training has.
+    """
+    found, generations = [], args.num_generations
+    groups = args.generation_batch_size // generations
+    rows = args.generation_batch_size // processes
+    for key, does in (("refill", "replaces"), ("memory", "rests prompts of")):
+        if not getattr(section, key):
+            continue
+        if generations == 1:
+            what = f"{does} groups whose rewards agree, and a single completion is no group"
+            found.append(Mistake(what, f"prompts.{key}", "leave it out"))
+        elif taught_by := _teaches_too(args):
+            what = f"{does} groups whose rewards agree, from which {taught_by} learns too"
+            found.append(Mistake(what, f"prompts.{key}", "leave it out"))
+    if section.refill and rows % generations:
+        what = f"replaces whole groups, and the {rows} completions of a process are no whole groups of {generations}"
+        found.append(Mistake(what, "prompts.refill", "batches of which each process has whole groups"))
+    if args.ignore_data_skip:
+        what = "starts the data again on resume, which chosen prompts cannot"
+        found.append(Mistake(what, "ignore_data_skip", "leave it out"))
+    if size is None:
+        what = "chooses among prompts, and this data set is a stream"
+        found.append(Mistake(what, "prompts", "a data set with a length"))
+    elif size <= groups:
+        what = f"chooses among {size} prompts, and a generation batch takes {groups}: there is nothing to choose"
+        found.append(Mistake(what, "prompts", "more prompts, or a lower prompts_per_step"))
+    return found
+
+
+def sampler_of(trainer: GRPOTrainer, sampler: Sampler[int]) -> Sampler[int]:
+    """TRL's sampler as one that can start in any epoch, or that takes chosen prompts; a subclass's own stays."""
+    if type(sampler) is not RepeatSampler:
+        if trainer.prompt_selection is not None:
+            what = "chooses prompts, and this trainer has a sampler of its own"
+            raise RecipeError(what, "prompts", "leave prompts out, or _get_train_sampler as it is")
+        return sampler
+
+    def epoch() -> int:
+        return int(trainer.state.epoch or 0)
+
+    if trainer.prompt_selection is None:
+        return ResumableRepeatSampler(sampler, epoch_of=epoch)
+    return ChosenPrompts(sampler, epoch, trainer.prompt_selection.choice)
+
+
+def _teaches_too(args: Any) -> str:  # noqa: ANN401
+    """What a group without variance teaches by, beside a KL term of the loss; empty: by nothing."""
+    estimator = ADVANTAGES[own_setting(args, "advantage_estimator")]
+    if estimator.flat != "0":
+        return f"advantage_estimator: {estimator.name}"
+    if off_reward(vars(args)):
+        return KL_IN_REWARD
+    return "a teacher" if has_teacher(args) else ""

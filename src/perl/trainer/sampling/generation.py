@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 import torch
 from peft import PeftModel, PeftModelForCausalLM
 from torch import nn
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationMixin
 from trl import GRPOTrainer
 
 from perl.packing.forward import drops_out
@@ -28,46 +28,25 @@ _OF_PEFT = PeftModel.generate, PeftModelForCausalLM.generate
 
 
 def generated(
-    trainer: GRPOTrainer,
-    policy: nn.Module,
-    prompt_ids: Sequence[Sequence[int]],
-    others: Sequence[Any],
-    by_trl: Callable[[], Any],
+    trainer: GRPOTrainer, prompt_ids: Sequence[Sequence[int]], others: Sequence[Any], by_trl: Callable[[], Any]
 ) -> Any:  # noqa: ANN401 (TRL's)
-    """What ``_generate_single_turn`` returns.
+    """What ``_generate_single_turn`` returns: what ``generate`` would sample, drawn with the same random numbers.
 
     Args:
         trainer: Whose generation config says how tokens are drawn.
-        policy: Without wrappers.
         prompt_ids: Of each completion.
         others: TRL's next arguments: images, and what else a multimodal model is given.
-        by_trl: TRL's own generation, for what is none of ours.
+        by_trl: TRL's own generation, for what only ``generate`` can.
     """
-    batched = trainer.use_transformers_continuous_batching
-    written = None if batched or any(others[:2]) else as_generate(policy, prompt_ids, trainer.generation_config)
-    if written is not None:
-        return written, None  # transformers' log-probs are not asked for
-    with shown_to_trl.for_generation(trainer.args, base_of(policy), batched=batched), as_the_policy(policy):
-        return by_trl()
-
-
-def as_generate(
-    policy: nn.Module, prompt_ids: Sequence[Sequence[int]], config: GenerationConfig
-) -> list[list[int]] | None:
-    """What ``generate`` would sample, drawn with the same random numbers; None: only ``generate`` can.
-
-    Args:
-        policy: Without wrappers.
-        prompt_ids: Of each completion.
-        config: The trainer's.
-    """
-    sampling = sampling_of(config)
-    if sampling is None or (policy.training and drops_out(policy)):  # it would draw what it drops for each row
-        return None
-    if generates_by_itself(policy) or why_not_branching(policy):
-        return None
+    policy, config, batched = trainer.policy, trainer.generation_config, trainer.use_transformers_continuous_batching
+    sampling = None if batched or any(others[:2]) else sampling_of(config)
+    drops = policy.training and drops_out(policy)  # it would draw what it drops for each row
+    if sampling is None or drops or generates_by_itself(policy) or why_not_branching(policy):
+        with shown_to_trl.for_generation(trainer.args, base_of(policy), batched=batched), as_the_policy(policy):
+            return by_trl()
     with evaluating(policy), torch.no_grad():
-        return write_as_generate(policy, prompt_ids, int(config.pad_token_id or 0), sampling)
+        written = write_as_generate(policy, prompt_ids, int(config.pad_token_id or 0), sampling)
+    return written, None  # transformers' log-probs are not asked for
 
 
 def generates_by_itself(policy: nn.Module) -> bool:

@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,21 +27,12 @@ from perl.trainer.overrides import MAY_NEED_NO_REWARD, is_replaced
 from perl.trainer.sampling.generation import Prompts
 
 
-@dataclass(frozen=True)
-class GivenRewards:
-    """What TRL's constructor takes: reward functions, their processing classes, and their weights, None: 1 each."""
-
-    functions: Any
-    processing_classes: Any
-    weights: list[float] | None
-
-
 def given_rewards(
     trainer: GRPOTrainer,
     reward_funcs: Any,  # noqa: ANN401 (TRL's signature)
     processing_classes: Any,  # noqa: ANN401
     args: GRPOConfig,
-) -> GivenRewards:
+) -> tuple[Any, Any, list[float] | None]:
     """The rewards of a trainer, with the process reward of its arguments.
 
     Args:
@@ -51,24 +41,28 @@ def given_rewards(
         processing_classes: Likewise.
         args: Of the trainer.
 
+    Returns:
+        Reward functions, their processing classes and their weights, None: 1 each; as TRL's constructor takes them.
+
     Raises:
         RecipeError: Nothing would be taught, or settings act on nothing without a reward.
     """
     if any(judge in (reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]) for judge in JUDGES):
         start_workers()  # they import while the weights are read
-    if not isinstance(args, PeftRLConfig):
-        found = GivenRewards(reward_funcs, processing_classes, args.reward_weights)
-    elif not reward_funcs and args.teacher.acts and not args.process_reward_weight:  # of TRL's arguments one is needed
-        found = GivenRewards([no_reward], None, args.reward_weights or None)
-    else:
-        made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
-        funcs, weights = with_process_reward(reward_funcs, args.reward_weights, args.process_reward_weight, made)
-        if isinstance(processing_classes, list) and funcs is not reward_funcs:
-            processing_classes = [*processing_classes, None]
-        found = GivenRewards(funcs, processing_classes, weights)
+    weights = args.reward_weights
+    if isinstance(args, PeftRLConfig):
+        if not reward_funcs and args.teacher.acts and not args.process_reward_weight:
+            # Of TRL's arguments one is needed.
+            reward_funcs, processing_classes, weights = [no_reward], None, weights or None
+        else:
+            made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
+            funcs, weights = with_process_reward(reward_funcs, weights, args.process_reward_weight, made)
+            if isinstance(processing_classes, list) and funcs is not reward_funcs:
+                processing_classes = [*processing_classes, None]
+            reward_funcs = funcs
     if not is_replaced(trainer, *MAY_NEED_NO_REWARD):
-        check_signal(args, found.weights, rewarded=found.functions != [no_reward])
-    return found
+        check_signal(args, weights, rewarded=reward_funcs != [no_reward])
+    return reward_funcs, processing_classes, weights
 
 
 def is_rewarded(trainer: GRPOTrainer) -> bool:
@@ -154,9 +148,7 @@ class EarlyVerdicts:
             inputs: The examples, one for each completion; of another number, since a conversation goes on, nothing is
                 compared.
         """
-        starts = [0]
-        for request in requests:
-            starts.append(starts[-1] + request.count)
+        starts = [0, *itertools.accumulate(request.count for request in requests)]
         judging = self.judging if starts[-1] == len(inputs) else None
         self._thread = thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="perl-verdicts")
 

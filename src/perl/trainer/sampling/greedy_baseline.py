@@ -86,17 +86,12 @@ def _groups(inputs: Sequence[dict[str, Any]], prompt_ids: Sequence[tuple[int, ..
     """Of each example the number of its run of equal ones: the completions of a prompt stand together."""
     numbers = [0]
     for row in range(1, len(inputs)):
-        same = prompt_ids[row] == prompt_ids[row - 1] and _equal(inputs[row], inputs[row - 1])
+        same = False
+        with contextlib.suppress(ValueError, RuntimeError):  # of arrays, which have no single answer
+            # A gold answer may differ.
+            same = prompt_ids[row] == prompt_ids[row - 1] and bool(inputs[row] == inputs[row - 1])
         numbers.append(numbers[-1] + (not same))
     return numbers
-
-
-def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two examples are the same, as far as their columns can be compared; a gold answer may differ."""
-    try:
-        return bool(one == other)
-    except (ValueError, RuntimeError):  # of arrays, which have no single answer
-        return False
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 
 from perl.errors import RolloutError, warn
 from perl.packing.micro_batches import SHOWN, STEPS_BEHIND
-from perl.trainer.live import Metrics, Position
+from perl.trainer.live import LiveTrainer, Position
 from perl.trainer.sampling.rollout_source import RolloutSource
 
 GAP = "sampling/sampling_logp_difference/mean"
@@ -27,18 +27,9 @@ _MOST_REPEATS = 2
 class RolloutCheck:
     """Compares what was sampled with the policy before a step is taken."""
 
-    def __init__(
-        self, source: RolloutSource, position: Position, metrics: Metrics, prepare: Callable[[Any], dict[str, Any]]
-    ) -> None:
-        """Takes what samples.
-
-        Args:
-            source: Of the rollouts.
-            position: Where the training is among its micro-batches.
-            metrics: Where metrics go.
-            prepare: Makes a micro-batch of what the data loader gives.
-        """
-        self._source, self._position, self._metrics, self._prepare = source, position, metrics, prepare
+    def __init__(self, live: LiveTrainer, source: RolloutSource, position: Position) -> None:
+        """Takes the training, what samples its rollouts, and where it is among its micro-batches."""
+        self._live, self._source, self._position = live, source, position
         self._logged: dict[str, int] = {}
         self._repeats = 0
 
@@ -46,7 +37,7 @@ class RolloutCheck:
         """Remembers what was logged before the rollouts of an optimizer step, which may have to be made again."""
         left = None if self._position.rollouts_due else self._position.rollouts
         self._source.steps_behind = 0 if left is None else int(left[0].get(STEPS_BEHIND, 0))
-        self._logged = {name: len(values) for name, values in self._metrics("train").items()}
+        self._logged = {name: len(values) for name, values in self._live._metrics["train"].items()}
 
     def make_again(self, asked: Sequence[Any]) -> list[dict[str, Any]]:
         """The micro-batches of an optimizer step with new rollouts of the same prompts; see :meth:`stands`.
@@ -59,7 +50,7 @@ class RolloutCheck:
         self._position.return_to_step_begin()
         batches = []
         for inputs in asked:
-            batches.append(self._prepare(inputs))
+            batches.append(self._live._prepare_inputs(inputs))
             self._position.advance()
         self._position.move(end, self._position.rollouts)
         return batches
@@ -73,7 +64,7 @@ class RolloutCheck:
         while True:
             self.begin()
             rollouts = make()
-            if self.accepts(self._metrics("train")[GAP][-1]):
+            if self.accepts(self._live._metrics["train"][GAP][-1]):
                 return rollouts
             self._forget()
 
@@ -96,7 +87,7 @@ class RolloutCheck:
         if gap is None or usual is None:  # resumed rollouts, of which a part was judged before, need no engine
             return True
         limit = usual.limit(behind)
-        self._metrics("train")["sync/gap_limit"].append(limit)
+        self._live._metrics["train"]["sync/gap_limit"].append(limit)
         if not usual.is_usual(gap, behind):
             what = f"log-probabilities of the rollouts differ by {gap:.1e} nats from the trainer's, above {limit:.1e}"
             warn("PRL317", "%s: the parity check runs before they are trained on", what)
@@ -116,7 +107,7 @@ class RolloutCheck:
 
     def _forget(self) -> None:
         """Nothing is left of a step's rollouts but that they were made again."""
-        metrics = self._metrics("train")
+        metrics = self._live._metrics["train"]
         for name in [name for name in metrics if not name.startswith("sync/")]:
             del metrics[name][self._logged.get(name, 0) :]
             if not metrics[name]:
@@ -156,15 +147,12 @@ class TokenGaps:
         sampled_NT = rollouts.get("sampling_per_token_logps")
         if sampled_NT is None:
             return
-        mask_NT, rows = rollouts["completion_mask"], len(sampled_NT)
-        if not self._main:  # a checkpoint's rollouts are divided again by the same columns on every process
-            rollouts[SHOWN] = torch.zeros(rows, 1, dtype=torch.int64, device=mask_NT.device)
-            return
-        lengths = mask_NT.sum(dim=1).tolist()
-        for ids, length in zip(rollouts["completion_ids"][:generations], lengths, strict=False):
+        mask_NT = rollouts["completion_mask"]
+        shown = generations if self._main else 0  # with a column of zeros, as a checkpoint's rollouts are divided again
+        for ids, length in zip(rollouts["completion_ids"][:shown], mask_NT.sum(dim=1).tolist(), strict=False):
             self._token_ids.append(ids[: int(length)].tolist())
-        numbers_N = torch.arange(1, rows + 1, device=mask_NT.device)
-        rollouts[SHOWN] = torch.where(numbers_N <= generations, numbers_N, 0).unsqueeze(1)
+        numbers_N = torch.arange(1, len(sampled_NT) + 1, device=mask_NT.device)
+        rollouts[SHOWN] = torch.where(numbers_N <= shown, numbers_N, 0).unsqueeze(1)
         old_NT = rollouts.get("old_per_token_logps")
         if old_NT is not None:  # zeros of rows that were not run
             run_N1 = old_NT.any(dim=1, keepdim=True)

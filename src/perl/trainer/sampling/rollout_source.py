@@ -30,7 +30,7 @@ from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.devices import threads_for
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
-from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
+from perl.trainer.live import LiveTrainer, Position, mode_of, most
 from perl.trainer.sampling.generation import Prompts, tokens_left
 from perl.trainer.sampling.given_rewards import EarlyVerdicts
 from perl.trainer.sampling.rollouts_ahead import LaterPrompts, LookAhead, TokenSteps
@@ -40,7 +40,6 @@ logger = logging.getLogger("perl")
 _T = TypeVar("_T")
 
 _MOST_PROMPTS = 100_000  # that are looked at to find the longest one
-_KEPT_UPDATES = 32  # whose steps are known, besides two for each batch that is sampled ahead
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class RolloutSource:
 
     Attributes:
         rollout: What samples, and how it gets the policy.
+        is_served: Whether an engine samples; else TRL does, with transformers.
         sampling: How it draws tokens.
         verdicts: Compares answers as soon as a group is there, where a reward does so.
         inputs: The examples whose prompts are sampled next, one for each completion.
@@ -71,9 +71,8 @@ class RolloutSource:
         rollout: RolloutSection,
         sampling: EngineSampling,
         prompts: Prompts,
-        *,
         position: Position,
-        metrics: Metrics,
+        *,
         later: Callable[[], LaterPrompts | None] = lambda: None,
     ) -> None:
         """Takes what a training samples with; an engine is opened with the first rollouts.
@@ -84,11 +83,10 @@ class RolloutSource:
             sampling: How.
             prompts: How they become tokens.
             position: Where the training is among its micro-batches.
-            metrics: Where metrics go.
             later: Gives the prompts of epochs that have not begun; None: nothing is sampled beyond an epoch's end.
         """
         self._live, self.rollout, self.sampling, self._prompts = live, rollout, sampling, prompts
-        self._position, self._metrics = position, metrics
+        self._position, self.is_served = position, rollout.capabilities.takes_updates
         self.verdicts = EarlyVerdicts(prompts)
         self.inputs: Sequence[dict[str, Any]] = []
         self.gap: GapJudge | None = None
@@ -100,18 +98,13 @@ class RolloutSource:
         self._ahead: deque[_Ahead] = deque()
         self._sight = LookAhead(live, position, prefetch=rollout.prefetch, bound=rollout.max_staleness, later=later)
         self._in_turn = True
-        self.token_steps = TokenSteps(keep=_KEPT_UPDATES + 2 * rollout.prefetch)
+        self.token_steps = TokenSteps()
         self._failed = False  # without rollouts, or without an engine that has the policy
         if self.is_served:
             self._sync_plan = choose_form(live.policy, rollout.sync)
             if rollout.in_flight == "continue" and self._sync_plan.form == "merged":
                 what = f"continue needs an adapter that is served beside the base, and here {self._sync_plan.why}"
                 raise RecipeError(what, "rollout.in_flight", "finish")
-
-    @property
-    def is_served(self) -> bool:
-        """Whether an engine samples; else TRL does, with transformers."""
-        return self.rollout.capabilities.takes_updates
 
     @property
     def engine(self) -> Engine:
@@ -204,7 +197,13 @@ class RolloutSource:
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
         behind = most(self._live.accelerator, now - min(self.token_steps.note(sampled, step), default=now))
-        self._log_rollouts(answers, time.perf_counter() - started, behind)
+        metrics, seconds = self._live._metrics[mode_of(self._live.model)], time.perf_counter() - started
+        metrics["rollout/seconds"].append(seconds)
+        metrics["rollout/tokens_per_second"].append(sum(len(s.token_ids) for s in answers) / max(seconds, 1e-9))
+        metrics["rollout/steps_behind"].append(float(behind))
+        for name, count in self.engine.counts.items():
+            metrics[f"rollout/{name}"].append(float(count))
+        self.steps_behind = max(self.steps_behind, behind)
         return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
 
     @contextlib.contextmanager
@@ -213,7 +212,7 @@ class RolloutSource:
         started = time.perf_counter()
         with threads_for(self._live.policy):
             yield
-        self._metrics(mode_of(self._live.model))["rollout/seconds"].append(time.perf_counter() - started)
+        self._live._metrics[mode_of(self._live.model)]["rollout/seconds"].append(time.perf_counter() - started)
 
     def rollouts(self, prompt_ids: list[list[int]]) -> tuple[list[Sampled], int]:
         """The completions of these prompts, and the step of the policy they are from."""
@@ -260,7 +259,7 @@ class RolloutSource:
             self._open(prompt_ids or [self._parity_check.request.prompt_ids])
         started = time.perf_counter()
         update = self._load("v")
-        metrics = self._metrics(mode_of(self._live.model))
+        metrics = self._live._metrics[mode_of(self._live.model)]
         metrics["sync/seconds"].append(time.perf_counter() - started)
         metrics["sync/bytes"].append(float(update.nbytes))
         self._loaded_step = self._live.state.global_step
@@ -295,7 +294,7 @@ class RolloutSource:
         failed = self._drop(self._together(judge))
         for reason in failed.values():
             warn("PRL317", "the rollouts are made again without a server that fails the parity check: %s", reason)
-        self._metrics("train")["sync/logp_diff"] += passed
+        self._live._metrics["train"]["sync/logp_diff"] += passed
         return bool(failed)
 
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
@@ -321,41 +320,13 @@ class RolloutSource:
         """Opens the engine and proves that what it is given takes effect."""
         self._name = str(broadcast_object_list([f"perl-{secrets.token_hex(4)}"])[0])
         prompt = broadcast_object_list([list(prompt_ids[0])])[0]
-        longest = self._longest_text(prompt_ids)
-        self._engine = self._together(lambda: self._opened(longest))
-        self._put_base_back()
-        if self._live.accelerator.is_main_process:
-            logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
-        sampling, tolerance = self.sampling, self.rollout.tolerance
-        self._parity_check = ParityCheck(
-            self._live.policy, prompt, sampling.temperature, sampling.max_completion_length, tolerance
-        )
-        with self._parity_check.far_from_base():
-            self._load("probe")
-            self._prove(first=True)
-        self.gap = GapJudge(self._parity_check.tolerance)
-
-    def _put_base_back(self) -> None:
-        """Gives servers that hold an earlier run's weights the base."""
-        if not self._together(lambda: self.engine.foreign_weights()):
-            return
-        name, main = f"{self._name}-base", self._live.accelerator.is_main_process
-        made = base_update(self._live.policy, name) if main or is_sharded(self._live.policy) else None
-        self._together(lambda: self.engine.load(made or Update(name, "merged")))
-
-    def _longest_text(self, prompt_ids: Sequence[Sequence[int]]) -> int | None:
-        """Tokens of the longest prompt with its completion; None: what the base allows.
-
-        A recipe's plan knows it. Servers must hold it, and one that does not would end the run when it comes; so that
-        of a script is looked for, in the prompts with the longest text.
-        """
-        known: int | None = self._live.args.vllm_max_model_length
-        if known is not None or not self.rollout.capabilities.needs_servers:
-            return known
-        return self._prompts.longest(max(map(len, prompt_ids)), _MOST_PROMPTS) + self.sampling.max_completion_length
-
-    def _opened(self, longest: int | None) -> Engine:
-        args, accelerator = self._live.args, self._live.accelerator
+        args, accelerator, policy = self._live.args, self._live.accelerator, self._live.policy
+        # A recipe's plan knows it. Servers must hold it, and one that does not would end the run when it comes; so that
+        # of a script is looked for, in the prompts with the longest text. None: what the base allows.
+        longest: int | None = args.vllm_max_model_length
+        if longest is None and self.rollout.capabilities.needs_servers:
+            prompt_tokens = self._prompts.longest(max(map(len, prompt_ids)), _MOST_PROMPTS)
+            longest = prompt_tokens + self.sampling.max_completion_length
         settings = EngineSettings(
             name=self._name,
             folder=Path(args.output_dir) / "sync",
@@ -364,7 +335,21 @@ class RolloutSource:
             processes=joined(),
             memory_share=args.vllm_gpu_memory_utilization,
         )
-        return open_engine(self.rollout, self._sync_plan, self._live.policy, settings)
+        self._engine = self._together(lambda: open_engine(self.rollout, self._sync_plan, policy, settings))
+        if self._together(lambda: self.engine.foreign_weights()):  # servers hold an earlier run's
+            name = f"{self._name}-base"
+            made = base_update(policy, name) if accelerator.is_main_process or is_sharded(policy) else None
+            self._together(lambda: self.engine.load(made or Update(name, "merged")))
+        if accelerator.is_main_process:
+            logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
+        sampling, tolerance = self.sampling, self.rollout.tolerance
+        self._parity_check = ParityCheck(
+            policy, prompt, sampling.temperature, sampling.max_completion_length, tolerance
+        )
+        with self._parity_check.far_from_base():
+            self._load("probe")
+            self._prove(first=True)
+        self.gap = GapJudge(self._parity_check.tolerance)
 
     def _load(self, kind: str) -> Update:
         """Makes the policy's update and gives it to the engine."""
@@ -436,13 +421,3 @@ class RolloutSource:
             alike.already_reported = error.already_reported
             raise alike from error
         return result
-
-    def _log_rollouts(self, sampled: Sequence[Sampled], seconds: float, steps_behind: int) -> None:
-        metrics = self._metrics(mode_of(self._live.model))
-        tokens = sum(len(s.token_ids) for s in sampled)
-        metrics["rollout/seconds"].append(seconds)
-        metrics["rollout/tokens_per_second"].append(tokens / max(seconds, 1e-9))
-        metrics["rollout/steps_behind"].append(float(steps_behind))
-        for name, count in self.engine.counts.items():
-            metrics[f"rollout/{name}"].append(float(count))
-        self.steps_behind = max(self.steps_behind, steps_behind)

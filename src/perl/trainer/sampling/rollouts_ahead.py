@@ -9,7 +9,7 @@ is for the last of them.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -85,7 +85,15 @@ class LookAhead:
         self._ended |= len(self._upcoming) < wanted
         self._begin = self._position.micro_batch
         self._epoch_end = len(self._upcoming) if self._ended else math.inf
-        self._in_sight = [*self._upcoming, *self._after_epoch(wanted - len(self._upcoming))]
+        after = wanted - len(self._upcoming)  # micro-batches after the end of the epoch
+        self._in_sight = list(self._upcoming)
+        if after > 0 and self._later is not None:
+            if not self._peeked:
+                epochs = itertools.count(int(self._live.state.epoch or 0) + 1)
+                self._beyond = itertools.chain.from_iterable(map(self._later.of_epoch, epochs))
+            batches = -(-after // self._every)
+            self._peeked += itertools.islice(self._beyond, max(0, batches - len(self._peeked)))
+            self._in_sight += [inputs for inputs in self._peeked for _ in range(self._every)][:after]
         now, self._upcoming = self._upcoming[:num_batches], self._upcoming[num_batches:]
         return iter(now)
 
@@ -129,47 +137,18 @@ class LookAhead:
         epochs, rest = divmod(index - end, of_epoch)
         return -(-end // accumulation) + epochs * -(-of_epoch // accumulation) + rest // accumulation
 
-    def _after_epoch(self, count: int) -> list[Inputs]:
-        """The examples of so many micro-batches after the end of the epoch; fewer where they are not known."""
-        if count <= 0 or self._later is None:
-            return []
-        if not self._peeked:
-            epoch = int(self._live.state.epoch or 0) + 1
-            self._beyond = _from_epoch(self._later.of_epoch, epoch)
-        batches = -(-count // self._every)
-        self._peeked += itertools.islice(self._beyond, max(0, batches - len(self._peeked)))
-        return [inputs for inputs in self._peeked for _ in range(self._every)][:count]
-
-
-def _from_epoch(of_epoch: Callable[[int], Iterable[Inputs]], first: int) -> Iterator[Inputs]:
-    """The batches of an epoch and of those after it, up to one that has none, since nobody knows them."""
-    for epoch in itertools.count(first):
-        known = False
-        for inputs in of_epoch(epoch):
-            known = True
-            yield inputs
-        if not known:
-            return
-
 
 class TokenSteps:
     """Of the latest completions. Several updates may have written one, where requests continue."""
 
-    def __init__(self, keep: int) -> None:
-        """Knows no update yet.
-
-        Args:
-            keep: Newest updates to know of; at least as many as are loaded while a completion is written.
-        """
-        self._keep = keep
+    def __init__(self) -> None:
+        """Knows no update yet."""
         self._step_of: dict[str, int] = {}
         self._latest: list[list[int]] = []
 
     def loaded(self, name: str, step: int) -> None:
         """An update is of the policy after so many optimizer steps."""
         self._step_of[name] = step
-        for old in list(self._step_of)[: -self._keep]:
-            del self._step_of[old]
 
     def note(self, sampled: Sequence[Sampled], step: int) -> list[int]:
         """Takes completions; the steps of all their tokens.

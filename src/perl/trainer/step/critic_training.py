@@ -8,7 +8,6 @@ epoch and minibatch trains on the advantages and returns of the rollouts.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from perl.packing.micro_batches import MicroBatch, Window
 from perl.policy.critic import WEIGHTS, Critic, facts_of_base, find_critic
 from perl.run.devices import threads_for
 from perl.trainer.arguments.config import own_setting
-from perl.trainer.live import LiveTrainer, Metrics, mode_of
+from perl.trainer.live import LiveTrainer, mode_of
 from perl.trainer.step.log_prob_passes import LogProbPasses
 from perl.trainer.step.optimizer_state import read_state, write_state
 from perl.trainer.step.partitioned_optimizer import Exchange, average_gradients
@@ -33,71 +32,38 @@ from perl.trainer.step.partitioned_optimizer import Exchange, average_gradients
 _TENSORS, _OPTIMIZER = WEIGHTS, "critic-optimizer.safetensors"
 
 
-@dataclass(frozen=True)
-class CriticSettings:
-    """The fields of the arguments that a critic reads.
-
-    Attributes:
-        gamma: Discount of a token.
-        lambda_: Of generalised advantages.
-        clip: How far a value may move from the old one; None: as far as it likes.
-        learning_rate: Of AdamW, constant.
-        rank: Of the critic's adapter.
-        warmup_steps: Initial steps that train only the critic.
-        adapter: Folder of the exported critic that it starts from; None: from the value 0.
-    """
-
-    gamma: float
-    lambda_: float
-    clip: float | None
-    learning_rate: float
-    rank: int
-    warmup_steps: int
-    adapter: str | None = None
-
-    @classmethod
-    def of(cls, args: Any, method: Method) -> "CriticSettings":  # noqa: ANN401 (TRL's arguments or ours)
-        """Those of a trainer's arguments, beside a policy of this method."""
-        return cls(
-            gamma=own_setting(args, "gae_gamma"),
-            lambda_=own_setting(args, "gae_lambda"),
-            clip=own_setting(args, "value_clip"),
-            learning_rate=critic_rate(own_setting(args, "critic_learning_rate"), args.learning_rate, method.rate),
-            rank=own_setting(args, "critic_rank"),
-            warmup_steps=own_setting(args, "critic_warmup_steps"),
-            adapter=own_setting(args, "critic_adapter"),
-        )
-
-
 class CriticTraining:
     """Owns the critic and its optimizer.
 
     Attributes:
         critic: The adapter and value head.
-        settings: How it is trained.
+        learning_rate: Of its AdamW, constant.
+        warmup_steps: Initial steps that train only the critic.
     """
 
-    def __init__(self, live: LiveTrainer, method: Method, passes: LogProbPasses, metrics: Metrics) -> None:
+    def __init__(self, live: LiveTrainer, method: Method, passes: LogProbPasses) -> None:
         """Makes a critic for a policy that is complete.
 
         Args:
             live: The training.
             method: Of the policy.
             passes: How rows go through the policy.
-            metrics: Where metrics go.
 
         Raises:
             ModelError: The policy has no adapter, or the critic to start from does not fit its base.
         """
-        self._live, self._passes, self._metrics = live, passes, metrics
-        args = live.args
-        self.settings = CriticSettings.of(args, method)
-        self.critic = Critic(live.policy, rank=self.settings.rank, seed=args.seed)
-        if self.settings.adapter is not None:
-            self.critic.load(find_critic(self.settings.adapter).file)
+        self._live, self._passes = live, passes
+        args, adapter = live.args, own_setting(live.args, "critic_adapter")
+        self.learning_rate = critic_rate(own_setting(args, "critic_learning_rate"), args.learning_rate, method.rate)
+        self.warmup_steps: int = own_setting(args, "critic_warmup_steps")
+        self._decay = {"gamma": own_setting(args, "gae_gamma"), "lambda_": own_setting(args, "gae_lambda")}
+        self._clip: float | None = own_setting(args, "value_clip")
+        self.critic = Critic(live.policy, rank=own_setting(args, "critic_rank"), seed=args.seed)
+        if adapter is not None:
+            self.critic.load(find_critic(adapter).file)
         self._optimizer = torch.optim.AdamW(
             self.critic.parameters,
-            lr=self.settings.learning_rate,
+            lr=self.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,
             weight_decay=0.0,
@@ -108,7 +74,7 @@ class CriticTraining:
     @property
     def policy_waits(self) -> bool:
         """Whether the policy takes no gradient in the current optimizer step, while the critic warms up."""
-        return self._live.state.global_step < self.settings.warmup_steps
+        return self._live.state.global_step < self.warmup_steps
 
     def complete(self, rollouts: dict[str, Any], rewards_N: torch.Tensor, penalties_NT: torch.Tensor) -> None:
         """Gives rollouts their ``advantages``, ``old_values`` and ``returns``, (N, T); logs what the values explain.
@@ -121,12 +87,11 @@ class CriticTraining:
         mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         values_NT = self._passes.values(rollouts, self.critic)
         rewards_NT = token_rewards(rewards_N, penalties_NT, mask_NT)
-        how = {"gamma": self.settings.gamma, "lambda_": self.settings.lambda_}
-        advantages_NT = generalised_advantages(rewards_NT, values_NT, mask_NT, **how)
+        advantages_NT = generalised_advantages(rewards_NT, values_NT, mask_NT, **self._decay)
         rollouts["advantages"] = whitened(advantages_NT, mask_NT, self._total)
         rollouts["old_values"], rollouts["returns"] = values_NT, advantages_NT + values_NT
         sums_6 = self._total(moments(values_NT, rollouts["returns"], mask_NT))
-        metrics = self._metrics(mode_of(self._live.model))
+        metrics = self._live._metrics[mode_of(self._live.model)]
         explained = explained_variance(sums_6)
         if math.isfinite(explained):  # else there is nothing to explain
             metrics["critic/explained_variance"].append(explained)
@@ -185,7 +150,7 @@ class CriticTraining:
             torch.nn.utils.clip_grad_norm_(parameters, live.args.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        metrics = self._metrics("train")
+        metrics = self._live._metrics["train"]
         metrics["critic/loss"].append(loss / max(tokens, 1.0))
         metrics["critic/clip_fraction"].append(clipped / max(tokens, 1.0))
 
@@ -206,7 +171,7 @@ class CriticTraining:
         self.critic.load(checkpoint / _TENSORS)
         self._optimizer.load_state_dict(read_state(checkpoint / _OPTIMIZER))
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate
+            group["lr"] = self.learning_rate
 
     def check(self, checkpoint: Path) -> None:
         """Refuses a checkpoint whose critic this one cannot go on from, by the header of its file.
@@ -228,7 +193,7 @@ class CriticTraining:
         """
         facts = facts_of_base(self._live.policy, fingerprint)
         if self._live.accelerator.is_main_process:
-            self.critic.export(folder, facts, {"gamma": self.settings.gamma, "lambda": self.settings.lambda_})
+            self.critic.export(folder, facts, {"gamma": self._decay["gamma"], "lambda": self._decay["lambda_"]})
 
     def _pass(self, policy: torch.nn.Module, batch: MicroBatch) -> None:
         """One micro-batch, forward and backward."""
@@ -246,7 +211,7 @@ class CriticTraining:
         if not batch.counts:  # the other processes' shards need this one
             (found_NT * 0.0).sum().backward()
             return
-        loss = value_loss(found_NT, values["old_values"], values["returns"], clip=self.settings.clip)
+        loss = value_loss(found_NT, values["old_values"], values["returns"], clip=self._clip)
         counts_NT = mask_NT & ~values["returns"].isnan()
         total = loss.per_token.masked_fill(~counts_NT, 0.0).sum()
         total.backward()
@@ -257,15 +222,3 @@ class CriticTraining:
         """Sums over all processes."""
         added: torch.Tensor = self._live.accelerator.reduce(sums, reduction="sum")
         return added
-
-
-def trained_critic(training: CriticTraining | None) -> CriticTraining:
-    """The training of a critic that there must be.
-
-    Raises:
-        ModelError: There is none.
-    """
-    if training is None:
-        hint = "algorithm: ppo, or an advantage_estimator that trains one"
-        raise ModelError("no critic is trained, so there is none to save", "advantage_estimator", hint)
-    return training

@@ -3,14 +3,12 @@
 padded batch -> rows -> packed micro-batches -> log-probabilities of policy, old policy and reference as TRL wants them
 """
 
-import heapq
 import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from datasets import Dataset
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.errors import warn
@@ -19,7 +17,7 @@ from perl.packing.forward import Passes, Read, choose_passes, score, score_all, 
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import EntropyKind, add_scored_forward, logit_settings
 from perl.packing.in_step import InStep, Kind
-from perl.packing.memory import CPU_TOKENS, TokenBytes, free_bytes, measure, plan_memory
+from perl.packing.memory import CPU_TOKENS, free_bytes, measure, plan_memory
 from perl.packing.micro_batches import (
     MicroBatch,
     Window,
@@ -47,8 +45,6 @@ _IMAGES = (
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes"),
     *("num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
 )
-# Prompts whose tokens are counted to know the longest: its text is one of the longest.
-_LONGEST_TEXTS = 64
 FORWARD_ONLY = 2
 """How much longer a micro-batch without gradient may be, which keeps no activations."""
 
@@ -66,7 +62,6 @@ class LogProbPasses:
         self,
         live: LiveTrainer,
         *,
-        whole_tensors: bool,
         longest_prompt: Callable[[int], int],
         asleep_bytes: Callable[[], int],
     ) -> None:
@@ -74,11 +69,10 @@ class LogProbPasses:
 
         Args:
             live: Has the policy, and arguments that decide how rows may be run.
-            whole_tensors: Whether each process holds the whole of each tensor.
             longest_prompt: Tokens of the longest prompt that may come, from those of the longest seen.
             asleep_bytes: Bytes of the device that are free now and taken again before the next rollouts.
         """
-        self._live, self._whole_tensors = live, whole_tensors
+        self._live, self._whole_tensors = live, live.whole_tensors
         self._longest_prompt, self._asleep_bytes = longest_prompt, asleep_bytes
         args, model = live.args, base_of(live.policy)
         # Tokens in a micro-batch; 0: the rows of each as TRL cuts them; None: as memory allows.
@@ -86,7 +80,7 @@ class LogProbPasses:
         self._copy_cost = 0.0
         self._scored_tokens: int | None = None
         # Of a base in shards, in each of whose passes the processes wait for each other.
-        self.in_step = None if whole_tensors else InStep(model)
+        self.in_step = None if live.whole_tensors else InStep(model)
         # A fused head has no gradient of the entropy.
         self._fused_head: bool | None = (
             False if own_setting(args, "entropy_weight") else own_setting(args, "fused_head")
@@ -152,17 +146,14 @@ class LogProbPasses:
         """A micro-batch that adds exactly zero to every gradient."""
         return idle_micro_batch(window, packed=self.passes.packs(window.rows))
 
-    def halve(self, longest: int) -> None:
+    def lower_budget(self, longest: int, *, halve: bool) -> None:
         """Fewer tokens in a micro-batch from now on.
 
         Args:
             longest: Tokens of the longest one that was too much.
+            halve: Whether half of that; else as many.
         """
-        self._budget = max(min(self._budget or longest, longest) // 2, 1)
-
-    def limit(self, longest: int) -> None:
-        """As many tokens in a micro-batch from now on."""
-        self._budget = longest
+        self._budget = max(min(self._budget or longest, longest) // 2, 1) if halve else longest
 
     def recompute_activations(self) -> bool:
         """Has activations computed again in backward passes from now on; False: they are already, or cannot be."""
@@ -355,7 +346,12 @@ class LogProbPasses:
             live.accelerator.autocast(),
             disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs),
         ):
-            per_token = self._measured()
+            policy, packed, shared = live.policy, self.passes.packed, self.passes.shared
+            per_token = measure(policy, packed=packed, shared=shared, fused_head=self._fused_head)
+            if self.critic is not None:  # whose passes may keep more
+                with self.critic.in_place_of(policy):
+                    of_critic = measure(policy, packed=packed, shared=shared, read=self.critic.values)
+                per_token = per_token.at_least(of_critic)
         longest = self._longest_prompt(longest_seen) + (live.args.max_completion_length or 0)
         free = free_bytes(self._asleep_bytes())
         trained = trainable_parameters(live.policy)
@@ -370,15 +366,6 @@ class LogProbPasses:
             model.activation_checkpointing_disable()
         logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
 
-    def _measured(self) -> TokenBytes:
-        """What a token keeps in a pass of the policy, or in one of the critic if that is more."""
-        policy, packed, shared = self._live.policy, self.passes.packed, self.passes.shared
-        per_token = measure(policy, packed=packed, shared=shared, fused_head=self._fused_head)
-        if self.critic is None:
-            return per_token
-        with self.critic.in_place_of(policy):
-            return per_token.at_least(measure(policy, packed=packed, shared=shared, read=self.critic.values))
-
 
 def images_of(rollouts: dict[str, Any]) -> dict[str, Any]:
     """The inputs of a multimodal model that rollouts have beside their tokens."""
@@ -389,35 +376,9 @@ def scored_as_trl(trainer: Any, rollouts: dict[str, Any]) -> torch.Tensor:  # no
     """(N, T) log-probabilities without gradient, padded as TRL has them: of images, or by a subclass's method."""
     args, hook, model = trainer.args, trainer._get_per_token_logps_and_entropies, trainer.model
     rows = args.per_device_train_batch_size if model.training else args.per_device_eval_batch_size
-    with torch.no_grad(), disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
-        found: torch.Tensor = hook(model, *padded_rows(rollouts), rows, **images_of(rollouts))[0]
-    return found
-
-
-def padded_rows(rollouts: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(N, P + T) tokens and mask of prompts and completions, and T, as TRL's hook takes them."""
     ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
     mask = torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)
-    return ids, mask, rollouts["completion_ids"].size(1)
-
-
-def longest_prompt(
-    data: Any,  # noqa: ANN401 (TRL's)
-    tokenize: Callable[[list[Any]], list[list[int]]],
-    seen: int,
-    most_prompts: int | None = None,
-) -> int:
-    """Tokens of the longest prompt that may come: of those with the longest texts in the data set.
-
-    Args:
-        data: The data set.
-        tokenize: The prompts' tokens, as they are sampled from.
-        seen: Of the rollouts at hand, for data that can be read only once.
-        most_prompts: That are looked at; None: all of them.
-    """
-    if not isinstance(data, Dataset) or not len(data):
-        return seen
-    prompts = data["prompt"][:most_prompts]
-    sizes = enumerate(len(str(prompt)) for prompt in prompts)
-    longest = heapq.nlargest(_LONGEST_TEXTS, sizes, key=lambda found: found[1])
-    return max(seen, *map(len, tokenize([prompts[index] for index, _ in longest])))
+    columns = rollouts["completion_ids"].size(1)
+    with torch.no_grad(), disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
+        found: torch.Tensor = hook(model, ids, mask, columns, rows, **images_of(rollouts))[0]
+    return found

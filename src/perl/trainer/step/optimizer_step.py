@@ -8,14 +8,13 @@ at the last one all of their rows run together: packed, by a budget of tokens, w
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from perl.algorithms.importance import SamplingCorrection, on_policy_rows, sampling_ratio
+from perl.algorithms.importance import on_policy_rows, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
 from perl.errors import warn
@@ -26,38 +25,15 @@ from perl.packing.in_step import Kind
 from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
 from perl.run.devices import fitting_threads, threads_for
 from perl.trainer.arguments.config import own_setting
-from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, mode_of, most
+from perl.trainer.group_rewards import acting, selection_of, warn_without_second_update
+from perl.trainer.live import LiveTrainer, Mode, Position, mode_of, most
 from perl.trainer.sampling.rollout_check import RolloutCheck, TokenGaps
 from perl.trainer.step.critic_training import CriticTraining
 from perl.trainer.step.log_prob_passes import LogProbPasses
-from perl.trainer.step.partitioned_optimizer import Exchange, average_gradients
+from perl.trainer.step.partitioned_optimizer import average_gradients, exchange_of, unexchanged
 from perl.trainer.step.teaching import Teaching
-from perl.trainer.step.token_selection import acting, selection_of, warn_without_second_update
 
 _STEPS_BETWEEN_WARNINGS = 50
-
-
-@dataclass(frozen=True)
-class StepHooks:
-    """What an optimizer step asks of the trainer.
-
-    Attributes:
-        prepare: Makes a micro-batch of what the data loader gives.
-        backward: transformers' forward and backward pass of one micro-batch; returns its loss.
-        unexchanged: Surrounds a backward pass after which processes do not exchange gradients.
-        exchange: What processes exchange once all passes are through; None: there is one process.
-        accumulation: Micro-batches in the current optimizer step.
-        correction: For an engine that samples from other numbers, if there is one.
-        critic: What else learns from the rows of a step; None: nothing.
-    """
-
-    prepare: Callable[[Any], dict[str, Any]]
-    backward: Callable[[torch.nn.Module, MicroBatch], torch.Tensor]
-    unexchanged: Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]]
-    exchange: Callable[[torch.nn.Module], Exchange | None]
-    accumulation: Callable[[], int]
-    correction: Callable[[], SamplingCorrection | None]
-    critic: CriticTraining | None = None
 
 
 class OptimizerStep:
@@ -73,10 +49,9 @@ class OptimizerStep:
         live: LiveTrainer,
         passes: LogProbPasses,
         check: RolloutCheck,
-        *,
         position: Position,
-        metrics: Metrics,
-        hooks: StepHooks,
+        *,
+        critic: CriticTraining | None = None,
         teaching: Teaching | None = None,
     ) -> None:
         """Takes over the optimizer step of a training.
@@ -86,15 +61,14 @@ class OptimizerStep:
             passes: How rows go through the policy.
             check: Decides whether rollouts may be trained on.
             position: Where the training is among TRL's micro-batches.
-            metrics: Where metrics go.
-            hooks: What is asked of the trainer.
+            critic: What else learns from the rows of a step, if anything does.
             teaching: Of a teacher, if there is one.
         """
         self._live, self._passes, self._check = live, passes, check
         self._loss = LossSettings.of(live.args)
         self._every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or teaching is not None
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not self._every_row_acts
-        self._position, self._metrics, self._hooks, self.teaching = position, metrics, hooks, teaching
+        self._position, self._critic, self.teaching = position, critic, teaching
         self._selection = selection_of(live.args)
         self.gaps = TokenGaps(main=live.accelerator.is_main_process)
         self._window: list[dict[str, Any]] = []
@@ -137,29 +111,24 @@ class OptimizerStep:
         started = time.perf_counter()
         if not self._window:
             self._check.begin()
-        self._window.append(self._hooks.prepare(inputs))
+        self._window.append(self._live._prepare_inputs(inputs))
         self._asked.append(inputs)
+        loss, metrics = torch.zeros((), device=self._live.args.device), self._live._metrics["train"]
         is_last = bool(self._live.accelerator.sync_gradients)
-        loss = self._train_window(model) if is_last else torch.zeros((), device=self._live.args.device)
+        if is_last:
+            batches, asked, begun = self._window, self._asked, time.perf_counter()
+            self._window, self._asked = [], []
+            with threads_for(model):
+                while (found := self.run_window(model, batches)) is None:  # its rollouts are another policy's
+                    batches, begun = self._check.make_again(asked), time.perf_counter()
+            loss = found
+            metrics["update/seconds"].append(time.perf_counter() - begun)
         self._position.advance()
         self._seconds += time.perf_counter() - started
         if is_last:
-            self._metrics("train")["step_time"].append(self._seconds)
+            metrics["step_time"].append(self._seconds)
             self._seconds = 0.0
         return loss
-
-    def _train_window(self, model: torch.nn.Module) -> torch.Tensor:
-        """The gradient of the collected micro-batches; of new rollouts where these turn out to be another policy's."""
-        batches, self._window = self._window, []
-        asked, self._asked = self._asked, []
-        while True:
-            started = time.perf_counter()
-            with threads_for(model):
-                loss = self.run_window(model, batches)
-            if loss is not None:
-                self._metrics("train")["update/seconds"].append(time.perf_counter() - started)
-                return loss
-            batches = self._check.make_again(asked)
 
     def run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor | None:
         """The gradient of an optimizer step; on too little memory once more with half the tokens in a micro-batch.
@@ -172,7 +141,10 @@ class OptimizerStep:
         selected_act = self._selection is not None and self._selection.acts
         chosen = rows_with_gradient(window, largest_advantage=largest, skip=self.skips, selected_act=selected_act)
         while True:
-            self._rehearse(model, window)
+            if (in_step := self._passes.in_step) is not None:
+                # Learns in what order a pass gathers a base in shards, from one that adds no gradient.
+                idle, self._regulariser_due = self._passes.idle(window), False
+                in_step.rehearse(self._kind, partial(self._unexchanged, model, idle))
             plan = self._passes.plan(window, chosen, self._passes.tokens)
             loss = self._backward(model, plan, len(batches))
             if loss is not None:
@@ -188,7 +160,7 @@ class OptimizerStep:
 
     def _train_critic(self, window: Window) -> None:
         """The critic's step on the rows of the policy's, where there is one; on too little memory as for the policy."""
-        critic = self._hooks.critic
+        critic = self._critic
         if critic is None:
             return
         while True:
@@ -201,14 +173,6 @@ class OptimizerStep:
             self._save_memory(plan)
             torch.cuda.empty_cache()
 
-    def _rehearse(self, model: torch.nn.Module, window: Window) -> None:
-        """Where the base is in shards: learns in what order a pass gathers them, from one that adds no gradient."""
-        if self._passes.in_step is None:
-            return
-        self._regulariser_due = False
-        idle = self._passes.idle(window)
-        self._passes.in_step.rehearse(self._kind, lambda: self._unexchanged(model, idle))
-
     @property
     def _kind(self) -> Kind:
         """Of the policy's passes in the current step."""
@@ -217,7 +181,7 @@ class OptimizerStep:
     @property
     def _policy_waits(self) -> bool:
         """Whether only a critic moves in the current step."""
-        return self._hooks.critic is not None and self._hooks.critic.policy_waits
+        return self._critic is not None and self._critic.policy_waits
 
     def loss_of(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """The part of a step's loss that a micro-batch computes."""
@@ -238,7 +202,7 @@ class OptimizerStep:
             return (policy_log_probs * 0.0).sum() + self._regulariser_if_due()
         old_log_probs = values.get("old_per_token_logps", policy_log_probs.detach())
         sampling_log_probs = values.get("sampling_per_token_logps")
-        correction, threshold = self._hooks.correction(), self._live.args.off_policy_mask_threshold
+        correction, threshold = self._live.correction, self._live.args.off_policy_mask_threshold
         ratio = keep = None
         if correction is not None and sampling_log_probs is not None:
             ratio = sampling_ratio(old_log_probs, sampling_log_probs, mask_NT, correction)
@@ -285,11 +249,6 @@ class OptimizerStep:
         self._log_metrics(mode)
         return loss
 
-    def add_prompts(self, inputs: Sequence[dict[str, Any]], output: dict[str, Any]) -> None:
-        """Gives rollouts what a teacher sees in the place of their prompts, if there is one and it sees others."""
-        if self.teaching is not None:
-            self.teaching.add_prompts(inputs, output)
-
     def regulariser(self) -> torch.Tensor | float:
         """What the method adds to the loss of an optimizer step, and to its log; else 0."""
         policy = self._live.policy
@@ -298,7 +257,7 @@ class OptimizerStep:
         if term is None:
             return 0.0
         for name, value in hooks.log(policy).items():
-            self._metrics("train")[name].append(value)
+            self._live._metrics["train"][name].append(value)
         return term
 
     def _regulariser_if_due(self) -> torch.Tensor | float:
@@ -315,10 +274,10 @@ class OptimizerStep:
         # One budget, whatever rows a process has now.
         longest = most(self._live.accelerator, max(batch.tokens for batch in plan))
         if self._any(any(len(batch.rows) > 1 for batch in plan)):
-            self._passes.halve(longest)
+            self._passes.lower_budget(longest, halve=True)
             warn("PRL321", "out of memory: the step runs again with %d tokens in a pass", self._passes.tokens)
         elif self._passes.recompute_activations():
-            self._passes.limit(longest)
+            self._passes.lower_budget(longest, halve=False)
             warn("PRL321", "out of memory: the step runs again with activations computed again in backward passes")
         else:
             raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
@@ -330,31 +289,25 @@ class OptimizerStep:
         """
         self._start_metrics(micro_batch_count)
         self._regulariser_due = True
-        exchange = self._hooks.exchange(model)
+        losses: list[torch.Tensor] | None = None
         if self._passes.in_step is not None:
             losses = self._passes.in_step.run(self._kind, [partial(self._unexchanged, model, batch) for batch in plan])
         else:
-            losses = self._whole(model, plan)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                losses = [self._unexchanged(model, batch) for batch in plan]
         if self._any(losses is None):
             return None
-        if exchange is not None:
+        if (exchange := exchange_of(self._live, model)) is not None:
             average_gradients(exchange)
         return sum(losses or [], start=torch.zeros((), device=self._live.args.device))
 
-    def _whole(self, model: torch.nn.Module, plan: list[MicroBatch]) -> list[torch.Tensor] | None:
-        """The losses of micro-batches that each process runs by itself; None: memory did not suffice."""
-        try:
-            return [self._unexchanged(model, batch) for batch in plan]
-        except torch.OutOfMemoryError:
-            return None
-
     def _unexchanged(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """A forward and backward pass after which processes do not exchange gradients."""
-        with self._hooks.unexchanged(model):
+        with unexchanged(self._live, model):
             if self._policy_waits:
                 with torch.no_grad():  # for its metrics
                     return self.loss_of(model, batch)
-            return self._hooks.backward(model, batch)
+            return self._live.run_micro_batch(model, batch)
 
     def _any(self, flag: bool) -> bool:
         """Whether it is so on any process."""
@@ -364,7 +317,10 @@ class OptimizerStep:
         """(N, T) weights of a micro-batch's tokens in the loss of its optimizer step."""
         steps, generation_batches = 1.0, 1.0  # evaluation neither accumulates nor splits
         if self._live.model.training:
-            steps, generation_batches = self._hooks.accumulation(), self._live.args.steps_per_generation
+            steps, generation_batches = (
+                self._live.current_gradient_accumulation_steps,
+                self._live.args.steps_per_generation,
+            )
         tokens = batch["num_items_in_batch"].clamp(min=1.0) / self._live.accelerator.num_processes
         return token_weights(
             batch["completion_mask"] * batch.get("tool_mask", 1),
@@ -377,7 +333,7 @@ class OptimizerStep:
     def _log_step(self, window: Window, chosen: Sequence[int], plan: Sequence[MicroBatch]) -> None:
         """The metrics of an optimizer step, and how much of it was run."""
         self._log_metrics("train")
-        accelerator, metrics = self._live.accelerator, self._metrics("train")
+        accelerator, metrics = self._live.accelerator, self._live._metrics["train"]
         counts = torch.tensor(
             [[len(chosen), len(window.rows), sum(b.tokens for b in plan), len(plan)]],
             device=accelerator.device,
@@ -391,7 +347,7 @@ class OptimizerStep:
     def _start_metrics(self, count: int) -> None:
         """Empty sums for a window of so many micro-batches."""
         device = self._live.accelerator.device
-        corrects = self._hooks.correction() is not None
+        corrects = self._live.correction is not None
         self._window_metrics = LossMetrics(count, self._loss, device), SamplingMetrics(device, corrects=corrects)
         if self.teaching is not None:
             self.teaching.start()
@@ -399,21 +355,16 @@ class OptimizerStep:
     def _log_metrics(self, mode: Mode) -> None:
         sources = [source.values(self._live.accelerator) for source in self._window_metrics]
         if self.teaching is not None:
-            sources.append(self.teaching.values(self._live.accelerator, trained=mode == "train"))
+            sources.append(self.teaching.values(trained=mode == "train"))
         for found in sources:
             for name, value in found:
-                self._metrics(mode)[name].append(value)
-                if name == CORRECTED and value > MUCH_CORRECTED:
-                    self._warn_of_correction(value)
-
-    def _warn_of_correction(self, share: float) -> None:
-        """Warns that much of what was sampled is not from the policy, the first time and every so many steps."""
-        step = self._live.state.global_step
-        if step >= self._next_warning and self._live.accelerator.is_main_process:
-            self._next_warning = step + _STEPS_BETWEEN_WARNINGS
-            warn(
-                "PRL318",
-                "the importance correction bounds %.0f %% of what was sampled: the engine's policy is far from the "
-                "trainer's (sampling/sampling_logp_difference says how far, in nats)",
-                100 * share,
-            )
+                self._live._metrics[mode][name].append(value)
+                step, main = self._live.state.global_step, self._live.accelerator.is_main_process
+                if name == CORRECTED and value > MUCH_CORRECTED and step >= self._next_warning and main:
+                    self._next_warning = step + _STEPS_BETWEEN_WARNINGS
+                    warn(
+                        "PRL318",
+                        "the importance correction bounds %.0f %% of what was sampled: the engine's policy is far from "
+                        "the trainer's (sampling/sampling_logp_difference says how far, in nats)",
+                        100 * value,
+                    )

@@ -10,10 +10,12 @@ be run again on too little memory, methods and guards find them where DDP has th
 The price: until the step each process holds the whole gradient, which is as large as what is trained.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import Trainer
 
 from perl.errors import ModelError, RecipeError
-from perl.run.shards import is_sharded
+from perl.trainer.live import LiveTrainer
 
 # Of torch's optimizers those that treat every number by itself, so that a share of all numbers moves as in the whole.
 _BY_NUMBER = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop", "SGD")
@@ -44,23 +46,16 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         for hook in self._zero._grad_acc_hooks:  # they take each gradient away as it comes
             hook.remove()
         self._zero._grad_acc_hooks.clear()
-        self._parts = self._divide()
-        self._shares.register_step_pre_hook(self._take_gradients)  # after a method's, which changes gradients
-
-    def _divide(self) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """Has the optimizer move this process's part of each parameter by itself, so that one without a gradient stays.
-
-        Returns:
-            The parts of the parameters that this process has numbers of: ranges of DeepSpeed's share.
-        """
-        parts = {}
+        # This process's part of each parameter that it has numbers of: ranges of DeepSpeed's share. Each is moved by
+        # itself, so that one without a gradient stays.
+        self._parts: dict[torch.nn.Parameter, torch.Tensor] = {}
         flats = self._zero.single_partition_of_fp32_groups
         for group, flat, share in zip(self.param_groups, flats, self._shares.param_groups, strict=True):
             for parameter in group["params"]:
                 if parameter._hp_mapping is not None:  # DeepSpeed's
-                    parts[parameter] = _range(flat.detach(), parameter._hp_mapping.hp_fragment_address)
-            share["params"] = [parts[parameter] for parameter in group["params"] if parameter in parts]
-        return parts
+                    self._parts[parameter] = _range(flat.detach(), parameter._hp_mapping.hp_fragment_address)
+            share["params"] = [self._parts[parameter] for parameter in group["params"] if parameter in self._parts]
+        self._shares.register_step_pre_hook(self._take_gradients)  # after a method's, which changes gradients
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Moves this process's share, then exchanges what was moved; gradients stay."""
@@ -137,7 +132,7 @@ class _OwnGradients:
     """In the place of accelerate's wrapper of DeepSpeed's engine: gradients and their norm as with DDP."""
 
     def __init__(self, model: torch.nn.Module, largest_norm: float) -> None:
-        self.engine = _Kept()
+        self.engine = SimpleNamespace(destroy=lambda: None)  # accelerate destroys it when training begins again
         self._exchange = Exchange([p for p in model.parameters() if p.requires_grad], None)
         self._largest_norm = largest_norm or float("inf")
 
@@ -150,13 +145,6 @@ class _OwnGradients:
     def get_global_grad_norm(self) -> torch.Tensor:
         """The norm of all gradients, which are no longer than asked afterwards."""
         return clip_grad_norm_(self._exchange.parameters, self._largest_norm)
-
-
-class _Kept:
-    """In the place of the engine that accelerate destroys when training begins again: its optimizer goes on."""
-
-    def destroy(self) -> None:
-        """Leaves everything as it is."""
 
 
 def partition_optimizer(trainer: Trainer) -> None:
@@ -173,12 +161,12 @@ def partition_optimizer(trainer: Trainer) -> None:
     if args.fp16:
         raise RecipeError("losses are not scaled under zero2", "fp16", "bf16, or strategy: ddp")
     types = {str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters() if p.requires_grad}
-    rounded = sorted(types & {"bfloat16", "float16"})
+    rounded, what = sorted(types & {"bfloat16", "float16"}), ""
     if rounded:
         what = f"zero2 would keep copies of what is trained in {rounded[0]}, which no other strategy goes on with"
-        raise ModelError(what, "strategy", "ddp, or the model in float32 with bf16: true")
-    if len(types) > 1:
+    elif len(types) > 1:
         what = f"zero2 shares numbers of one type, and what is trained is {' and '.join(sorted(types))}"
+    if what:
         raise ModelError(what, "strategy", "ddp, or the model in float32 with bf16: true")
     plugin = accelerator.state.deepspeed_plugin
     for half in ("bf16", "fp16"):
@@ -259,19 +247,35 @@ class Exchange:
     group: torch.distributed.ProcessGroup | None
 
 
-def exchange_of(model: nn.Module) -> Exchange | None:
-    """What is left to the caller to exchange after passes that did not; None: nothing, or something else does it.
+def exchange_of(live: LiveTrainer, model: nn.Module) -> Exchange | None:
+    """What is left to exchange after passes that did not; None: nothing, there is one process.
 
     Args:
+        live: The training.
         model: As it is trained, compiled or not: wrapped by DDP, or with its base in shards and its adapter whole.
     """
     inner = getattr(model, "_orig_mod", model)
-    if isinstance(inner, DistributedDataParallel):
+    if isinstance(inner, DistributedDataParallel) and not live.shares_optimizer:
         named = [p for name, p in inner.module.named_parameters() if name not in inner.parameters_to_ignore]
         return Exchange([p for p in named if p.requires_grad], inner.process_group)
-    if is_sharded(inner):
-        return Exchange([p for p in inner.parameters() if p.requires_grad], None)
+    if live.shares_optimizer or not live.whole_tensors:
+        return Exchange([p for p in live.policy.parameters() if p.requires_grad], None)
     return None
+
+
+@contextlib.contextmanager
+def unexchanged(live: LiveTrainer, model: nn.Module) -> Iterator[None]:
+    """For a backward pass after which gradients are added up on this process only."""
+    state = live.accelerator.gradient_state
+    state._set_sync_gradients(False)
+    try:
+        if live.shares_optimizer or not live.whole_tensors:
+            yield
+        else:
+            with live.accelerator.no_sync(model=model):
+                yield
+    finally:
+        state._set_sync_gradients(True)
 
 
 @torch.no_grad()

@@ -7,32 +7,36 @@ for one micro-batch at a time, (S, D) of its S scored tokens and no logits. A ch
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from datasets import Dataset
 from transformers import PreTrainedConfig
 
-from perl.errors import ModelError, RecipeError
+from perl.errors import DataError, ModelError, RecipeError
 from perl.packing.divergence import head_divergence
 from perl.packing.forward import Passes, choose_passes, last_hidden_states
 from perl.packing.head import HeadStates, add_scored_forward, logit_settings
 from perl.packing.micro_batches import TAUGHT_IDS, TAUGHT_MASK, MicroBatch, renumbered, token_batches
 from perl.packing.rope import rope_width
-from perl.packing.rows import Row, ScoredTokens
+from perl.packing.rows import ScoredTokens
 from perl.policy.model import base_of
 from perl.recipe.sections import TeacherSection
 from perl.run.joint_work import joined
 from perl.trainer.live import LiveTrainer
 from perl.trainer.step.log_prob_passes import LogProbPasses
-from perl.trainer.step.teacher_prompts import ANSWERS, HINT, SAME, check_answers, check_differs, teacher_prompt
 
 DIVERGENCE, AGREEMENT = "teacher/kl", "teacher/agreement"
 """Mean KL(policy || teacher) of a token in nats; share of the tokens that both find the likeliest."""
+ANSWERS = ("solution", "answer")
+"""Columns that hold the gold answer: a recipe's, and what scripts usually call it."""
+_SAME = "is the policy itself, asked what the policy is asked: there is nothing to learn from it"
+_HINT = "another adapter, a hint, or a system prompt of its own"
+_NAMES = re.compile(r"\{(prompt|answer)\}")
 _NOTHING = 1e-6  # nats a token: float32 adds up to 1e-7 where two forward passes of one policy are compared
 _LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its text is one of the longest
 
@@ -68,7 +72,7 @@ class Teaching:
         passes: LogProbPasses,
         tokenize: Callable[[list[Any]], list[list[int]]],
         *,
-        sampled_by: str | None = None,
+        by_rollout_func: bool = False,
         alone: bool = False,
     ) -> None:
         """Teaches the teacher to give its hidden states.
@@ -78,11 +82,11 @@ class Teaching:
             teacher: Whom to run.
             passes: How rows go through the policy.
             tokenize: The tokens of prompts, as the policy's are made.
-            sampled_by: Who makes the policy's prompts in the place of ``tokenize``, if somebody does.
+            by_rollout_func: Whether that makes the policy's prompts in the place of ``tokenize``.
             alone: Whether nothing else gives the first step a gradient.
         """
         self._live, self.teacher, self._passes, self._tokenize = live, teacher, passes, tokenize
-        self._sampled_by, self._alone = sampled_by, alone
+        self._by_rollout_func, self._alone = by_rollout_func, alone
         base, args = base_of(teacher.model), live.args
         self._width_of = rope_width(base)
         self._context = context_of(base.config)
@@ -115,7 +119,12 @@ class Teaching:
             rows = self._tokenize([teacher_prompt(row, self.teacher.section) for row in inputs])
             longest = max(map(len, rows))
             check_context(longest, int(self._live.args.max_completion_length), self._context)
-            self._check_asked(inputs, output)
+            if self._by_rollout_func:
+                own = self._tokenize([row["prompt"] for row in inputs])
+                for ids, ids_P, mask_P in zip(own, output["prompt_ids"], output["prompt_mask"], strict=True):
+                    if ids != ids_P[mask_P.bool()].tolist():
+                        what = "puts a hint into the data's prompts, and rollout_func has asked the policy another one"
+                        raise RecipeError(what, "teacher", "teacher.adapter, or return the trainer's own prompt_ids")
         processes.meet()
         device = output["prompt_ids"].device
         ids_NP = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -124,16 +133,6 @@ class Teaching:
             ids_NP[index, longest - len(ids) :] = torch.tensor(ids)
             mask_NP[index, longest - len(ids) :] = 1
         output |= {TAUGHT_IDS: ids_NP.to(device), TAUGHT_MASK: mask_NP.to(device)}
-
-    def _check_asked(self, inputs: Sequence[dict[str, Any]], output: dict[str, Any]) -> None:
-        """Refuses rollouts of other prompts than the data's, into which the teacher's hint is put."""
-        if self._sampled_by is None:
-            return
-        asked = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
-        for ids, (ids_P, mask_P) in zip(self._tokenize([row["prompt"] for row in inputs]), asked, strict=True):
-            if ids != ids_P[mask_P.bool()].tolist():
-                what = f"puts a hint into the data's prompts, and {self._sampled_by} has asked the policy another one"
-                raise RecipeError(what, "teacher", "teacher.adapter, or return the trainer's own prompt_ids")
 
     def beside(self, batch: MicroBatch) -> Callable[[ScoredTokens, HeadStates], tuple[torch.Tensor, ...]]:
         """Runs the teacher on a micro-batch; what then makes divergences of the policy's states of the same rows.
@@ -157,7 +156,14 @@ class Teaching:
             (S, D) states in the order in which the teacher ran them; (N, T) int64, which of them is a token's, 0 where
             a token is not scored.
         """
-        rows, place_NT = [self._row(row) for row in batch.rows], torch.zeros_like(batch.mask_NT, dtype=torch.long)
+        # As the teacher sees them. Rotary factors that depend on the length are those of a row by itself.
+        rows = [
+            row
+            if row.taught is None
+            else replace(row, prompt=row.taught, width=self._width_of(row.taught.numel() + row.completion.numel()))
+            for row in batch.rows
+        ]
+        place_NT = torch.zeros_like(batch.mask_NT, dtype=torch.long)
         with self._live.accelerator.autocast():
             packed = self._how.packs(rows)
             share, budget = packed and self._how.shared, self._passes.tokens_without_gradient
@@ -194,30 +200,22 @@ class Teaching:
         """Empty sums, for an accumulation window."""
         self._sums = torch.zeros(3, device=self._live.accelerator.device)  # of divergences, agreements, tokens
 
-    def values(self, accelerator: Accelerator, *, trained: bool) -> Iterator[tuple[str, float]]:
+    def values(self, *, trained: bool) -> Iterator[tuple[str, float]]:
         """What is logged of a window, over the tokens of all processes; every process must ask.
 
         Args:
-            accelerator: Connects them.
             trained: Whether the window is of a step, not of an evaluation.
 
         Raises:
             RecipeError: In the first step of a training that it alone teaches, it agrees with the policy in all.
         """
-        divergences, agreements, tokens = accelerator.reduce(self._sums, reduction="sum").tolist()
+        divergences, agreements, tokens = self._live.accelerator.reduce(self._sums, reduction="sum").tolist()
         first = trained and self._live.state.global_step == 0
         if tokens and self._alone and first and divergences / tokens < _NOTHING:
-            raise RecipeError(f"{SAME} (KL {divergences / tokens:.1g} nats a token)", "teacher", HINT)
+            raise RecipeError(f"{_SAME} (KL {divergences / tokens:.1g} nats a token)", "teacher", _HINT)
         if tokens:
             yield DIVERGENCE, divergences / tokens
             yield AGREEMENT, agreements / tokens
-
-    def _row(self, row: Row) -> Row:
-        """A row of the policy as the teacher sees it."""
-        if row.taught is None:
-            return row
-        # Rotary factors that depend on the length are those of this row by itself.
-        return replace(row, prompt=row.taught, width=self._width_of(row.taught.numel() + row.completion.numel()))
 
 
 def check_prompts(
@@ -237,7 +235,7 @@ def check_prompts(
         tokenize: The tokens of prompts, as the policy's are made.
         completion: Tokens of the longest one.
         context: Tokens that the model was made for; None: not known, and ``tokenize`` is not called.
-        same: As of :func:`perl.trainer.step.teacher_prompts.check_differs`.
+        same: As of :func:`check_differs`.
 
     Raises:
         DataError: A prompt cannot be made.
@@ -278,3 +276,77 @@ def check_context(prompt: int, completion: int, context: int | None) -> None:
         what = f"the teacher's longest prompt has {prompt} tokens, with {completion} of completion that is more than "
         hint = f"at most {context - completion} tokens" if context > completion else "fewer tokens of completion"
         raise ModelError(f"{what}the model's {context}", "teacher.hint", hint)
+
+
+def teacher_prompt(row: Mapping[str, Any], section: TeacherSection) -> Any:  # noqa: ANN401 (text or messages)
+    """The prompt of a row as the teacher sees it.
+
+    Args:
+        row: With ``prompt``, text or chat messages, and where the teacher is told the answer, a column of ``ANSWERS``.
+        section: Of the teacher.
+
+    Returns:
+        Of the prompt's own form; in messages the hint is with the last one of the user.
+
+    Raises:
+        DataError: There is no answer, no message of a user, or a system message for a prompt that is text.
+    """
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        if section.system_prompt is not None:
+            raise DataError("a system prompt needs chat messages", "teacher.system_prompt", "use teacher.hint")
+        return prompt if section.hint is None else _hinted(prompt, section.hint, row, section, "\n")
+    messages = [dict(message) for message in prompt]
+    if section.system_prompt is not None:
+        own = [message for message in messages if message["role"] != "system"]
+        told = _filled(section.system_prompt, row, section)
+        messages = [{"role": "system", "content": told}, *own]
+    if section.hint is not None:
+        users = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
+        if not users:
+            raise DataError("a prompt has no text of a user to put a hint before", "teacher.hint", "use system_prompt")
+        users[-1]["content"] = _hinted(users[-1]["content"], section.hint, row, section, "\n\n")
+    return messages
+
+
+def check_differs(rows: Iterable[Mapping[str, Any]], section: TeacherSection, *, same: bool) -> None:
+    """Refuses a teacher that is the policy, asked what the policy is asked, where nothing else teaches.
+
+    Args:
+        rows: With prompts, as :func:`teacher_prompt` takes them.
+        section: Of the teacher.
+        same: Whether the policy begins as what the teacher is, a new adapter beside the base or the same one, and
+            nothing else gives the first step a gradient.
+
+    Raises:
+        RecipeError: It is.
+    """
+    if same and all(teacher_prompt(row, section) == row["prompt"] for row in rows):
+        raise RecipeError(_SAME, "teacher", _HINT)
+
+
+def check_answers(columns: Iterable[str], section: TeacherSection) -> None:
+    """Refuses a hint or a system prompt with an answer that the data does not have.
+
+    Raises:
+        DataError: Names the columns.
+    """
+    names = list(columns)
+    for key in ("hint", "system_prompt"):
+        if "{answer}" in (getattr(section, key) or "") and not set(ANSWERS) & set(names):
+            what = f"contains {{answer}}, and the data has no gold answer, only {', '.join(names)}"
+            raise DataError(what, f"teacher.{key}", "set data.train.columns.answer, or leave {answer} out")
+
+
+def _hinted(question: str, hint: str, row: Mapping[str, Any], section: TeacherSection, between: str) -> str:
+    """The hint before the question, or in its place where it contains it."""
+    text = _filled(hint, row, section, prompt=question)
+    return text if "{prompt}" in hint else f"{text}{between}{question}"
+
+
+def _filled(text: str, row: Mapping[str, Any], section: TeacherSection, **found: str) -> str:
+    """A text with what its names stand for."""
+    if "{answer}" in text:
+        check_answers(row, section)
+        found["answer"] = str(next(row[name] for name in ANSWERS if name in row))
+    return _NAMES.sub(lambda name: found[name[1]], text)
