@@ -41,7 +41,7 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
 
 def _check(source: str) -> None:
     from perl.hub.card.check import check_card
-    from perl.hub.found_card import find_card
+    from perl.hub.cards import find_card
 
     found = find_card(source)
     checked = check_card(found.files, found.weights_sha256, found.counted)
@@ -53,14 +53,12 @@ def _check(source: str) -> None:
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
-    from perl.hub.card.candidate import candidate_mistakes
-    from perl.hub.card.form import AUTHOR, shown
-    from perl.hub.card.names import is_hub_name
-    from perl.hub.card.published import CARD
-    from perl.hub.found_card import run_folder
+    from perl.hub.card.candidate import candidate_mistakes, shown_candidate
+    from perl.hub.card.facts import is_hub_name
+    from perl.hub.card.published import AUTHOR, CARD, shown
+    from perl.hub.cards import run_card, run_folder, write_card
     from perl.hub.gate.gate import gate_mistakes
     from perl.hub.gate.leaks import this_machine
-    from perl.hub.run_card import run_card, shown_candidate, write_card
     from perl.run.files import write_text
     from perl.run.folder import Run
 
@@ -88,8 +86,8 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
 
 def _refuse_others(file: Path, card: str) -> None:
     """Whether a file may become a card: it is none yet, or a card of ours."""
-    from perl.hub.card.form import read_front_matter
-    from perl.hub.card.front_matter import OURS
+    from perl.hub.card.published import read_front_matter
+    from perl.hub.card.render import OURS
 
     if not file.exists():
         return

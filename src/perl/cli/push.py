@@ -46,7 +46,7 @@ def command(
     from perl.hub.card.candidate import find_candidate
     from perl.hub.push.outbox import read_push
     from perl.hub.push.publish import pack, push_run, targets, wanted_push
-    from perl.hub.push.retries import HubOutageError
+    from perl.hub.push.requests import HubOutageError
 
     for target in targets(run, repo):
         wanted = wanted_push(

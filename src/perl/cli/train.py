@@ -112,7 +112,7 @@ def _leave() -> None:
 
 def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
-    from perl.evaluation.recounting.folder import recount_folder
+    from perl.evaluation.recounting.files import recount_folder
     from perl.evaluation.scoring.table import plain
     from perl.run.facts import read_best
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
-from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.files import recount_folder
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.scoring.found_results import (
     SHORT_SHA,

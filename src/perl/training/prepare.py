@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import RecipeError
-from perl.hub.push.login import check_login, publishing_mistakes
+from perl.hub.push.requests import check_login, publishing_mistakes
 from perl.launch.meeting import check_joined
 from perl.methods.registry import METHODS
 from perl.policy.sharding import check_strategy

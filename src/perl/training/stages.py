@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from perl.hub.push.login import check_login
 from perl.hub.push.publish import publish
+from perl.hub.push.requests import check_login
 from perl.launch.together import ProcessGroup, log_on_main, together, wait_until
 from perl.policy.model import load_base
 from perl.recipe import Recipe
