@@ -18,8 +18,7 @@ from pathlib import Path
 
 from result_lines import as_lines
 
-from perl.evaluation.recounting.folder import recount_folder
-from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples, read_published
+from perl.evaluation.recounting.files import PUBLISHED, published_samples, read_published, recount_folder
 from perl.evaluation.recounting.recount import Golds, KeptSamples, recount, with_figures
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.results import SAMPLES, Results, TaskResult, read_results

@@ -43,7 +43,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 @pytest.fixture
 def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that failed is repeated at once."""
-    monkeypatch.setattr("perl.hub.push.retries._delay", lambda _: 0.0)
+    monkeypatch.setattr("perl.hub.push.requests._FIRST_DELAY", 0.0)
 
 
 @pytest.fixture

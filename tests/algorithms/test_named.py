@@ -14,8 +14,8 @@ from perl.algorithms.overrides import contradictions
 from perl.algorithms.registry import LOSSES, Paper
 from perl.algorithms.train_fields import train_fields, train_model
 from perl.errors import RecipeError
-from perl.hub.card.citations import loss_name, references
 from perl.hub.card.facts import RunFacts
+from perl.hub.card.render import loss_name, references
 from perl.recipe import load_recipe
 from perl.recipe.places import REFUSED
 from tests.conftest import CHECKOUT

@@ -27,10 +27,9 @@ from perl.evaluation.scoring.task import all_tasks
 from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest
 from perl.hub.card.candidate import checkpoint_steps, find_candidate
 from perl.hub.card.check import check_card
-from perl.hub.found_card import find_card
+from perl.hub.cards import find_card, run_card, write_card
 from perl.hub.push.outbox import Push, read_push, write_push
 from perl.hub.push.package import package_candidate, package_mistakes
-from perl.hub.run_card import run_card, write_card
 from perl.hub.zoo_entries.material import of_run
 from perl.policy.checkpoint import latest_checkpoint
 from perl.policy.probe import read_probe

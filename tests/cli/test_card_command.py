@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from perl.hub.run_card import run_package
+from perl.hub.cards import run_package
 from perl.policy.name import policy_name
 from perl.run.folder import Run
 from tests.hub.card_runs import make_run
@@ -35,8 +35,7 @@ def test_a_run_is_given_its_card_which_then_is_right(perl, run):
     assert compared.startswith("checked: ")
     assert "2 scores recounted from 160 completions that were judged again" in compared
     assert reported.startswith("reported only: few-shot examples and sampling of the completions")
-    for fact in ("name", "licence", "trainable parameters", "seconds", "hardware", "versions"):
-        assert f", {fact}" in reported
+    assert reported.endswith(", what perl_run.json says of the training")
     run.card.write_text(run.card.read_text().replace("81.2", "91.2"))
     wrong = perl("card", "a-run/adapter", "--check")
     assert (wrong.code, wrong.out) == (2, "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perl.evaluation.recounting.published_samples import published_samples, read_published
+from perl.evaluation.recounting.files import published_samples, read_published
 from perl.evaluation.recounting.recount import KeptSamples, recount
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.results import read_results

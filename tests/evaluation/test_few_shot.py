@@ -11,7 +11,7 @@ import perl
 from perl.cli.eval import _numbers_of_tasks, command
 from perl.errors import PerlError
 from perl.evaluation.drawing.request import EvalSettings
-from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.files import recount_folder
 from perl.evaluation.rescore import rescore
 from perl.evaluation.scoring.results import RESULTS, read_results
 from perl.evaluation.scoring.task import all_tasks

@@ -11,7 +11,7 @@ import perl
 from perl.errors import PerlError
 from perl.evaluation.drawing import policies
 from perl.evaluation.drawing.request import EvalSettings
-from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.files import recount_folder
 from perl.evaluation.rescore import rescore
 from perl.evaluation.scoring.results import read_results
 from perl.evaluation.tasks.own_tasks import named_tasks

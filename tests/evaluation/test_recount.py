@@ -8,8 +8,13 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.recounting.folder import find_golds, recount_folder, recount_published
-from perl.evaluation.recounting.published_samples import published_samples, read_published
+from perl.evaluation.recounting.files import (
+    find_golds,
+    published_samples,
+    read_published,
+    recount_folder,
+    recount_published,
+)
 from perl.evaluation.recounting.recount import KeptSamples, recount, with_figures
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.results import RESULTS, SAMPLES, Results, TaskResult, read_results
@@ -185,7 +190,7 @@ def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_sta
         of_text = check_all(golds, texts)
         return [v if g != INTEGRAL else Verdict(now, v.extracted) for g, v in zip(golds, of_text, strict=True)]
 
-    monkeypatch.setattr("perl.evaluation.recounting.judged_again.check_all", as_told)
+    monkeypatch.setattr("perl.evaluation.recounting.recount.check_all", as_told)
     found = judged(made, INTEGRAL, **there)
     assert says_other_verdicts(found) is not stands
     undecided = f"8 completions on {TASK} that the verifier could not decide"
@@ -198,12 +203,13 @@ def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_sta
 AIME = all_tasks()["aime24"]
 
 
-def test_no_file_makes_counting_ask_a_network(made, monkeypatch):
+def test_no_file_makes_counting_ask_a_network(made, monkeypatch, tmp_path):
     """Not even where the data set is in the cache: the revision may be a commit that a forger proposed."""
     asked = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("perl.data.hub.look_up", lambda *given: asked.append(given))
-    monkeypatch.setattr("perl.evaluation.recounting.folder._is_here", lambda _: True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / f"datasets--{AIME.repository.replace('/', '--')}").mkdir()
     monkeypatch.setattr("socket.socket.connect", lambda *given: asked.append(given))
     (task,) = read_results(made).tasks
     data = {"source": AIME.repository, "revision": "b" * 40, "sha256": "a" * 64}

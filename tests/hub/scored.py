@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from perl.evaluation.recounting.published_samples import published_samples
+from perl.evaluation.recounting.files import published_samples
 from perl.evaluation.recounting.recount import with_figures
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results

@@ -9,10 +9,8 @@ import pytest
 import yaml
 
 from perl.hub.card.card_facts import CardFacts, PromptFormat, Serving, public_results
-from perl.hub.card.citations import references
-from perl.hub.card.facts import Licence
-from perl.hub.card.names import label
-from perl.hub.card.render import render_card
+from perl.hub.card.facts import Licence, label
+from perl.hub.card.render import references, render_card
 from perl.recipe.sections import PromptsSection
 from perl.sandbox import BASE_NAME, COPYIST_NAME
 from tests.evaluations import results, task_result
@@ -102,7 +100,7 @@ SHOWN = {
     "versions": ["Versions: torch 2.13.0, peft 0.21.2."],
 }
 # What a card shows with other facts, or of how it was written.
-NOT_SHOWN = ("version", "perl", "data_version", "chat")
+NOT_SHOWN = ("version", "perl", "data_version", "chat", "files")
 OPTIONAL = [f for f in fields(CardFacts) if f.name not in ("base", *NOT_SHOWN)]
 # Facts that others are shown with, and so take with them.
 TAKES = {

@@ -9,10 +9,8 @@ from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import Paper
 from perl.errors import PerlError
 from perl.hub.card.card_facts import facts_from_files
-from perl.hub.card.contradictions import contradictions
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
-from perl.hub.card.public_recipe import public_recipe
-from perl.hub.card.published import PUBLIC_RECIPE
+from perl.hub.card.published import PUBLIC_RECIPE, public_recipe
 from perl.hub.card.render import render_card
 from perl.recipe import load_recipe
 
@@ -47,24 +45,6 @@ def test_a_row_added_at_run_time_is_on_cards(monkeypatch):
     card = card_of(RunFacts(**FACTS, algorithm="toy"), load_recipe("quickstart", ["algorithm=toy"]))
     assert "learning (TOY)" in card
     assert "- algorithm TOY: Nobody et al. 2031, [arXiv:3101.00001]" in card
-
-
-@pytest.mark.parametrize(
-    ("said", "override", "key"),
-    [
-        ({"algorithm": "dapo"}, [], "algorithm"),
-        ({}, [], "algorithm"),
-        ({"algorithm": "gspo"}, ["train.beta=0.1"], "overridden"),
-        ({"algorithm": "gspo", "overridden": {"beta": 0.2}}, ["train.beta=0.1"], "overridden"),
-        ({"algorithm": "gspo", "overridden": {"beta": 0.1}}, ["train.beta=0.1"], None),
-    ],
-)
-def test_a_name_or_an_override_that_the_published_recipe_does_not_have_is_found(said, override, key):
-    recipe = load_recipe("quickstart", ["algorithm=gspo", *override])
-    run = RunFacts(**FACTS, **said)
-    wrong = [mistake.where for mistake in contradictions(run, {PUBLIC_RECIPE: public_recipe(recipe).encode()})[0]]
-    found = [where for where in wrong if where.endswith((": algorithm", ": overridden"))]
-    assert f"{RUN_FACTS}: {key}" in found if key else found == []
 
 
 @pytest.mark.parametrize(

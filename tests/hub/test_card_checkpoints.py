@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.hub.card.check import check_card
-from perl.hub.found_card import find_card
+from perl.hub.cards import find_card
 from perl.sandbox import BASE_FOLDER
 
 THEIRS = ("[More Information Needed]", "Model Card for", "This model is a fine-tuned version", "Framework versions")

@@ -13,10 +13,9 @@ from peft import PeftModel
 
 from perl.hub.card.card_facts import CardFacts, facts_from_files
 from perl.hub.card.check import check_card
-from perl.hub.card.form import card_mistakes
+from perl.hub.card.published import card_mistakes
 from perl.hub.card.render import render_card
-from perl.hub.found_card import find_card
-from perl.hub.run_card import write_card
+from perl.hub.cards import find_card, write_card
 from perl.policy.attach import without_harmless_warnings
 from tests import warm
 from tests.hub.card_runs import make_run, policy_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.hub.run_card import write_card
+from perl.hub.cards import write_card
 from perl.run.folder import Run
 from tests.hub.card_runs import make_run, scores
 from tests.servers import VllmProcess, absent

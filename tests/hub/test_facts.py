@@ -8,11 +8,10 @@ from huggingface_hub import constants, parse_eval_result_entries
 
 from perl.errors import RecipeError
 from perl.evaluation.scoring.task import Task, all_tasks
-from perl.hub.card.candidate import RunAdapter, find_candidate
+from perl.hub.card.candidate import RunAdapter, base_licence, find_candidate
 from perl.hub.card.card_facts import CardFacts, Serving, facts_from_files, serving_of
 from perl.hub.card.eval_results import BENCHMARKS, eval_result_files, model_index
 from perl.hub.card.facts import Licence
-from perl.hub.card.run_facts import base_licence
 from perl.hub.push.package import package_candidate
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation

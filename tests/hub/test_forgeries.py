@@ -9,13 +9,11 @@ from tempfile import mkdtemp
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.recounting.published_samples import read_published
+from perl.evaluation.recounting.files import read_published
 from perl.evaluation.recounting.recount import Recount, recount
 from perl.hub.card.check import check_card
 from perl.hub.card.published import results_in
-from perl.hub.found_card import find_card
-from perl.hub.push.package import PushPackage
-from perl.hub.run_card import run_package, write_card
+from perl.hub.cards import find_card, run_package, write_card
 from tests.hub.card_runs import make_quantised_run, make_run
 from tests.hub.forgeries import FORGERIES, RECIPE, SAMPLES, SCORES, WEIGHTS, Files, value
 from tests.hub.push_runs import publishable
@@ -79,31 +77,17 @@ def test_how_completions_were_asked_is_reported_only_and_no_line_holds_the_hash_
     assert not any(right in line for line in lines)
 
 
-def test_what_a_recipe_says_and_no_other_file_is_named():
-    asked = value(RECIPE, "rollout", "repetition_penalty", to=3.0), value(RECIPE, "train", "save_steps", to=7)
-    files = dict(published())
-    for edit in asked:
-        edit(files)
-    found = check_card(files, hashlib.sha256(files[WEIGHTS]).hexdigest(), counted(False))
-    assert found.mistakes == ()
-    (named,) = [part for part in found.reported if part.startswith("recipe (")]
-    assert {"rollout.repetition_penalty", "train.save_steps"} <= set(named[8:-1].split(", "))
-
-
-def test_the_header_of_weights_that_are_at_hand_is_read_and_of_others_that_is_reported(tmp_path):
-    (forgery,) = [one for one in FORGERIES if one.name == "quantization left out of all but the weights"]
-    PushPackage(forgery.forged(published(quantised=True))).write(tmp_path)
-    found = find_card(str(tmp_path))
-    (mistake,) = check_card(found.files, found.weights_sha256).mistakes
-    assert mistake.where == "perl_run.json: quantization"
-    unread = check_card({**found.files, WEIGHTS: None}, found.weights_sha256)
-    assert unread.mistakes == ()
-    assert any(WEIGHTS in line for line in unread.unchecked)
+def test_a_change_of_whatever_a_recipe_says_is_told():
+    for section, key, changed in (("rollout", "repetition_penalty", 3.0), ("train", "save_steps", 7)):
+        files = dict(published())
+        value(RECIPE, section, key, to=changed)(files)
+        (line,) = said(files)
+        assert line.startswith(f"{RECIPE}: has SHA-256 "), line
 
 
 RUN_EDITS = {
     "run.json": ('"seed": 3', '"seed": 7', "seed"),
-    "recipe.yaml": ("seed: 3", "seed: 7", "perl_run.json: seed"),
+    "recipe.yaml": ("seed: 3", "seed: 7", "perl_recipe.yaml"),
     "metrics.jsonl": ('"reward": 0.5,', '"reward": 0.9,', "README.md:"),
     "adapter/README.md": ("| optimizer steps | 50 |", "| optimizer steps | 500 |", "README.md:"),
     "adapter/perl_run.json": ('"loss": "dapo"', '"loss": "cispo"', "loss"),

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
+from perl.evaluation.recounting.files import LARGEST, PUBLISHED
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.eval_results import eval_result_files
+from perl.hub.cards import write_card
 from perl.hub.gate import gate
 from perl.hub.gate.gate import gate_mistakes, is_ours, is_simple_name, largest, take
 from perl.hub.gate.leaks import MachineFacts
 from perl.hub.push.commit import push_package
 from perl.hub.push.package import PushPackage, package_candidate, read_package
 from perl.hub.push.publish import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push
-from perl.hub.run_card import write_card
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from tests.hub.files import weights
 from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
@@ -162,7 +162,7 @@ def test_samples_that_are_too_many_and_weights_that_are_exchanged_are_refused(mo
     run = publishable()
     add_best(run)
     assert WEIGHTS in pack(find_candidate(run, "best"), REPO).files
-    monkeypatch.setattr("perl.evaluation.recounting.published_samples.LARGEST", 10)
+    monkeypatch.setattr("perl.evaluation.recounting.files.LARGEST", 10)
     with pytest.raises(PerlError, match=r"there is no samples\.jsonl \(perl push sends them, at most"):
         pack(find_candidate(run), REPO)
     write_card(run)  # which a training's end does, and fails for no such reason

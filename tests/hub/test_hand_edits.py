@@ -4,9 +4,8 @@ from click.testing import CliRunner
 
 from perl.cli.card import command as card
 from perl.hub.card.check import check_card
-from perl.hub.card.form import AUTHOR, with_author
-from perl.hub.found_card import find_card
-from perl.hub.run_card import run_card, run_package, write_card, write_folder_card
+from perl.hub.card.published import AUTHOR, with_author
+from perl.hub.cards import find_card, run_card, run_package, write_card, write_folder_card
 from tests.hub.published import FILES, RUN
 from tests.hub.push_runs import publishable
 

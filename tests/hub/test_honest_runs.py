@@ -63,24 +63,6 @@ def test_whatever_was_logged_as_asked_can_be_published_with_any_rewards(train, r
     assert [str(problem) for problem in package_mistakes(package, run.path)] == []
 
 
-def test_a_log_that_lacks_what_was_asked_for_is_found(tmp_path):
-    for number, (train, rows, said) in enumerate(
-        (
-            ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(24, 121, 12)), "metrics.jsonl: begins at step 24"),
-            ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 97, 12)), "metrics.jsonl ends at step 96"),
-            ({"max_steps": 120, "logging_steps": 5}, [], "metrics.jsonl: is absent or empty, though there is a recipe"),
-        )
-    ):
-        run = _logged(tmp_path / f"{number}", train, rows, 120)
-        package = package_candidate(find_candidate(run), "user/adapter")
-        assert any(said in str(problem) for problem in package_mistakes(package, run.path)), said
-    run = _logged(tmp_path / "emptied", {"max_steps": 50}, _rows(range(1, 51)))
-    package = package_candidate(find_candidate(run), "user/adapter")
-    emptied = PushPackage({**package.files, "metrics.jsonl": b"\n"})
-    said = [str(problem) for problem in package_mistakes(emptied, run.path)]
-    assert any("metrics.jsonl: is absent or empty" in line for line in said)
-
-
 def _continued(tmp_path, name, says):
     """A run that went on from an adapter of that name, as its recipe and its run.json say."""
     run = make_run(tmp_path / "run", peft={"adapter": name})
@@ -99,8 +81,6 @@ def test_a_run_that_goes_on_from_an_adapter_says_from_which(tmp_path):
         assert [str(problem) for problem in package_mistakes(package, run.path)] == [], name
         assert json.loads(package.files[RUN_FACTS])["settings"].get("continues") == shown
         assert b"/srv/runs" not in b"".join(package.files.values())
-    package, run = _continued(tmp_path / "other", "zoo:lora", "zoo:dora")
-    assert any("settings.continues" in str(problem) for problem in package_mistakes(package, run.path))
 
 
 def _taught(folder, adapter, says):
@@ -122,8 +102,6 @@ def test_a_run_with_a_teacher_says_whose_adapter_taught_and_its_digest(tmp_path)
         assert shown.get(name) == (called if " " not in called else None)
         assert f"| teacher adapter SHA-256 | {'0a' * 32} |" in package.files["README.md"].decode()
         assert plain_value(package.files[PUBLIC_RECIPE].decode())["teacher"]["adapter"] == called
-    package, run = _taught(tmp_path / "renamed", "/srv/runs/other", {name: "openai/gpt5", **digest})
-    assert any(f"settings.{name}" in str(problem) for problem in package_mistakes(package, run.path))
 
 
 def test_a_run_that_chose_its_prompts_says_how_as_its_recipe_does(tmp_path):
@@ -135,10 +113,9 @@ def test_a_run_that_chose_its_prompts_says_how_as_its_recipe_does(tmp_path):
     assert [str(problem) for problem in package_mistakes(package, run.path)] == []
     assert f"| prompts | {shown} |" in package.files["README.md"].decode()
     facts = json.loads(package.files[RUN_FACTS])
-    for forged in ({}, {"prompts": shown.replace("2", "1")}, {"prompts": f"{shown}; see [here](nobody)"}):
-        facts["settings"] = {key: value for key, value in facts["settings"].items() if key != "prompts"} | forged
-        changed = PushPackage({**package.files, RUN_FACTS: json.dumps(facts).encode()})
-        assert any("settings" in str(problem) for problem in package_mistakes(changed, run.path))
+    facts["settings"]["prompts"] = f"{shown}; see [here](nobody)"
+    changed = PushPackage({**package.files, RUN_FACTS: json.dumps(facts).encode()})
+    assert any("settings" in str(problem) for problem in package_mistakes(changed, run.path))
 
 
 def test_a_run_of_a_checkout_that_is_only_on_the_path_can_be_published(tmp_path, monkeypatch):

@@ -11,8 +11,8 @@ from perl.errors import PerlError
 from perl.evaluation.scoring.results import read_results
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.published import PUBLIC_RECIPE, SCORES
+from perl.hub.cards import write_card
 from perl.hub.push.package import MOST_ROWS, PushPackage, package_candidate, package_mistakes, read_package, thinned
-from perl.hub.run_card import write_card
 from perl.policy.name import policy_name
 from perl.run.folder import Run
 from perl.run.logs import log_rows

@@ -15,7 +15,7 @@ from perl.hub.push.commit import push_package, push_revision
 from perl.hub.push.outbox import read_push, read_pushes, write_push
 from perl.hub.push.package import PushPackage
 from perl.hub.push.publish import publish, push, push_run, push_script, wanted_push
-from perl.hub.push.retries import HubOutageError
+from perl.hub.push.requests import HubOutageError
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
 from perl.recipe.sections import HubSection
 from perl.run.files import sha256_of

@@ -23,7 +23,7 @@ from perl.hub.push.commit import push_package
 from perl.hub.push.outbox import alone, queued_steps, read_push, read_pushes
 from perl.hub.push.package import PushPackage
 from perl.hub.push.publish import pack_checkpoint, publish, push, push_run, wanted_push
-from perl.hub.push.retries import HubOutageError
+from perl.hub.push.requests import HubOutageError
 from perl.recipe.sections import HubSection
 from tests.hub.files import weights
 from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
@@ -94,7 +94,7 @@ def test_a_push_is_one_commit_of_exactly_the_package_others_files_stay_and_older
 @pytest.mark.parametrize("part", range(PARTS))
 def test_under_every_fault_the_repository_is_untouched_or_whole_and_waits_double(hub, part, monkeypatch):
     """Six tries have five waits between them, of 1, 2, 4, 8 and 16 seconds; chance only shortens them."""
-    monkeypatch.setattr("perl.hub.push.retries.random.uniform", lambda _, longest: longest)
+    monkeypatch.setattr("perl.hub.push.requests.random.uniform", lambda _, longest: longest)
     requests = count_requests(hub)
     assert requests >= 6
     for number, (name, fault) in enumerate(faults(requests), 1):

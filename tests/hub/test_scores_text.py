@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from perl.evaluation.scoring.metrics import Difference
-from perl.hub.card.scores_text import headline, reservations
+from perl.hub.card.render import headline, reservations
 from tests.evaluations import results, rows, task_result
 from tests.oracles.mean_intervals import difference_ends
 

@@ -130,6 +130,9 @@ def test_other_seeds_stand_beside_the_first_if_recipe_and_tasks_are_the_same(run
     changed = copied(trained(1), tmp_path / "changed")
     recipe = changed / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("scheduler_type: linear", "scheduler_type: constant"))
+    with pytest.raises(PerlError, match=r"perl_run.json: says perl_recipe.yaml .* one was changed since"):
+        add(run, zoo, seeds=[changed], force=True)
+    (changed / "adapter" / "perl_run.json").unlink()
     with pytest.raises(PerlError, match=r"changed: is not another seed of .*tiny-0: its recipe differs in train"):
         add(run, zoo, seeds=[changed], force=True)
     with pytest.raises(PerlError, match="a seed is named twice"):
@@ -169,17 +172,13 @@ def test_what_an_entry_says_beside_its_scores_is_contradicted_or_listed_as_repor
     wrong, reported = entry_facts(entry, files)
     assert wrong == []
     assert {"tokens", "curve", "seconds", "hardware", "rewards", "licence"} <= set(reported)
-    train, data = entry.recipe["train"], entry.recipe["data"]
-    data = data | {"train": data["train"] | {"name": "AIME 2024: 97.3 (audited)"}}
+    train = entry.recipe["train"]
     for changes, said in (
         ({"method": "dora"}, "the entry: method: says dora"),
         ({"settings": entry.settings | {"rank": 64}}, "the entry: settings.rank: says 64"),
-        ({"algorithm": "gspo"}, "the entry: loss: says gspo"),
-        ({"steps": 5000}, "its recipe: train.max_steps: says 2"),
-        ({"curve": [(1, 0.5), (9, 0.9)]}, "its curve: its steps are not in order"),
-        ({"trainable_parameters": 7 * 10**9}, "trainable_parameters: says 7,000,000,000"),
-        ({"recipe": entry.recipe | {"train": train | {"max_steps": 5000}}}, "its recipe: train.max_steps: says 5000"),
-        ({"recipe": entry.recipe | {"data": data}}, "its recipe: data.train: names what no card can show"),
+        ({"algorithm": "gspo"}, "the entry: algorithm: says gspo"),
+        ({"steps": 5000}, "the entry: steps: says 5000, its recipe says 2"),
+        ({"recipe": entry.recipe | {"train": train | {"max_steps": 5000}}}, "steps: says 2, its recipe says 5000"),
     ):
         lines = [str(mistake) for mistake in entry_facts(replace_in(entry, **changes), files)[0]]
         assert any(said in line for line in lines), (changes, lines)

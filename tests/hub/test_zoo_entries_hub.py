@@ -1,18 +1,20 @@
 """A stranger's adapter on the Hub: what is taken of it, what is refused, and how it is found."""
 
+import hashlib
 import json
 import time
 
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.recounting.published_samples import PUBLISHED, read_published
+from perl.evaluation.recounting.files import PUBLISHED, read_published
 from perl.evaluation.recounting.recount import recount
 from perl.evaluation.scoring.results import read_results
 from perl.hub.card.candidate import find_candidate
+from perl.hub.card.facts import RUN_FACTS
 from perl.hub.push.package import package_candidate
 from perl.hub.zoo_entries.adding import add
-from perl.hub.zoo_entries.from_hub import hub_adapters
+from perl.hub.zoo_entries.material import hub_adapters
 from perl.run.folder import Run
 from tests.hub.zoo_entry_runs import trained
 
@@ -74,7 +76,9 @@ def claiming_none(files, folder):
 def test_hostile_files_and_those_of_another_adapter_or_of_other_samples_are_refused(pushed, files, tmp_path):
     config, secret = json.loads(files[CONFIG]) | {"lora_alpha": 160}, "hf_" + "x" * 30
     code = {"auto_mapping": {"parent_library": "os", "base_model_class": "x"}}
-    claimed = claiming_none(files, tmp_path / "claimed")
+    claimed, facts = claiming_none(files, tmp_path / "claimed"), json.loads(files[RUN_FACTS])
+    leaking = files[RECIPE].replace(b"prompt: prompt", f"prompt: {secret}".encode())
+    facts["files"][RECIPE] = hashlib.sha256(leaking).hexdigest()
     for change, said in (
         ({RESULTS: None}, r"has no eval/results.json \(only what perl push sends is taken\)"),
         ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only what"),
@@ -86,7 +90,8 @@ def test_hostile_files_and_those_of_another_adapter_or_of_other_samples_are_refu
         ({CONFIG: json.dumps(config).encode()}, r"user/tiny: is of another adapter_config.json: sha256 "),
         ({CONFIG: json.dumps(json.loads(files[CONFIG]) | code).encode()}, "auto_mapping names 'os'"),
         ({RESULTS: files[RESULTS].replace(b'"transformers"', b'"AIME 2024: 99"')}, "engine.backend is"),
-        ({RECIPE: files[RECIPE].replace(b"prompt: prompt", f"prompt: {secret}".encode())}, "looks like a token"),
+        ({RECIPE: leaking}, "perl_recipe.yaml: has SHA-256"),
+        ({RECIPE: leaking, RUN_FACTS: json.dumps(facts).encode()}, "looks like a token"),
         ({RESULTS: claimed[RESULTS]}, r"the adapter's rights differ on \d+ problems"),
         ({PUBLISHED: claimed[PUBLISHED]}, r"the adapter's rights differ on \d+ problems"),
     ):

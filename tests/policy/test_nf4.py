@@ -22,7 +22,7 @@ from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.drawing.subject import find_subject
 from perl.evaluation.scoring.results import read_results
 from perl.hub.card.check import check_card
-from perl.hub.found_card import find_card
+from perl.hub.cards import find_card
 from perl.hub.push.publish import push_run, wanted_push
 from perl.hub.zoo_entries.adding import add
 from perl.methods.registry import METHODS

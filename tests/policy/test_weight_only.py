@@ -17,7 +17,7 @@ import perl
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError
 from perl.evaluation.scoring.results import read_results
 from perl.hub.card.check import check_card
-from perl.hub.found_card import find_card
+from perl.hub.cards import find_card
 from perl.methods.base_parameters import is_packed
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation

@@ -20,7 +20,7 @@ from trl.trainer.base_trainer import _BaseTrainer
 
 from perl import PeftGRPOTrainer
 from perl.errors import PerlError
-from perl.hub.push.retries import HubOutageError
+from perl.hub.push.requests import HubOutageError
 from perl.trainer.overrides import is_replaced
 from perl.trainer.sampling.generation import generates_by_itself
 from tests.conftest import CHECKOUT

@@ -198,7 +198,7 @@ def test_without_a_login_and_without_an_adapter_nothing_is_trained(tmp_path, mon
         trainer_of(tmp_path / "out", [HubCheckpoints(REPO)], peft_method="full")
     with pytest.raises(RecipeError, match=r"^HubCheckpoints\(repo_id\): is not a name on the Hub: 'me'"):
         HubCheckpoints("me")
-    monkeypatch.setattr("perl.hub.push.login.get_token", lambda: None)
+    monkeypatch.setattr("perl.hub.push.requests.get_token", lambda: None)
     with pytest.raises(PerlError, match=r"^HubCheckpoints: push needs a login to the Hub"):
         trainer_of(tmp_path / "out", [HubCheckpoints(REPO)]).train()
     assert not (tmp_path / "out" / "checkpoint-2").exists()

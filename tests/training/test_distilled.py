@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import perl
 from perl.cli.commands import run
 from perl.errors import BrokenPromiseError, PerlError
-from perl.hub.card.public_recipe import public_recipe
+from perl.hub.card.published import public_recipe
 from perl.recipe import load_recipe
 from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER, BASE_NAME

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import perl
 from perl.errors import PerlError
-from perl.hub.card.public_recipe import public_recipe
+from perl.hub.card.published import public_recipe
 from perl.policy.critic import Critic
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER

@@ -13,7 +13,7 @@ import perl
 from perl.cli.main import run_commands
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.hub.card.check import check_card
-from perl.hub.found_card import find_card
+from perl.hub.cards import find_card
 from perl.policy.attach import continue_adapter
 from perl.policy.probe import read_probe
 from perl.policy.save_adapter import log_probs_in_float32

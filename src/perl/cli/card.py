@@ -35,7 +35,7 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
         if repo or output:
             raise PerlError("--check writes nothing", "--repo" if repo else "--output", "leave it out")
         from perl.hub.card.check import check_card
-        from perl.hub.found_card import find_card
+        from perl.hub.cards import find_card
 
         found = find_card(source)
         checked = check_card(found.files, found.weights_sha256, found.counted)
@@ -47,15 +47,13 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
-    from perl.hub.card.candidate import candidate_mistakes
-    from perl.hub.card.form import AUTHOR, read_front_matter, shown
-    from perl.hub.card.front_matter import OURS
-    from perl.hub.card.names import is_hub_name
-    from perl.hub.card.published import CARD
-    from perl.hub.found_card import run_folder
+    from perl.hub.card.candidate import candidate_mistakes, shown_candidate
+    from perl.hub.card.facts import is_hub_name
+    from perl.hub.card.published import AUTHOR, CARD, read_front_matter, shown
+    from perl.hub.card.render import OURS
+    from perl.hub.cards import run_card, run_folder, write_card
     from perl.hub.gate.gate import gate_mistakes
     from perl.hub.gate.leaks import this_machine
-    from perl.hub.run_card import run_card, shown_candidate, write_card
     from perl.run.files import write_text
     from perl.run.folder import Run
 

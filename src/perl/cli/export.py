@@ -86,7 +86,7 @@ def import_verl(*, job: str, output: str | None, step: int | None) -> None:
     trained.
     """
     set_up_output(quiet=False)
-    from perl.hub.run_card import write_card
+    from perl.hub.cards import write_card
     from perl.verl.import_job import import_job
 
     done = import_job(job, output, step)

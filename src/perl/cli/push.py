@@ -37,7 +37,7 @@ def command(*, folder: str, repo: str | None, dry_run: bool, **asked: Any) -> No
     from perl.hub.card.published import CARD
     from perl.hub.push.outbox import read_push
     from perl.hub.push.publish import pack, push_run, targets, wanted_push
-    from perl.hub.push.retries import HubOutageError
+    from perl.hub.push.requests import HubOutageError
 
     for target in targets(run, repo):
         wanted = wanted_push(run, target, **asked)

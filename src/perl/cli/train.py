@@ -104,7 +104,7 @@ def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> i
 
 def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
-    from perl.evaluation.recounting.folder import recount_folder
+    from perl.evaluation.recounting.files import recount_folder
     from perl.evaluation.scoring.table import plain
     from perl.hub.push.outbox import read_pushes
     from perl.run.facts import read_best

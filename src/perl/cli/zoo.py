@@ -72,7 +72,7 @@ def list_entries(
 
     rows = [table.row_of(entry) for entry in open_zoo(folder).entries.values()]
     if hub:
-        from perl.hub.zoo_entries.from_hub import hub_adapters
+        from perl.hub.zoo_entries.material import hub_adapters
 
         rows += hub_adapters()
     rows = table.ordered(table.select(rows, task=task, **facts), sort or task, reverse=reverse)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from perl.errors import MissingExtraError, PerlError, warn
 from perl.evaluation.drawing.drawn_samples import DrawnSamples, Groups
@@ -49,36 +48,6 @@ def write_found(plan: Evaluation, policies: Policies, drawn: DrawnSamples, secon
         drawn: On the main process.
         seconds: Wall time.
     """
-    places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
-    return write_results(_results(plan, policies, drawn, seconds), plan.folder, places)
-
-
-def write_results(results: Results, folder: Path, places: Sequence[Place]) -> Results:
-    """Puts results into a folder, beside those of other tasks that belong to them; others are set aside.
-
-    Args:
-        results: Counted.
-        folder: Has their samples.
-        places: Of these samples, in order.
-
-    Returns:
-        All that the folder's file holds now.
-    """
-    keys = list(dict.fromkeys(key for task in results.tasks for key in task.samples.values()))
-    results = beside_earlier(results, folder)
-    results.write(folder)
-    SampleFile(folder / SAMPLES).put_first(keys, places)
-    scored = replace(results, tasks=tuple(task for task in results.tasks if task.is_scored))
-    if scored.tasks:
-        write_text(folder / TABLE, table.markdown(scored))
-        try:
-            draw_problems(scored, folder)
-        except MissingExtraError as error:
-            warn("PRL306", "%s", error)
-    return results
-
-
-def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds: float) -> Results:
     data = [task.data for task in plan.tasks]
     by_task = {one.task.name: {who: groups[one.task.name] for who, groups in drawn.groups.items()} for one in data}
     wanted = plan.settings.lighteval and not plan.settings.predict_only
@@ -86,7 +55,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
     base, revision = public_name(*base_identity(policies.base))
     quantization = quantisation_of(base_of(policies.base))
     attention = plan.subject.base.attn_implementation
-    return Results(
+    results = Results(
         subject={
             "name": plan.subject.name,
             "base": base,
@@ -112,6 +81,33 @@ def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
         tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
         verifier=verifier_version(),
     )
+    places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
+    return write_results(results, plan.folder, places)
+
+
+def write_results(results: Results, folder: Path, places: Sequence[Place]) -> Results:
+    """Puts results into a folder, beside those of other tasks that belong to them; others are set aside.
+
+    Args:
+        results: Counted.
+        folder: Has their samples.
+        places: Of these samples, in order.
+
+    Returns:
+        All that the folder's file holds now.
+    """
+    keys = list(dict.fromkeys(key for task in results.tasks for key in task.samples.values()))
+    results = beside_earlier(results, folder)
+    results.write(folder)
+    SampleFile(folder / SAMPLES).put_first(keys, places)
+    scored = replace(results, tasks=tuple(task for task in results.tasks if task.is_scored))
+    if scored.tasks:
+        write_text(folder / TABLE, table.markdown(scored))
+        try:
+            draw_problems(scored, folder)
+        except MissingExtraError as error:
+            warn("PRL306", "%s", error)
+    return results
 
 
 def _task_result(
@@ -147,7 +143,10 @@ def scored_by_lighteval(
     data = [one for one in data if one.task.lighteval is not None]
     if not data or not lighteval_installed():
         return {}
-    texts = {one.task.name: _texts_of(groups[one.task.name]) for one in data}
+    texts = {}
+    for one in data:  # of each problem the completions of all policies, one after the other
+        every = zip(*groups[one.task.name].values(), strict=True)
+        texts[one.task.name] = [[sample.text for row in rows for sample in row] for rows in every]
     try:
         verdicts = judge_with_lighteval(data, texts)
     except PerlError as error:
@@ -158,22 +157,15 @@ def scored_by_lighteval(
         start, found[name] = 0, {}
         for who, of in groups[name].items():
             end = start + len(of[0])
-            found[name][who] = _other_score(rights(of), [row[start:end] for row in rows])
+            ours, theirs = rights(of), [row[start:end] for row in rows]
+            shares = [statistics.fmean(row) for row in theirs]
+            stderr = error_of_mean(shares) if len(shares) > 1 else None
+            # Our verdict and lighteval's -> how many completions got these.
+            both = zip(ours, theirs, strict=True)
+            pairs = Counter(pair for one, two in both for pair in zip(one, two, strict=True))
+            found[name][who] = OtherScore(statistics.fmean(shares), stderr, pairs[True, False], pairs[False, True])
             start = end
     return found
-
-
-def _texts_of(groups: Mapping[Who, Groups]) -> list[list[str]]:
-    """Of each problem the completions of all policies, one after the other."""
-    return [[sample.text for row in rows for sample in row] for rows in zip(*groups.values(), strict=True)]
-
-
-def _other_score(ours: Sequence[Sequence[bool]], theirs: Sequence[Sequence[bool]]) -> OtherScore:
-    shares = [statistics.fmean(row) for row in theirs]
-    stderr = error_of_mean(shares) if len(shares) > 1 else None
-    # Our verdict and lighteval's -> how many completions got these.
-    pairs = Counter(pair for rows in zip(ours, theirs, strict=True) for pair in zip(*rows, strict=True))
-    return OtherScore(statistics.fmean(shares), stderr, pairs[True, False], pairs[False, True])
 
 
 def lighteval_installed() -> bool:
@@ -199,7 +191,12 @@ def judge_with_lighteval(
     Raises:
         PerlError: lighteval failed.
     """
-    request = json.dumps({one.task.name: (_rows(one), texts[one.task.name]) for one in data})
+    asked = {}
+    for one in data:
+        columns = {*one.task.problem, *one.task.answer, "solution"}  # others may hold what JSON cannot
+        rows = [{name: cell for name, cell in question.row.items() if name in columns} for question in one.questions]
+        asked[one.task.name] = (rows, texts[one.task.name])
+    request = json.dumps(asked)
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
@@ -215,9 +212,3 @@ def judge_with_lighteval(
         raise PerlError(f"lighteval's process ended with {done.returncode}: {last}", "lighteval")
     found: dict[str, list[list[bool]]] = json.loads(done.stdout)
     return found
-
-
-def _rows(data: TaskData) -> list[dict[str, Any]]:
-    """The columns that a task reads; others may hold what JSON cannot."""
-    columns = {*data.task.problem, *data.task.answer, "solution"}
-    return [{name: cell for name, cell in question.row.items() if name in columns} for question in data.questions]

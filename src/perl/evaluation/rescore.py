@@ -4,7 +4,7 @@ folder with samples -> verdicts of now -> Results, and the files of the folder
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from perl.evaluation.drawing.drawn_samples import Groups, stored_samples
 from perl.evaluation.drawing.policies import Who
 from perl.evaluation.drawing.request import check_pass_at
 from perl.evaluation.drawing.settings import names_of
-from perl.evaluation.recounting.folder import candidates, recipe_above
+from perl.evaluation.recounting.files import candidates, recipe_above
 from perl.evaluation.recounting.recount import WHO, with_figures
 from perl.evaluation.reporting import scored_by_lighteval, write_results
 from perl.evaluation.scoring.found_results import usable
@@ -75,14 +75,25 @@ def rescore(
         own = _own_tasks(names_of(tasks), columns, scorer, drawn)
         file, scored, samples = SampleFile(folder / SAMPLES), list[TaskResult](), list[dict[Who, Groups]]()
         known = [_data_of(task, drawn.protocol.seed, folder, data, own.get(task.name, [])) for task in drawn.tasks]
-        judges = [
-            scorer_of(of, _judge_of(task, of, scorer), scorer_timeout)
-            for task, of in zip(drawn.tasks, known, strict=True)
-        ]
+        judges = []
+        for task, of in zip(drawn.tasks, known, strict=True):
+            # What is named, else what judged it then; a reward only as its own file has it.
+            own_scorer = scorer if of.task.path is not None else None
+            named = own_scorer or (task.scorer if task.scorer in SCORERS else of.task.scorer)
+            if own_scorer is None and named != task.scorer and named in SCORERS:
+                # No code is run because a results file names it.
+                raise PerlError(f"{task.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
+            judges.append(scorer_of(of, named, scorer_timeout))
         for task, of, judge in zip(drawn.tasks, known, judges, strict=True):
             groups = {who: _judged(task, who, drawn.protocol, of, judge, file) for who in WHO if who in task.samples}
             samples.append(groups)
-            scored.append(_scored(_judged_by(task, judge, drawn, of), groups, pass_at))
+            check_pass_at(pass_at, drawn.protocol.k)
+            shown = {k for score in (task.base, task.adapter) if score is not None for k in score.pass_at}
+            if judge.label != task.scorer:
+                asked = asking_of(drawn.subject)
+                hashed = protocol_hash(drawn.protocol, of, task.max_new_tokens, judge.label, asked)
+                task = replace(task, scorer=judge.label, protocol_hash=hashed)
+            scored.append(with_figures(replace(task, lighteval={}), groups, sorted({*shown, *pass_at})))
         by_task = {task.name: groups for task, groups in zip(scored, samples, strict=True)}
         own_scores = scored_by_lighteval(known, by_task) if lighteval else {}
         scored = [replace(task, lighteval=own_scores.get(task.name, {})) for task in scored]
@@ -115,25 +126,6 @@ def _own_tasks(
     return own
 
 
-def _judge_of(task: TaskResult, data: TaskData, scorer: str | None) -> str:
-    """What judges a task now: what is named, else what judged it then; a reward only as its own file has it."""
-    if scorer is not None and data.task.path is not None:
-        return scorer
-    if task.scorer in SCORERS:
-        return task.scorer
-    if data.task.scorer in SCORERS:  # no code is run because a results file names it
-        raise PerlError(f"{task.name} was judged by {task.scorer}", "--scorer", "name the reward's file")
-    return data.task.scorer
-
-
-def _judged_by(task: TaskResult, scorer: Scorer, drawn: Results, data: TaskData) -> TaskResult:
-    """The task with the scorer that judges it now, and with the protocol's hash that goes with that."""
-    if scorer.label == task.scorer:
-        return task
-    hashed = protocol_hash(drawn.protocol, data, task.max_new_tokens, scorer.label, asking_of(drawn.subject))
-    return replace(task, scorer=scorer.label, protocol_hash=hashed)
-
-
 def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None, own: Sequence[Task]) -> TaskData:
     """The problems that were asked, with their gold answers."""
     sha256, revision, held_out = str(task.data["sha256"]), task.data["revision"], is_held_out(task.title)
@@ -147,23 +139,16 @@ def _data_of(task: TaskResult, seed: int, folder: Path, data: str | Path | None,
         hint = "a run's own problems are found where its recipe.yaml lies above the folder"
         hint = hint if held_out else f"name their file: --tasks {task.data['source']}"
         raise PerlError(f"the problems of {task.name} are not here", str(folder), hint)
-    for found in _loaded(definitions, task, Path(data).expanduser() if data else None, seed):
-        if found.sha256 == sha256 and shown_hash(found.examples) == task.examples:
-            return found
+    place, count = Path(data).expanduser() if data else None, len(task.problems)
+    for one in definitions:  # of a single one what is wrong with it is raised
+        with contextlib.suppress(*[DataError] * (len(definitions) > 1)):
+            found = load_task_data(replace(one, revision=revision or one.revision), place, count, task.few_shot, seed)
+            if found.sha256 == sha256 and shown_hash(found.examples) == task.examples:
+                return found
     message = f"the problems of {task.name} in {task.data['source']} are not those that were asked"
     if own:
         raise PerlError(message, "--tasks", "name the file, and its --columns, of then")
     raise PerlError(message, "--data" if data else str(folder), "name the folder with the data of then by --data")
-
-
-def _loaded(definitions: Sequence[Task], task: TaskResult, place: Path | None, seed: int) -> Iterator[TaskData]:
-    """The data of each definition that has some; of a single one what is wrong with it is raised."""
-    revision = task.data["revision"]
-    for one in definitions:
-        with contextlib.suppress(*[DataError] * (len(definitions) > 1)):
-            yield load_task_data(
-                replace(one, revision=revision or one.revision), place, len(task.problems), task.few_shot, seed
-            )
 
 
 def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, scorer: Scorer, file: SampleFile) -> Groups:
@@ -179,10 +164,3 @@ def _judged(task: TaskResult, who: Who, protocol: Protocol, data: TaskData, scor
     check_judged(scorer, found.samples.values(), task.name)
     file.correct(key, found.samples, ())
     return [[found.samples[task.name, one.problem, i] for i in range(protocol.k)] for one in asked]
-
-
-def _scored(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequence[int]) -> TaskResult:
-    shown = {k for score in (task.base, task.adapter) if score is not None for k in score.pass_at}
-    k = len(next(iter(groups.values()))[0])
-    check_pass_at(pass_at, k)
-    return with_figures(replace(task, lighteval={}), groups, sorted({*shown, *pass_at}))

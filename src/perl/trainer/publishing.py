@@ -23,15 +23,13 @@ from perl.algorithms.kl_place import off_reward
 from perl.algorithms.named import named_facts
 from perl.algorithms.train_fields import defaults_of
 from perl.errors import PerlError
-from perl.hub.card.facts import RUN_FACTS, made_facts, plain_word, showable_settings
-from perl.hub.card.form import LARGEST_CARD
-from perl.hub.card.names import has_hub_form, label
-from perl.hub.card.published import CARD
+from perl.hub.card.facts import RUN_FACTS, has_hub_form, label, made_facts, plain_word, showable_settings
+from perl.hub.card.published import CARD, LARGEST_CARD
+from perl.hub.cards import write_folder_card
 from perl.hub.gate.gate import take
 from perl.hub.push.package import PushPackage
 from perl.hub.push.publish import full_repo_id, pack_folder, push_script, write_log
 from perl.hub.push.round_trip import check_files
-from perl.hub.run_card import write_folder_card
 from perl.methods.registry import Method
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters

@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from perl.algorithms.importance import SamplingCorrection
 from perl.data.prompts import asked_prompt
 from perl.errors import ModelError, warn
-from perl.hub.push.retries import retry
+from perl.hub.push.requests import retry
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
 from perl.policy.attach import check_trainable

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import MissingExtraError, PerlError, RecipeError, RunFolderError, raise_all, warn
-from perl.hub.push.login import check_login
+from perl.hub.push.requests import check_login
 from perl.launch.start import ProcessFailedError
 from perl.policy.model import load_base, source_fingerprint
 from perl.recipe import Recipe

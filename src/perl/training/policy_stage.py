@@ -25,8 +25,8 @@ from perl.errors import (
     warn,
 )
 from perl.hub.card.candidate import source_of_run
-from perl.hub.card.names import published_label
-from perl.hub.run_card import write_card
+from perl.hub.card.facts import published_label
+from perl.hub.cards import write_card
 from perl.launch.together import see_files
 from perl.policy.checkpoint import discard_incomplete, latest_step
 from perl.policy.guards import check_saved_adapter, check_saved_model

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perl.errors import MissingExtraError, RecipeError, raise_all
-from perl.hub.push.login import check_login, publishing_mistakes
+from perl.hub.push.requests import check_login, publishing_mistakes
 from perl.launch.meeting import check_joined
 from perl.launch.together import ProcessGroup, log_on_main, wait_until
 from perl.methods.registry import METHODS

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.comparing.compared import PROBLEM, Paired, Scored, difference_of, together
-from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.files import recount_folder
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.scoring.found_results import (
     SHORT_SHA,

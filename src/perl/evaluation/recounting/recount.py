@@ -1,33 +1,32 @@
 """Every figure of an evaluation, counted from its samples, and whether a file of figures says the same.
 
-samples -> TaskResult with every figure; Results, samples -> Recount
+samples -> TaskResult with every figure; Results, samples, gold answers -> Recount
 
-``perl eval`` counts by :func:`with_figures`, and whoever is to believe a file counts again by the same function.
+``perl eval`` counts by :func:`with_figures`, and whoever is to believe a file counts again by the same function. Every
+text is judged again, whatever verdict stands beside it. Most verdicts are known at once or by a moment of algebra, and
+must be the file's. A comparison that takes long may be over its limit on one day and not on another: such a verdict may
+be undecided in the file, and how many are is reported. A decided one never stands where the text gives none.
 """
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from perl.errors import Mistake
-from perl.evaluation.recounting.judged_again import (
-    AGAIN,
-    judge_again,
-    mistake_of,
-    mistake_of_samples,
-    path_of,
-    shown,
-    stated_mistakes,
-    unequal,
-)
 from perl.evaluation.scoring.metrics import paired_difference
-from perl.evaluation.scoring.protocol import Protocol, asking_of
-from perl.evaluation.scoring.results import RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
-from perl.evaluation.scoring.samples import Sample
+from perl.evaluation.scoring.protocol import Protocol, asking_of, task_facts
+from perl.evaluation.scoring.results import HELD_OUT, RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
+from perl.evaluation.scoring.samples import Place, Sample
 from perl.evaluation.scoring.score import rights, score_samples
-from perl.evaluation.scoring.task import Question
+from perl.evaluation.scoring.scorers import SCORERS
+from perl.evaluation.scoring.task import MATH, Question, all_tasks
+from perl.evaluation.tasks.few_shot import shown_fact, titled
+from perl.rewards.verifier import Judging, check_all
+from perl.sandbox import is_sandbox
+from perl.types import Verdict
 
 Groups = Sequence[Sequence[Sample]]
 Golds = Mapping[str, Mapping[str, str | Question]]
@@ -38,6 +37,15 @@ answers of completions."""
 
 WHO: tuple[Who, ...] = ("base", "adapter")
 _SamplesByPlace = Mapping[tuple[str, int], Sequence[Sample]]
+UNDECIDED = frozenset({"timeout", "unjudged", "error"})
+# Processor time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
+_PATIENCE_SECONDS = 30.0
+# What is decided so soon was not too long for an evaluation, which allows several times as much. What is not, would be
+# undecided again after perl eval, and could never be pushed.
+_SOON_SECONDS = 1.0
+AGAIN = "perl eval writes it anew"
+_TOLERANCE = 1e-9
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -46,13 +54,12 @@ class KeptSamples:
 
     Attributes:
         lines: What names the policy, and the sample; a line each, those that stand twice included.
-        texts: They have the completions' texts, which published ones lack.
-        exact: The file holds the samples that its results stand on, and no others.
+        texts: They have the completions' texts; of a file without them, which was published, its results stand on each
+            of its samples.
     """
 
     lines: Sequence[tuple[str, Sample]]
     texts: bool = True
-    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ def recount(results: Results, samples: KeptSamples, golds: Golds | None = None, 
         basis |= {task.name: counted_from} if counted_from else {}
         reported += [what for what in not_counted if what not in reported]
         mistakes += wrong
-    if samples.exact:
+    if not samples.texts:
         mistakes += [
             Mistake(f"has {len(of)} samples of policy {policy!r} on {task!r}, which the results do not name", SAMPLES)
             for (policy, task), of in by_task.items()
@@ -150,7 +157,7 @@ def file_mistakes(written: Mapping[str, Any], counted: Results) -> Iterator[Mist
     """
     own = json.loads(json.dumps(counted.as_dict()))
     for place, right, there in unequal(own, written):
-        message = f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}"
+        message = f"{'.'.join(place)[:100]} is {shown(there)} in the file, counted is {shown(right)}"
         if place[:2] != ("perl", "tasks"):
             yield Mistake(message, RESULTS, AGAIN)
         elif place[3:4] != ("problems",):  # whose rights are compared problem by problem
@@ -169,13 +176,18 @@ def _recount_task(
     mistakes, reported = stated_mistakes(task, results.protocol, held_out, asking_of(results.subject))
     if task.lighteval:
         reported.append("lighteval's own scores")
-    of_golds = _gold_mistakes(task, golds)
-    groups, of_samples = _groups(task, results.protocol, found, exact=kept.exact)
-    mistakes += [*of_golds, *of_samples]
+    # The problems must be those of the data that the results name, all and in order; without golds nobody knows.
+    same_data = bool(golds) and [problem.id for problem in task.problems] == list(golds or ())
+    if golds is not None and not same_data:
+        what = "data is" if not task.few_shot else f"problems, or the {task.few_shot} examples before them, are"
+        message = f"its {what} not the task's, whose first {len(task.problems)} problems have another SHA-256"
+        mistakes.append(mistake_of(task, message))
+    groups, of_samples = _groups(task, results.protocol, found, exact=not kept.texts)
+    mistakes += of_samples
     if groups is None:
         return task, None, reported, mistakes
     basis: Basis = "verdicts"
-    if kept.texts and golds is not None and not of_golds:
+    if kept.texts and golds is not None and same_data:
         (groups, undecided, otherwise), basis = judge_again(task, groups, golds), "texts"
         mistakes += otherwise
         if undecided:
@@ -191,17 +203,6 @@ def _recount_task(
     return counted, basis, reported, [*mistakes, *_other_rights(task, counted)]
 
 
-def _gold_mistakes(task: TaskResult, golds: Mapping[str, str | Question] | None) -> list[Mistake]:
-    """Whether the problems are those of the data that the results name, all and in order; no golds: there are none."""
-    if golds is None:
-        return []
-    if golds and [problem.id for problem in task.problems] == list(golds):
-        return []
-    what = "data is" if not task.few_shot else f"problems, or the {task.few_shot} examples before them, are"
-    message = f"its {what} not the task's, whose first {len(task.problems)} problems have another SHA-256"
-    return [mistake_of(task, message)]
-
-
 def _groups(
     task: TaskResult, protocol: Protocol, found: Mapping[str, _SamplesByPlace], *, exact: bool
 ) -> tuple[dict[Who, Groups] | None, list[Mistake]]:
@@ -209,36 +210,28 @@ def _groups(
     mistakes: list[Mistake] = []
     groups: dict[Who, Groups] = {}
     wanted = [[(problem.id, index) for index in range(task.score.k)] for problem in task.problems]
-    needed = {place for row in wanted for place in row}
+    needed, longest = {place for row in wanted for place in row}, task.max_new_tokens
     scored = [who for who in WHO if getattr(task, who) is not None]
     for who in scored:
         there = found.get(who, {})
-        missing = [place for row in wanted for place in row if place not in there]
-        if missing:
-            mistakes.append(mistake_of_samples(task, who, missing, f"{len(missing)} samples are missing"))
-            continue
-        groups[who] = [[there[place][0] for place in row] for row in wanted]
-        mistakes += _sample_mistakes(task, who, protocol, there)
-        if further := [place for place in there if exact and place not in needed]:
-            message = f"{len(further)} samples do not belong to the results"
-            mistakes.append(mistake_of_samples(task, who, further, message))
+        kinds = {"are missing": [place for row in wanted for place in row if place not in there]}
+        if not kinds["are missing"]:
+            groups[who] = [[there[place][0] for place in row] for row in wanted]
+            firsts = {place: same[0] for place, same in there.items()}
+            kinds = {
+                "stand there more than once": [place for place, same in there.items() if len(same) > 1],
+                "were not drawn with their own seed": [
+                    place for place, one in firsts.items() if one.seed != protocol.seed_of(*one.place)
+                ],
+                f"have another length than 0 to {longest} tokens, or were cut off elsewhere": [
+                    place for place, one in firsts.items() if not one.may_be_of(longest)
+                ],
+                "do not belong to the results": [place for place in there if exact and place not in needed],
+            }
+        for kind, places in kinds.items():
+            if places:
+                mistakes.append(mistake_of_samples(task, who, places, f"{len(places)} samples {kind}"))
     return (groups if len(groups) == len(scored) else None), mistakes
-
-
-def _sample_mistakes(task: TaskResult, who: Who, protocol: Protocol, found: _SamplesByPlace) -> Iterator[Mistake]:
-    """Samples that cannot be what they say, a line for each kind."""
-    longest = task.max_new_tokens
-    kinds: dict[str, Callable[[Sequence[Sample]], bool]] = {
-        "stand there more than once": lambda same: len(same) > 1,
-        "were not drawn with their own seed": lambda same: same[0].seed != protocol.seed_of(*same[0].place),
-        f"have another length than 0 to {longest} tokens, or were cut off elsewhere": lambda same: (
-            not same[0].may_be_of(longest)
-        ),
-    }
-    for kind, holds in kinds.items():
-        places = [place for place, same in found.items() if holds(same)]
-        if places:
-            yield mistake_of_samples(task, who, places, f"{len(places)} samples {kind}")
 
 
 def _other_rights(written: TaskResult, counted: TaskResult) -> Iterator[Mistake]:
@@ -256,3 +249,137 @@ def _other_rights(written: TaskResult, counted: TaskResult) -> Iterator[Mistake]
 def _marks(row: Sequence[bool] | None) -> str:
     """Rights and wrongs as ones and zeros."""
     return "none" if row is None else "".join("1" if right else "0" for right in row)[:64]
+
+
+def judge_again(
+    task: TaskResult, groups: Mapping[Who, Groups], golds: Mapping[str, str | Question]
+) -> tuple[dict[Who, Groups], int, list[Mistake]]:
+    """Judges every completion.
+
+    Args:
+        task: Whose they are.
+        groups: Who -> the samples of each problem, with their texts.
+        golds: Problem -> gold answer, or all of it where another scorer than the verifier judges, which is the task's
+            definition's then.
+
+    Returns:
+        Who -> the samples of each problem, with the verdicts that their texts get now; how many the verifier decides
+        neither in the file nor, soon enough, now; what the file says otherwise.
+
+    Raises:
+        RewardError: The worker processes cannot be started.
+    """
+    again: dict[Who, Groups] = {}
+    mistakes: list[Mistake] = []
+    undecided = 0
+    for who, rows in groups.items():
+        then = [sample for row in rows for sample in row]
+        now = [sample.judged(verdict) for sample, verdict in zip(then, _verdicts(then, golds), strict=True)]
+        other = [(one, two) for one, two in zip(then, now, strict=True) if one != two]
+        if other:
+            one, two = other[0]
+            first = f"{one.status} ({shown(one.extracted)}) in the file, {two.status} ({shown(two.extracted)}) now"
+            message = f"{len(other)} verdicts are not those of the texts: {first}"
+            mistake = mistake_of_samples(task, who, [(one.problem, one.index)], message)
+            mistakes.append(replace(mistake, hint="perl eval judges them again"))
+        undecided += sum(sample.status in UNDECIDED for sample in now)
+        one_by_one = iter(now)
+        again[who] = [[next(one_by_one) for _ in row] for row in rows]
+    return again, undecided, mistakes
+
+
+def _verdicts(samples: Sequence[Sample], problems: Mapping[str, str | Question]) -> list[Verdict]:
+    """What the scorer says of texts; where neither the file nor the verifier decides, what the file says."""
+    questions = [one for s in samples if isinstance(one := problems[s.problem], Question)]
+    if questions:
+        scorer = SCORERS[all_tasks()[samples[0].task].scorer]
+        return scorer.verdicts(questions, [sample.text for sample in samples], Judging())
+
+    def asked(some: Sequence[Sample], seconds: float) -> dict[Place, Verdict]:
+        golds = [str(problems[sample.problem]) for sample in some]
+        verdicts = check_all(golds, [sample.text for sample in some], timeout_seconds=seconds)
+        return {sample.place: verdict for sample, verdict in zip(some, verdicts, strict=True)}
+
+    found = asked([s for s in samples if s.status in UNDECIDED], _SOON_SECONDS)
+    found |= asked([s for s in samples if s.status not in UNDECIDED], _PATIENCE_SECONDS)
+    both_open = {s.place for s in samples if s.status in UNDECIDED and found[s.place].status in UNDECIDED}
+    return [
+        replace(found[s.place], status=s.status) if s.place in both_open else found[s.place]  # type: ignore[arg-type]
+        for s in samples
+    ]
+
+
+def stated_mistakes(
+    task: TaskResult, protocol: Protocol, held_out: str | None = None, asking: Mapping[str, str] | None = None
+) -> tuple[list[Mistake], list[str]]:
+    """What is wrong with a task's title, protocol hash and data, and what is not known.
+
+    Args:
+        task: As a file has it.
+        protocol: Likewise.
+        held_out: What the run's held-out problems are called (:func:`perl.data.heldout_name`); None: nobody knows.
+        asking: What the file says of template and thinking, see :func:`perl.evaluation.scoring.protocol.asking_of`.
+    """
+    defined, own = all_tasks().get(task.name), task.title == task.name + HELD_OUT
+    known, mistakes, reported = None if own else defined, [], []
+    if len(set(task.samples.values())) < len(task.samples):
+        mistakes.append(mistake_of(task, "base and adapter name the same samples"))
+    if known is None and not own:
+        return mistakes, [f"the title and the protocol of {task.name}, which is not a task of perl eval"]
+    judge, title = (known.scorer, titled(known.title, task.few_shot)) if known else (MATH, task.title)
+    if task.scorer != judge:
+        message = f"its scorer is {shown(task.scorer)}, the task's is {shown(judge)}"
+        mistakes.append(mistake_of(task, message, "perl eval judges it by that"))
+    if task.title != title:
+        mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(title)}"))
+    if own and task.few_shot:
+        mistakes.append(mistake_of(task, "it shows examples, and held-out problems are asked without"))
+    if own and held_out not in (None, task.name):
+        message = f"its title is {shown(task.title)}, the run held out {shown(held_out)}"
+        mistakes.append(mistake_of(task, message))
+    elif own and defined is not None and not is_sandbox(task.name) and held_out is None:
+        reported.append(f"that the problems of {task.title!r} are those of a run, and not the benchmark's")
+    version, prompt = (known.version, known.prompt) if known else (1, "{problem}")
+    examples = shown_fact(task.few_shot, task.examples)
+    about = (task.name, version, prompt, task.data["sha256"], task.max_new_tokens, None if judge == MATH else judge)
+    if task.protocol_hash != protocol.hash(task_facts(*about, examples, asking)):
+        # Not the right one: who edits results would only have to copy it.
+        message = f"its protocol_hash is {shown(task.protocol_hash)}, which protocol, task and data do not give"
+        mistakes.append(mistake_of(task, message, "perl eval scores it with the task as it is now"))
+    return mistakes, reported
+
+
+def unequal(expected: object, found: object, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Leaves that are not equal: where, what is expected, what is there."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in [*expected, *(key for key in found if key not in expected)]:
+            yield from unequal(expected.get(key, _ABSENT), found.get(key, _ABSENT), (*place, str(key)))
+        return
+    same = type(expected) is type(found) and expected == found
+    if (
+        isinstance(expected, int | float)
+        and isinstance(found, int | float)
+        and bool not in (type(expected), type(found))
+    ):
+        nans = math.isnan(expected), math.isnan(found)
+        same = all(nans) if any(nans) else math.isclose(expected, found, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    if not same:
+        yield place, expected, found
+
+
+def mistake_of(task: TaskResult, message: str, hint: str = AGAIN) -> Mistake:
+    """What is wrong with a task's results."""
+    return Mistake(message, f"{RESULTS}: {task.name}", hint)
+
+
+def mistake_of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Mistake:
+    """What is wrong with some samples of a policy on a task."""
+    problem, index = places[0]
+    return Mistake(f"{message}; the first is number {index} of problem {problem!r}", f"{SAMPLES}: {task.name}, {who}")
+
+
+def shown(value: object) -> str:
+    """A value as a line may hold it."""
+    if value is _ABSENT:
+        return "absent"
+    return f"{value:.10g}" if isinstance(value, float) else repr(value)[:80]

@@ -15,14 +15,12 @@ from peft import PeftConfig
 
 from perl.errors import PerlError
 from perl.evaluation.scoring.results import Results
-from perl.hub.card.facts import RUN_FACTS, RunFacts, plain_word, read_run_facts
-from perl.hub.card.names import has_hub_form, published_label
+from perl.hub.card.facts import RUN_FACTS, RunFacts, has_hub_form, plain_word, published_label, read_run_facts
 from perl.hub.card.published import Files, config_in, content_of, evenly, log_in, public_recipe_in, results_in
 from perl.methods.registry import Method, served_rank
 from perl.methods.settings import method_of
 from perl.recipe import Recipe
 from perl.recipe.quantisations import quantised_by
-from perl.recipe.sections import DataSource
 from perl.sandbox import is_sandbox, load_problems
 from perl.zoo.catalogue import PREFIX
 
@@ -134,30 +132,47 @@ def facts_from_files(files: Files) -> CardFacts:
     if found is None:
         raise PerlError("is absent", RUN_FACTS)
     run = read_run_facts(found)
-    recipe, config, results = public_recipe_in(files), config_in(files), results_in(files)
-    rows = log_in(files, run.step)
-    rewards, taught = (_finite(rows, name) for name in ("reward", "teacher/kl"))
-    tokens = [row["num_tokens"] for row in rows if row.get("num_tokens")]
-    data = recipe.data.train if recipe else None
+    recipe, config, results, rows = (
+        public_recipe_in(files),
+        config_in(files),
+        results_in(files),
+        log_in(files, run.step),
+    )
     base = published_label(str((config.base_model_name_or_path if config else None) or run.base))
-    reported: dict[str, Any] = {**vars(run)}
+    reported: dict[str, Any] = {**vars(run), "base": base}
     if config is not None:
-        reported["revision"] = config.revision
+        reported |= {"revision": config.revision, "serving": serving_of(config)}
+    if results is not None:
+        reported["results"] = public_results(results, run.name or run.repo_id or base)
+    if recipe is not None:
+        data = recipe.data.train
+        version = [f"subset {data.subset}"] if data.subset else []
+        version += [f"split {data.split}"] if data.split else []
+        if commit := run.data_version:
+            version.append(f"revision {commit}" if len(commit) == _COMMIT_LENGTH else f"sha256 {commit}")
+        version += [f"the first {data.limit:,} rows"] if data.limit else []
+        alone = {"hint": recipe.teacher.hint, "system_prompt": recipe.teacher.system_prompt}
+        reported |= {
+            "recipe": True,
+            "local": _local_parts(recipe),
+            "dataset": published_label(data.name),
+            "dataset_version": ", ".join(version) or None,
+            "teacher_sees": {name: text for name, text in alone.items() if text is not None},
+            "asking": _asking(run, recipe, results),
+        }
+    if run.rewarded:  # without a reward all are 0
+        rewards, logged = _finite(rows, "reward"), [row for row in rows if "rows/unscored" in row]
+        # Steps in which every reward failed or gave None, of those that count such completions.
+        count = sum(not _finite([row], "reward") for row in logged)
+        reported |= {"reward_first": rewards[0], "reward_last": rewards[-1]} if rewards else {}
+        reported |= {"unrewarded": (count, len(logged))} if count else {}
+    taught = _finite(rows, "teacher/kl") if "teacher" in run.settings else []
+    tokens = [int(row["num_tokens"]) for row in rows if row.get("num_tokens")]
     return CardFacts(
-        **reported | {"base": base, "dataset": published_label(data.name) if data else run.dataset},
-        dataset_version=_version(data, run.data_version) if data else None,
-        reward_first=rewards[0] if rewards and run.rewarded else None,  # without a reward all are 0
-        reward_last=rewards[-1] if rewards and run.rewarded else None,
-        unrewarded=_unrewarded(rows) if run.rewarded else None,
-        teacher_kl=(taught[0], taught[-1]) if taught and "teacher" in run.settings else None,
-        teacher_sees=_teacher_sees(recipe) if recipe else {},
-        tokens=int(tokens[-1]) if tokens else None,
+        **reported,
+        teacher_kl=(taught[0], taught[-1]) if taught else None,
+        tokens=tokens[-1] if tokens else None,
         curves=_curves(rows, rewarded=run.rewarded),
-        results=public_results(results, run.name or run.repo_id or base) if results else None,
-        asking=_asking(run, recipe, results) if recipe else None,
-        serving=serving_of(config) if config else None,
-        recipe=recipe is not None,
-        local=tuple(_local_parts(recipe)) if recipe else (),
     )
 
 
@@ -195,13 +210,6 @@ def _finite(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
 
 
-def _unrewarded(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    """Steps in which every reward failed or gave None, of those that count such completions; None: there is none."""
-    logged = [row for row in rows if "rows/unscored" in row]
-    count = sum(not _finite([row], "reward") for row in logged)
-    return (count, len(logged)) if count else None
-
-
 def _curves(rows: Sequence[Mapping[str, Any]], *, rewarded: bool) -> tuple[tuple[str, ...], ...]:
     """A table of a few steps, evenly apart, of what was logged at each of them; nothing of a single step."""
     rows = evenly([row for row in rows if _finite([row], "reward")], _CURVE_ROWS)
@@ -213,28 +221,13 @@ def _curves(rows: Sequence[Mapping[str, Any]], *, rewarded: bool) -> tuple[tuple
     return (("step", *names), *values)
 
 
-def _version(data: DataSource, found: str | None) -> str | None:
-    parts = [f"subset {data.subset}"] if data.subset else []
-    parts += [f"split {data.split}"] if data.split else []
-    if found:
-        parts.append(f"revision {found}" if len(found) == _COMMIT_LENGTH else f"sha256 {found}")
-    parts += [f"the first {data.limit:,} rows"] if data.limit else []
-    return ", ".join(parts) or None
-
-
-def _local_parts(recipe: Recipe) -> list[str]:
+def _local_parts(recipe: Recipe) -> tuple[str, ...]:
     """What the recipe names that lies with its author alone: a model, data, adapters."""
     named = [recipe.model.name, recipe.data.train.name, recipe.peft.adapter, recipe.teacher.adapter]
     named += [recipe.train.get("critic_adapter"), recipe.data.eval.name if recipe.data.eval is not None else None]
     kept = [name for name in named if name is not None and not is_sandbox(name) and not name.startswith(PREFIX)]
     private = [published_label(name) for name in kept if not has_hub_form(name.partition("@")[0])]
-    return list(dict.fromkeys(map(plain_word, private)))
-
-
-def _teacher_sees(recipe: Recipe) -> dict[str, str]:
-    """What only the teacher sees of a prompt."""
-    texts = {"hint": recipe.teacher.hint, "system_prompt": recipe.teacher.system_prompt}
-    return {name: text for name, text in texts.items() if text is not None}
+    return tuple(dict.fromkeys(map(plain_word, private)))
 
 
 def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> PromptFormat:

@@ -4,7 +4,6 @@ Results -> EvalResults of a card; path -> YAML; files of a repository -> those t
 """
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -13,8 +12,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, eval_result_entries_to_
 from perl.errors import Mistake, PerlError
 from perl.evaluation.scoring.results import RESULTS, Results, TaskResult
 from perl.evaluation.scoring.task import MATH, Task, all_tasks
-from perl.hub.card.form import shown
-from perl.hub.card.published import SCORES, Files, content_of
+from perl.hub.card.published import SCORES, Files, content_of, shown
 from perl.hub.gate.gate import is_simple_name
 from perl.recipe.plain_yaml import PlainDumper
 
@@ -56,7 +54,34 @@ def in_percent(share: float) -> float:
 
 def model_index(results: Results) -> list[EvalResult]:
     """Every task's avg@k and pass@k as a card's metadata has them, in percent."""
-    return [entry for task in results.tasks for entry in _entries(task, _definition(task), _base_of(results))]
+    entries = []
+    for task in results.tasks:
+        definition, source, score = _definition(task), str(task.data["source"]), task.score
+        if definition is not None and source != definition.repository:
+            source = definition.file
+        known = definition if definition is not None and definition.repository == source else None
+        judge = {} if task.scorer == MATH else {"scorer": task.scorer}
+        facts = {"k": score.k, "n": score.n, "protocol": task.protocol_hash, **judge, **_base_of(results)}
+        error = {} if score.stderr is None else {"stderr": in_percent(score.stderr)}
+        metrics = [("accuracy", f"avg@{score.k}", score.accuracy, facts | error)]
+        metrics += [("pass@k", f"pass@{k}", value, {**facts, "k": k}) for k, value in score.pass_at.items() if k > 1]
+        entries += [
+            EvalResult(
+                task_type=TASK_TYPE,
+                task_name=TASK_NAME,
+                dataset_type=source,
+                dataset_name=task.title,
+                dataset_config=known.subset if known else None,
+                dataset_split=known.split if known else None,
+                dataset_revision=task.data["revision"],
+                metric_type=kind,
+                metric_name=name,
+                metric_value=in_percent(value),
+                metric_args=arguments,
+            )
+            for kind, name, value, arguments in metrics
+        ]
+    return entries
 
 
 def eval_result_files(results: Results) -> dict[str, str]:
@@ -137,31 +162,3 @@ def _base_of(results: Results) -> dict[str, str]:
     """What a score must say of its base: that it was quantised, and is another one than its name says."""
     quantization = results.subject.get("base_quantization")
     return {"base_quantization": quantization} if quantization else {}
-
-
-def _entries(task: TaskResult, definition: Task | None, base: Mapping[str, str]) -> list[EvalResult]:
-    source, score = str(task.data["source"]), task.score
-    if definition is not None and source != definition.repository:
-        source = definition.file
-    known = definition if definition is not None and definition.repository == source else None
-    judge = {} if task.scorer == MATH else {"scorer": task.scorer}
-    facts = {"k": score.k, "n": score.n, "protocol": task.protocol_hash, **judge, **base}
-    error = {} if score.stderr is None else {"stderr": in_percent(score.stderr)}
-    metrics = [("accuracy", f"avg@{score.k}", score.accuracy, facts | error)]
-    metrics += [("pass@k", f"pass@{k}", value, {**facts, "k": k}) for k, value in score.pass_at.items() if k > 1]
-    return [
-        EvalResult(
-            task_type=TASK_TYPE,
-            task_name=TASK_NAME,
-            dataset_type=source,
-            dataset_name=task.title,
-            dataset_config=known.subset if known else None,
-            dataset_split=known.split if known else None,
-            dataset_revision=task.data["revision"],
-            metric_type=kind,
-            metric_name=name,
-            metric_value=in_percent(value),
-            metric_args=arguments,
-        )
-        for kind, name, value, arguments in metrics
-    ]

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
@@ -20,14 +21,14 @@ from transformers.training_args import OptimizerNames
 from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, WORDS
 from perl.algorithms.named import ALGORITHMS
 from perl.errors import PerlError
-from perl.hub.card.names import has_hub_form
 from perl.hub.gate.gate import largest
 from perl.methods.registry import METHODS
 from perl.policy.teacher import ADAPTER_NAME
 from perl.recipe.quantisations import QUANTISATIONS
-from perl.recipe.sections import MEMORY_WORDS, REFILL_WORDS
+from perl.recipe.sections import MEMORY_WORDS, REFILL_WORDS, is_data_file
 from perl.run.facts import CARD_FACTS
 from perl.run.folder import installed_versions
+from perl.sandbox import is_sandbox
 
 RUN_FACTS = CARD_FACTS
 """What the file is called."""
@@ -35,13 +36,12 @@ _LARGEST = largest(RUN_FACTS) or 0
 _LONGEST_WORD, _LONGEST_TEXT = 200, 500
 # A text with one of these could be taken for a score, a heading, a link, a picture or code.
 _MARKS = re.compile(r"[<%±`]|\]\(|\*\*|://|www\.")
+_HUB_NAME = r"\w[\w.-]*/[\w.-]+"
 _NUMBER = r"\d[\d.e+-]*"
 _CHOSEN = (
     rf"{MEMORY_WORDS} \(explore {_NUMBER}, floor {_NUMBER}\)|{REFILL_WORDS} \(at most {_NUMBER} x a batch more\)|"
     rf"easy first by a column \({_NUMBER} of them at first, all after {_NUMBER} of the training\)"
 )
-TRAINED_BY = "trained by"
-"""What a run that another program trained calls that program."""
 _TAUGHT = "another adapter|a hint|a system prompt"
 # What runs and scripts call what a trainer was asked for, beside the settings of methods and of PEFT's configs, and the
 # form of each.
@@ -51,9 +51,8 @@ _FORMS = {
     "prompts": rf"({_CHOSEN})(; ({_CHOSEN}))*",
     CRITIC: WORDS.pattern,
     PENALTY: IN_REWARD,
-    TRAINED_BY: r"verl [\w.+-]+, \w+ on \d+ processes",
-    "batch": r"(\d+) prompts x (\d+) generations = (\d+) completions a step = (\d+) rows x (\d+) passes"
-    r"( x (\d+) processes)?",
+    "trained by": r"verl [\w.+-]+, \w+ on \d+ processes",
+    "batch": r"\d+ prompts x \d+ generations = \d+ completions a step = \d+ rows x \d+ passes( x \d+ processes)?",
     "sampling": rf"temperature {_NUMBER}, at most \d+ tokens",
     **dict.fromkeys(("continues", ADAPTER_NAME, CRITIC_ADAPTER), r"\S+"),
     **dict.fromkeys(("base loaded as", "continued base loaded as"), r"[\w-]{1,40}"),
@@ -75,20 +74,24 @@ def plain_word(text: str) -> str:
     return word[:_LONGEST_WORD].strip("-.+:/@") or "adapter"
 
 
-def _text(text: str) -> str:
-    if not _is_plain(text):
-        raise ValueError("holds a mark of scores, links or code")
-    return text
+def has_hub_form(name: str) -> bool:
+    """Whether a name is ``user/name``: what a published file says of the Hub does not depend on who reads it where."""
+    return re.fullmatch(_HUB_NAME, name) is not None and not is_data_file(name)
 
 
-def _is_plain(text: str) -> bool:
-    return len(text) <= _LONGEST_TEXT and text.isprintable() and not _MARKS.search(text)
+def is_hub_name(name: str) -> bool:
+    """Whether a name is ``user/name`` and no folder or file here, which is what libraries look for first."""
+    return has_hub_form(name) and not Path(name).exists()
 
 
-def _hub_id(text: str) -> str:
-    if not has_hub_form(text):
-        raise ValueError("is not user/name")
-    return text
+def label(name: str) -> str:
+    """A model's or data set's name as others may see it: of a path only the last part."""
+    return name if is_hub_name(name) or is_sandbox(name) else PurePath(name).name
+
+
+def published_label(name: str) -> str:
+    """The same of a name in a published file, whatever lies where it is read."""
+    return name if has_hub_form(name) or is_sandbox(name) else PurePath(name).name
 
 
 def _settings(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -104,7 +107,7 @@ def _has_form(name: str, value: JsonValue) -> bool:
     if name in _FORMS:
         return re.fullmatch(_FORMS[name], str(value)) is not None
     if isinstance(value, str):
-        return " " not in value and _is_plain(value)
+        return " " not in value and value.isprintable() and len(value) <= _LONGEST_TEXT and not _MARKS.search(value)
     if isinstance(value, float):
         return math.isfinite(value)
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -119,35 +122,24 @@ def _setting_names() -> frozenset[str]:
     return frozenset({*_FORMS, *of_methods, *of_peft})
 
 
-def processes_of(settings: Mapping[str, Any]) -> int:
-    """How many processes a run's batches were divided over, as its settings say."""
-    found = re.fullmatch(_FORMS["batch"], str(settings.get("batch")))
-    return int(found[7] or 1) if found else 1
-
-
 def showable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those that a card can show: of an adapter's config a pattern may hold what looks like a link."""
     return {name: value for name, value in settings.items() if _has_form(name, value)}
-
-
-def _overridden(settings: dict[str, Any]) -> dict[str, Any]:
-    known = {name for row in ALGORITHMS.values() for name in row.sets}
-    if unknown := settings.keys() - known:
-        raise ValueError(f"{min(unknown)[:_LONGEST_WORD]!r} is not a setting of an algorithm")
-    return settings
 
 
 Word = Annotated[
     str, StringConstraints(pattern=r"^\w[\w.+@-]*([:/]\w[\w.+@-]*)*$", min_length=1, max_length=_LONGEST_WORD)
 ]
 """A name: of a run, a method, a reward, a version."""
-Text = Annotated[str, StringConstraints(min_length=1, max_length=_LONGEST_WORD), AfterValidator(_text)]
+Text = Annotated[str, StringConstraints(pattern=r"^[^<>%±`*\[\]\p{C}\p{Zl}\p{Zp}]+$", max_length=_LONGEST_WORD)]
 """Plain text of one line without marks or links."""
 VERSION = r"\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d+)*(\+[a-z0-9.]+)?|not installed"
 """What the version of a package looks like."""
 Version = Annotated[str, StringConstraints(pattern=rf"^({VERSION})$", max_length=_LONGEST_WORD)]
 _PACKAGES = (*installed_versions(), "verl", *(row.package.pip for row in QUANTISATIONS.values()))
 Package = Literal[_PACKAGES]  # type: ignore[valid-type]
+_OVERRIDDEN = tuple({name for row in ALGORITHMS.values() for name in row.sets})
+Overridden = Literal[_OVERRIDDEN]  # type: ignore[valid-type]
 Digest = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 Link = Annotated[str, StringConstraints(pattern=r"^[\w./~?#=&%+:,@-]+$", max_length=_LONGEST_TEXT)]
 # As makers call their processors: capital letters and digits, no decimals but a clock's, so that no sentence fits.
@@ -159,7 +151,7 @@ Hardware = Annotated[
         max_length=100,
     ),
 ]
-HubId = Annotated[str, AfterValidator(_hub_id)]
+HubId = Annotated[str, StringConstraints(pattern=rf"^{_HUB_NAME}$")]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -217,6 +209,7 @@ class RunFacts:
         checkpoints: Steps whose adapters are tags of the repository.
         tags: Further tags.
         versions: Package -> version.
+        files: Name -> SHA-256 of config, recipe and weights beside the card.
     """
 
     __pydantic_config__ = _PLAIN
@@ -237,9 +230,7 @@ class RunFacts:
     loss: Word | None = None
     ratio_level: Word | None = None
     algorithm: Word | None = None
-    overridden: Annotated[dict[str, bool | int | Finite | Word | None], AfterValidator(_overridden)] = field(
-        default_factory=dict
-    )
+    overridden: dict[Overridden, bool | int | Finite | Word | None] = field(default_factory=dict)
     settings: Annotated[dict[str, JsonValue], AfterValidator(_settings)] = field(default_factory=dict)
     rewards: dict[Word, Finite] = field(default_factory=dict)
     trainable_parameters: Count | None = None
@@ -252,6 +243,7 @@ class RunFacts:
     checkpoints: tuple[Count, ...] = ()
     tags: tuple[Word, ...] = ()
     versions: dict[Package, Version] = field(default_factory=dict)
+    files: dict[Word, Digest] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The file."""

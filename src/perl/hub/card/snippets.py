@@ -14,7 +14,7 @@ from typing import Any
 
 from perl.hub.card.card_facts import CardFacts, PromptFormat
 from perl.methods.registry import METHODS
-from perl.recipe.quantisations import QUANTISATIONS, quantised_by
+from perl.recipe.quantisations import QUANTISATIONS
 from perl.sandbox import BASE_NAME, is_sandbox
 
 UNKNOWN_PLACE = "path/to/this/folder"
@@ -105,15 +105,6 @@ def _quantised(facts: CardFacts) -> tuple[list[str], str, list[str], str]:
     return [], ", BitsAndBytesConfig", lines, argument
 
 
-def _served_as(quantization: str | None) -> str:
-    """Options of a server that serves the same numbers; of a script's own way those of bitsandbytes, as it has it."""
-    if quantization is None:
-        return ""
-    known = QUANTISATIONS.get(quantization)
-    options = known.served_as if known is not None else {"--quantization": quantised_by(quantization)}
-    return "".join(f" {name} {shlex.quote(value)}" for name, value in options.items())
-
-
 def merge_with_peft() -> str:
     """Python, after :func:`load_with_peft`: a model without an adapter."""
     return "\n".join(
@@ -144,7 +135,10 @@ def serve_with_vllm(facts: CardFacts) -> str:
         adapter = f"{name}-lora"
         lines.append(f"perl export {shlex.quote(place(facts))} --as lora -o {adapter}")
     options = f"--enable-lora --max-lora-rank {facts.serving.rank} --lora-modules {name}={adapter}"
-    quantised = _served_as(facts.quantization)
+    known = QUANTISATIONS.get(facts.quantization or "")  # a script's own way is that of bitsandbytes, as it has it
+    others = {"--quantization": facts.quantised_by} if facts.quantization else {}
+    served_as = known.served_as if known is not None else others
+    quantised = "".join(f" {option} {shlex.quote(value)}" for option, value in served_as.items())
     return "\n".join([*lines, f"vllm serve {base}{revision}{quantised} {options}"])
 
 

@@ -114,15 +114,6 @@ def text_of(name: str, content: bytes) -> str:
         content = content[8 : 8 + length]
     try:
         text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise MalformedFileError("is not UTF-8") from None
-    _check_data(kind, text)
-    return text
-
-
-def _check_data(kind: str, text: str) -> None:
-    """Whether a text is what its ending says."""
-    try:
         if kind == ".jsonl":
             for line in filter(str.strip, text.split("\n")):
                 json.loads(line)
@@ -131,11 +122,14 @@ def _check_data(kind: str, text: str) -> None:
         elif kind == ".yaml":
             refuse_tags(text, "")  # an alias may stand for any number of values
             plain_value(text)
+    except UnicodeDecodeError:
+        raise MalformedFileError("is not UTF-8") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise MalformedFileError(f"is not valid {kind[1:]}: {first_line(error)[:80]}") from None
     if kind == ".md" and (hidden := _DECEITFUL.search(text)):
         number = text.count("\n", 0, hidden.start()) + 1
         raise MalformedFileError(f"holds the control character U+{ord(hidden[0]):04X} in line {number}")
+    return text
 
 
 def is_simple_name(name: str) -> bool:

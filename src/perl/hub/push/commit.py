@@ -16,11 +16,10 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from perl.errors import BrokenPromiseError, PerlError, raise_all
-from perl.hub.card.form import AUTHOR, FRONT_MATTER, LARGEST_CARD, read_front_matter
-from perl.hub.card.published import CARD
+from perl.hub.card.published import AUTHOR, CARD, FRONT_MATTER, LARGEST_CARD, read_front_matter
 from perl.hub.gate.gate import gate_mistakes, is_ours
 from perl.hub.push.package import PushPackage
-from perl.hub.push.retries import Sleep, retry
+from perl.hub.push.requests import Sleep, retry
 from perl.policy.saved.adapter import WEIGHTS
 
 MAIN, CHECKPOINTS = "main", "checkpoints"
@@ -78,7 +77,7 @@ def push_package(
         message: Of the commit.
         branch: Created from the newest commit of ``main`` if it does not exist.
         may_replace: Digests of the weights and cards that may be there and be replaced; None: any.
-        sleep: As in :func:`perl.hub.push.retries.retry`.
+        sleep: As in :func:`perl.hub.push.requests.retry`.
 
     Raises:
         PerlError: The gate refuses a file; no login, no rights; or the repository holds a model, pickles, another
@@ -233,15 +232,12 @@ def _check_owner(info: ModelInfo, package: PushPackage, may_replace: Collection[
         if name == WEIGHTS:
             shown = _digest(held[name])[:12]
             raise PerlError(f"holds another adapter ({shown}), which this run has not pushed", str(info.id), hint)
-        if not _says_nothing(info, held[name]):
+        edited = (held[name].size or 0) > LARGEST_CARD
+        if not edited:  # the card that the Hub's form for a new repository writes has a licence at most
+            file = Path(hf_hub_download(info.id, CARD, revision=info.sha))
+            text = file.read_text(encoding="utf-8", errors="replace")
+            said = read_front_matter(text)[0] or {}
+            edited = bool(FRONT_MATTER.sub("", text).strip()) or not all(key.startswith("license") for key in said)
+        if edited:
             message = f"its {CARD} was written or edited by somebody, not by a push of this run"
             raise PerlError(message, str(info.id), f"take over its words below {AUTHOR!r}, then {hint}")
-
-
-def _says_nothing(info: ModelInfo, card: RepoSibling) -> bool:
-    """Whether it is the card that the Hub's form for a new repository writes: a licence at most."""
-    if (card.size or 0) > LARGEST_CARD:
-        return False
-    text = Path(hf_hub_download(info.id, CARD, revision=info.sha)).read_text(encoding="utf-8", errors="replace")
-    metadata, _ = read_front_matter(text)
-    return not FRONT_MATTER.sub("", text).strip() and all(key.startswith("license") for key in metadata or {})

@@ -5,7 +5,6 @@ what is to be pushed -> RUN/push.json, RUN/outbox/USER--NAME/step-N/ -> what is 
 
 import fcntl
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from perl.errors import RunFolderError
 from perl.hub.push.package import PushPackage
-from perl.run.files import read_regular, replace_folder, write_text
+from perl.run.files import new_folder, read_regular, write_text
 from perl.run.folder import Run
 
 PUSH, OUTBOX = "push.json", "outbox"
@@ -115,11 +114,8 @@ def alone(run: Run) -> Iterator[None]:
 
 def queue_checkpoint(run: Run, repo_id: str, step: int, package: PushPackage) -> None:
     """Keeps the package of a checkpoint, which the run may delete before it is sent."""
-    folder = waiting_folder(run, repo_id, step)
-    staged = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(staged, ignore_errors=True)
-    package.write(staged)
-    replace_folder(staged, folder)
+    with new_folder(waiting_folder(run, repo_id, step)) as staged:
+        package.write(staged)
 
 
 def queued_steps(run: Run, repo_id: str) -> list[int]:

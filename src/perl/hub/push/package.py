@@ -9,30 +9,26 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from perl.errors import Mistake, PerlError
-from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
-from perl.evaluation.scoring.results import RESULTS, SAMPLES
-from perl.hub.card.candidate import RunAdapter, recipe_of
+from perl.evaluation.recounting.files import PUBLISHED, published_samples
+from perl.evaluation.scoring.results import RESULTS, SAMPLES, Results
+from perl.hub.card import published
+from perl.hub.card.candidate import RunAdapter, run_facts
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
 from perl.hub.card.facts import RUN_FACTS, Licence
-from perl.hub.card.form import card_mistakes, with_author
-from perl.hub.card.public_recipe import public_recipe, without_paths
-from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, evenly
+from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, public_recipe, without_paths
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import run_facts
 from perl.hub.gate.gate import gate_mistakes, is_simple_name, largest, names_in, take
 from perl.hub.gate.leaks import this_machine
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.teacher import ADAPTER_NAME
-from perl.recipe import Recipe
-from perl.run.folder import Run
 from perl.run.logs import log_rows
 
 MOST_ROWS = 1000
@@ -99,26 +95,33 @@ def package_candidate(
     Raises:
         PerlError: The run folder lacks what a card must say, or one of the files is a link or no regular file.
     """
-    run, folder = candidate.run, candidate.folder
-    files: dict[str, bytes] = {RUN_FACTS: run_facts(candidate, repo_id, list(steps), licence).to_json()}
+    run, folder, recipe = candidate.run, candidate.folder, candidate.recipe
+    facts = run_facts(candidate, repo_id, steps, licence)
+    files: dict[str, bytes] = {}
     if (folder / CONFIG).is_file():
-        files |= _adapter(candidate)
-    _refuse_links(run, run.path / "recipe.yaml", run.card)
-    recipe = recipe_of(run)
+        files = {WEIGHTS: _take(run.path, folder / WEIGHTS), CONFIG: _public_config(_take(run.path, folder / CONFIG))}
+        if hashlib.sha256(files[WEIGHTS]).hexdigest() != candidate.sha256:
+            raise PerlError("was exchanged while it was read", str(folder / WEIGHTS))
+    _refuse_links(run.path, run.path / "recipe.yaml", run.card)
     if recipe is not None:
-        files[PUBLIC_RECIPE] = public_recipe(recipe, _teachers_name(run, recipe)).encode()
+        # What the run called its teacher's adapter, if its recipe names that one: its folder may be gone by now.
+        said, named = (run.facts.get("settings") or {}).get(ADAPTER_NAME), recipe.teacher.adapter
+        same = named is not None and said in (named, Path(named).name, public_adapter(named))
+        files[PUBLIC_RECIPE] = public_recipe(recipe, said if same else None).encode()
     if run.metrics.is_file():
         rows = log_rows(take(run.path, run.metrics.name).decode("utf-8", "replace"))
         files[METRICS] = thinned(rows, last_step=candidate.step if isinstance(candidate.which, int) else None)
     if candidate.results is not None and candidate.results_folder is not None:
-        place = candidate.results_folder
-        files[SCORES] = _without_paths(_take(run, place, RESULTS, SCORES))
-        _refuse_links(run, place / SAMPLES)
-        samples = published_samples(candidate.results, place / SAMPLES)
-        files |= {PUBLISHED: samples} if samples is not None else {}
-        files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
-    card = render_card(facts_from_files(files))
-    files[CARD] = with_author(card, _text(run.card) if run.card.is_file() else "").encode()
+        files |= _scores(run.path, candidate.results_folder, candidate.results)
+    files[RUN_FACTS] = replace(
+        facts, files=published.digests_in(files, candidate.sha256 if WEIGHTS in files else None)
+    ).to_json()
+    try:
+        older = run.card.read_text(encoding="utf-8") if run.card.is_file() else ""
+    except UnicodeDecodeError:
+        hint = "save it as UTF-8, or delete it: perl card writes it anew"
+        raise PerlError("is not UTF-8", str(run.card), hint) from None
+    files[CARD] = published.with_author(render_card(facts_from_files(files)), older).encode()
     return PushPackage(dict(sorted(files.items())))
 
 
@@ -135,7 +138,7 @@ def package_mistakes(package: PushPackage, folder: Path) -> list[Mistake]:
     if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
         return [*refused, *(Mistake("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
     if RUN_FACTS not in contents:  # a script's own card, which nothing here can render again
-        return [*refused, *card_mistakes(contents[CARD].decode("utf-8"), contents)]
+        return [*refused, *published.card_mistakes(contents[CARD].decode("utf-8"), contents)]
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
     return [*refused, *check_card(contents, digest).mistakes]
 
@@ -147,42 +150,34 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None) -> 
         rows: With their steps.
         last_step: Later rows are left out.
     """
-    kept = evenly([row for row in rows if last_step is None or (row.get("step") or 0) <= last_step], MOST_ROWS)
+    kept = published.evenly(
+        [row for row in rows if last_step is None or (row.get("step") or 0) <= last_step], MOST_ROWS
+    )
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode()
 
 
-def _teachers_name(run: Run, recipe: Recipe) -> str | None:
-    """What the run called its teacher's adapter, if that is what its recipe names; its folder may be gone by now."""
-    said, named = (run.facts.get("settings") or {}).get(ADAPTER_NAME), recipe.teacher.adapter
-    return said if named is not None and said in (named, Path(named).name, public_adapter(named)) else None
-
-
-def _refuse_links(run: Run, *files: Path) -> None:
-    """Of files that are read by their paths and published in part."""
+def _refuse_links(root: Path, *files: Path) -> None:
+    """Of files in a run's folder that are read by their paths and published in part."""
     for file in files:
         if os.path.lexists(file):
-            take(run.path, file.relative_to(run.path).as_posix())
+            take(root, file.relative_to(root).as_posix())
 
 
-def _adapter(candidate: RunAdapter) -> dict[str, bytes]:
-    """Its weights, which are still those that the candidate was found with, and its config."""
-    run, folder = candidate.run, candidate.folder
-    weights = _take(run, folder, WEIGHTS, WEIGHTS)
-    if hashlib.sha256(weights).hexdigest() != candidate.sha256:
-        raise PerlError("was exchanged while it was read", str(folder / WEIGHTS))
-    return {WEIGHTS: weights, CONFIG: _public_config(_take(run, folder, CONFIG, CONFIG))}
+def _take(root: Path, file: Path, name: str = "") -> bytes:
+    """A file in a run's folder, which may be published under another name."""
+    return take(root, file.relative_to(root).as_posix(), largest(name or file.name) or 0)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise PerlError("is not UTF-8", str(file), "save it as UTF-8, or delete it: perl card writes it anew") from None
-
-
-def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
-    """A file of a run, which is published under another name."""
-    return take(run.path, (folder / name).relative_to(run.path).as_posix(), largest(published) or 0)
+def _scores(root: Path, place: Path, results: Results) -> dict[str, bytes]:
+    """What is published of the results in a folder of a run: no path of an adapter or its data, and no texts."""
+    content = _take(root, place / RESULTS, SCORES)
+    written = json.loads(content)
+    if (public := without_paths(written)) != written:
+        content = (json.dumps(public, indent=2) + "\n").encode()
+    _refuse_links(root, place / SAMPLES)
+    samples = published_samples(results, place / SAMPLES)
+    boards = {name: text.encode() for name, text in eval_result_files(results).items()}
+    return {SCORES: content, **boards, **({PUBLISHED: samples} if samples is not None else {})}
 
 
 def _public_config(content: bytes) -> bytes:
@@ -197,10 +192,3 @@ def _public_config(content: bytes) -> bytes:
         return content
     changed = config | {"base_model_name_or_path": known, "revision": commit}
     return (json.dumps(changed, indent=2, sort_keys=True) + "\n").encode()
-
-
-def _without_paths(content: bytes) -> bytes:
-    """Results as they are, unless an adapter or its data were named by a path."""
-    results = json.loads(content)
-    public = without_paths(results)
-    return content if public == results else (json.dumps(public, indent=2) + "\n").encode()

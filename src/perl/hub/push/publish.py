@@ -5,7 +5,6 @@ Run -> Package, checked -> repository on the Hub; RUN/push.json; folder of an ad
 A check that fails sends nothing. What an outage or a kill cut short, the same call finishes.
 """
 
-import dataclasses
 import logging
 import re
 import shutil
@@ -13,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,23 +20,14 @@ import torch
 from huggingface_hub import CommitInfo, HfApi
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all, warn
-from perl.hub.card.candidate import RunAdapter, candidate_mistakes, checkpoint_steps, find_candidate, identity_mistakes
+from perl.hub.card.candidate import RunAdapter, checkpoint_steps, find_candidate, identity_mistakes, said_before
+from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.published import METRICS
+from perl.hub.push import outbox
 from perl.hub.push.commit import MAIN, Pushed, digests, push_package, push_revision
-from perl.hub.push.outbox import (
-    HUB_NAME,
-    Push,
-    alone,
-    queue_checkpoint,
-    queued_steps,
-    read_push,
-    read_pushes,
-    tidy_outbox,
-    waiting_folder,
-    write_push,
-)
+from perl.hub.push.outbox import HUB_NAME, Push
 from perl.hub.push.package import PushPackage, package_candidate, package_mistakes, read_package, thinned
-from perl.hub.push.retries import HubOutageError, Sleep, retry
+from perl.hub.push.requests import HubOutageError, Sleep, retry
 from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
 from perl.recipe.sections import HubSection
@@ -95,7 +86,7 @@ def push_run(
         run: The run.
         wanted: What, and where to; from :func:`wanted_push`.
         device: For the round trip; None: the accelerator if there is one.
-        sleep: As in :func:`perl.hub.push.retries.retry`.
+        sleep: As in :func:`perl.hub.push.requests.retry`.
 
     Returns:
         What was done, and how far the reloaded adapter is from the trained policy, as
@@ -107,49 +98,36 @@ def push_run(
         HubOutageError: The Hub cannot be reached; the push stays queued in the run folder.
         BrokenPromiseError: The files are not the trained adapter; nothing was sent.
     """
-    with alone(run):
+    with outbox.alone(run):
         candidate = find_candidate(run, wanted.which)
         # Whoever stops it by hand may have thought better of overwriting: only an outage lets that wait.
-        push = write_push(run, dataclasses.replace(wanted, status="queued", error=None, replace=False))
+        push, done = outbox.write_push(run, replace(wanted, status="queued", error=None, replace=False)), None
         try:
             for step in checkpoint_steps(run) if push.checkpoints else ():
                 if step not in push.steps:
                     pack_checkpoint(run, step, push.repo_id)
-            package = pack(candidate, push.repo_id, sorted({*push.steps, *queued_steps(run, push.repo_id)}))
+            package = pack(candidate, push.repo_id, sorted({*push.steps, *outbox.queued_steps(run, push.repo_id)}))
             with tempfile.TemporaryDirectory() as folder:
                 package.write(Path(folder))
                 difference = check_round_trip(candidate, Path(folder), device or accelerator() or torch.device("cpu"))
-            done = _send(run, push, package, replace=wanted.replace, sleep=sleep)
-            push = read_push(run, push.repo_id) or push
-            push = dataclasses.replace(push, commit=done.commit, sha256=candidate.sha256, url=done.url)
-            push = send_checkpoints(run, write_push(run, push), sleep)
+            # Remembered before it is sent, so that after a kill or a lost answer it still counts as this run's.
+            sent = tuple(dict.fromkeys((*push.sent, *digests(package))))
+            outbox.write_push(run, replace(push, sent=sent))
+            options: dict[str, Any] = {"message": push.message} if push.message else {}
+            options |= {"private": push.private, "may_replace": None if wanted.replace else push.sent, "sleep": sleep}
+            done = push_package(package, push.repo_id, **options)
+            push = replace(push, sent=sent, commit=done.commit, sha256=candidate.sha256, url=done.url)
+            push = send_checkpoints(run, outbox.write_push(run, push), sleep)
         except PerlError as error:
-            waits = wanted.replace and isinstance(error, HubOutageError)
-            write_push(
-                run, dataclasses.replace(read_push(run, push.repo_id) or push, error=first_line(error), replace=waits)
-            )
+            outage = isinstance(error, HubOutageError)
+            known = outbox.read_push(run, push.repo_id) or push
+            if not (outage or done):  # what the Hub or a check refuses was not sent
+                known = replace(known, sent=push.sent)
+            outbox.write_push(run, replace(known, error=first_line(error), replace=wanted.replace and outage))
             raise
-        write_push(run, dataclasses.replace(push, status="done"))
-        tidy_outbox(run)
+        outbox.write_push(run, replace(push, status="done"))
+        outbox.tidy_outbox(run)
         return done, difference
-
-
-def _send(run: Run, push: Push, package: PushPackage, *, replace: bool, sleep: Sleep) -> Pushed:
-    """One commit, and the memory of whose it is.
-
-    It is remembered before it is sent, so that after a kill or a lost answer it still counts as this run's, and
-    forgotten where the Hub or a check refuses it.
-    """
-    write_push(run, dataclasses.replace(push, sent=tuple(dict.fromkeys((*push.sent, *digests(package))))))
-    options: dict[str, Any] = {"message": push.message} if push.message else {}
-    options |= {"private": push.private, "may_replace": None if replace else push.sent, "sleep": sleep}
-    try:
-        return push_package(package, push.repo_id, **options)
-    except HubOutageError:
-        raise
-    except PerlError:
-        write_push(run, push)
-        raise
 
 
 def pack(candidate: RunAdapter, repo_id: str | None, steps: Sequence[int] = ()) -> PushPackage:
@@ -159,10 +137,11 @@ def pack(candidate: RunAdapter, repo_id: str | None, steps: Sequence[int] = ()) 
         PerlError: It is not what the run trained, its scores are not those of its samples, it holds what must not leave
             this machine, or its card is wrong; every such line.
     """
-    raise_all(PerlError, identity_mistakes(candidate))
-    raise_all(PerlError, candidate_mistakes(candidate))
+    mistakes, run = identity_mistakes(candidate), candidate.run
     package = package_candidate(candidate, repo_id, steps)
-    raise_all(PerlError, package_mistakes(package, candidate.run.path))
+    if candidate.which == "final":
+        mistakes += said_before(run, read_run_facts(package.files[RUN_FACTS]))
+    raise_all(PerlError, [*mistakes, *package_mistakes(package, run.path)])
     return package
 
 
@@ -173,12 +152,12 @@ def send_checkpoints(run: Run, push: Push, sleep: Sleep = time.sleep) -> Push:
         PerlError: The Hub refuses, or what waits is no longer what was put there.
         HubOutageError: The Hub cannot be reached; what was not sent stays.
     """
-    for step in queued_steps(run, push.repo_id):
-        folder = waiting_folder(run, push.repo_id, step)
+    for step in outbox.queued_steps(run, push.repo_id):
+        folder = outbox.waiting_folder(run, push.repo_id, step)
         package = read_package(folder)
         raise_all(PerlError, package_mistakes(package, run.path))  # it lay on the disk since it was looked at
         push_revision(package, push.repo_id, f"step-{step}", private=push.private, sleep=sleep)
-        push = write_push(run, dataclasses.replace(push, steps=tuple(sorted({*push.steps, step}))))
+        push = outbox.write_push(run, replace(push, steps=tuple(sorted({*push.steps, step}))))
         shutil.rmtree(folder)
     return push
 
@@ -191,14 +170,14 @@ def pack_checkpoint(run: Run, step: int, repo_id: str) -> None:
     """
     candidate = find_candidate(run, step)
     check_files(candidate.folder)
-    queue_checkpoint(run, repo_id, step, pack(candidate, repo_id))
+    outbox.queue_checkpoint(run, repo_id, step, pack(candidate, repo_id))
 
 
 def targets(run: Run, repo_id: str | None) -> list[str | None]:
     """Where to push: where it is asked for; else to every repository for which a push is queued, if there is any."""
     if repo_id is not None:
         return [repo_id]
-    return [push.repo_id for push in read_pushes(run) if push.status == "queued"] or [None]
+    return [push.repo_id for push in outbox.read_pushes(run) if push.status == "queued"] or [None]
 
 
 def wanted_push(
@@ -219,7 +198,7 @@ def wanted_push(
     hub = Recipe.of_run(run.path / "recipe.yaml").hub
     if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
         raise PerlError(f"is not a name on the Hub: {repo_id!r}", "--repo", "user/name")
-    newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]
+    newest = [push for push in reversed(outbox.read_pushes(run)) if repo_id in (None, push.repo_id)]
     before = max(newest, key=lambda push: push.status == "queued", default=None)
     target = repo_id or (before.repo_id if before else None) or hub.repo_id
     if target is None:
@@ -227,8 +206,8 @@ def wanted_push(
     private_there = hub.private and target == hub.repo_id
     new = Push("queued", target, "best" if hub.push == "best" else "final", private_there)
     if before is None or before.status == "done":
-        before = dataclasses.replace(new, sent=before.sent, steps=before.steps) if before else new
-    return dataclasses.replace(
+        before = replace(new, sent=before.sent, steps=before.steps) if before else new
+    return replace(
         before,
         which=which or before.which,
         private=private or before.private,
@@ -249,7 +228,7 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
     if hub.push is None:
         return
     try:
-        known = read_push(run, hub.repo_id) if hub.repo_id else None
+        known = outbox.read_push(run, hub.repo_id) if hub.repo_id else None
         if known is not None and known.status == "done":
             return
         wanted = wanted_push(run, hub.repo_id, "best" if hub.push == "best" else "final", private=hub.private)

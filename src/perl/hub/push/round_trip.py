@@ -7,19 +7,18 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
 
-from perl.errors import BrokenPromiseError, PerlError
+from perl.errors import BrokenPromiseError, ModelError, PerlError
 from perl.hub.card.candidate import RunAdapter, source_of_run
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.guards import RELOAD_TOLERANCE
 from perl.policy.model import is_the_base, load_base
 from perl.policy.precision import in_float32
-from perl.policy.probe import Probe, read_probe
+from perl.policy.probe import read_probe
 from perl.policy.reference import token_log_probs
-from perl.policy.saved.adapter import WEIGHTS, SavedAdapter, find_adapter
-from perl.recipe import Recipe
+from perl.policy.saved.adapter import BASE_DTYPE, WEIGHTS
 from perl.recipe.sections import ModelSection
 from perl.sandbox import is_sandbox
 
@@ -45,16 +44,26 @@ def check_round_trip(candidate: RunAdapter, staged: Path, device: torch.device) 
         PerlError: The base cannot be loaded, or is not the one that the adapter was trained on.
         BrokenPromiseError: What is staged is not the trained adapter.
     """
-    run = candidate.run
-    saved = find_adapter(str(staged))
-    base = load_base(_section(candidate, saved), device)
-    known, source = run.facts.get("fingerprint", {}), source_of_run(run)
-    if source is not None and not is_the_base(base, source, saved.base_dtype):
+    run, facts = candidate.run, candidate.run.facts
+    with safe_open(staged / WEIGHTS, framework="pt") as file:
+        dtype = (file.metadata() or {}).get(BASE_DTYPE)
+    # The run's base as it was: its commit, and the type of its numbers.
+    section, changes = candidate.recipe.model if candidate.recipe else ModelSection(), {}
+    if facts.get("revision") and not is_sandbox(section.name) and not Path(section.name).expanduser().is_dir():
+        changes["revision"] = facts["revision"]
+    if section.dtype == "auto" and dtype in _LOADED_AS:
+        changes["dtype"] = dtype
+    base, source = load_base(section.model_copy(update=changes), device), source_of_run(run)
+    if source is not None and not is_the_base(base, source, dtype):
         hint = "its revision on the Hub, or the folder, has changed"
-        raise PerlError(f"the base {run.facts.get('base')} is not the one it was trained on", str(run.path), hint)
-    ours = known.get("adapter") == candidate.sha256
+        raise PerlError(f"the base {facts.get('base')} is not the one it was trained on", str(run.path), hint)
+    ours = facts.get("fingerprint", {}).get("adapter") == candidate.sha256
     probe = read_probe(run.path) if ours else None
-    ids_BT = _ids(probe, base).to(device)
+    if probe is None:  # any tokens
+        vocabulary = base.get_input_embeddings().weight.shape[0]
+        ids_BT = torch.randint(vocabulary, _TEXT, generator=torch.Generator().manual_seed(0)).to(device)
+    else:
+        ids_BT = probe.input_ids_BT.to(device)
     mask_BT = torch.ones_like(ids_BT)
     with in_float32(base):  # as the probe was computed, so that rounding is no difference
         plain_BT = token_log_probs(base, ids_BT, mask_BT)
@@ -86,29 +95,13 @@ def check_files(folder: Path) -> None:
         ModelError: It cannot be read.
         BrokenPromiseError: Its tensors are not numbers.
     """
-    find_adapter(str(folder))
-    wrong = [name for name, tensor in load_file(folder / WEIGHTS).items() if not bool(tensor.isfinite().all())]
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"cannot be read: {error}", str(folder / WEIGHTS)) from None
+    wrong = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if wrong:
         raise BrokenPromiseError(f"the adapter holds non-finite numbers: {wrong[0]}", str(folder))
-
-
-def _section(candidate: RunAdapter, saved: SavedAdapter) -> ModelSection:
-    """The run's base as it was: its commit, and the type of its numbers."""
-    facts, section = candidate.run.facts, Recipe.of_run(candidate.run.path / "recipe.yaml").model
-    changes: dict[str, str] = {}
-    if facts.get("revision") and not is_sandbox(section.name) and not Path(section.name).expanduser().is_dir():
-        changes["revision"] = facts["revision"]
-    if section.dtype == "auto" and saved.base_dtype in _LOADED_AS:
-        changes["dtype"] = str(saved.base_dtype)
-    return section.model_copy(update=changes)
-
-
-def _ids(probe: Probe | None, base: PreTrainedModel) -> torch.Tensor:
-    """(B, T) int64: the probe's, or any."""
-    if probe is not None:
-        return probe.input_ids_BT
-    vocabulary = base.get_input_embeddings().weight.shape[0]
-    return torch.randint(vocabulary, _TEXT, generator=torch.Generator().manual_seed(0))
 
 
 def _check_tensors(policy: PeftModel, staged: Path, trained: Path) -> None:

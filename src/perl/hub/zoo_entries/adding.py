@@ -7,18 +7,18 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
 from pydantic import BaseModel
 
 from perl.errors import PerlError, raise_all, warn
-from perl.hub.card.public_recipe import public_recipe
+from perl.hub.card.published import public_recipe
 from perl.hub.gate.gate import ZOO, gate_mistakes
 from perl.hub.push.package import PushPackage
-from perl.hub.zoo_entries.from_hub import of_hub, repository_url
-from perl.hub.zoo_entries.material import Material, of_run, protocol_facts
+from perl.hub.zoo_entries.material import Material, find_material, of_run, protocol_facts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter
 from perl.recipe.plain_yaml import plain_value
@@ -63,7 +63,7 @@ def add(
         PerlError: It has no results of its own, they do not add up, a seed is of another recipe, or there is an entry
             of that name.
     """
-    material = _material(source)
+    material = find_material(source)
     if name is not None and re.fullmatch(NAME, name) is None:
         raise PerlError(f"{name!r} is not a valid name of an entry", "--name", f"as in {_name(name)}")
     label = name or _name(material.name)
@@ -79,7 +79,11 @@ def add(
         raise PerlError("a seed is named twice", material.where, "runs of one recipe differ in train.seed")
     changes["adapter"] = entry.adapter.model_copy(update={"shipped": ship})
     entry = entry.model_copy(update=changes)
-    package = _package(material) if ship else PushPackage({})
+    files: Mapping[str, bytes] = material.files if ship else {}
+    if ship and WEIGHTS not in files:  # of the Hub
+        fetched = fetch_adapter(str(material.repo), material.revision, sha256=material.sha256)
+        files = {name: (fetched / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+    package = PushPackage(files)
     raise_all(PerlError, gate_mistakes({path.name: entry.to_json().encode(), **package.files}, among=ZOO))
     path.unlink(missing_ok=True)  # so that a kill leaves no entry with another's adapter
     adapter = zoo / "adapters" / label
@@ -94,22 +98,12 @@ def add(
     return entry
 
 
-def _material(source: str | Path) -> Material:
-    path = Path(source).expanduser()
-    a_best = path.name == "best" and (path.parent / "run.json").is_file()
-    if a_best or (path / "run.json").is_file():
-        return of_run(path)
-    if path.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") != 1:
-        raise PerlError("is neither a run folder nor a name on the Hub (user/name)", str(source))
-    return of_hub(str(source))
-
-
 def _entry(material: Material, label: str, notes: Sequence[str]) -> Entry:
     a_run = material.origin == "run"
     strange: dict[str, Any] = {}
     if not a_run:
         strange = {
-            "source": repository_url(str(material.repo), material.revision),
+            "source": f"{constants.ENDPOINT}/{material.repo}/tree/{material.revision}",
             "notes": [_OF_ITS_AUTHOR, *notes],
             "scores": [score.model_copy(update={"protocol_hash": None}) for score in material.scores],
         }
@@ -140,7 +134,13 @@ def _seed(first: Material, other: Material) -> SeedScores:
     Raises:
         PerlError: It is of another recipe, or was scored otherwise.
     """
-    recipes = [_but_its_seed(material) for material in (first, other)]
+    recipes = []
+    for material in (first, other):
+        if material.recipe is None:
+            raise PerlError("has no recipe to compare seeds with", material.where)
+        values = dict(plain_value(public_recipe(material.recipe)))
+        train = {key: value for key, value in values.get("train", {}).items() if key not in ("seed", "output_dir")}
+        recipes.append({**values, "train": train})
     different = [section for section in recipes[0] | recipes[1] if recipes[0].get(section) != recipes[1].get(section)]
     if different:
         what = f"its recipe differs in {', '.join(different)}"
@@ -154,20 +154,3 @@ def _seed(first: Material, other: Material) -> SeedScores:
     if seed is None:
         raise PerlError("does not say in its run.json which seed it had", other.where, "leave it out")
     return SeedScores(seed=seed, adapter_sha256=digest, policy=policy, scores=wanted)
-
-
-def _but_its_seed(material: Material) -> dict[str, Any]:
-    if material.recipe is None:
-        raise PerlError("has no recipe to compare seeds with", material.where)
-    values = dict(plain_value(public_recipe(material.recipe)))
-    train = {key: value for key, value in values.get("train", {}).items() if key not in ("seed", "output_dir")}
-    return {**values, "train": train}
-
-
-def _package(material: Material) -> PushPackage:
-    """The adapter's two files."""
-    files = material.files
-    if WEIGHTS not in files:  # of the Hub
-        fetched = fetch_adapter(str(material.repo), material.revision, sha256=material.sha256)
-        files = {name: (fetched / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-    return PushPackage({name: files[name] for name in (CONFIG, WEIGHTS)})

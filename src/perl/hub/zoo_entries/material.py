@@ -1,39 +1,51 @@
 """What an entry of the zoo is made of: an adapter's files, its scores, counted again, its recipe, its log.
 
-run folder -> Material; results, counted again -> scores of an entry
+run folder or Hub id[@revision] -> Material; results, counted again -> scores of an entry; our tag -> rows of a list
 
-Where an adapter was found makes no difference to whoever has its material.
+Where an adapter was found makes no difference to whoever has its material. A repository is untrusted: only the files
+named here are fetched, at one commit, none that is larger than such a file can be, and nothing in them is trusted.
 """
 
 import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.errors import Mistake, PerlError, raise_all
+from huggingface_hub import HfApi, constants, get_session
+
+from perl.algorithms.train_fields import train_fields
+from perl.errors import Mistake, PerlError, first_line, raise_all
+from perl.evaluation.recounting.files import PUBLISHED, find_golds, recount_published
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.scoring.protocol import Protocol, asking_of
 from perl.evaluation.scoring.results import Results, TaskResult
-from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate, why_unscored
-from perl.hub.card.contradictions import contradictions
+from perl.hub.card import published
+from perl.hub.card.candidate import find_candidate, identity_mistakes, recount_candidate, said_before, why_unscored
+from perl.hub.card.check import changed_files, policy_mistakes, words_mistakes
 from perl.hub.card.facts import RUN_FACTS, RunFacts, made_facts, read_run_facts
-from perl.hub.card.published import METRICS, PUBLIC_RECIPE, Files, evenly
-from perl.hub.card.scores_check import policy_mistakes, words_mistakes
+from perl.hub.card.render import OURS, SANDBOX_TAGS, adapter_tag
+from perl.hub.cards import open_repository, weights_of
+from perl.hub.gate.gate import largest
 from perl.hub.push.outbox import read_pushes
 from perl.hub.push.package import package_candidate
+from perl.methods.registry import METHODS
+from perl.policy.hub_files import HUB_ERRORS, TIMEOUT_SECONDS, fetch
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
+from perl.run.files import sha256_of
 from perl.run.folder import Run
 from perl.run.logs import read_log
+from perl.run.tables import Row, fact_cell, plain
 from perl.zoo.entry import Entry, TaskScore
 
+_READ = (CONFIG, RUN_FACTS, published.PUBLIC_RECIPE, published.METRICS, published.SCORES, PUBLISHED)
 _CURVE_POINTS = 64
 _SAME = ("method", "settings", "seed", "seconds", "hardware", "trainable_parameters", "versions")
+# Of an entry that was trained here what nothing else repeats.
+_REPORTED = ("seconds", "hardware", "trainable_parameters", "versions", "licence", "seeds", "tokens", "curve", "notes")
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,21 @@ class Material:
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
+def find_material(source: str | Path) -> Material:
+    """The material of a run folder, or of a repository on the Hub.
+
+    Raises:
+        PerlError: It is neither; or as :func:`of_run` and :func:`of_hub`.
+    """
+    path = Path(source).expanduser()
+    a_best = path.name == "best" and (path.parent / "run.json").is_file()
+    if a_best or (path / "run.json").is_file():
+        return of_run(path)
+    if path.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") != 1:
+        raise PerlError("is neither a run folder nor a name on the Hub (user/name)", str(source))
+    return of_hub(str(source))
+
+
 def of_run(folder: Path) -> Material:
     """A run's final adapter; of its folder ``best`` the best one.
 
@@ -78,7 +105,8 @@ def of_run(folder: Path) -> Material:
     a_run = (folder / "run.json").is_file()
     run = Run.read(folder if a_run else folder.parent)
     candidate = find_candidate(run, "final" if a_run else "best")
-    if candidate.results is None:
+    counted = recount_candidate(candidate)
+    if candidate.results is None or counted is None:
         nothing = Mistake("its adapter was not evaluated", str(run.path), f"perl eval --adapter {run.path} --tasks ...")
         wrong = why_unscored(candidate) or nothing
         raise PerlError(wrong.message, wrong.where, wrong.hint)
@@ -86,9 +114,9 @@ def of_run(folder: Path) -> Material:
     config = (candidate.folder / CONFIG).read_bytes()
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
-    scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
+    scores = checked_scores(counted, candidate.sha256, config, str(run.path))
     facts = read_run_facts(package.files[RUN_FACTS])
-    raise_all(PerlError, contradictions(facts, package.files)[0])
+    raise_all(PerlError, said_before(run, facts) if a_run else [])
     pushed = [push for push in read_pushes(run) if push.status == "done" and push.sha256 == candidate.sha256]
     return Material(
         origin="run",
@@ -111,6 +139,50 @@ def of_run(folder: Path) -> Material:
     )
 
 
+def of_hub(source: str) -> Material:
+    """The adapter in a repository.
+
+    Raises:
+        PerlError: There is none, it was not pushed by perl, or a file of it is not what it should be.
+    """
+    name, commit, there = open_repository(source)
+    for needed in (CONFIG, WEIGHTS, published.SCORES, RUN_FACTS):
+        if needed not in there:
+            raise PerlError(f"has no {needed}", source, "only what perl push sends is taken")
+    files = {file: fetch(name, commit, there[file], largest(file) or 0) for file in _READ if file in there}
+    digest, weights = weights_of(name, commit, there[WEIGHTS])
+    if digest is None:
+        raise PerlError(f"its {WEIGHTS} is kept as text and too large to be read", source)
+    try:
+        results, recipe = published.results_in(files), published.public_recipe_in(files)
+        facts = read_run_facts(files[RUN_FACTS].read_bytes())
+        published.config_in(files)  # which refuses what names code
+        changed = changed_files(facts, files, digest)
+    except PerlError as error:
+        raise error.moved(lambda where: f"{source}: {where}") from None
+    if results is None:
+        raise PerlError(f"has no {published.SCORES}", source)
+    samples = files[PUBLISHED].read_bytes() if PUBLISHED in files else None
+    counted = recount_published(files[published.SCORES].read_bytes(), samples, source, find_golds(results))
+    config = files[CONFIG].read_bytes()
+    scores = checked_scores(counted, digest, config, source)
+    raise_all(PerlError, [replace(mistake, where=f"{source}: {mistake.where}") for mistake in changed])
+    return Material(
+        origin="hub",
+        where=source,
+        name=name.partition("/")[2],
+        files={CONFIG: config, **({WEIGHTS: weights.read_bytes()} if weights is not None else {})},
+        sha256={CONFIG: sha256_of(files[CONFIG]), WEIGHTS: digest},
+        size=(there[CONFIG].size or 0) + (there[WEIGHTS].size or 0),
+        results=results,
+        scores=scores,
+        repo=name,
+        revision=commit,
+        recipe=recipe,
+        known=of_facts(facts) | of_log(published.log_in(files)) | of_policy(results),
+    )
+
+
 def of_facts(facts: RunFacts) -> dict[str, Any]:
     """What is reported of a training, beside the log."""
     return {
@@ -121,7 +193,7 @@ def of_facts(facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def entry_facts(entry: Entry, files: Files) -> tuple[list[Mistake], list[str]]:
+def entry_facts(entry: Entry, files: published.Files) -> tuple[list[Mistake], list[str]]:
     """Where an entry says of a training what its adapter and its recipe contradict, and what it says unconfirmed.
 
     Args:
@@ -129,21 +201,30 @@ def entry_facts(entry: Entry, files: Files) -> tuple[list[Mistake], list[str]]:
         files: The adapter's.
 
     Raises:
-        PerlError: A fact has not the form that perl writes, or the recipe cannot be trained.
+        PerlError: A fact has not the form that perl writes.
     """
     if entry.provenance == "reported":
         return [], ["everything beside its scores"]
-    steps = [1, *(step for step, _ in entry.curve), *([entry.steps] if entry.steps else [])]
-    files = {**files, METRICS: "\n".join(json.dumps({"step": step}) for step in steps).encode()}
-    files |= {PUBLIC_RECIPE: json.dumps(entry.recipe).encode()} if entry.recipe else {}
-    same = {"revision": "base_revision", "quantization": "base_quantization", "loss": "algorithm", "step": "steps"}
-    facts = {name: getattr(entry, same.get(name, name)) for name in (*_SAME, *same, "base")}
-    wrong, reported = contradictions(made_facts(facts, entry.name), files, facts)
-    reported += ["rewards"] if entry.recipe else []
-    reported += [name for name in ("licence", "seeds", "tokens", "curve", "notes", "created") if getattr(entry, name)]
-    words = {RUN_FACTS: "the entry", PUBLIC_RECIPE: "its recipe", METRICS: "its curve"}
-    told = re.compile("|".join(map(re.escape, words)))
-    return [Mistake(told.sub(lambda word: words[word[0]], f"{one.where}: {one.message}")) for one in wrong], reported
+    others = {"base": entry.base, "loss": entry.algorithm, "step": entry.steps}
+    made_facts({name: getattr(entry, name) for name in _SAME} | others, entry.name)
+    train, peft, config = entry.recipe.get("train", {}), entry.recipe.get("peft", {}), published.config_in(files)
+    usual = train_fields()["loss_type"].default if entry.recipe else None
+    asked = {"seed": train.get("seed"), "steps": train.get("max_steps"), "algorithm": train.get("loss_type", usual)}
+    asked["method"] = peft.get("method") if peft.get("adapter") is None else None
+    wrong = [
+        Mistake(f"says {getattr(entry, fact)}, its recipe says {right}", f"the entry: {fact}")
+        for fact, right in asked.items()
+        if right not in (None, getattr(entry, fact))
+    ]
+    method = METHODS.get(entry.method)
+    if method is not None and not method.starts:  # which are moved into the adapter when it is saved
+        for name in entry.settings.keys() - {"target_modules"}:
+            said = entry.settings[name]
+            right = getattr(config, method.arguments.get(name, name), said)
+            if right != said:
+                wrong.append(Mistake(f"says {said}, {CONFIG} says {right}", f"the entry: settings.{name}"))
+    reported = [name for name in _REPORTED if getattr(entry, name)] + (["rewards"] if entry.recipe else [])
+    return wrong, reported
 
 
 def of_log(rows: Sequence[Mapping[str, Any]], last_step: float = math.inf) -> dict[str, Any]:
@@ -151,7 +232,7 @@ def of_log(rows: Sequence[Mapping[str, Any]], last_step: float = math.inf) -> di
     rows = [row for row in rows if _is_number(row.get("step")) and row["step"] <= last_step]
     tokens = [row["num_tokens"] for row in rows if _is_number(row.get("num_tokens"))]
     points = [(int(row["step"]), float(row["reward"])) for row in rows if _is_number(row.get("reward"))]
-    return {"tokens": int(tokens[-1]) if tokens else None, "curve": evenly(points, _CURVE_POINTS)}
+    return {"tokens": int(tokens[-1]) if tokens else None, "curve": published.evenly(points, _CURVE_POINTS)}
 
 
 def _is_number(value: object) -> bool:
@@ -213,3 +294,37 @@ def protocol_facts(results: Results) -> dict[str, Any]:
         **asking_of(results.subject),
         **engine,
     }
+
+
+def hub_adapters(limit: int = 100) -> list[Row]:
+    """Rows for adapters on the Hub that bear our tag, those changed last first; nobody here has looked at their files.
+
+    Raises:
+        PerlError: The Hub is unreachable.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it")
+    api = HfApi()
+    try:
+        get_session().head(api.endpoint, timeout=TIMEOUT_SECONDS)  # listing would try again and again for long
+        listed = list(
+            api.list_models(filter=OURS, expand=["sha", "tags", "lastModified"], sort="last_modified", limit=limit)
+        )
+    except HUB_ERRORS as error:
+        raise PerlError(f"{api.endpoint} cannot be asked for adapters: {first_line(error)}") from None
+    rows, of_base = list[Row](), adapter_tag("")
+    for info in listed:
+        tags = list(info.tags or [])
+        bases = [sandbox for sandbox, tag in SANDBOX_TAGS.items() if tag in tags]
+        bases += [plain(tag.removeprefix(of_base))[:200] for tag in tags if tag.startswith(of_base)]
+        facts = {
+            "name": info.id,
+            "provenance": "on the Hub",
+            "base": next(iter(bases), None),
+            "method": next((tag for tag in tags if tag in METHODS), None),
+            "repo": info.id,
+            "revision": info.sha,
+            "created": info.last_modified.date().isoformat() if info.last_modified else None,
+        }
+        rows.append({name: fact_cell(value) for name, value in facts.items()})
+    return rows

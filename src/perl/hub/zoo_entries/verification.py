@@ -122,7 +122,15 @@ def verify(
             evaluated as it was.
     """
     entry = zoo.entry(name)
-    scores = _wanted(entry, tasks)
+    for task in tasks or ():
+        if entry.score(task) is None:
+            raise PerlError(f"has no score on {task!r}", entry.name, did_you_mean(task, [s.task for s in entry.scores]))
+    wanted = [score for score in entry.scores if not tasks or score.task in tasks]
+    scores = [score for score in wanted if score.task in all_tasks()]
+    if not scores or (tasks and len(scores) < len(wanted)):
+        unknown = ", ".join(score.task for score in wanted if score not in scores)
+        what = f"cannot be evaluated on {unknown}, no task of perl eval" if unknown else "has no scores"
+        raise PerlError(what, entry.name, "perl eval --list-tasks")
     with tempfile.TemporaryDirectory() as temporary:
         folder, adapter = Path(output or temporary).expanduser(), zoo_adapter(entry.name, zoo)
         wrong, reported = entry_facts(entry, {name: adapter / name for name in (CONFIG, WEIGHTS)})
@@ -159,46 +167,26 @@ def compare(entry: Entry, scores: Sequence[TaskScore], results: Results) -> Veri
 def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
     pairs = [(then, now)]
     if then.base is not None and now.base is not None:
-        pairs.append((_of_base(then), _of_base(now)))
+        bases = (one.model_copy(update={"adapter": one.base, "stderr": one.base_stderr}) for one in (then, now))
+        pairs.append((next(bases), next(bases)))
     verdict: Verdict = "agrees"
-    if any(_apart(*pair) for pair in pairs):
-        verdict = "differs"
-    elif (now.n, now.k) == (then.n, then.k) and all(old.adapter == new.adapter for old, new in pairs):
-        # The same completions: all else that is said of them follows.
-        verdict = "identical" if all(_says(said, getattr(now, name)) for name, said in then) else "differs"
+    for old, new in pairs:  # the errors of both are of what was measured now
+        n = old.n or new.n
+        error = new.stderr if new.stderr is None or not (n and new.n) else new.stderr * math.sqrt(new.n / n)
+        if differ(old, score_interval(old.adapter, error, n), new, score_interval(new.adapter, new.stderr, new.n)):
+            verdict = "differs"
+    same = (now.n, now.k) == (then.n, then.k) and all(old.adapter == new.adapter for old, new in pairs)
+    if same and verdict == "agrees":
+        # The same completions: all else that is said of them follows, to the last digits.
+        verdict = "identical"
+        for name, said in then:
+            found = getattr(now, name)
+            close = (
+                isinstance(said, float) and isinstance(found, int | float) and math.isclose(said, found, rel_tol=1e-9)
+            )
+            if not close and said not in (None, found):
+                verdict = "differs"
     return Remeasured(then.task, then.adapter, now.adapter, then.base, now.base, verdict)
-
-
-def _says(said: Any, found: Any) -> bool:  # noqa: ANN401 (of a score's fields)
-    """Whether nothing is said, or what was found, to the last digits that another machine may have otherwise."""
-    both = isinstance(said, float) and isinstance(found, int | float)
-    return said is None or (math.isclose(said, found, rel_tol=1e-9, abs_tol=1e-12) if both else said == found)
-
-
-def _of_base(score: TaskScore) -> TaskScore:
-    return score.model_copy(update={"adapter": score.base, "stderr": score.base_stderr})
-
-
-def _apart(then: TaskScore, now: TaskScore) -> bool:
-    """Whether two scores are shown to be different; the errors of both are of what was measured now."""
-    n = then.n or now.n
-    error = now.stderr if now.stderr is None or not (n and now.n) else now.stderr * math.sqrt(now.n / n)
-    ends = score_interval(then.adapter, error, n), score_interval(now.adapter, now.stderr, now.n)
-    return differ(then, ends[0], now, ends[1])
-
-
-def _wanted(entry: Entry, tasks: Sequence[str] | None) -> list[TaskScore]:
-    """Scores that can be measured again."""
-    for task in tasks or ():
-        if entry.score(task) is None:
-            raise PerlError(f"has no score on {task!r}", entry.name, did_you_mean(task, [s.task for s in entry.scores]))
-    wanted = [score for score in entry.scores if not tasks or score.task in tasks]
-    known = [score for score in wanted if score.task in all_tasks()]
-    if not known or (tasks and len(known) < len(wanted)):
-        unknown = ", ".join(score.task for score in wanted if score not in known)
-        what = f"cannot be evaluated on {unknown}, no task of perl eval" if unknown else "has no scores"
-        raise PerlError(what, entry.name, "perl eval --list-tasks")
-    return known
 
 
 def _evaluate(

@@ -16,9 +16,9 @@ from transformers import TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
 from perl.errors import PerlError, RecipeError, warn
-from perl.hub.push.login import check_login
 from perl.hub.push.outbox import HUB_NAME, Push, alone, queue_checkpoint, read_push
 from perl.hub.push.publish import full_repo_id, pack_checkpoint, send_checkpoints, wanted_push
+from perl.hub.push.requests import check_login
 from perl.recipe.sections import HubSection
 from perl.run.folder import Run
 from perl.run.joint_work import joined
