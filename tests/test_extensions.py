@@ -28,7 +28,7 @@ METHODS["constant"] = Method(
     {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}, {"rank": "r", "alpha": "lora_alpha"},
     starts="mine.parts:constant",
 )
-ENGINES["copy"] = Capabilities("copy", takes_updates=True, log_probs=True, opens="mine.parts:open_copy")
+ENGINES["copy"] = Capabilities("copy", log_probs=True, opens="mine.parts:open_copy")
 ADDED_TRACKERS["lines"] = "mine.parts:Lines"
 """
 PARTS = '''

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -324,7 +325,8 @@ def test_what_cannot_be_is_one_line_before_weights_are_loaded(monkeypatch, tmp_p
         check_quantisation(ModelSection(quantization="fp8"), torch.device("xpu"))
     with pytest.raises(ModelError, match=r"a base in 8 bits \(fp8\) lies whole on the device"):
         trainer(tmp_path, quantization="fp8", model_init_kwargs={"device_map": "auto"})
-    monkeypatch.setattr("perl.recipe.optional_packages._found", lambda module: module != "torchao")
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "torchao" else found(name, *a))
     with pytest.raises(
         RecipeError, match=r"model\.quantization: int8 needs the package torchao .*perl-rl\[quantised\]"
     ):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.errors import Mistake, did_you_mean
+from perl.errors import Mistake, PerlError, did_you_mean, first_line
 
 Reduction = Literal["mean", "min", "max"]
 
@@ -345,7 +345,11 @@ def delta_mistakes(train: Mapping[str, Any]) -> list[Mistake]:
 def load_extensions() -> None:
     """Imports the installed packages with an entry point in the group ``perl``; they add rows to tables like this."""
     for package in importlib.metadata.entry_points(group="perl"):
-        package.load()
+        try:
+            package.load()
+        except Exception as error:  # whatever a package of others raises
+            what = f"the installed extension {package.name} cannot be loaded: {first_line(error)}"
+            raise PerlError(what, package.value, "mend or remove its package") from error
 
 
 @functools.cache

@@ -1,14 +1,11 @@
 """``perl push``: publish a run's adapter on the Hub, or finish what an outage left."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from perl.cli.output import say, set_up_output
 from perl.run.tables import plain_table
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("push", short_help="Publish a run's adapter on the Hub, with its card, scores and recipe.")

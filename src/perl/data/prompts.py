@@ -117,16 +117,18 @@ def render_prompts(
     Raises:
         DataError: A prompt cannot be asked, or the chat template refuses it.
     """
-    asked = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **(template_arguments or {})}
     rendered = []
     for number, row in enumerate(rows, 1):
         prompt = checked_prompt(row["prompt"], f"prompt {number}", "data")
-        is_text = isinstance(prompt, str)
+        if isinstance(prompt, str):
+            rendered.append(Prompt(prompt, tuple(tokenizer(text=prompt)["input_ids"]), row.get("solution")))
+            continue
         try:
-            encoded = tokenizer(text=prompt) if is_text else tokenizer.apply_chat_template(prompt, **asked)
+            encoded = tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **(template_arguments or {})
+            )
         except (TemplateError, TypeError, ValueError) as error:
             hint = "messages as the model's template wants them, or data.chat: false where it has none"
             raise DataError(f"prompt {number} cannot be rendered: {first_line(error)}", "data", hint) from error
-        words = prompt if is_text else tuple(prompt)
-        rendered.append(Prompt(words, tuple(encoded["input_ids"]), row.get("solution")))
+        rendered.append(Prompt(tuple(prompt), tuple(encoded["input_ids"]), row.get("solution")))
     return rendered

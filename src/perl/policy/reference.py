@@ -3,7 +3,7 @@
 model, input_ids, attention_mask -> log p(token t+1 | tokens up to t); policy, spec -> Reference
 
 Costs an adapter, never a model. The base is the policy with its adapter switched off, which is exact for every method
-because no adapter here writes to the base (``adapter.py``). Any other reference is a copy of the trained tensors that
+because no adapter here writes to the base (``attach.py``). Any other reference is a copy of the trained tensors that
 takes their place during a forward pass; whatever the method, its config and its initialisation are not run again.
 """
 

@@ -31,20 +31,17 @@ class Capabilities:
 
     Attributes:
         name: As a recipe names it.
-        takes_updates: Samples from its own copy of the base, and is given the policy after each step. False: it samples
-            from the model in the trainer's memory, which is the policy.
         log_probs: Rollouts come with the log-probabilities they were drawn with, which the loss corrects for.
         needs_servers: Runs on servers: recipes name their addresses, and they outlive a run.
         in_process: Each process of a run has one of its own, which takes a share of the device's memory.
         samples_ahead: Can sample while the policy trains (``rollout.prefetch``).
         quantised_base: Can hold a base that is quantised.
         package: Python package that must be installed where the run is; None: no further one.
-        opens: Of one that takes updates: ``module:function`` with the arguments of
-            :func:`perl.rollouts.open_engine.open_engine`, which gives the engine.
+        opens: ``module:function`` with the arguments of :func:`perl.rollouts.open_engine.open_engine`, which gives the
+            engine; empty: it samples from the model in the trainer's memory, which is the policy.
     """
 
     name: str
-    takes_updates: bool = False
     log_probs: bool = False
     needs_servers: bool = False
     in_process: bool = False
@@ -52,6 +49,11 @@ class Capabilities:
     quantised_base: bool = False
     package: str | None = None
     opens: str = ""
+
+    @property
+    def takes_updates(self) -> bool:
+        """Whether it samples from its own copy of the base, and is given the policy after each step."""
+        return bool(self.opens)
 
     @property
     def installed(self) -> bool:
@@ -62,7 +64,6 @@ class Capabilities:
 TRANSFORMERS = Capabilities("transformers", quantised_base=True)
 VLLM = Capabilities(
     "vllm",
-    takes_updates=True,
     log_probs=True,
     in_process=True,
     package="vllm",
@@ -70,7 +71,6 @@ VLLM = Capabilities(
 )
 VLLM_SERVER = Capabilities(
     "vllm-server",
-    takes_updates=True,
     log_probs=True,
     needs_servers=True,
     samples_ahead=True,

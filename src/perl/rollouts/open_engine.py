@@ -9,7 +9,7 @@ Where the policy is in shards all processes need the answers of a trial: its log
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -256,8 +256,9 @@ class _Shared:
     def result(self) -> list[list[Sampled]]:
         """The completions of this process's requests; every process must call it, once or more often."""
         if self._own is None:
-            groups = chain.from_iterable(pending.result() for pending in self._pending)  # asked for on the main process
-            self._own = self._processes.scattered(lambda: [list(islice(groups, count)) for count in self._counts])
+            # Asked for on the main process alone.
+            groups = chain.from_iterable(pending.result() for pending in self._pending)
+            self._own = self._processes.scattered(lambda: [[next(groups) for _ in range(n)] for n in self._counts])
             if self._on_group is not None and not self._processes.main:
                 for position, group in enumerate(self._own):
                     self._on_group(position, group)

@@ -326,7 +326,7 @@ def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> 
     if not then:
         with suppress(PerlError, TypeError, ValueError):  # it was changed by hand
             numbers = {name: train.get(name) for name in NUMBERS}
-            then = plan_batch(**numbers, world_size=int(known["processes"])).prompts_per_step
+            then = plan_batch(**numbers, world_size=int(known.get("processes"))).prompts_per_step
     uncut = {"train": {name: value for name, value in recipe.train.items() if name not in _CUTS}}
     found += differences(
         {**saved, "train": {name: value for name, value in train.items() if name not in _CUTS}},

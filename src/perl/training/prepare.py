@@ -121,10 +121,11 @@ def planned_arguments(recipe: Recipe, *, runs_here: bool = True, engine_here: bo
 
 
 @contextmanager
-def opened_run(plan: Plan, group: ProcessGroup) -> Iterator[tuple[Run, bool]]:
+def opened_run(recipe: Recipe, plan: Plan, group: ProcessGroup) -> Iterator[tuple[Run, bool]]:
     """The run's folder, held by the main process, and whether something is left to do of the run.
 
     Args:
+        recipe: As it is kept in the folder.
         plan: Of the run.
         group: The processes that run it; what the end of one makes of the work inside is raised as that.
 
@@ -138,7 +139,7 @@ def opened_run(plan: Plan, group: ProcessGroup) -> Iterator[tuple[Run, bool]]:
     every = joined()
     with ExitStack() as opened:
         with every.failing_together():
-            run = opened.enter_context(open_run(plan.recipe)) if every.main else follow_run(plan.recipe)
+            run = opened.enter_context(open_run(recipe)) if every.main else follow_run(recipe)
         goes_on = every.by_main(lambda: _left_to_do(plan, run))
         opened.enter_context(group.named())
         if goes_on:

@@ -171,7 +171,13 @@ def _of(given: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
 
 def _values(reward: Reward, arguments: Mapping[str, Any]) -> list[float | None]:
     values = reward.function(**arguments)
-    return list(asyncio.run(values) if inspect.iscoroutine(values) else values)
+    if not inspect.isawaitable(values):
+        return list(values)
+
+    async def awaited() -> Any:  # noqa: ANN401 (as many as texts)
+        return await values
+
+    return list(asyncio.run(awaited()))
 
 
 def _in_a_worker(

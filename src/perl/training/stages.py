@@ -47,8 +47,9 @@ def train(
         if checked.engine.name != "local":
             return _train_elsewhere(checked, recipe, overrides)
     with threads_kept(), together() as group:
-        plan = prepare(group.agreed(read_recipe(recipe, overrides, output_dir)))
-        with opened_run(plan, group) as (run, goes_on):
+        agreed = group.agreed(read_recipe(recipe, overrides, output_dir))
+        plan = prepare(agreed)
+        with opened_run(agreed, plan, group) as (run, goes_on):
             if goes_on:
                 _carry_out(plan, run)
         if is_first_process():

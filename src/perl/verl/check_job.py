@@ -45,7 +45,6 @@ def check_job(folder: Path) -> list[str]:
         raise RecipeError("a path with quotes, $ or \\ cannot be written as an override", str(folder), "another folder")
     found = _installed_verl()
     import pyarrow.parquet  # type: ignore[import-untyped]
-    from verl.trainer.ppo.reward import get_custom_reward_fn  # type: ignore[import-not-found]
 
     config = composed(job.overrides, str(job.path / OVERRIDES))
     cpus = config.ray_kwargs.ray_init.num_cpus
@@ -69,6 +68,8 @@ def check_job(folder: Path) -> list[str]:
     row = pyarrow.parquet.read_table(job.path / TRAIN).slice(0, 1).to_pylist()[0]
     given = {"data_source": row["data_source"], "extra_info": row["extra_info"]}
     with _as_mistakes("the rewards do not work here"):
+        from verl.trainer.ppo.reward import get_custom_reward_fn  # type: ignore[import-not-found]
+
         score = float(get_custom_reward_fn(config)(solution_str=_ANSWER, ground_truth=_GOLD, **given)["score"])
     return [
         f"verl {found}: {len(job.overrides)} overrides compose and are valid",

@@ -4,6 +4,7 @@ Handover, Settings -> recipe.yaml, train.parquet, eval.parquet, rewards.py, over
 """
 
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -51,7 +52,6 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER / "{REWARD_FILES}"))
 
-from perl.rewards.custom import code_files
 from perl.rewards.one_by_one import scorer  # noqa: E402
 
 _score = scorer(FOLDER)
@@ -239,6 +239,17 @@ def check_rewards(needs: Mapping[str, Iterable[str]]) -> None:
     raise_all(RecipeError, found)
 
 
+def _file_of(module: str) -> Path:
+    return Path(getattr(sys.modules.get(module), "__file__", None) or "").resolve()
+
+
+def _comes_with_packages(module: str) -> bool:
+    """Whether a module is part of Python, of this package, or of one that is installed."""
+    known = module.partition(".")[0] in {"perl", *sys.stdlib_module_names}
+    place = getattr(sys.modules.get(module), "__file__", None) or ""
+    return known or bool(_SITES & {*Path(place).parts, *Path(place).resolve().parts})
+
+
 def reward_files(names: Iterable[str]) -> dict[str, Path]:
     """The files that the modules of custom rewards are, by their place in the job's folder.
 
@@ -252,16 +263,20 @@ def reward_files(names: Iterable[str]) -> dict[str, Path]:
     mistakes: list[Mistake] = []
     for name in names:
         module, colon, _ = name.partition(":")
-        place = getattr(sys.modules.get(module), "__file__", None)
-        known = module.partition(".")[0] in {"perl", *sys.stdlib_module_names}
-        installed = place is not None and _SITES & {*Path(place).parts, *Path(place).resolve().parts}
-        if not colon or known or installed:
+        if not colon or _comes_with_packages(module):
             continue
-        if place is None or Path(place).suffix != ".py":
+        if _file_of(module).suffix != ".py":
             what = f"{module} is no file of Python, and is not installed"
             mistakes.append(cannot_go(what, f"rewards.{name}", "put the function into a .py file"))
             continue
-        root, files = code_files(name)
-        found |= {file.relative_to(root).as_posix(): file for file in files}
+        ahead = [module]
+        while ahead:
+            root, files = code_files(f"{ahead.pop()}:")
+            found |= {file.relative_to(root).as_posix(): file for file in files}
+            # What is imported from another folder of sys.path.
+            texts = "\n".join(files.values())
+            named = set(re.findall(r"^\s*(?:import|from)\s+([\w.]+)", texts, re.MULTILINE))
+            others = {one for one in named & sys.modules.keys() if not _comes_with_packages(one)}
+            ahead += [one for one in others if _file_of(one).suffix == ".py" and _file_of(one) not in found.values()]
     raise_all(RecipeError, mistakes)
     return found

@@ -137,7 +137,7 @@ def in_turn(
         policies: In memory.
         wanted: Of ``base`` and ``adapter``, in this order.
         how: The engine; not ``auto``.
-        settings: For opener it.
+        settings: For opening it.
         probe_ids: A prompt on which engine and policy are compared.
         batch_size: Completions that transformers write at a time.
         temperature: At which they are compared, above 0: that of the samples, so that it is proven to be applied.

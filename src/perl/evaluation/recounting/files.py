@@ -163,8 +163,9 @@ def candidates(
     source = None if recipe is None else recipe.data.eval or recipe.data.train
     if recipe is None or source is None:
         return
-    cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source.name, repo_type="dataset")
-    if is_sandbox(source.name) or is_data_file(source.name) or cached.is_dir():  # it is read without a download
+    here = is_sandbox(source.name) or is_data_file(source.name)
+    if here or (Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source.name, repo_type="dataset")).is_dir():
+        # It is read without a download.
         for chat in (True, False):
             with contextlib.suppress(PerlError):
                 yield heldout_questions(recipe, chat=chat)[:count], ()

@@ -168,7 +168,7 @@ def why_unscored(candidate: RunAdapter) -> Mistake | None:
 def identity_mistakes(candidate: RunAdapter) -> list[Mistake]:
     """Why an adapter is not what its run trained: other weights lie there than were proven, or scored as the best."""
     found, run = [], candidate.run
-    trained = run.facts.get("fingerprint", {}).get("adapter") if candidate.which == "final" else None
+    trained = (run.facts.get("fingerprint") or {}).get("adapter") if candidate.which == "final" else None
     if candidate.which == "best":
         best = _best(run)
         trained = best.get("sha256")
@@ -224,7 +224,7 @@ def recipe_of(run: Run) -> Recipe | None:
 
 def base_of_run(run: Run) -> str | None:
     """The fingerprint of the base that a run trained on; None: it does not say."""
-    return run.facts.get("fingerprint", {}).get("base")
+    return (run.facts.get("fingerprint") or {}).get("base")
 
 
 def source_of_run(run: Run) -> str | None:
@@ -232,7 +232,7 @@ def source_of_run(run: Run) -> str | None:
 
     That of the base itself, unless the base was quantised as it was loaded.
     """
-    return run.facts.get("fingerprint", {}).get("source" if run.facts.get("quantization") else "base")
+    return (run.facts.get("fingerprint") or {}).get("source" if run.facts.get("quantization") else "base")
 
 
 def checkpoint_steps(run: Run) -> list[int]:

@@ -31,7 +31,7 @@ from perl.recipe.rollout_section import ENGINES
 
 # Completions do not tell what stood before the question, and no hash holds against somebody who computes it anew.
 _AS_ASKED = "few-shot examples and sampling of the completions (perl zoo verify draws them again)"
-_WINDOW = 100
+_WINDOW, _MOST_FOREIGN = 100, 10
 _OF_THE_HUB = ".gitattributes"
 _SCORED_AGAIN = "perl eval scores the one that is there"
 _PRESETS = {*PRESETS, "recipe", "script"}
@@ -95,7 +95,9 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
     # What lies there and is no file of ours, and what the author says.
     known = (LEADERBOARDS, _OF_THE_HUB)
     foreign = [name for name in files if not is_ours(name) and not name.startswith(known)]
-    others = [f"{shown(name)}: not a file of perl's" for name in foreign]
+    others = [f"{shown(name)}: not a file of perl's" for name in foreign[:_MOST_FOREIGN]]
+    if len(foreign) > _MOST_FOREIGN:
+        others.append(f"{len(foreign) - _MOST_FOREIGN:,} more files that are not perl's")
     others += [f"{CARD}: what stands below “{AUTHOR}”"] if published.split_author(card)[1] else []
     read = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
     return Checked(
@@ -138,11 +140,13 @@ def _rendered_again(files: Files, card: str) -> tuple[CardFacts, list[Mistake]]:
 
 def changed_files(facts: RunFacts, files: Files, weights_sha256: str | None) -> list[Mistake]:
     """Files that are not those beside which the facts were written."""
-    return [
-        Mistake(f"has SHA-256 {there[:12]}, {RUN_FACTS} says {facts.files[name][:12]}: one was changed", name, AGAIN)
-        for name, there in published.digests_in(files, weights_sha256).items()
-        if facts.files.get(name, there) != there
-    ]
+    found = []
+    for name, there in published.digests_in(files, weights_sha256).items():
+        said = facts.files.get(name, "nothing" if facts.files else there)
+        if said != there:
+            what = f"has SHA-256 {there[:12]}, {RUN_FACTS} says {said[:12]}: one was changed"
+            found.append(Mistake(what, name, AGAIN))
+    return found
 
 
 def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted: Recount | None) -> Checked:

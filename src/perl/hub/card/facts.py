@@ -127,11 +127,23 @@ def showable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if _has_form(name, value)}
 
 
+def _text(text: str) -> str:
+    if not text.isprintable() or _MARKS.search(text):
+        raise ValueError("holds a mark of scores, links or code")
+    return text
+
+
+def _hub_id(text: str) -> str:
+    if not has_hub_form(text):
+        raise ValueError("is not user/name")
+    return text
+
+
 Word = Annotated[
     str, StringConstraints(pattern=r"^\w[\w.+@-]*([:/]\w[\w.+@-]*)*$", min_length=1, max_length=_LONGEST_WORD)
 ]
 """A name: of a run, a method, a reward, a version."""
-Text = Annotated[str, StringConstraints(pattern=r"^[^<>%±`*\[\]\p{C}\p{Zl}\p{Zp}]+$", max_length=_LONGEST_WORD)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=_LONGEST_WORD), AfterValidator(_text)]
 """Plain text of one line without marks or links."""
 VERSION = r"\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d+)*(\+[a-z0-9.]+)?|not installed"
 """What the version of a package looks like."""
@@ -151,7 +163,7 @@ Hardware = Annotated[
         max_length=100,
     ),
 ]
-HubId = Annotated[str, StringConstraints(pattern=rf"^{_HUB_NAME}$")]
+HubId = Annotated[str, AfterValidator(_hub_id)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

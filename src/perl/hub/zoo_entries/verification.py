@@ -182,7 +182,9 @@ def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
         for name, said in then:
             found = getattr(now, name)
             close = (
-                isinstance(said, float) and isinstance(found, int | float) and math.isclose(said, found, rel_tol=1e-9)
+                isinstance(said, float)
+                and isinstance(found, int | float)
+                and math.isclose(said, found, rel_tol=1e-9, abs_tol=1e-12)
             )
             if not close and said not in (None, found):
                 verdict = "differs"

@@ -247,12 +247,15 @@ class Servers:
             pause = min(max(_PROBE_SECONDS, 1.5 * pause), _LONGEST_PROBE_SECONDS)
             try:
                 if self._fleet is not None:  # it may have been started again elsewhere
-                    await member.server.move(await self._fleet.address(member.position))
+                    try:
+                        await member.server.move(await self._fleet.address(member.position))
+                    except OSError as error:
+                        raise ServerDownError(str(error)) from None
                 await member.server.health(HEALTH_SECONDS)
                 while await self._versions.readmit(member) is not self._versions.current:
                     pass
                 break
-            except (ServerDownError, PerlError, OSError) as error:
+            except (ServerDownError, PerlError) as error:
                 self._take_out(member, error)
                 if isinstance(error, PerlError) and str(error) not in self._said:
                     self._said.add(str(error))

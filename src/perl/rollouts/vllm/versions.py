@@ -141,14 +141,15 @@ class Versions:
             version.users += 1  # its folder stays
             try:
                 if self._fleet is not None:
-                    await self._fleet.bring(member.position, version.name)
+                    try:
+                        await self._fleet.bring(member.position, version.name)
+                    except OSError as error:  # nobody answers on its node
+                        raise ServerDownError(str(error)) from None
                 if version.form == "adapter":
                     await member.server.load_adapter(version.name, version.path)
                     member.versions.add(version.name)
                 else:
                     await self._replace_weights(member, version, now.weights)
-            except OSError as error:  # nobody answers on its node
-                raise ServerDownError(str(error)) from None
             finally:
                 version.users -= 1
 

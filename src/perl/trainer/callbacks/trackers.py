@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from perl.algorithms.registry import function_at
 from perl.errors import PerlError, first_line, warn
 from perl.evaluation.scoring.results import read_results
-from perl.recipe.optional_packages import ADDED_TRACKERS
+from perl.recipe.optional_packages import ADDED_TRACKERS, named_trackers
 from perl.recipe.server_address import without_credentials
 from perl.run.files import write_text
 
@@ -90,7 +90,8 @@ def log_scores(trainer: GRPOTrainer, folder: Path) -> None:
         if score is not None
     }
     kinds = theirs.WandbCallback, theirs.MLflowCallback, theirs.TrackioCallback, theirs.TensorBoardCallback
-    kinds += tuple(function_at(callback) for callback in ADDED_TRACKERS.values())
+    asked = ADDED_TRACKERS.keys() & set(named_trackers(trainer.args.report_to))
+    kinds += tuple(function_at(ADDED_TRACKERS[name]) for name in asked)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, KeptRuns) and callback.mlflow_run is not None:
             os.environ["MLFLOW_RUN_ID"] = callback.mlflow_run  # MLflow removes it as it opens the run

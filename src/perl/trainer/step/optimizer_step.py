@@ -118,9 +118,12 @@ class OptimizerStep:
         if is_last:
             batches, asked, begun = self._window, self._asked, time.perf_counter()
             self._window, self._asked = [], []
-            with threads_for(model):
-                while (found := self.run_window(model, batches)) is None:  # its rollouts are another policy's
-                    batches, begun = self._check.make_again(asked), time.perf_counter()
+            while True:
+                with threads_for(model):
+                    found = self.run_window(model, batches)
+                if found is not None:
+                    break
+                batches, begun = self._check.make_again(asked), time.perf_counter()  # they were another policy's
             loss = found
             metrics["update/seconds"].append(time.perf_counter() - begun)
         self._position.advance()
