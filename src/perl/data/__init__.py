@@ -248,10 +248,14 @@ def _prompts(
         question = "" if column is None else checked_prompt(row[column], name, f"{where}.columns.prompt")
         prompt = question
         if isinstance(question, str):
-            text = (template or "{prompt}").format_map({**row, "prompt": question})
-            prompt = [{"role": "user", "content": text}] if chat else text
-        elif template is not None and question is not None:
-            raise DataError("does nothing to prompts that are chat messages", "data.prompt_template", "leave it out")
+            turns = [(example.prompt, example.answer) for example in section.examples]
+            asked = [
+                (template or "{prompt}").format_map({**row, "prompt": text}) for text, _ in (*turns, (question, ""))
+            ]
+            prompt = _conversation(asked, [answer for _, answer in turns], chat=chat)
+        elif question is not None and (template is not None or section.examples):
+            key = "data.examples" if template is None else "data.prompt_template"
+            raise DataError("does nothing to prompts that are chat messages", key, "leave it out")
         empty.append(not prompt_text(prompt if column is None else question).strip())
         if section.system_prompt and isinstance(prompt, list):
             prompt = [{"role": "system", "content": section.system_prompt}, *prompt]
@@ -262,6 +266,16 @@ def _prompts(
     if other is not None and not any(empty):
         raise DataError(f"{named[0]} and {named[other]} are text and chat messages", where, "set data.chat: true")
     return prompts, empty_cells(empty, "question", source.name, where)
+
+
+def _conversation(asked: Sequence[str], answers: Sequence[str], *, chat: bool) -> str | list[dict[str, str]]:
+    """Questions, each but the last with its answer: as turns of a chat, or as a text with empty lines between."""
+    shown = list(zip(asked, answers, strict=False))
+    if not chat:
+        return "\n\n".join([*(f"{text} {answer}" for text, answer in shown), asked[-1]])
+    roles = ("user", "assistant")
+    messages = [{"role": role, "content": text} for pair in shown for role, text in zip(roles, pair, strict=True)]
+    return [*messages, {"role": "user", "content": asked[-1]}]
 
 
 def empty_cells(empty: Sequence[bool], what: str, source: str, where: str) -> list[Mistake]:

@@ -38,7 +38,7 @@ from perl.policy.sharding import loaded_in_shards, settle, shard_like
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 from perl.recipe.sections import ModelSection
 from perl.run.shards import is_sharded, whole
-from perl.sandbox import BASE_NAME, is_sandbox, model_folder, model_name
+from perl.sandbox import BASE_NAME, is_sandbox, model_folder, model_name, smollm2
 
 _META = torch.device("meta")
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
@@ -136,10 +136,10 @@ def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreT
     """
     if not is_sandbox(section.name) and not Path(section.name).expanduser().is_dir():
         if section.name.startswith((".", "/", "~")):
-            raise ModelError(f"{section.name}: no such folder", "model.name", f"{BASE_NAME} needs no network")
+            raise ModelError(f"{section.name}: no such folder", "model.name", _offline(section.name))
         answer = look_up("model", section.name, section.revision)
         if isinstance(answer, Mistake):
-            hints = [answer.hint, f"{BASE_NAME} needs no network"]
+            hints = [answer.hint, _offline(section.name)]
             raise ModelError(answer.message, "model.name", "; ".join(filter(None, hints)))
     if "flash_attention" in (section.attn_implementation or "") and not importlib.util.find_spec("flash_attn"):
         problem = missing_extra("flash-attn", "flash", f"attn_implementation {section.attn_implementation}")
@@ -472,6 +472,13 @@ def _config(section: ModelSection) -> Any:  # noqa: ANN401 (a config of transfor
         )
 
 
+def _offline(name: str) -> str:
+    """What can be had without a network in place of a model."""
+    if Path(name).name == smollm2.MODEL:
+        return f"`{smollm2.COMMAND}` makes the folder without a Hub; then set model.name={smollm2.MODEL}"
+    return f"{BASE_NAME} needs no network"
+
+
 @contextlib.contextmanager
 def _explained(section: ModelSection) -> Iterator[None]:
     """Turns what transformers raises for a model that cannot be loaded into one line."""
@@ -482,7 +489,7 @@ def _explained(section: ModelSection) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         local = Path(section.name).expanduser().is_dir()
         what = "holds no model that can be loaded" if local else "cannot be loaded"
-        hint = f"{BASE_NAME} needs no network"
+        hint = _offline(section.name)
         if constants.HF_HUB_OFFLINE and not local:
             hint = f"HF_HUB_OFFLINE is set, so only what is cached can be loaded; {hint}"
         raise ModelError(f"{section.name} {what}: {first_line(error)}", "model.name", hint) from error

@@ -117,6 +117,13 @@ class DataSource(Section):
         return {"name": value} if isinstance(value, str) else value
 
 
+class Example(Section):
+    """A question and its answer, shown before every question."""
+
+    prompt: str = Field(min_length=1, description="The question.")
+    answer: str = Field(min_length=1, description="What a model should answer.")
+
+
 class DataSection(Section):
     """Problems to train on, and problems held out."""
 
@@ -132,6 +139,9 @@ class DataSection(Section):
         "holds the question, all of it.",
     )
     system_prompt: str | None = Field(None, description="System message put before every question.")
+    examples: list[Example] = Field(
+        [], description="Answered questions before every question: earlier turns of a chat, or text above it."
+    )
     chat: bool | None = Field(None, description="Chat messages or plain text; None: as the tokenizer's template says.")
     drop_overlap: bool = Field(False, description="Drop training prompts that are also held out, instead of stopping.")
 

@@ -75,6 +75,34 @@ def chain(rng: random.Random) -> Problem:
     return Problem(f"{question}=", str(total), " ".join(steps))
 
 
+def sums(rng: random.Random) -> Problem:
+    """Two numbers of at most 75, asked for in words: for a model that was pretrained on text."""
+    a, b = rng.randint(0, 75), rng.randint(0, 75)
+    return Problem(f"What is {a} + {b}?", str(a + b), f"{a} + {b} = {a + b}")
+
+
+NAMES = ("Tom", "Anna", "Ben", "Lily", "Sam", "Mia", "Jack", "Emma", "Leo", "Nora", "Paul", "Rita")
+THINGS = ("apples", "pens", "books", "coins", "marbles", "stickers", "cards", "cookies", "stamps", "shells")
+
+
+def stories(rng: random.Random) -> Problem:
+    """A short story in which somebody gets and gives things, once to three times, its level; a line for each time."""
+    level, (who, other) = rng.randint(1, 3), rng.sample(NAMES, 2)
+    things, total = rng.choice(THINGS), rng.randint(4, 20)
+    told, steps = [f"{who} has {total} {things}."], []
+    for _ in range(level):
+        number = rng.randint(1, 12)
+        if gives := number <= total and rng.random() < 0.5:
+            told.append(f"{who} gives {number} {things} to {other}.")
+        else:
+            told.append(f"{other} gives {who} {number} {things}.")
+        after = total - number if gives else total + number
+        steps.append(f"{total} {'-' if gives else '+'} {number} = {after}")
+        total = after
+    question = f"{' '.join(told)} How many {things} does {who} have now?"
+    return Problem(question, str(total), ", ".join(steps), level)
+
+
 WORD_LENGTH = 6
 CIPHER_SIGN = "#"
 # The digit of each letter, drawn once at random. No base was trained on it: only a reward tells it.
@@ -108,6 +136,8 @@ TASKS: dict[str, Callable[[random.Random], Problem]] = {
     "addition": addition,
     "multiplication": multiplication,
     "chain": chain,
+    "sums": sums,
+    "stories": stories,
     "cipher": cipher,
     "cipher_levels": cipher_levels,
 }
