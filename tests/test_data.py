@@ -325,6 +325,15 @@ def test_a_system_prompt_comes_before_every_question():
         ]
 
 
+def test_answered_examples_come_before_every_question_as_turns_or_as_text_in_the_same_template():
+    template, examples = "Q: {prompt}", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+    asked = {"train": write("rows.jsonl", ROWS[:1]), "prompt_template": template, "examples": examples}
+    assert train_rows(False, **asked)[0]["prompt"] == "Q: 1+1= 2\n\nQ: 2+2= 4\n\nQ: 0+0="
+    turns = [("user", "Q: 1+1="), ("assistant", "2"), ("user", "Q: 2+2="), ("assistant", "4"), ("user", "Q: 0+0=")]
+    expected = [{"role": role, "content": text} for role, text in (("system", "S"), *turns)]
+    assert train_rows(True, system_prompt="S", **asked)[0]["prompt"] == expected
+
+
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_template_surrounds_the_question_with_text_and_other_columns_and_leaves_its_braces_alone(chat):
     template = "{level} {{x}}: {prompt}\nAnswer?"
@@ -406,6 +415,7 @@ REFUSED = (
         for template in ("{prompt} {unit}", "{prompt} {}", "{prompt} {", "{prompt} {0}")
     ),
     ({"train": "chat.jsonl", "prompt_template": "Solve: {prompt}"}, "data.prompt_template: ", "chat messages"),
+    ({"train": "chat.jsonl", "examples": [{"prompt": "1+1=", "answer": "2"}]}, "data.examples: ", "chat messages"),
     (
         {"train": "rows.jsonl", "eval": "rows.jsonl", "drop_overlap": True},
         "data.eval: ",
