@@ -117,7 +117,7 @@ class DataSource(Section):
         return {"name": value} if isinstance(value, str) else value
 
 
-class Example(Section):
+class AnsweredQuestion(Section):
     """A question and its answer, shown before every question."""
 
     prompt: str = Field(min_length=1, description="The question.")
@@ -139,7 +139,7 @@ class DataSection(Section):
         "holds the question, all of it.",
     )
     system_prompt: str | None = Field(None, description="System message put before every question.")
-    examples: list[Example] = Field(
+    examples: list[AnsweredQuestion] = Field(
         [], description="Answered questions before every question: earlier turns of a chat, or text above it."
     )
     chat: bool | None = Field(None, description="Chat messages or plain text; None: as the tokenizer's template says.")
