@@ -20,8 +20,7 @@ from typing import Any
 from result_lines import as_lines
 
 from perl.errors import Mistake
-from perl.hub.gate.gate import text_of
-from perl.hub.gate.leaks import MachineFacts, find_leaks
+from perl.hub.gate import MachineFacts, find_leaks, text_of
 from perl.run.folder import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent

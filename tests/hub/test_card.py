@@ -11,7 +11,7 @@ import yaml
 from perl.hub.card.card_facts import CardFacts, PromptFormat, Serving, public_results
 from perl.hub.card.facts import Licence, label
 from perl.hub.card.render import references, render_card
-from perl.recipe.sections import PromptsSection
+from perl.recipe.sections import AnsweredQuestion, PromptsSection
 from perl.sandbox import BASE_NAME, COPYIST_NAME
 from tests.evaluations import results, task_result
 
@@ -307,6 +307,10 @@ def test_the_snippets_load_the_base_at_its_revision_and_ask_as_training_asked_an
         "max_tokens": 99,
         "chat_template_kwargs": {"thinking": False},
     }
+    shown = [AnsweredQuestion(prompt="1+1", answer="2")]
+    card = render_card(replace(FULL, asking=PromptFormat(system_prompt="Think.", examples=shown)))
+    turns = [("system", "Think."), ("user", "1+1"), ("assistant", "2"), ("user", "What is 12 * 13?")]
+    assert f"messages = {json.dumps([{'role': role, 'content': text} for role, text in turns])}\n" in card
     plain = render_card(replace(FULL, asking=PromptFormat(False, prompt_template="{{{prompt}}} {column}:")))
     assert 'prompt = "{What is 12 * 13?} {column}:"\n' in plain
     assert "apply_chat_template" not in plain

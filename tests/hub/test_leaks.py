@@ -5,8 +5,7 @@ import json
 import pytest
 from leaks import PATHS, SECRETS, carriers, in_repository, now
 
-from perl.hub.gate.gate import gate_mistakes
-from perl.hub.gate.leaks import MachineFacts, find_leaks, own_secrets, this_machine, without_secrets
+from perl.hub.gate import MachineFacts, find_leaks, gate_mistakes, own_secrets, this_machine, without_secrets
 
 SOMEBODY = MachineFacts(
     folders=("/srv2/runs/mine",), users=("alice",), hosts=("gpu-17",), secrets={"secret-of-mine": "your token"}

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from perl.hub.card.published import public_recipe, without_paths
-from perl.hub.gate.leaks import MachineFacts, find_leaks
+from perl.hub.gate import MachineFacts, find_leaks
 from perl.recipe import load_recipe
 
 PRIVATE = {

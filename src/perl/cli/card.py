@@ -52,8 +52,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.card.published import AUTHOR, CARD, read_front_matter, shown
     from perl.hub.card.render import OURS
     from perl.hub.cards import run_card, run_folder, write_card
-    from perl.hub.gate.gate import gate_mistakes
-    from perl.hub.gate.leaks import this_machine
+    from perl.hub.gate import gate_mistakes, this_machine
     from perl.run.files import write_text
     from perl.run.folder import Run
 

@@ -215,7 +215,7 @@ def render(*, check: bool, folder: str | None) -> None:
 
 def _write(texts: Mapping[Path, str]) -> None:
     """Pages are for others to see, and entries may have been written by hand: they pass the gate, then are written."""
-    from perl.hub.gate.gate import ZOO, gate_mistakes
+    from perl.hub.gate import ZOO, gate_mistakes
     from perl.run.files import named, write_text
 
     known = {"zoo.html" if path.suffix == ".html" else path.name: text.encode() for path, text in texts.items()}

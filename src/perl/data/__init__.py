@@ -18,6 +18,7 @@ from perl.data.hub import load_hub_rows as load_hub_rows
 from perl.data.hub import split_rows as split_rows
 from perl.data.overlap import normalised, same
 from perl.data.prompts import checked_prompt as checked_prompt
+from perl.data.prompts import conversation
 from perl.data.prompts import prompt_text as prompt_text
 from perl.data.prompts import render_prompts as render_prompts
 from perl.errors import DataError, Mistake, did_you_mean, raise_all
@@ -252,7 +253,7 @@ def _prompts(
             asked = [
                 (template or "{prompt}").format_map({**row, "prompt": text}) for text, _ in (*turns, (question, ""))
             ]
-            prompt = _conversation(asked, [answer for _, answer in turns], chat=chat)
+            prompt = conversation(asked, [answer for _, answer in turns], chat=chat)
         elif question is not None and (template is not None or section.examples):
             key = "data.examples" if template is None else "data.prompt_template"
             raise DataError("does nothing to prompts that are chat messages", key, "leave it out")
@@ -266,16 +267,6 @@ def _prompts(
     if other is not None and not any(empty):
         raise DataError(f"{named[0]} and {named[other]} are text and chat messages", where, "set data.chat: true")
     return prompts, empty_cells(empty, "question", source.name, where)
-
-
-def _conversation(asked: Sequence[str], answers: Sequence[str], *, chat: bool) -> str | list[dict[str, str]]:
-    """Questions, each but the last with its answer: as turns of a chat, or as a text with empty lines between."""
-    shown = list(zip(asked, answers, strict=False))
-    if not chat:
-        return "\n\n".join([*(f"{text} {answer}" for text, answer in shown), asked[-1]])
-    roles = ("user", "assistant")
-    messages = [{"role": role, "content": text} for pair in shown for role, text in zip(roles, pair, strict=True)]
-    return [*messages, {"role": "user", "content": asked[-1]}]
 
 
 def empty_cells(empty: Sequence[bool], what: str, source: str, where: str) -> list[Mistake]:

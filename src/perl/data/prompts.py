@@ -102,6 +102,16 @@ def prompt_text(prompt: Any) -> str:  # noqa: ANN401 (text or messages, as the d
     return ""
 
 
+def conversation(asked: Sequence[str], answers: Sequence[str], *, chat: bool) -> str | list[dict[str, str]]:
+    """Questions, each but the last with its answer: as turns of a chat, or as a text with empty lines between."""
+    shown = list(zip(asked, answers, strict=False))
+    if not chat:
+        return "\n\n".join([*(f"{text} {answer}" for text, answer in shown), asked[-1]])
+    roles = ("user", "assistant")
+    messages = [{"role": role, "content": text} for pair in shown for role, text in zip(roles, pair, strict=True)]
+    return [*messages, {"role": "user", "content": asked[-1]}]
+
+
 def render_prompts(
     rows: Sequence[Mapping[str, Any]],
     tokenizer: "PreTrainedTokenizerBase",

@@ -23,7 +23,7 @@ from perl.hub.card.eval_results import LEADERBOARDS
 from perl.hub.card.facts import RUN_FACTS, RunFacts, read_run_facts
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, Files, digests_in, split_author, with_author
 from perl.hub.card.render import render_card
-from perl.hub.gate.gate import largest
+from perl.hub.gate import largest
 from perl.hub.push.package import PushPackage, package_candidate
 from perl.policy.hub_files import LARGEST_PLAIN_WEIGHTS, commit_of, fetch, list_files, weights_sha256
 from perl.policy.saved.adapter import CONFIG, WEIGHTS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perl import __version__
 from perl.doctor.codes import codes
-from perl.hub.gate.leaks import shown_text, without_secrets
+from perl.hub.gate import shown_text, without_secrets
 from perl.reports.completions import ALL_BYTES, read_completions
 from perl.reports.curves import (
     Curve,

@@ -26,7 +26,7 @@ from perl.errors import PerlError
 from perl.hub.card.facts import RUN_FACTS, has_hub_form, label, made_facts, plain_word, showable_settings
 from perl.hub.card.published import CARD, LARGEST_CARD
 from perl.hub.cards import write_folder_card
-from perl.hub.gate.gate import take
+from perl.hub.gate import take
 from perl.hub.push.package import PushPackage
 from perl.hub.push.publish import full_repo_id, pack_folder, push_script, write_log
 from perl.hub.push.round_trip import check_files

@@ -21,6 +21,7 @@ from perl.methods.registry import Method, served_rank
 from perl.methods.settings import method_of
 from perl.recipe import Recipe
 from perl.recipe.quantisations import quantised_by
+from perl.recipe.sections import AnsweredQuestion
 from perl.sandbox import is_sandbox, load_problems
 from perl.zoo.catalogue import PREFIX
 
@@ -43,6 +44,7 @@ class PromptFormat:
         chat: Whether a question is a chat message; None: whatever the base's chat template makes of it.
         system_prompt: Message before every question.
         prompt_template: Text around the question.
+        examples: Answered questions before every question.
         template_arguments: Further arguments of the chat template.
         sampling: Name of a setting of ``generate`` -> value.
         example: A question.
@@ -51,6 +53,7 @@ class PromptFormat:
     chat: bool | None = None
     system_prompt: str | None = None
     prompt_template: str | None = None
+    examples: Sequence[AnsweredQuestion] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     example: str = "What is 12 * 13?"
@@ -242,6 +245,7 @@ def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> PromptFor
         chat=run.chat if recipe.data.chat is None else recipe.data.chat,
         system_prompt=recipe.data.system_prompt,
         prompt_template=recipe.data.prompt_template,
+        examples=recipe.data.examples,
         template_arguments=recipe.train.get("chat_template_kwargs") or {},
         sampling={**sampling, "max_new_tokens": longest},
         **example,

@@ -24,7 +24,7 @@ from perl.hub.card.eval_results import LEADERBOARDS, leaderboard_mistakes
 from perl.hub.card.facts import RUN_FACTS, VERSION, RunFacts, perl_version, published_label
 from perl.hub.card.published import AGAIN, AUTHOR, CARD, METRICS, PUBLIC_RECIPE, SCORES, Files, shown
 from perl.hub.card.render import render_card
-from perl.hub.gate.gate import is_ours
+from perl.hub.gate import is_ours
 from perl.policy.name import adapter_config_digest, adapter_policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe.rollout_section import ENGINES

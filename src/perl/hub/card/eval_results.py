@@ -13,7 +13,7 @@ from perl.errors import Mistake, PerlError
 from perl.evaluation.scoring.results import RESULTS, Results, TaskResult
 from perl.evaluation.scoring.task import MATH, Task, all_tasks
 from perl.hub.card.published import SCORES, Files, content_of, shown
-from perl.hub.gate.gate import is_simple_name
+from perl.hub.gate import is_simple_name
 from perl.recipe.plain_yaml import PlainDumper
 
 TASK_TYPE, TASK_NAME = "text-generation", "Text Generation"

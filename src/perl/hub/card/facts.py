@@ -21,7 +21,7 @@ from transformers.training_args import OptimizerNames
 from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, WORDS
 from perl.algorithms.named import ALGORITHMS
 from perl.errors import PerlError
-from perl.hub.gate.gate import largest
+from perl.hub.gate import largest
 from perl.methods.registry import METHODS
 from perl.policy.teacher import ADAPTER_NAME
 from perl.recipe.quantisations import QUANTISATIONS

@@ -21,7 +21,7 @@ from peft import PeftConfig
 
 from perl.errors import Mistake, PerlError, RecipeError, first_line
 from perl.evaluation.scoring.results import RESULTS, Results, parse_results
-from perl.hub.gate.gate import largest
+from perl.hub.gate import largest
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.saved.config import read_config

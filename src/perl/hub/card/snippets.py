@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from perl.data.prompts import conversation
 from perl.hub.card.card_facts import CardFacts, PromptFormat
 from perl.methods.registry import METHODS
 from perl.recipe.quantisations import QUANTISATIONS
@@ -147,7 +148,7 @@ def ask_server(facts: CardFacts) -> str:
     asking = facts.asking or PromptFormat()
     chat = asking.chat is not False
     body: dict[str, Any] = {"model": served_name(facts)}
-    body |= {"messages": _messages(asking)} if chat else {"prompt": _question(asking)}
+    body["messages" if chat else "prompt"] = _prompt(asking)
     sampling = _sampling(asking.sampling)
     body |= {"max_tokens" if name == "max_new_tokens" else name: value for name, value in sampling.items()}
     if chat and asking.template_arguments:
@@ -159,11 +160,11 @@ def ask_server(facts: CardFacts) -> str:
 
 def _ask(asking: PromptFormat) -> list[str]:
     if asking.chat is False:
-        rendered = [f"prompt = {_python(_question(asking))}", 'inputs = tokenizer(prompt, return_tensors="pt")']
+        rendered = [f"prompt = {_python(_prompt(asking))}", 'inputs = tokenizer(prompt, return_tensors="pt")']
     else:
         further = f", **{dict(asking.template_arguments)!r}" if asking.template_arguments else ""
         rendered = [
-            f"messages = {_python(_messages(asking))}",
+            f"messages = {_python(_prompt(asking))}",
             "inputs = tokenizer.apply_chat_template(",
             f'    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"{further}',
             ")",
@@ -190,13 +191,12 @@ def _sampling(settings: Mapping[str, float | int]) -> dict[str, float | int]:
     return {name: value for name, value in settings.items() if name in _ALWAYS or value != _NEUTRAL.get(name, object())}
 
 
-def _question(asking: PromptFormat) -> str:
-    return (asking.prompt_template or "{prompt}").format_map(_Unfilled(prompt=asking.example))
-
-
-def _messages(asking: PromptFormat) -> list[dict[str, str]]:
-    system = [{"role": "system", "content": asking.system_prompt}] if asking.system_prompt else []
-    return [*system, {"role": "user", "content": _question(asking)}]
+def _prompt(asking: PromptFormat) -> Any:  # noqa: ANN401 (a text, or messages)
+    template, chat = asking.prompt_template or "{prompt}", asking.chat is not False
+    questions = [*(shown.prompt for shown in asking.examples), asking.example]
+    asked = [template.format_map(_Unfilled(prompt=question)) for question in questions]
+    prompt = conversation(asked, [shown.answer for shown in asking.examples], chat=chat)
+    return [{"role": "system", "content": asking.system_prompt}, *prompt] if chat and asking.system_prompt else prompt
 
 
 def _python(value: object) -> str:

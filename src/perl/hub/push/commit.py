@@ -17,7 +17,7 @@ from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from perl.errors import BrokenPromiseError, PerlError, raise_all
 from perl.hub.card.published import AUTHOR, CARD, FRONT_MATTER, LARGEST_CARD, read_front_matter
-from perl.hub.gate.gate import gate_mistakes, is_ours
+from perl.hub.gate import gate_mistakes, is_ours
 from perl.hub.push.package import PushPackage
 from perl.hub.push.requests import Sleep, retry
 from perl.policy.saved.adapter import WEIGHTS

@@ -24,8 +24,7 @@ from perl.hub.card.eval_results import eval_result_files
 from perl.hub.card.facts import RUN_FACTS, Licence
 from perl.hub.card.published import CARD, METRICS, PUBLIC_RECIPE, SCORES, public_recipe, without_paths
 from perl.hub.card.render import render_card
-from perl.hub.gate.gate import gate_mistakes, is_simple_name, largest, names_in, take
-from perl.hub.gate.leaks import this_machine
+from perl.hub.gate import gate_mistakes, is_simple_name, largest, names_in, take, this_machine
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.teacher import ADAPTER_NAME

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from perl.errors import PerlError, raise_all, warn
 from perl.hub.card.published import public_recipe
-from perl.hub.gate.gate import ZOO, gate_mistakes
+from perl.hub.gate import ZOO, gate_mistakes
 from perl.hub.push.package import PushPackage
 from perl.hub.zoo_entries.material import Material, find_material, of_run, protocol_facts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS

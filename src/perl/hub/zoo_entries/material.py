@@ -27,7 +27,7 @@ from perl.hub.card.check import changed_files, policy_mistakes, words_mistakes
 from perl.hub.card.facts import RUN_FACTS, RunFacts, made_facts, read_run_facts
 from perl.hub.card.render import OURS, SANDBOX_TAGS, adapter_tag
 from perl.hub.cards import open_repository, weights_of
-from perl.hub.gate.gate import largest
+from perl.hub.gate import largest
 from perl.hub.push.outbox import read_pushes
 from perl.hub.push.package import package_candidate
 from perl.methods.registry import METHODS

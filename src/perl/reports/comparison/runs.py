@@ -18,7 +18,7 @@ from perl.algorithms.train_fields import train_fields
 from perl.errors import Mistake, PerlError, RunFolderError, did_you_mean, raise_all
 from perl.evaluation.scoring.found_results import FoundResults, differing_settings, is_setting, naturally, settings_text
 from perl.evaluation.scoring.results import RESULTS, read_results
-from perl.hub.gate.leaks import without_secrets
+from perl.hub.gate import without_secrets
 from perl.methods.registry import METHODS
 from perl.methods.settings import resolved_settings
 from perl.recipe.sections import PeftSection

@@ -12,7 +12,7 @@ from trl import GRPOConfig
 
 from perl.algorithms.train_fields import Rules
 from perl.errors import RecipeError, did_you_mean, raise_all
-from perl.hub.gate.leaks import without_secrets
+from perl.hub.gate import without_secrets
 from perl.methods.registry import METHODS
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import world_size

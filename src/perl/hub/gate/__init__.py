@@ -1,1 +1,0 @@
-"""What may leave this machine."""
