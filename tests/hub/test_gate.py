@@ -8,10 +8,11 @@ import pytest
 
 from perl.errors import PerlError
 from perl.evaluation.recounting.files import LARGEST, PUBLISHED
+from perl.hub import gate
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.eval_results import eval_result_files
 from perl.hub.cards import write_card
-from perl.hub.gate import MachineFacts, gate, gate_mistakes, is_ours, is_simple_name, largest, take
+from perl.hub.gate import MachineFacts, gate_mistakes, is_ours, is_simple_name, largest, take
 from perl.hub.push.commit import push_package
 from perl.hub.push.package import PushPackage, package_candidate, read_package
 from perl.hub.push.publish import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push

@@ -44,19 +44,19 @@ class PromptFormat:
         chat: Whether a question is a chat message; None: whatever the base's chat template makes of it.
         system_prompt: Message before every question.
         prompt_template: Text around the question.
-        examples: Answered questions before every question.
         template_arguments: Further arguments of the chat template.
         sampling: Name of a setting of ``generate`` -> value.
         example: A question.
+        examples: Answered questions before every question.
     """
 
     chat: bool | None = None
     system_prompt: str | None = None
     prompt_template: str | None = None
-    examples: Sequence[AnsweredQuestion] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     example: str = "What is 12 * 13?"
+    examples: Sequence[AnsweredQuestion] = ()
 
 
 @dataclass(frozen=True)
