@@ -8,8 +8,8 @@ import pytest
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation.drawing.request import EvalSettings, end_tokens, generation_settings, plan_evaluation
-from perl.policy.model import load_tokenizer
+from perl.evaluation.drawing.request import EvalSettings, generation_settings, plan_evaluation
+from perl.policy.model import end_tokens, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
 

@@ -249,11 +249,9 @@ def _prompts(
         question = "" if column is None else checked_prompt(row[column], name, f"{where}.columns.prompt")
         prompt = question
         if isinstance(question, str):
-            turns = [(example.prompt, example.answer) for example in section.examples]
-            asked = [
-                (template or "{prompt}").format_map({**row, "prompt": text}) for text, _ in (*turns, (question, ""))
-            ]
-            prompt = conversation(asked, [answer for _, answer in turns], chat=chat)
+            questions = [*(shown.prompt for shown in section.examples), question]
+            asked = [(template or "{prompt}").format_map({**row, "prompt": text}) for text in questions]
+            prompt = conversation(asked, [shown.answer for shown in section.examples], chat=chat)
         elif question is not None and (template is not None or section.examples):
             key = "data.examples" if template is None else "data.prompt_template"
             raise DataError("does nothing to prompts that are chat messages", key, "leave it out")

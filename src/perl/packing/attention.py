@@ -24,7 +24,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.packing.rows import Layout
-from perl.policy.precision import HALF, with_attention
+from perl.policy.model import HALF
+from perl.policy.precision import with_attention
 
 _PREFIX = "perl_packed_"
 # What the variable-length kernel takes, as FlashAttention 2 in torch 2.11 to 2.15 checks it.

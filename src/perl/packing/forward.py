@@ -22,8 +22,8 @@ from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
 from perl.packing.rows import Row, ScoredTokens, pack, pad_right
 from perl.policy.attach import adapter_by_row
-from perl.policy.model import base_of, evaluating
-from perl.policy.precision import HALF, compute_dtype, layers_of, tolerance_of
+from perl.policy.model import HALF, base_of, evaluating
+from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 
 # Where configs keep the dropout of attention weights, which is off in the pass that compares.
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")

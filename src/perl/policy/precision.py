@@ -21,8 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from perl.methods.base_parameters import base_weight, is_packed
-from perl.policy.model import HALF as HALF
-from perl.policy.model import base_dtype, base_of
+from perl.policy.model import HALF, base_dtype, base_of
 from perl.policy.quantised import quantisation_of, was_quantised
 from perl.recipe.quantisations import QUANTISATIONS
 

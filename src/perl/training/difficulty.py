@@ -19,11 +19,12 @@ from perl.data import read_source, render_prompts
 from perl.errors import DataError, InterruptedRunError, PerlError
 from perl.evaluation.drawing.drawn_samples import draw_samples
 from perl.evaluation.drawing.policies import BaseInMemory
-from perl.evaluation.drawing.request import EvalSettings, Evaluation, end_tokens, generation_settings
+from perl.evaluation.drawing.request import EvalSettings, Evaluation, generation_settings
 from perl.evaluation.drawing.subject import Subject, adapter_digests
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.tasks.heldout import heldout_task
 from perl.evaluation.tasks.questions import template_hash
+from perl.policy.model import end_tokens
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe import Recipe
 from perl.recipe.rollout_section import TRANSFORMERS, RolloutSection, best_backend, capabilities

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.algorithms.estimators import ADVANTAGES
 from perl.data import ProblemSet, load_problem_set, render_prompts
 from perl.errors import ModelError, PerlError, RecipeError, did_you_mean
-from perl.evaluation.drawing.request import end_tokens, generation_settings
+from perl.evaluation.drawing.request import generation_settings
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.results import is_held_out
 from perl.evaluation.tasks.heldout import heldout_task
@@ -28,6 +28,7 @@ from perl.policy.attach import attach_adapter, continue_adapter, own_method
 from perl.policy.critic import critic_parameters, critic_shapes, find_critic
 from perl.policy.model import (
     check_quantisation,
+    end_tokens,
     load_empty_base,
     load_tokenizer,
     total_parameters,

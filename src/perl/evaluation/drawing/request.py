@@ -29,8 +29,7 @@ from perl.evaluation.tasks.own_tasks import for_each, named_tasks
 from perl.evaluation.tasks.questions import PreparedTask, prepare_task, set_template, template_hash
 from perl.evaluation.tasks.task_data import check_files, load_task_data
 from perl.policy.attach import continue_adapter
-from perl.policy.model import DeviceMap, load_empty_base, load_tokenizer, resolve_model
-from perl.policy.model import end_tokens as end_tokens
+from perl.policy.model import DeviceMap, end_tokens, load_empty_base, load_tokenizer, resolve_model
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.rollout_section import ENGINES, TRANSFORMERS, Capabilities, RolloutSection, best_backend
 from perl.recipe.sections import ModelSection

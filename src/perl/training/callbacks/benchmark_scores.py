@@ -19,7 +19,6 @@ from typing import Any
 from transformers import TrainerState, TrainingArguments
 
 from perl.errors import PerlError, RecipeError, warn
-from perl.evaluation.drawing.request import end_tokens
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.samples import Sample
 from perl.evaluation.scoring.score import score_samples
@@ -28,7 +27,7 @@ from perl.evaluation.tasks.draw import draw, share, within_batch
 from perl.evaluation.tasks.own_tasks import chosen_tasks, in_keys
 from perl.evaluation.tasks.questions import PreparedTask
 from perl.evaluation.tasks.task_data import check_files
-from perl.policy.model import base_of
+from perl.policy.model import base_of, end_tokens
 from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.validation import checked
