@@ -183,9 +183,12 @@ class _State:
         width = max(map(len, prompts))
         self._model, self._cache, self._keeps = model, _cache(model, width + longest - 1), keeps_tokens
         parameters = inspect.signature(type(model).forward).parameters
-        given = {"logits_to_keep": 1, "cache": self._cache, "past_key_values": self._cache}  # by either name
-        self._options: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
         device = next(model.parameters()).device
+        # An index copies the last states. A slice of them is a view with gaps, which torch multiplies by a frozen head
+        # in a product of matrices for each row, and copies the head as often: 57 MB a row of SmolLM2-135M in bfloat16.
+        last = torch.tensor([-1], device=device)
+        given = {"logits_to_keep": last, "cache": self._cache, "past_key_values": self._cache}  # by either name
+        self._options: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
         fill = [width - len(ids) for ids in prompts]
         self.tokens = torch.tensor([[padding] * n + list(ids) for n, ids in zip(fill, prompts, strict=True)]).to(device)
         self.paddings = torch.tensor(fill).to(device)

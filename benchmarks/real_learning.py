@@ -1,0 +1,115 @@
+"""What a real model learns: `perl train real-sums` with five seeds, and two controls that must not learn.
+
+Run as ``python benchmarks/real_learning.py --model SmolLM2-135M-Instruct --runs FOLDER``; the folder of the model is
+what ``python -m perl.sandbox.smollm2`` makes. Each row is a process of its own, as a user starts it, and a run that is
+done is not run again. Prints a table and writes ``results/real_learning.json``.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from result_lines import as_lines
+
+from perl.rewards import accuracy_reward
+
+RESULTS = Path(__file__).parent / "results" / "real_learning.json"
+SHUFFLED = "real_learning:shuffled_accuracy"
+NO_RATE = 1e-12  # a rate of 0 is refused
+KEYS = ("n", "accuracy", "stderr", "low", "high", "mean_tokens", "truncated")
+
+
+def shuffled_accuracy(completions: list[Any], solution: list[str], **columns: Any) -> list[float | None]:
+    """The rewards of a batch, each given to a completion by chance: as many are right, and none says which."""
+    rewards = accuracy_reward(completions, solution, **columns)
+    random.Random(repr(completions)).shuffle(rewards)  # noqa: S311 (the same batch, the same order)
+    return rewards
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run to be made.
+
+    Attributes:
+        name: Of its folder.
+        kind: ``adapter`` or what the control is.
+        recipe: A packaged one.
+        overrides: Of the recipe.
+    """
+
+    name: str
+    kind: str
+    recipe: str
+    overrides: dict[str, Any]
+
+
+def rows_of(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The runs of the chosen tasks."""
+    for task in arguments.tasks:
+        recipe = f"real-{task}"
+        own = {"data": {"train": str(arguments.gsm8k)}} if task == "gsm8k" else {}
+        for seed in arguments.seeds:
+            yield Row(f"{task}-{seed}", "adapter", recipe, {**own, "train": {"seed": seed}})
+        if task == "sums":
+            shuffled = {"train": {"seed": 1}, "rewards": {"accuracy": None, SHUFFLED: 1.0}}
+            yield Row("sums-shuffled", "shuffled rewards", recipe, shuffled)
+            still = {"train": {"seed": 1, "learning_rate": NO_RATE}}
+            yield Row("sums-still", f"rate {NO_RATE:g}", recipe, still)
+
+
+def carried_out(row: Row, model: str, runs: Path) -> dict[str, Any]:
+    """Trains and scores in a process of its own; what it found."""
+    folder, recipe = runs / row.name, runs / f"{row.name}.yaml"
+    usage = runs / f"{row.name}.usage.json"
+    if not usage.is_file():
+        recipe.write_text(json.dumps({"extends": row.recipe, "model": {"name": model}, **row.overrides}))
+        with (runs / f"{row.name}.log").open("w") as log:
+            command = [sys.executable, "-m", "perl", "train", str(recipe), "--output", str(folder)]
+            paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # of the control
+            environment = {**os.environ, "PYTHONPATH": paths.strip(os.pathsep)}
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            _, code, used = os.wait4(process.pid, 0)
+        if code:
+            sys.exit(f"{row.name} ended with {os.waitstatus_to_exitcode(code)}: see {log.name}")
+        usage.write_text(json.dumps({"cpu seconds": used.ru_utime + used.ru_stime, "peak MB": used.ru_maxrss / 1024}))
+    facts = json.loads((folder / "run.json").read_text())
+    ((task, scores),) = json.loads((folder / "eval" / "results.json").read_text())["perl"]["tasks"].items()
+    found = {kind: {key: scores[kind][key] for key in KEYS} for kind in ("base", "adapter")}
+    rewards = [json.loads(line)["reward"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    used = json.loads(usage.read_text())
+    return {**asdict(row), "task": task, **found, "rewards": rewards, "seconds": facts["seconds"], **used}
+
+
+def main() -> None:
+    """Runs, prints, writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="folder of SmolLM2-135M-Instruct")
+    parser.add_argument("--runs", type=Path, required=True, help="where the runs are written")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--tasks", nargs="+", default=["sums"], choices=["sums", "stories", "gsm8k"])
+    parser.add_argument("--gsm8k", type=Path, help="JSONL with question and answer")
+    arguments = parser.parse_args()
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    print(f"{'run':15} {'kind':18} {'base':>13} {'adapter':>13} {'minutes':>8} {'CPU min':>8} {'peak GB':>8}")
+    for row in rows_of(arguments):
+        found = carried_out(row, arguments.model, arguments.runs)
+        scores = [f"{100 * found[k]['accuracy']:.1f} ± {100 * found[k]['stderr']:.1f}" for k in ("base", "adapter")]
+        minutes = [found["seconds"] / 60, found["cpu seconds"] / 60, found["peak MB"] / 1024]
+        print(
+            f"{row.name:15} {row.kind:18} {scores[0]:>13} {scores[1]:>13}", *(f"{m:8.1f}" for m in minutes), flush=True
+        )
+        known[row.name] = found
+        RESULTS.write_text(as_lines(known))
+
+
+if __name__ == "__main__":
+    main()
