@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,12 +23,13 @@ from perl.rewards import accuracy_reward
 RESULTS = Path(__file__).parent / "results" / "real_learning.json"
 SHUFFLED = "real_learning:shuffled_accuracy"
 NO_RATE = 1e-12  # a rate of 0 is refused
+PARTS = {"train": "train", "eval": "test"}
 KEYS = ("n", "accuracy", "stderr", "low", "high", "mean_tokens", "truncated")
 
 
-def shuffled_accuracy(completions: list[Any], solution: list[str], **columns: Any) -> list[float | None]:
+def shuffled_accuracy(completions: list[Any], solution: list[str], **_: object) -> list[float | None]:
     """The rewards of a batch, each given to a completion by chance: as many are right, and none says which."""
-    rewards = accuracy_reward(completions, solution, **columns)
+    rewards = accuracy_reward(completions, solution)
     random.Random(repr(completions)).shuffle(rewards)  # noqa: S311 (the same batch, the same order)
     return rewards
 
@@ -54,15 +54,27 @@ class Row:
 def rows_of(arguments: argparse.Namespace) -> Iterator[Row]:
     """The runs of the chosen tasks."""
     for task in arguments.tasks:
-        recipe = f"real-{task}"
-        own = {"data": {"train": str(arguments.gsm8k)}} if task == "gsm8k" else {}
+        recipe, own = (f"real-{task}", {}) if task != "gsm8k" else ("real-sums", gsm8k(arguments.gsm8k))
         for seed in arguments.seeds:
-            yield Row(f"{task}-{seed}", "adapter", recipe, {**own, "train": {"seed": seed}})
+            yield Row(f"{task}-{seed}", "adapter", recipe, {**own, "train": {**own.get("train", {}), "seed": seed}})
         if task == "sums":
             shuffled = {"train": {"seed": 1}, "rewards": {"accuracy": None, SHUFFLED: 1.0}}
             yield Row("sums-shuffled", "shuffled rewards", recipe, shuffled)
             still = {"train": {"seed": 1, "learning_rate": NO_RATE}}
             yield Row("sums-still", f"rate {NO_RATE:g}", recipe, still)
+
+
+def gsm8k(folder: Path) -> dict[str, Any]:
+    """What differs from the sums: data, no examples, completions long enough for 9 of 10 to end, fewer of them."""
+    columns = {"prompt": "problem", "answer": "answer"}
+    sets = {part: {"name": str(folder / f"gsm8k_{name}.jsonl"), "columns": columns} for part, name in PARTS.items()}
+    template = "{prompt}\n\nReason briefly, step by step, and put the final number in \\boxed{{}}."
+    return {
+        "data": {**sets, "examples": None, "prompt_template": template},
+        "train": {"prompts_per_step": 8, "max_steps": 15, "save_steps": 5},
+        "rollout": {"max_completion_length": 256},
+        "eval": {"limit": 128},
+    }
 
 
 def carried_out(row: Row, model: str, runs: Path) -> dict[str, Any]:
@@ -75,7 +87,7 @@ def carried_out(row: Row, model: str, runs: Path) -> dict[str, Any]:
             command = [sys.executable, "-m", "perl", "train", str(recipe), "--output", str(folder)]
             paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # of the control
             environment = {**os.environ, "PYTHONPATH": paths.strip(os.pathsep)}
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)  # noqa: S603
             _, code, used = os.wait4(process.pid, 0)
         if code:
             sys.exit(f"{row.name} ended with {os.waitstatus_to_exitcode(code)}: see {log.name}")
@@ -95,10 +107,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="where the runs are written")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--tasks", nargs="+", default=["sums"], choices=["sums", "stories", "gsm8k"])
-    parser.add_argument("--gsm8k", type=Path, help="JSONL with question and answer")
+    parser.add_argument("--gsm8k", type=Path, help="folder of gsm8k_train.jsonl and gsm8k_test.jsonl (problem, answer)")
     arguments = parser.parse_args()
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     print(f"{'run':15} {'kind':18} {'base':>13} {'adapter':>13} {'minutes':>8} {'CPU min':>8} {'peak GB':>8}")
     for row in rows_of(arguments):
         found = carried_out(row, arguments.model, arguments.runs)
@@ -107,6 +118,7 @@ def main() -> None:
         print(
             f"{row.name:15} {row.kind:18} {scores[0]:>13} {scores[1]:>13}", *(f"{m:8.1f}" for m in minutes), flush=True
         )
+        known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
         known[row.name] = found
         RESULTS.write_text(as_lines(known))
 

@@ -36,7 +36,7 @@ _MEMORY: dict[str, tuple[str, Callable[[MemoryEstimate], float]]] = {
     "activations": ("activations, a pass of {0.in_a_pass:,} tokens", lambda m: m.activations(recompute=False)),
     "activations_recomputed": ("... computed again", lambda m: m.activations(recompute=True)),
     "logits": ("tile of logits", lambda m: m.head),
-    "cache": ("cache of rollouts, not with passes", lambda m: m.cache),
+    "cache": ("cache of rollouts", lambda m: m.cache),
     "engine": ("vLLM in the process", lambda m: m.engine),
     "context": ("driver and libraries", lambda m: m.context),
     "least": ("at least", lambda m: m.least),

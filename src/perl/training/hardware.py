@@ -25,7 +25,7 @@ class Hardware:
 
     Attributes:
         name: As ``--gpu`` takes it.
-        peak: FLOP/s of products in half precision, dense (of a CPU: in float32).
+        peak: FLOP/s of products in half precision, dense.
         float32: The same in float32.
         bandwidth: Bytes/s between its memory and its cores.
         memory: Bytes that a program can have.
@@ -70,8 +70,10 @@ _LEFT = 0.93
 _LARGEST = 1024.0
 # Words in the name of a part of a card (multi-instance GPU), or of a smaller chip that is named like a card.
 _LESS = {"mig", "laptop"}
-# Assumed of a CPU: two AVX2 units of 8 float32, multiply and add, at 2.5 GHz.
-_CORE_PEAK = 2 * 8 * 2 * 2.5e9
+# Assumed of a CPU's core: two vector units that multiply and add at 2.5 GHz; float32 numbers of a vector by capability.
+_CORE_PEAK = 2 * 2 * 2.5e9
+_NUMBERS = {"AVX512": 16}
+_OTHER_NUMBERS = 8
 _CORE_BANDWIDTH = 5e9
 
 
@@ -115,8 +117,11 @@ def cpu() -> Hardware:
     threads = torch.get_num_threads()
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     source = f"assumed for {threads} threads; --measure measures it"
-    peak = threads * _CORE_PEAK
-    return Hardware("CPU", peak, peak, threads * _CORE_BANDWIDTH, memory, source=source)
+    float32 = threads * _CORE_PEAK * _NUMBERS.get(torch.backends.cpu.get_cpu_capability(), _OTHER_NUMBERS)
+    # A tile's products (AMX) are 2 to 4 times float32's, a vector's of bfloat16 2 times; else they are float32's.
+    has_tiles, has_vectors = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
+    half = float32 * (4 if has_tiles else 2 if has_vectors else 1)
+    return Hardware("CPU", half, float32, threads * _CORE_BANDWIDTH, memory, source=source)
 
 
 def this_machine() -> Hardware:
@@ -160,6 +165,7 @@ class Range(NamedTuple):
 # Shares of a data sheet's number that programs reach. Products of a LoRA training: 11 to 37 % are published for one
 # H100 (prime-rl's benchmarks, Qwen3 of 0.6B and 4B, 16k and 65k tokens); packed passes of large models reach half.
 _OF_PEAK = Range(0.10, 0.50)
+_OF_CPU_PEAK = Range(0.10, 0.90)  # matrices of a real model's size reach nearly all of it, a sandbox model's little
 _OF_BANDWIDTH = Range(0.45, 0.85)
 # Seconds that a layer's kernels take to be started for one token: transformers without graphs and with an adapter
 # beside each matrix; vLLM with graphs. Assumed.
@@ -179,7 +185,8 @@ def product_rate(device: Hardware, *, compute: int, sharing: int) -> Range:
         sharing: Processes that share the device.
     """
     half = 2
-    return _OF_PEAK.times((device.peak if compute <= half else device.float32) / sharing)
+    share = _OF_CPU_PEAK if device.on_cpu else _OF_PEAK
+    return share.times((device.peak if compute <= half else device.float32) / sharing)
 
 
 def token_seconds(device: Hardware, engine: Capabilities, layers: int, read: float, *, sharing: int) -> Range:

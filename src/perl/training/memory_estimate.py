@@ -27,8 +27,9 @@ from perl.training.decoder import (
 )
 from perl.training.hardware import GIB
 
-# The CUDA context and the libraries' memory; not measured yet.
-_CONTEXT = 0.6 * GIB
+# The CUDA context and the libraries' memory, not measured yet; and what Python and the libraries hold of a CPU's memory
+# when a run has read its recipe and its data, before it loads a model: 0.66 to 0.70 GiB were measured.
+_CONTEXT, _CONTEXT_ON_CPU = 0.6 * GIB, 0.7 * GIB
 _FLOAT32 = 4
 # Linear layers of a decoder layer; each keeps A x for the gradient of B.
 _LINEARS = 7
@@ -96,6 +97,8 @@ class MemoryEstimate:
         available: Bytes that there are.
         context: Bytes of the driver's context and the libraries.
         teacher: Of the teacher's adapter, in float32; its states are in ``per_token``, its logits in ``head``.
+        reused: Whether passes take the memory that rollouts have freed: torch's allocator on a GPU does that. A CPU's
+            heap has gaps then, which larger tensors do not fit into.
     """
 
     weights: float
@@ -112,6 +115,7 @@ class MemoryEstimate:
     available: float
     context: float
     teacher: float = 0.0
+    reused: bool = True
 
     @property
     def adapter(self) -> float:
@@ -120,9 +124,10 @@ class MemoryEstimate:
 
     @property
     def least(self) -> float:
-        """Held while the shortest pass is run that may be, or while rollouts are written, whichever is more."""
-        always = self.context + self.weights + self.adapter + self.teacher + self.engine
-        return always + self.gathered + max(self.of_pass(recompute=self.plan.recompute), self.cache)
+        """Held while the shortest pass is run that may be, and while rollouts are written: the larger, or both."""
+        always = self.context + self.weights + self.adapter + self.teacher + self.engine + self.gathered
+        one_of = self.of_pass(recompute=self.plan.recompute), self.cache
+        return always + (max(one_of) if self.reused else sum(one_of))
 
     @property
     def fits(self) -> bool:
@@ -214,7 +219,7 @@ def estimate_memory(
     """
     count = model.lora_parameters(rank) if trained is None else trained
     held = trained_bytes(count, sharing)
-    context = 0.0 if on_cpu else _CONTEXT
+    context = _CONTEXT_ON_CPU if on_cpu else _CONTEXT
     engine = work.engine_share * available
     of_row = cached_bytes(model, types) * work.longest_row
     weights, gathered = base_bytes(model, types, sharing)
@@ -254,4 +259,5 @@ def estimate_memory(
         available=available,
         context=context,
         teacher=teacher,
+        reused=not on_cpu,
     )
