@@ -68,6 +68,10 @@ class PerlError(Exception):
     exit_code = EXIT_USER_MISTAKE
     already_reported = False
     """Another process of the same run tells the user; this one ends in silence."""
+    origin: int | None = None
+    """Rank of the process of the same run whose error this one only passes on; None: it is its own."""
+    restartable = False
+    """Whether the same command may succeed if it is started again."""
 
     def __init__(self, message: str, where: str = "", hint: str = "", others: Sequence[Mistake] = ()) -> None:
         """Says what is wrong.
@@ -161,6 +165,7 @@ class ProcessError(PerlError, RuntimeError):
 
     code = "PRL214"
     exit_code = EXIT_FAILED
+    restartable = True
 
 
 class FileAccessError(PerlError):

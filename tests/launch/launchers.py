@@ -17,12 +17,19 @@ from perl.launch import start
 from tests import warm
 from tests.ports import free_port
 
-# A reward that sends its own process a signal in its Nth call, of one rank; with no weight, so that it changes nothing.
+# A reward that sends its own process a signal in its Nth call, of one rank, or has the step after it run out of memory,
+# by 0; with no weight, so that it changes nothing.
 TRIPWIRE = """
 import os
 from pathlib import Path
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 calls = 0
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("simulated")
 
 def reward(completions, **kwargs):
     global calls
@@ -35,7 +42,7 @@ def reward(completions, **kwargs):
             if not signals:
                 raise SystemError("the reward's own error")
             for number in signals:
-                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), number) if number else register_optimizer_step_pre_hook(out_of_memory)
     return [0.0] * len(completions)
 """
 RECIPE = """

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from perl.errors import Mistake
-from perl.launch.channel import PeerMonitor, open_channel
+from perl.launch.channel import Hub, PeerMonitor, open_channel, tell_launcher
 from perl.launch.meeting import Meeting, MeetingError
 from perl.run.failure import Failure, LostProcessError
 
@@ -80,6 +80,23 @@ def assert_sent_away(port: int, said: bytes) -> None:
         stranger.settimeout(20.0)
         with contextlib.suppress(ConnectionResetError):  # it left something unread
             assert stranger.recv(1) == b""
+
+
+def test_processes_that_are_started_again_hear_only_of_what_would_end_them_as_before(monkeypatch):
+    """As Ray starts them; the word of one that is left of the earlier start counts no more."""
+    with contextlib.closing(Hub(local=True, names_killed=True)) as hub:
+        place = f"127.0.0.1:{hub.port}:{hub.token}"
+        monkeypatch.setenv("PERL_RL_HUB", f"{place}/first")
+        left = open_channel(Meeting(HashStore(), 1, 3))
+        tell_launcher(Failure(2, "mistake", (Mistake("no such key"),), 2, restartable=False))
+        tell_launcher(Failure(0, "error", (Mistake("of its own"),)))
+        assert left.cause(20.0).rank == 2
+        monkeypatch.setenv("PERL_RL_HUB", f"{place}/second")
+        with contextlib.closing(open_channel(Meeting(HashStore(), 1, 3))) as again:
+            assert again.cause(20.0).rank == 2
+            left.close()
+            hub.wait(lambda: 1 in hub.ends, 0.5)
+            assert list(hub.ends) == [2]
 
 
 def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from perl.recipe.sections import STRATEGIES
 from tests import warm
 from tests.conftest import CHECKOUT
 from tests.launch import launchers
@@ -52,26 +53,31 @@ def assert_failed(said: str, *words: str) -> None:
     assert len(lines) == 1, said
     for word in (*words, "the same command goes on from step 2"):
         assert word in lines[0]
-    assert "Traceback" not in said
+    assert ("Traceback" in said) == (") failed: " in lines[0])
     assert "gloo" not in said
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rank"),
-    [("ddp", 0), *(pytest.param(strategy, 1, marks=pytest.mark.nightly) for strategy in ("ddp", "zero2", "fsdp2"))],
+    ("strategy", "rank", "wire", "end"),
+    [
+        ("ddp", 0, "4 9", "was killed by SIGKILL"),
+        ("ddp", 1, "4 0", "failed: OutOfMemoryError: simulated"),
+        *(pytest.param(strategy, 1, "4 9", "SIGKILL", marks=pytest.mark.nightly) for strategy in STRATEGIES),
+    ],
 )
-def test_a_killed_rank_is_named_and_the_same_command_goes_on(tmp_path, straight, strategy, rank):
+def test_a_rank_that_fails_is_named_and_the_same_command_goes_on(tmp_path, straight, strategy, rank, wire, end):
     """Whatever the strategy, it ends with the adapter of the uninterrupted run of DDP: all train the same bits."""
     if strategy == "zero2" and find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed")
     command = [*BY_US, f"engine.strategy={strategy}"]
     write_recipe(tmp_path)
-    (tmp_path / f"tripwire-{rank}").write_text("4 9")
+    (tmp_path / f"tripwire-{rank}").write_text(wire)
     code, said = run_warm(command, tmp_path)
     assert code == 1, said
-    assert_failed(said, f"rank {rank} (pid ", "was killed by SIGKILL")
+    assert_failed(said, f"rank {rank} (pid ", end)
     assert launchers.facts(tmp_path)["status"] == "failed"
-    assert f"rank {rank}" in launchers.facts(tmp_path)["error"]
+    assert f"rank {rank} (pid " in launchers.facts(tmp_path)["error"]
+    assert end in launchers.facts(tmp_path)["error"]
     assert_goes_on(command, tmp_path, straight, run_warm)
 
 

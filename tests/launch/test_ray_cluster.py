@@ -17,13 +17,9 @@ from perl.run.failure import Failure, LostProcessError, first_cause
 pytest.importorskip("ray")
 
 import ray
-from ray.exceptions import RayActorError
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from perl.launch.on_ray import cluster, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_room, connected, gpus_of_server
-from perl.launch.on_ray.driver import _cause
 from perl.rollouts.vllm.answers import AccessError
 from perl.training.on_ray import _beside, _storage
 
@@ -101,14 +97,6 @@ def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it():
     assert (there.code, there.exit_code, there.mistakes[0].where) == (AccessError.code, 1, "r.yaml:3: rollout.servers")
     assert first_cause({0: lost}) is None
     assert lost.error().code == LostProcessError.code
-
-
-def test_processes_that_were_lost_are_named_and_not_those_that_fail_for_want_of_them():
-    gone = WorkerHealthCheckFailedError("A worker health check failed.", failure=RayActorError(error_msg="exit: X"))
-    other = RuntimeError("Traceback\n  ...\nRuntimeError: rank 1 is gone")
-    assert _cause(WorkerGroupError("", {0: other, 1: gone})) == "rank 1 was lost"
-    assert _cause(WorkerGroupError("", {0: other})) == "rank 0: RuntimeError: rank 1 is gone"
-    assert _cause(ControllerError(RuntimeError("3 were killed\nfor want of memory"))) == "3 were killed"
 
 
 def test_modules_beside_a_recipe_that_was_loaded_are_where_the_processes_find_them(tmp_path, monkeypatch):

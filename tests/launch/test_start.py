@@ -35,8 +35,8 @@ def simulated(monkeypatch) -> Callable[..., Started]:
             if isinstance(command, Exception):
                 raise command
             if end is not None:
-                port, token = env[HUB].split(":")
-                link = Link(rank, ("127.0.0.1", int(port)), token, None)
+                host, port, token = env[HUB].split(":")
+                link = Link(rank, (host, int(port)), token, None)
                 link.say(end)
                 link.close()
             text = command if isinstance(command, str) else command()

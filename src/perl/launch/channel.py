@@ -1,6 +1,6 @@
 """One channel on which the processes of a run hear who has ended, and of what.
 
-end of a process -> the hub, in the launcher or in the main process -> every other process, which ends too
+end of a process -> the hub, in the launcher, Ray's driver or the main process -> every other process, which ends too
 
 Collectives cannot tell: the CPU's raise whatever a socket says and name nobody, a GPU's wait for minutes. An open
 connection needs no clock: the kernel closes it when its process is killed, and leaves it open while that only waits.
@@ -85,6 +85,7 @@ class Hub(Channel):
         """
         super().__init__()
         self.token, self._names_killed = secrets.token_hex(16), names_killed
+        self._start = ""
         self._links: dict[int, socket.socket] = {}
         self._heard_of: set[int] = set()
         dual = socket.has_dualstack_ipv6() and not local
@@ -137,11 +138,15 @@ class Hub(Channel):
         ):
             connection.settimeout(GRACE_SECONDS)
             hello = parse_mapping(said.readline(LONGEST_FAILURE))
-            if not secrets.compare_digest(str(hello["token"]).encode(), self.token.encode()):
+            token, _, start = str(hello["token"]).partition("/")
+            if not secrets.compare_digest(token.encode(), self.token.encode()):
                 return
             rank, pid, host = int(hello["rank"]), int(hello["pid"]), str(hello["host"])
             _keep_alive(connection)
             with self._changed:
+                if start != self._start:  # all are started again: what would end them as before is all that counts
+                    self._start, self._links = start, {}
+                    self.ends = {ended: end for ended, end in self.ends.items() if not end.restartable}
                 self._links[rank] = connection
                 self._heard_of.add(rank)
                 for end in self.ends.values():
@@ -149,13 +154,15 @@ class Hub(Channel):
                 self._changed.notify_all()
             try:
                 for line in said:
-                    self.add(Failure.decoded(line))
+                    if self._links.get(rank) is connection:  # else it is of an earlier start
+                        self.add(Failure.decoded(line))
             finally:
-                if self._names_killed and not self._closed:
-                    self.add(Failure(rank, "killed", exit_code=None, pid=pid, host=host))
                 with self._changed:
-                    del self._links[rank]
-                    self._changed.notify_all()
+                    if self._links.get(rank) is connection:
+                        if self._names_killed and not self._closed:
+                            self.add(Failure(rank, "killed", exit_code=None, pid=pid, host=host))
+                        del self._links[rank]
+                        self._changed.notify_all()
 
 
 class Link(Channel):
@@ -223,8 +230,7 @@ class PeerMonitor:
     def lost(self, end: Failure) -> LostProcessError:
         """The error of a run that has lost a process."""
         error = LostProcessError(str(end), hint=self.hint() if end.kind in ("killed", "error") else "")
-        error.exit_code = end.exit_code or EXIT_FAILED
-        error.restartable = end.kind in ("killed", "error")
+        error.exit_code, error.restartable = end.exit_code or EXIT_FAILED, end.restartable
         return error
 
     def wait_for_main(self) -> None:
@@ -266,10 +272,8 @@ class PeerMonitor:
         try:
             if reports_failure(first, self.meeting.rank):
                 print(f"error: {error} [{error.code}]", file=sys.stderr, flush=True)  # noqa: T201
-            if isinstance(self.channel, Link):
-                self.channel.say(Failure.of(error, self.meeting.rank))
             self.at_loss(error)
-        except Exception:  # no launcher any more, no room on the disk: the process ends all the same
+        except Exception:  # no room on the disk: the process ends all the same
             logger.exception("the end of another process of this run could not be recorded")
         finally:
             os._exit(error.exit_code)
@@ -283,8 +287,7 @@ def open_channel(meeting: Meeting) -> Hub | Link:
         LostProcessError: The main process has ended already.
     """
     if started_by_us():
-        port, _, token = os.environ[HUB].partition(":")
-        address, main = ("127.0.0.1", int(port)), None
+        (address, token), main = _launchers_hub(), None
     elif meeting.rank == 0:
         hub = Hub(local=os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"), names_killed=True)
         meeting.put("watch", {"port": hub.port, "token": hub.token, "pid": os.getpid(), "host": socket.gethostname()})
@@ -300,6 +303,20 @@ def open_channel(meeting: Meeting) -> Hub | Link:
     except OSError as error:
         what = f"rank {meeting.rank} cannot reach {main.who if main else 'the launcher'} at {address[0]}:{address[1]}"
         raise MeetingError(f"{what}: {error.strerror}", "launcher", "the nodes cannot connect to each other") from None
+
+
+def tell_launcher(end: Failure) -> None:
+    """Says how this process ends, where the launcher has not heard it yet."""
+    with contextlib.suppress(OSError):  # it has ended
+        link = Link(end.rank, *_launchers_hub(), None)
+        link.say(end)
+        link.close()
+
+
+def _launchers_hub() -> tuple[tuple[str, int], str]:
+    """Its address and token."""
+    host, port, token = os.environ[HUB].rsplit(":", 2)
+    return (host, int(port)), token
 
 
 def reports_failure(end: Failure, rank: int) -> bool:

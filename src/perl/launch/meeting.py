@@ -16,7 +16,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, in its documentation
 from torch.distributed.distributed_c10d import Store
 
-from perl.errors import MissingExtraError, PerlError, RecipeError, raise_all
+from perl.errors import MissingExtraError, ProcessError, RecipeError, raise_all
 from perl.recipe.optional_packages import SWITCHES, missing_package
 from perl.recipe.recipe import launched, rank, world_size
 from perl.recipe.sections import EngineSection
@@ -34,11 +34,10 @@ _NEVER_HEARD = (
 )
 
 
-class MeetingError(PerlError):
+class MeetingError(ProcessError):
     """The processes of a run do not find each other."""
 
     code = "PRL216"
-    exit_code = 1
 
 
 class Meeting:

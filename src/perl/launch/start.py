@@ -133,7 +133,7 @@ def start(arguments: Sequence[str], processes: int, folder: Path, hint: Callable
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads),
-        HUB: f"{hub.port}:{hub.token}",
+        HUB: f"127.0.0.1:{hub.port}:{hub.token}",
     }
     command = [sys.executable, "-m", "perl", *arguments]
     with contextlib.closing(hub), handled(SIGNALS, signals.hand_on):

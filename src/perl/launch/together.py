@@ -195,11 +195,10 @@ class ProcessGroup:
         main = self.watch.close(own)
         if not isinstance(error, PerlError):
             return
-        if own.kind == "lost":
+        if isinstance(error, LostProcessError):
             error.already_reported = cause is None or not reports_failure(cause, place.rank)
-        elif place.rank > 0 and own.kind in ("mistake", "stopped") and not error.already_reported:
-            told = main is not None and main.tells_of(own)
-            error.already_reported = started_by_us() or own.kind == "stopped" or told
+        elif place.rank > 0 and own.kind in ("mistake", "stopped"):
+            error.already_reported = started_by_us() or own.kind == "stopped" or bool(main and main.tells_of(own))
 
 
 @contextlib.contextmanager
@@ -215,7 +214,7 @@ def together() -> Iterator[ProcessGroup]:
         RecipeError: A launcher started this process in a way that cannot be understood.
     """
     adopt_launcher()
-    if world_size() == 1:
+    if world_size() == 1 and not started_by_us():
         with _sigterm_as_interrupt(ProcessGroup()):
             yield ProcessGroup()
         return

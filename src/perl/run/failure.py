@@ -24,7 +24,7 @@ from perl.errors import (
     visible,
 )
 from perl.run.files import parse_mapping
-from perl.run.launched import started_by_us
+from perl.run.launched import HUB
 
 LONGEST_FAILURE = 4096
 """Bytes of a record that another process is told."""
@@ -35,13 +35,10 @@ Kind = Literal["done", "stopped", "mistake", "interrupted", "error", "lost", "ki
 IN_ORDER = ("done", "stopped")
 
 
-class LostProcessError(PerlError):
+class LostProcessError(ProcessError):
     """Another process of the run has ended, and with it the run; the exit code is that one's."""
 
     code = "PRL217"
-    exit_code = EXIT_FAILED
-    restartable = True
-    """Whether the same command may succeed if it is started again."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,8 @@ class Failure:
         code: That is printed after the error, as PRL208.
         pid: Its process id.
         host: Where it ran; empty: here.
+        origin: Rank of the process whose error it has only passed on; None: it is its own.
+        restartable: Whether the same command may succeed if it is started again.
     """
 
     rank: int
@@ -68,11 +67,13 @@ class Failure:
     code: str = ProcessError.code
     pid: int = 0
     host: str = ""
+    origin: int | None = None
+    restartable: bool = True
 
     @classmethod
     def of(cls, error: BaseException | None, rank: int) -> "Failure":
         """That of this process, which the error has ended; None: it is done."""
-        host = "" if started_by_us() else socket.gethostname()
+        host = "" if os.environ.get(HUB, "").startswith("127.0.0.1:") else socket.gethostname()
         found = cls(rank, "done", exit_code=EXIT_DONE, pid=os.getpid(), host=host)
         if error is None:
             return found
@@ -81,8 +82,8 @@ class Failure:
         if not isinstance(error, PerlError):
             what = visible(f"{type(error).__name__}: {first_line(error)}")[:_LONGEST_PART]
             return replace(found, kind="error", exit_code=EXIT_FAILED, mistakes=(Mistake(what),))
-        copied = rank > 0 and error.already_reported  # of another process, whose own record says it
-        kind: Kind = "lost" if copied or isinstance(error, LostProcessError) else "mistake"
+        passed_on = error.origin is not None or isinstance(error, LostProcessError)
+        kind: Kind = "lost" if passed_on else "mistake"
         parts = ((mistake.message, mistake.where, mistake.hint) for mistake in error.mistakes)
         return replace(
             found,
@@ -91,6 +92,8 @@ class Failure:
             exit_code=error.exit_code,
             error_class=next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__),
             code=error.code,
+            origin=error.origin,
+            restartable=error.restartable,
         )
 
     @property
@@ -115,8 +118,8 @@ class Failure:
 
     def tells_of(self, other: "Failure") -> bool:
         """Whether this process's error is another one's too, which need not be told again."""
-        copied = bool(self.mistakes and other.mistakes) and other.mistakes[0].message in self.mistakes[0].message
-        return self.kind == "mistake" and (self.rank == other.rank or copied)
+        same = self.rank == other.rank or self.mistakes == other.mistakes
+        return self.origin == other.rank or (self.kind == "mistake" and same)
 
     def error(self) -> PerlError:
         """The error as another process raises it: of the same class where it is one of ours, with its name."""
@@ -128,7 +131,7 @@ class Failure:
         named = self.rank == 0 or self.kind == "lost" or first.message.startswith("rank ")
         what = first.message if named else f"{self.who}: {first.message}"
         found: PerlError = getattr(errors, self.error_class, PerlError)(what, first.where, first.hint, tuple(others))
-        found.exit_code, found.code = self.exit_code or EXIT_FAILED, self.code
+        found.exit_code, found.code, found.origin = self.exit_code or EXIT_FAILED, self.code, self.rank
         return found
 
     def encoded(self) -> bytes:

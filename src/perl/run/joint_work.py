@@ -4,6 +4,9 @@ a piece of work on each process -> its result, or the error of the process that 
 
 One process may take hours for its part; the others wait for it. They notice a process that ends, but no passing of
 time.
+
+Outcomes go over the gloo group of the results: in one order with them, also where somebody else's script has started
+the processes. An error that is survived is no process's end, which ``launch/channel.py`` alone tells.
 """
 
 import contextlib

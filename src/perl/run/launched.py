@@ -18,7 +18,7 @@ from perl.recipe.sections import Strategy
 logger = logging.getLogger("perl")
 
 HUB = "PERL_RL_HUB"
-"""Set by ``perl train --processes N`` for the processes that it starts: port and token of its hub."""
+"""Set by a launcher of ours: address, port and token of its hub; after the token ``/`` and which start this is."""
 
 # Ports of srun's runs: below those that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS = 15_000, 15_000
@@ -53,8 +53,8 @@ def adopt_launcher() -> None:
 
 
 def started_by_us() -> bool:
-    """Whether ``perl train`` started this process as one of several; it then says what becomes of them."""
-    return HUB in os.environ and world_size() > 1
+    """Whether ``perl train`` started this process, here or on a cluster; it then says what becomes of it."""
+    return HUB in os.environ
 
 
 def started_by_srun() -> bool:

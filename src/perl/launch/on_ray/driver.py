@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.train import (
     CheckpointConfig,
     FailureConfig,
@@ -30,7 +31,8 @@ from ray.train import (
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from perl.errors import InterruptedRunError, first_line, warn
+from perl.errors import InterruptedRunError, first_line, visible, warn
+from perl.launch.channel import Hub
 from perl.launch.on_ray.cluster import Cluster, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
 from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessTask, Updates, work
@@ -72,8 +74,9 @@ def drive(
         InterruptedRunError: The second signal came.
         ProcessFailedError: The processes failed more often than they are started again.
     """
-    signals, ends = Signals(), dict[int, Failure]()
-    with contextlib.ExitStack() as opened:
+    signals, hub = Signals(), Hub(local=False, names_killed=True)
+    task = replace(task, hub=f"{ray.util.get_node_ip_address()}:{hub.port}:{hub.token}")
+    with contextlib.closing(hub), contextlib.ExitStack() as opened:
         opened.enter_context(handled(SIGNALS, signals.hand_on))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         mailbox: Any = ray.remote(Mailbox).options(name=MAILBOX, num_cpus=0, scheduling_strategy=here).remote()
@@ -84,16 +87,17 @@ def drive(
             ended = _watched(trainer, mailbox, signals, show)
         finally:
             bring_home(task)
-        with contextlib.suppress(RayError):
-            ends = ray.get(mailbox.ends.remote(), timeout=_ASK_SECONDS)
     folder, outcome = Path(task.folder), getattr(ended, "return_value", None)
     if isinstance(ended, InterruptedRunError):
         raise InterruptedRunError(ended.mistakes[0].message, hint=goes_on(folder))
-    if ends and (isinstance(ended, TrainingFailedError) or (outcome is not None and outcome.kind == "lost")):
-        return first_cause(ends) or next(iter(ends.values()))
-    if isinstance(ended, TrainingFailedError):
+    failed, cause = isinstance(ended, TrainingFailedError), first_cause(hub.ends)
+    if failed and (cause is None or cause.restartable):
+        # A process that cannot be imported has told nothing; Ray knows of it.
+        what = cause or visible(str(ended).strip().splitlines()[-1])[:500]
         hint = f"{goes_on(folder)}; what it printed is in Ray's logs, of its node"
-        raise ProcessFailedError(f"failed too often: {_cause(ended)}", hint=hint)
+        raise ProcessFailedError(f"failed too often: {what}", hint=hint)
+    if cause is not None and (failed or getattr(outcome, "kind", None) == "lost"):
+        return cause
     if isinstance(ended, RayError):
         raise ProcessFailedError(f"the Ray cluster is gone: {first_line(ended)}", hint=goes_on(folder))
     if not isinstance(outcome, Failure):
@@ -135,15 +139,6 @@ def _watched(
             starts = updates.starts
         if over:
             return ended[0]
-
-
-def _cause(error: TrainingFailedError) -> str:
-    """The errors of the workers; where some were lost, those, since the others fail for want of them."""
-    failures = dict(sorted(getattr(error, "worker_failures", {}).items()))
-    beneath = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
-    lost = [f"rank {rank} was lost" for rank, failure in beneath.items() if isinstance(failure, RayActorError)]
-    others = [f"rank {rank}: {str(failure).strip().splitlines()[-1]}" for rank, failure in failures.items()]
-    return "; ".join(lost or others)[:500] or first_line(getattr(error, "controller_failure", error))[:500]
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """A process of a run that Ray Train has started: what it does, and what Ray knows that the run must hear.
 
-task -> the run as any process trains it -> Outcome; mailbox, Ray Train -> Host
+task -> the run as any process trains it -> how it ends, for the driver's hub; mailbox, Ray Train -> Host
 
 Ray runs the loop in a thread that is not the main one, where no signal arrives; whoever stops the run says so in the
-mailbox, an actor that lives as long as the driver.
+mailbox, an actor that lives as long as the driver. Who has failed, the processes and the driver hear over its hub.
 """
 
 import contextlib
@@ -27,17 +27,16 @@ from ray.train import Checkpoint
 # Private: the public call is a barrier of all processes, so that the mistake of one would look as if it were lost.
 from ray.train.v2._internal.execution.context import get_train_context
 
-from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, InterruptedRunError, PerlError, ProcessError, RecipeError
-from perl.launch.meeting import MeetingError
+from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, PerlError, RecipeError
+from perl.launch.channel import tell_launcher
 from perl.launch.on_ray.rollout_servers import KEY_VARIABLE, RayFleet
-from perl.launch.start import ProcessFailedError
-from perl.launch.together import goes_on
 from perl.policy.checkpoint import latest_step
 from perl.recipe.layers import find_in
 from perl.recipe.recipe import is_first_process, rank
-from perl.run.failure import Failure, first_cause
+from perl.run.failure import Failure
 from perl.run.folder import LOCK
 from perl.run.host import Host, hosted_by
+from perl.run.launched import HUB
 
 MAILBOX = "perl-mailbox"
 """Name of the actor in the run's namespace."""
@@ -64,6 +63,7 @@ class ProcessTask:
         key: Of the servers.
         name: Of the run in Ray's storage.
         keeps: Ray's storage, which keeps the run's files; None: the processes share the run folder.
+        hub: Address, port and token of the driver's; the driver sets it.
     """
 
     train: Callable[..., Any]
@@ -77,6 +77,7 @@ class ProcessTask:
     key: str
     name: str
     keeps: str | None
+    hub: str = ""
 
 
 @dataclass
@@ -102,7 +103,6 @@ class Mailbox:
     def __init__(self) -> None:
         """Nothing was said yet."""
         self._updates, self._stop = Updates(), False
-        self._ends: dict[int, Failure] = {}
 
     def start(self) -> int:
         """The main process has started; how often it had before."""
@@ -121,14 +121,6 @@ class Mailbox:
         """What there is to show; lines are given once."""
         found, self._updates = self._updates, replace(self._updates, lines=[])
         return found
-
-    def end(self, outcome: Failure) -> None:
-        """A process has ended as it would each time that it is started; the first word counts."""
-        self._ends.setdefault(outcome.rank, outcome)
-
-    def ends(self) -> dict[int, Failure]:
-        """How processes have ended that need not be started again, by their ranks, the first one first."""
-        return self._ends
 
     def stop(self) -> None:
         """The run is to end after the step in hand."""
@@ -210,10 +202,9 @@ def work(task: ProcessTask) -> Failure:
     Raises:
         Exception: What another start may mend: another process was lost, or something unexpected has happened.
     """
+    # All processes of a start are in one group, and those of the next one in another.
+    os.environ[HUB] = f"{task.hub}/{ray.util.get_current_placement_group().id.hex()}"
     mailbox = ray.get_actor(MAILBOX)
-    known = ray.get(mailbox.ends.remote(), timeout=_ASK_SECONDS)
-    if known:  # one of them would end as before; another one did not hear of it in time, and was taken for lost
-        return first_cause(known) or next(iter(known.values()))
     with _place(task) as folder:
         place = RayHost(task)
         handler = _ToDriver(place)
@@ -226,8 +217,7 @@ def work(task: ProcessTask) -> Failure:
                 place.say(f"a process was lost; Ray has started all of them again, time {before}: they go on {where}")
             with hosted_by(place):
                 outcome = _trained(task, folder, place)
-            if outcome.exit_code not in (EXIT_DONE, EXIT_INTERRUPTED):
-                ray.get(mailbox.end.remote(outcome), timeout=_ASK_SECONDS)
+            tell_launcher(outcome)  # which has not heard of one that was refused before it met the others
             return outcome
         finally:
             logging.getLogger("perl").removeHandler(handler)
@@ -243,12 +233,8 @@ def _trained(task: ProcessTask, folder: Path, place: RayHost) -> Failure:
             raise RecipeError(f"{Failure.of(None, rank()).who} does not see {task.cwd}", "", hint) from error
         find_in(task.beside)
         task.train(task.recipe, task.overrides, folder)
-    except SystemExit as error:  # of code that is not ours; it would end each start so
-        found = Failure.of(error, rank())
-        return Failure.of(ProcessFailedError(str(found), hint=goes_on(folder)), rank())
     except PerlError as error:
-        again = getattr(error, "restartable", isinstance(error, ProcessError | MeetingError))
-        if again and error.exit_code != EXIT_INTERRUPTED:
+        if error.restartable and error.exit_code != EXIT_INTERRUPTED:
             raise
         if isinstance(error, InterruptedRunError):  # after a step, on all processes alike
             place.saved(folder)

@@ -418,6 +418,6 @@ class RolloutSource:
                 raise
             first, *more = error.mistakes
             alike = RolloutError(first.message, first.where, first.hint, tuple(more))
-            alike.already_reported = error.already_reported
+            alike.already_reported, alike.origin = error.already_reported, error.origin
             raise alike from error
         return result
