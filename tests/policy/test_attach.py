@@ -16,13 +16,13 @@ from perl.methods.settings import adaptation, continued_adaptation
 from perl.policy.attach import (
     adapter_tensors,
     attach_adapter,
-    base_only,
     check_trainable,
     check_untouched_base,
     continue_adapter,
     load_adapter_tensors,
 )
 from perl.policy.model import base_fingerprint, load_base, load_empty_base
+from perl.policy.reference import base_only
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.targets import check_targets

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Set
 
 import torch
-from peft import PeftConfig, PeftModel, PeftType, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -31,8 +31,6 @@ from perl.policy.saved.config import check_facts, check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, leave_out_unreached, linear_names
 
-# Adapters that see a row as a whole; others act on each token by itself.
-_BY_ROW = (PeftType.XLORA, PeftType.POLY)
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT that it loads without its CUDA
 # extension, the ranks of a finished AdaLoRA taken for LoRA's, a layer without any rank left.
 _HARMLESS = (
@@ -220,34 +218,6 @@ def load_adapter_tensors(policy: PeftModel, saved: Mapping[str, torch.Tensor]) -
     with torch.no_grad():
         for name, tensor in present.items():
             tensor.copy_(saved[name])
-
-
-def adapter_by_row(policy: nn.Module) -> str | None:
-    """Why an adapter needs each row by itself, with the row's own arguments; None: it acts on tokens."""
-    if not isinstance(policy, PeftModel):
-        return None
-    config = policy.active_peft_config
-    if config.is_prompt_learning or config.peft_type in _BY_ROW:
-        return f"{config.peft_type.value} adapts a row as a whole"
-    if getattr(config, "alora_invocation_tokens", None):
-        return "an activated LoRA looks for its tokens in each row"
-    return None
-
-
-@contextlib.contextmanager
-def base_only(policy: PeftModel) -> Iterator[None]:
-    """The policy as its base: adapter off, and afterwards on again.
-
-    PEFT's own context manager switches the adapter on by making all of it trainable, parts that a method freezes
-    included; here what was frozen stays frozen.
-    """
-    frozen = [p for p in policy.parameters() if not p.requires_grad]
-    try:
-        with policy.disable_adapter():
-            yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
 
 
 @contextlib.contextmanager
