@@ -6,7 +6,7 @@ base, Adaptation -> policy; SavedAdapter -> policy; policy <-> its tensors
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -48,11 +48,10 @@ _REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, A
 def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) -> PeftModel:
     """The base with a new trainable adapter; the base's parameters are frozen.
 
-    An initialisation that PEFT would write into the base's weights (PiSSA, OLoRA) is made beside them instead. On a
-    model without weights (meta device) nothing is computed from them.
+    An initialisation that PEFT would write into the base's weights (PiSSA, OLoRA) is made beside them instead.
 
     Args:
-        model: The base.
+        model: The base, with its weights.
         adaptation: A method with its config, or the config of any method.
 
     Raises:
@@ -61,7 +60,30 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     """
     if not isinstance(adaptation, Adaptation):
         adaptation = Adaptation(method_of(adaptation), adaptation)
-    config = _without_weight_init(adaptation.config)
+    if adaptation.config is None:
+        raise ValueError("method full has no adapter to attach")
+    check_config(model, adaptation.config)
+    with whole_targets(model, adaptation.config):
+        policy = shaped_adapter(model, adaptation.config)
+    say_who_can_load(adaptation.config)
+    keep_type(policy)
+    starts.unrounded_magnitudes(policy)
+    if adaptation.method.starts:
+        function_at(adaptation.method.starts)(policy, adaptation.options)
+        policy.start = adaptation.method.name
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    check_whole_adapter(policy)
+    return policy
+
+
+def shaped_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
+    """The base with a new adapter of the right names and shapes, whatever its numbers; the base may lack weights.
+
+    Raises:
+        ModelError: The adapter would touch no module.
+    """
+    config = _without_weight_init(config)
     # What is a file's or another process's own, where the config was read from one.
     config.inference_mode, config.base_model_name_or_path, config.auto_mapping = False, None, None
     check_task(config)
@@ -71,7 +93,6 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     except ValueError as error:
         raise ModelError(str(error).removeprefix(f"{CONFIG}: "), "peft.kwargs", "leave it out") from error
     check_patterns(config, "peft.kwargs")
-    check_config(model, config)
     check_targets(model, config)
     left_out = leave_out_unreached(model, config)
     if left_out and model.device.type != "meta":
@@ -81,27 +102,14 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
         # In full; PEFT takes ``norm`` for the ending of any name, so for ``q_norm`` too.
         names = [(f".{name}", f".{module}") for name in config.modules_to_save for module, _ in model.named_modules()]
         config.modules_to_save = sorted({module[1:] for name, module in names if module.endswith(name)})
-    if model.device.type != "meta":
-        say_who_can_load(config)
-    with whole_targets(model, config):
-        policy = fresh_adapter(model, config, where="")
-    keep_type(policy)
-    if model.device.type != "meta":
-        starts.unrounded_magnitudes(policy)
-        if adaptation.method.starts:
-            function_at(adaptation.method.starts)(policy, adaptation.options)
-            policy.start = adaptation.method.name
-    freeze_parts(policy, adaptation.method.frozen)
-    check_trainable(policy)
-    check_whole_adapter(policy)
-    return policy
+    return fresh_adapter(model, config, where="")
 
 
 def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Adaptation | None = None) -> PeftModel:
     """The base with a saved adapter, trainable.
 
     Args:
-        model: The base.
+        model: The base, with its weights.
         saved: The adapter.
         adaptation: How to go on; None: as the adapter's own method does.
 
@@ -110,27 +118,35 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         ModelError: The adapter was made for another base.
     """
     adaptation = adaptation or Adaptation(own_method(saved), saved.config)
+    made_for = saved.config.base_model_name_or_path
+    check_same_base(model, saved.name, made_for, saved.base_fingerprint, saved.base_dtype, "peft.adapter")
+    check_config(model, saved.config)
+    with whole_targets(model, saved.config):
+        policy = shaped_saved_adapter(model, saved)
+    keep_type(policy)
+    check_whole_adapter(policy)
+    _put_tensors(policy, saved)
+    policy.start = saved.start or own_method(saved).name
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    return policy
+
+
+def shaped_saved_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
+    """The base with an adapter of a saved one's names and shapes, which its file must have; the base may lack weights.
+
+    Raises:
+        ModelError: The file does not fit the base, or holds what no adapter may.
+    """
     check_patterns(saved.config, "peft.adapter")
-    if model.device.type != "meta":
-        made_for = saved.config.base_model_name_or_path
-        check_same_base(model, saved.name, made_for, saved.base_fingerprint, saved.base_dtype, "peft.adapter")
     start = str(getattr(saved.config, "init_lora_weights", ""))
     if "_niter_" in start:
         what = f"{saved.name} started from a random decomposition ({start}) that cannot be made again"
         hint = "save it with PEFT's path_initial_model_for_weight_conversion where it was trained"
         raise ModelError(f"{what}: its policy is lost", "peft.adapter", hint)
-    check_config(model, saved.config)
-    with whole_targets(model, saved.config):
-        policy = fresh_adapter(model, without_anchor(saved.config) if saved.start else saved.config)
-    keep_type(policy)
-    check_whole_adapter(policy)
-    own_names = _check_fits(policy, saved)
+    policy = fresh_adapter(model, without_anchor(saved.config) if saved.start else saved.config)
+    _check_fits(policy, saved)
     _check_numbers(policy, saved)
-    if model.device.type != "meta":
-        _put_tensors(policy, saved, own_names)
-        policy.start = saved.start or own_method(saved).name
-    freeze_parts(policy, adaptation.method.frozen)
-    check_trainable(policy)
     return policy
 
 
@@ -176,10 +192,10 @@ def fresh_adapter(
         return get_peft_model(model, config, adapter_name)
 
 
-def _put_tensors(policy: PeftModel, saved: SavedAdapter, own_names: Set[str]) -> None:
+def _put_tensors(policy: PeftModel, saved: SavedAdapter) -> None:
     """The numbers of a saved adapter, with what it began from; tensors of the base in its file must be this base's."""
     own, base = load_file(saved.weights), dict(base_parameters(policy))
-    for name in own.keys() - own_names:
+    for name in own.keys() - _tensors_in_file(policy).keys():
         if not torch.equal(own.pop(name).to(base[name_in_base(name)]), base[name_in_base(name)]):
             raise ModelError(f"{saved.name} brings other weights of the base: {name_in_base(name)}", "peft.adapter")
     if saved.start:
@@ -273,10 +289,8 @@ def check_untouched_base(policy: PeftModel) -> None:
         raise ModelError(what, "model", hint)
 
 
-def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
+def _without_weight_init(config: PeftConfig) -> PeftConfig:
     """The config with an initialisation that leaves the base alone; ``methods/starts.py`` makes the other."""
-    if config is None:
-        raise ValueError("method full has no adapter to attach")
     config = copy.deepcopy(config)
     start = initialisation_of(config)
     if start is not None and start.writes:
@@ -284,11 +298,17 @@ def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
     return config
 
 
-def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
-    """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
+def _tensors_in_file(policy: PeftModel) -> dict[str, torch.Tensor]:
+    """The adapter's tensors, by PEFT's names for them in a file."""
     with without_harmless_warnings():
-        tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
-    expected = {name: _shape_in_file(name, t, anchored=bool(saved.start)) for name, t in tensors.items()}
+        tensors: dict[str, torch.Tensor] = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    return tensors
+
+
+def _check_fits(policy: PeftModel, saved: SavedAdapter) -> None:
+    """Names and shapes in the file must be those that the base gives the adapter."""
+    anchored = bool(saved.start)
+    expected = {name: _shape_in_file(name, t, anchored=anchored) for name, t in _tensors_in_file(policy).items()}
     wrong = [
         f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"
         for name, shape in saved.shapes.items()
@@ -303,7 +323,6 @@ def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
         base, more = saved.config.base_model_name_or_path, f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         what = f"{saved.name} does not fit this base, it was made for {base or 'another one'}: {wrong[0]}{more}"
         raise ModelError(what, "peft.adapter")
-    return expected.keys()
 
 
 def _shape_in_file(name: str, tensor: torch.Tensor, *, anchored: bool) -> tuple[int, ...]:

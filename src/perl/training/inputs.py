@@ -24,7 +24,7 @@ from perl.evaluation.tasks.task_data import load_task_data
 from perl.methods.base_checks import check_on_quantised
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation
-from perl.policy.attach import attach_adapter, continue_adapter, own_method
+from perl.policy.attach import check_trainable, freeze_parts, own_method, shaped_adapter, shaped_saved_adapter
 from perl.policy.critic import critic_parameters, critic_shapes, find_critic
 from perl.policy.model import (
     check_quantisation,
@@ -154,19 +154,22 @@ def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAda
     Raises:
         PerlError: The adapter does not fit the model.
     """
-    empty = load_empty_base(model)
-    if how.config is None:
-        return empty
     alike = METHODS.get(how.method.counted_as)
     if alike is not None:
         names = {ours: getattr(how.config, how.method.arguments.get(ours, ours)) for ours in how.method.settings}
         targets = names.pop("target_modules", None)
         names["target_modules"] = sorted(targets) if isinstance(targets, set) else targets
-        return attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names)))
+        how, saved = adaptation(PeftSection(method=alike.name, **names)), None
+    empty = load_empty_base(model)
+    if how.config is None:
+        return empty
     try:
-        return continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how)
+        policy = shaped_saved_adapter(empty, saved) if saved else shaped_adapter(empty, how.config)
     except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
-        return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
+        policy = shaped_adapter(load_empty_base(model, torch.device("cpu")), how.config)
+    freeze_parts(policy, how.method.frozen)
+    check_trainable(policy)
+    return policy
 
 
 def _teacher_that_fits(name: str, model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> SavedAdapter:

@@ -28,7 +28,7 @@ from perl.evaluation.tasks.heldout import HELDOUT, recipe_of_run
 from perl.evaluation.tasks.own_tasks import for_each, named_tasks
 from perl.evaluation.tasks.questions import PreparedTask, prepare_task, set_template, template_hash
 from perl.evaluation.tasks.task_data import check_files, load_task_data
-from perl.policy.attach import continue_adapter
+from perl.policy.attach import shaped_saved_adapter
 from perl.policy.model import DeviceMap, end_tokens, load_empty_base, load_tokenizer, resolve_model
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.rollout_section import ENGINES, TRANSFORMERS, Capabilities, RolloutSection, best_backend
@@ -156,7 +156,7 @@ def plan_evaluation(
         empty = load_empty_base(subject.base)
         if subject.adapter is not None:
             with contextlib.suppress(NotImplementedError):  # PEFT sets some up on weights; they are checked when loaded
-                continue_adapter(load_empty_base(subject.base), subject.adapter)
+                shaped_saved_adapter(load_empty_base(subject.base), subject.adapter)
         generation = generation_settings(subject.base)
         protocol = resolve_protocol(settings.preset, _given(settings, k), generation)
         check_pass_at(settings.pass_at, protocol.k)
