@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.algorithms.estimators import ADVANTAGES
 from perl.data import ProblemSet, load_problem_set, render_prompts
 from perl.errors import ModelError, PerlError, RecipeError, did_you_mean
-from perl.evaluation.drawing.request import generation_settings
-from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.protocol import Protocol, generation_settings
 from perl.evaluation.scoring.results import is_held_out
 from perl.evaluation.tasks.heldout import heldout_task
 from perl.evaluation.tasks.own_tasks import ChosenTask, chosen_tasks, in_keys
@@ -101,9 +100,9 @@ def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = Tr
     saved = find_adapter(recipe.peft.adapter, model.name) if recipe.peft.adapter else None
     how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
     if model.quantization is not None:
+        check_on_quantised(how, model.quantization)  # only the adapter that is continued may tell
         if runs_here:
             check_quantisation(model, arguments.device)
-        check_on_quantised(how, model.quantization)  # only the adapter that is continued may tell
         if model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
             raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
     base = load_empty_base(model)

@@ -37,8 +37,7 @@ from perl.evaluation.scoring.results import (
 from perl.evaluation.scoring.samples import Sample, SampleFile
 from perl.evaluation.scoring.score import HASHED, same_meaning
 from perl.evaluation.scoring.scorers import SCORERS
-from perl.evaluation.scoring.task import MATH, Example, Question, all_tasks, questions_hash
-from perl.evaluation.tasks.few_shot import shown_hash
+from perl.evaluation.scoring.task import MATH, Example, Question, all_tasks, questions_hash, shown_hash
 from perl.evaluation.tasks.heldout import heldout_questions
 from perl.evaluation.tasks.task_data import load_task_data
 from perl.recipe import Recipe

@@ -16,8 +16,8 @@ from perl.data import simple_name
 from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.scoring.reward_scorer import find_scorer
 from perl.evaluation.scoring.task import MATH, Task, all_tasks, find_tasks, load_module
-from perl.evaluation.tasks.few_shot import check_examples
 from perl.evaluation.tasks.heldout import HELDOUT, RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
+from perl.evaluation.tasks.task_data import check_examples
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.sections import is_data_file
 
