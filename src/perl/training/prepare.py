@@ -25,7 +25,6 @@ from perl.recipe.recipe import is_first_process, world_size
 from perl.recipe.sections import FIELD_OF_SETTING
 from perl.rollouts.open_engine import check_servers
 from perl.rollouts.vllm.version import check_engine
-from perl.run.devices import use_threads
 from perl.run.folder import Run, follow_run, open_run
 from perl.run.host import host
 from perl.run.joint_work import joined
@@ -71,7 +70,7 @@ def read_recipe(
 
 
 def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
-    """Sets the process's threads from the recipe's engine section, and plans the run.
+    """Plans a run of this process, or of the processes that share it.
 
     Args:
         recipe: Of the run.
@@ -80,8 +79,6 @@ def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
     Raises:
         PerlError: The data, the model or an optional package is not what the recipe needs.
     """
-    if recipe.engine.threads is not None:
-        use_threads(recipe.engine.threads)
     if recipe.batch.world_size == 1:  # one process holds everything, whatever strategy its recipe names
         recipe = replace(recipe, engine=recipe.engine.model_copy(update={"strategy": "ddp"}))
     with log_on_main(), recipe.locating():
