@@ -26,8 +26,7 @@ from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, check_task, initialisation_of, method_of
 from perl.policy.model import base_dtype, base_parameters, is_the_base, public_identity, source_fingerprint
 from perl.policy.quantised import keep_type
-from perl.policy.saved.adapter import CONFIG, POSITIONS, SavedAdapter
-from perl.policy.saved.config import check_facts, check_patterns
+from perl.policy.saved.adapter import CONFIG, POSITIONS, SavedAdapter, check_facts, check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, leave_out_unreached, linear_names
 
@@ -138,7 +137,6 @@ def shaped_saved_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftMod
     Raises:
         ModelError: The file does not fit the base, or holds what no adapter may.
     """
-    check_patterns(saved.config, "peft.adapter")
     start = str(getattr(saved.config, "init_lora_weights", ""))
     if "_niter_" in start:
         what = f"{saved.name} started from a random decomposition ({start}) that cannot be made again"
