@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.data import ProblemSet, load_problem_set, render_prompts
-from perl.errors import ModelError, PerlError, RecipeError, did_you_mean
+from perl.errors import ModelError, PerlError, RecipeError
 from perl.evaluation.scoring.protocol import Protocol, generation_settings
 from perl.evaluation.scoring.results import is_held_out
 from perl.evaluation.tasks.heldout import heldout_task
@@ -194,7 +194,8 @@ def _scoring(
         return protocol, ()
     chosen, found = chosen_tasks(settings, "eval.tasks") if settings.tasks else [], list[PreparedTask]()
     template_arguments = recipe.train.get("chat_template_kwargs")
-    ends = end_tokens(tokenizer, generation_settings(recipe.model))
+    generation = generation_settings(recipe.model)
+    ends = end_tokens(tokenizer, generation)
     if heldout is not None and name is not None and solution in heldout.column_names:
         for one in chosen:
             if one.task.name == name:
@@ -202,7 +203,6 @@ def _scoring(
         examples = [{**row, "solution": row[solution]} for row in heldout]
         prompts = render_prompts(examples, tokenizer, template_arguments)
         found.append(heldout_task(name, prompts, protocol, ends, settings.limit_of_heldout))
-    check_best(settings, chosen, "eval.best")
     found += prepared_tasks(chosen, settings, tokenizer, protocol, ends, config, template_arguments)
     return protocol, tuple(found)
 
@@ -259,17 +259,6 @@ def prepared_tasks(
             made = prepare_task(data, tokenizer, protocol, ends, context, template_arguments, scorer_timeout=limit)
             found.append(made)
     return found
-
-
-def check_best(settings: EvalSection, chosen: Sequence[ChosenTask], where: str) -> None:
-    """Refuses a name of the best score that no task has.
-
-    Raises:
-        RecipeError: Says the nearest.
-    """
-    known = [f"{one.task.name}/{what}@{settings.k}" for one in chosen for what in ("avg", "pass")]
-    if settings.best is not None and settings.best not in known:
-        raise RecipeError(f"there is no score {settings.best!r}", where, did_you_mean(settings.best, known))
 
 
 def held_out_here(task: PreparedTask) -> bool:

@@ -249,7 +249,8 @@ def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where
             raise DataError(letters.message, where, letters.hint)
         questions = tuple(replace(one, gold=letter) for one, letter in zip(questions, list(letters), strict=True))
     if task.scorer in SCORERS:  # a reward may do without an answer
-        raise_all(DataError, empty_cells([not question.gold for question in questions], "answer", source, where))
+        empty = empty_cells([not question.gold for question in questions], "answer", source, where)
+        raise_all(DataError, empty)
     first: dict[str, int] = {}
     texts = [" ".join(question.text.split()) for question in questions]
     twice = [(first[text], i) for i, text in enumerate(texts) if first.setdefault(text, i) != i]

@@ -298,7 +298,8 @@ def check_choice(
         DataError: The curriculum's column is absent, or holds no numbers.
     """
     size = len(data) if hasattr(data, "__len__") else None
-    raise_all(RecipeError, _choice_mistakes(section, args, size, processes))
+    mistakes = _choice_mistakes(section, args, size, processes)
+    raise_all(RecipeError, mistakes)
     if section.curriculum is None:
         return None
     return difficulties(data.column_names, section.curriculum, data.__getitem__, "prompts.curriculum")
