@@ -88,9 +88,7 @@ def with_header(adapter: Path, header: bytes, data: bytes = b"", length: int | N
 
 
 def accept(base=None) -> None:
-    shaped_saved_adapter(
-        load_empty_base(ModelSection()) if base is None else copy.deepcopy(base), find_adapter("adapter")
-    )
+    shaped_saved_adapter(copy.deepcopy(base or load_empty_base(ModelSection())), find_adapter("adapter"))
 
 
 def refusal(base=None) -> str:
