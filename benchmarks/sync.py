@@ -43,9 +43,9 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
-from perl.policy.attach import attach_adapter, base_only
+from perl.policy.attach import attach_adapter
 from perl.policy.model import base_fingerprint, base_parameters, load_base, load_tokenizer
-from perl.policy.reference import token_log_probs
+from perl.policy.reference import base_only, token_log_probs
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Sampled
 from perl.rollouts.sync import base_update, choose_form, make_update

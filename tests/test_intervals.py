@@ -8,7 +8,7 @@ import interval_coverage as coverage
 import numpy
 import pytest
 
-from perl.zoo.intervals import estimate_text, interval, intervals
+from perl.zoo.intervals import Estimate, interval, intervals
 
 
 def at_most(right: int, count: int, chance: float) -> float:
@@ -132,4 +132,4 @@ def test_intervals_hold_for_few_problems_and_means_near_the_ends(n, k):
     ],
 )
 def test_an_error_of_nothing_is_written_as_an_interval(known, text):
-    assert estimate_text(*known) == text
+    assert str(Estimate(*known)) == text

@@ -120,7 +120,8 @@ def objective_of(settings: dict, x: Batch, *, taught: bool, monkeypatch: pytest.
     trainer = a_trainer(x, settings)
     mask = x.mask * ~x.truncated.unsqueeze(1) if settings["mask_truncated_completions"] else x.mask
     output = {"completion_mask": mask}
-    group_rewards.GroupRewards(trainer).complete(output, x.rewards.view(-1, 2), P * G)
+    trainer._group_rewards = group_rewards.GroupRewards(trainer)
+    trainer._group_rewards.complete(output, x.rewards.view(-1, 2), P * G)
     advantages = output["advantages"]
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
     ratio = None

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_USER_MISTAKE, ModelError, PerlError
-from perl.policy.attach import attach_adapter, continue_adapter
+from perl.policy.attach import attach_adapter, continue_adapter, shaped_saved_adapter
 from perl.policy.model import load_empty_base
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
@@ -88,7 +88,7 @@ def with_header(adapter: Path, header: bytes, data: bytes = b"", length: int | N
 
 
 def accept(base=None) -> None:
-    continue_adapter(load_empty_base(ModelSection()) if base is None else copy.deepcopy(base), find_adapter("adapter"))
+    shaped_saved_adapter(copy.deepcopy(base or load_empty_base(ModelSection())), find_adapter("adapter"))
 
 
 def refusal(base=None) -> str:

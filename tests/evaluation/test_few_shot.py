@@ -14,9 +14,9 @@ from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.recounting.files import recount_folder
 from perl.evaluation.rescore import rescore
 from perl.evaluation.scoring.results import RESULTS, read_results
-from perl.evaluation.scoring.task import all_tasks
-from perl.evaluation.tasks.few_shot import as_text, shown_before, shown_hash
+from perl.evaluation.scoring.task import all_tasks, shown_hash
 from perl.evaluation.tasks.own_tasks import chosen_tasks
+from perl.evaluation.tasks.questions import as_text, shown_before
 from perl.evaluation.tasks.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe.eval_section import EvalSection

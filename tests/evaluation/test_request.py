@@ -8,7 +8,8 @@ import pytest
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation.drawing.request import EvalSettings, generation_settings, plan_evaluation
+from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
+from perl.evaluation.scoring.protocol import generation_settings
 from perl.policy.model import end_tokens, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER

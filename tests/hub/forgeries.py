@@ -16,8 +16,7 @@ import yaml
 
 from perl.evaluation.scoring.protocol import task_facts
 from perl.evaluation.scoring.results import parse_results
-from perl.evaluation.scoring.task import all_tasks
-from perl.evaluation.tasks.few_shot import shown_fact, shown_hash, titled
+from perl.evaluation.scoring.task import all_tasks, shown_fact, shown_hash, titled
 from perl.evaluation.tasks.task_data import load_task_data
 from perl.hub.card.card_facts import facts_from_files
 from perl.hub.card.render import render_card

@@ -36,7 +36,7 @@ def test_a_method_without_hooks_does_nothing_at_any_of_them(method):
     hooks.after_step(policy, 1)
     hooks.load_state(policy, {})
     hooks.after_training(policy)
-    assert hooks.regulariser(policy) is None
+    assert hooks.regulariser is None
     assert hooks.log(policy) == hooks.state(policy) == {}
     assert hooks.as_loaded(policy, tensors) == tensors
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())

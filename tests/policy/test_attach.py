@@ -16,17 +16,19 @@ from perl.methods.settings import adaptation, continued_adaptation
 from perl.policy.attach import (
     adapter_tensors,
     attach_adapter,
-    base_only,
     check_trainable,
     check_untouched_base,
     continue_adapter,
     load_adapter_tensors,
+    shaped_saved_adapter,
 )
 from perl.policy.model import base_fingerprint, load_base, load_empty_base
+from perl.policy.reference import base_only
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.targets import check_targets
 from perl.recipe.sections import ModelSection, PeftSection
+from perl.training.inputs import policy_without_weights
 from tests.a_few_methods import each, few_layers
 from tests.rollouts.policies import PROBE, base, fresh
 from tests.rollouts.policies import perturbed as move
@@ -166,7 +168,7 @@ def test_an_adapter_of_a_base_of_another_shape_depth_or_weight_is_refused_with_w
     fits_not = r"peft\.adapter: adapter does not fit this base, it was made for sandbox:base: "
     for method in ("lora", "pissa", "vera"):
         write_adapter(move(policy_of(method)), Path("adapter"), "sandbox:base", None)
-        said = refusal(continue_adapter, narrow(), find_adapter("adapter"))
+        said = refusal(shaped_saved_adapter, narrow(), find_adapter("adapter"))
         assert re.match(fits_not + r"\S+ is \d+", said), method
     saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, **LINEAR))))
     model = base()
@@ -267,7 +269,7 @@ def test_a_config_of_pefts_starts_on_the_weights_without_writing_them():
 def test_without_weights_nothing_is_decomposed():
     for method in ("pissa", "milora", "rlpo", "slicefine"):
         section = PeftSection(method=method, rank=4)
-        policy = attach_adapter(load_empty_base(ModelSection()), adaptation(section))
+        policy = policy_without_weights(ModelSection(), adaptation(section))
         assert trained(policy) == trained(attach_adapter(base(), adaptation(section))), method
         assert {p.device.type for p in policy.parameters()} == {"meta"}, method
 

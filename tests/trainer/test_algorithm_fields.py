@@ -12,7 +12,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.algorithms.named import ALGORITHMS
 from perl.errors import PerlError, RecipeError
 from perl.recipe import load_recipe
-from perl.trainer.arguments.recipe_arguments import training_arguments
+from perl.training.prepare import training_arguments
 
 DAPO, GSPO = ALGORITHMS["dapo"].sets, ALGORITHMS["gspo"].sets
 

@@ -19,7 +19,7 @@ from perl.methods.registry import METHODS
 from perl.recipe import load_recipe
 from perl.recipe.sections import PeftSection
 from perl.trainer.arguments.config import PeftRLConfig, rollout_section
-from perl.trainer.arguments.recipe_arguments import training_arguments
+from perl.training.prepare import training_arguments
 
 ON_A_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "dataloader_pin_memory": False}
 SAMPLING = {"vllm_importance_sampling_mode": "sequence_mask"}

@@ -12,8 +12,8 @@ from perl import PeftRLConfig
 from perl.errors import MissingExtraError, RecipeError
 from perl.recipe import Recipe
 from perl.trainer.arguments.deepspeed_config import chosen_deepspeed
-from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.trainer.step.partitioned_optimizer import check_divisible
+from perl.training.prepare import training_arguments
 
 STAGE = "zero_optimization"
 

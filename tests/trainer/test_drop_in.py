@@ -17,8 +17,8 @@ from perl.errors import DataError, ModelError, RecipeError, RewardError
 from perl.hub.push.publish import write_log
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
-from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.trainer.sampling.given_rewards import unique_names
+from perl.training.prepare import training_arguments
 from tests.trainer.test_trainer import arguments, base, problems, weights_of
 
 SHORT = {"max_steps": 1, "max_completion_length": 6}

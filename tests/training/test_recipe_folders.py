@@ -9,9 +9,8 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForTokenClassification
 from perl.errors import PerlError
 from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER, is_sandbox
-from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training.forecast import answer
-from perl.training.prepare import prepare, read_recipe
+from perl.training.prepare import prepare, read_recipe, training_arguments
 from perl.training.stages import train
 from tests.conftest import CHECKOUT
 

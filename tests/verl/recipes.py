@@ -6,8 +6,8 @@ from types import MappingProxyType
 from perl.methods.settings import adaptation
 from perl.recipe import Recipe
 from perl.recipe.sections import PeftSection
-from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training.on_verl import VerlExport, planned_here, read_for_verl
+from perl.training.prepare import training_arguments
 from perl.verl.settings import Settings, settings
 
 TRAIN = {"prompts_per_step": 4, "num_generations": 4, "max_steps": 8, "lr_scheduler_type": "constant", "seed": 7}

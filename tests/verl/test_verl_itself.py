@@ -17,8 +17,8 @@ from perl.algorithms.losses import LossSettings
 from perl.algorithms.registry import ARGUMENTS
 from perl.policy.saved.adapter import WEIGHTS
 from perl.sandbox import BASE_FOLDER
-from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training.on_verl import export_verl, planned_here
+from perl.training.prepare import training_arguments
 from perl.verl.import_job import import_job
 from perl.verl.job_folder import FOLDER
 from tests.conftest import CHECKOUT

@@ -8,7 +8,7 @@ import pytest
 from perl.cli.commands import run as run_command
 from perl.errors import PerlError
 from perl.evaluation.drawing.subject import find_subject
-from perl.policy.attach import continue_adapter
+from perl.policy.attach import shaped_saved_adapter
 from perl.policy.model import load_empty_base
 from perl.policy.saved.adapter import find_adapter
 from perl.policy.saved.download import pull
@@ -74,7 +74,7 @@ def refusal(function, *arguments) -> str:
 def test_a_shipped_adapter_is_found_evaluated_and_continued_by_its_name(files, tmp_path):
     found = find_adapter("zoo:lora", BASE)
     assert (found.name, found.folder) == ("zoo:lora", tmp_path / "zoo/adapters/lora")
-    continue_adapter(load_empty_base(ModelSection()), found)
+    shaped_saved_adapter(load_empty_base(ModelSection()), found)
     subject = find_subject("zoo:lora")
     assert (subject.name, subject.base.name, subject.folder) == ("zoo:lora", BASE, Path("evals/zoo-lora"))
     assert subject.adapter_sha256 == sha256(files[WEIGHTS])

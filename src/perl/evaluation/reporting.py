@@ -26,8 +26,7 @@ from perl.evaluation.scoring.metrics import error_of_mean
 from perl.evaluation.scoring.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
 from perl.evaluation.scoring.samples import Place, SampleFile
 from perl.evaluation.scoring.score import rights
-from perl.evaluation.scoring.task import TaskData
-from perl.evaluation.tasks.few_shot import shown_hash, titled
+from perl.evaluation.scoring.task import TaskData, shown_hash, titled
 from perl.evaluation.tasks.questions import PreparedTask
 from perl.policy.model import base_dtype, base_identity, base_of, public_name
 from perl.policy.quantised import quantisation_of

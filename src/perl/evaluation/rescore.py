@@ -24,9 +24,8 @@ from perl.evaluation.scoring.results import SAMPLES, Results, TaskResult, is_hel
 from perl.evaluation.scoring.reward_scorer import check_judged, check_scorer_timeout
 from perl.evaluation.scoring.samples import SampleFile
 from perl.evaluation.scoring.scorers import SCORERS, Scorer
-from perl.evaluation.scoring.task import Task, TaskData, all_tasks, questions_hash
+from perl.evaluation.scoring.task import Task, TaskData, all_tasks, questions_hash, shown_hash
 from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest
-from perl.evaluation.tasks.few_shot import shown_hash
 from perl.evaluation.tasks.heldout import held_out_by_run
 from perl.evaluation.tasks.own_tasks import file_task, is_file_name, named_tasks
 from perl.evaluation.tasks.questions import protocol_hash, scorer_of

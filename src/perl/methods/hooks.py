@@ -2,8 +2,8 @@
 
 policy -> Hooks
 
-The row of a method names the module that has them. Callers call every hook of every policy; what a method does not
-need does nothing.
+The row of a method names the module that has them. Callers call every hook of every policy but a regulariser, which
+most lack; what a method does not need does nothing.
 """
 
 import importlib
@@ -35,7 +35,7 @@ class Hooks:
         before_training: (policy, steps): fits a schedule to the number of optimizer steps of the whole training.
         after_step: (policy, step): after an optimizer step, from 1, while its gradients are still there.
         after_training: (policy): makes the trained policy the one that others load.
-        regulariser: (policy) -> term of the loss, once for each optimizer step; None: no term.
+        regulariser: (policy) -> term of the loss, once for each optimizer step; None: there is none.
         log: (policy) -> metrics by name, once for each optimizer step.
         state: (policy) -> tensors that a checkpoint needs beside the adapter's.
         load_state: (policy, tensors): puts back what ``state`` returned.
@@ -46,7 +46,7 @@ class Hooks:
     before_training: Callable[[PeftModel, int], None] = _nothing
     after_step: Callable[[PeftModel, int], None] = _nothing
     after_training: Callable[[PeftModel], None] = _nothing
-    regulariser: Callable[[PeftModel], torch.Tensor | None] = _nothing
+    regulariser: Callable[[PeftModel], torch.Tensor] | None = None
     log: Callable[[PeftModel], dict[str, float]] = lambda _: {}
     state: Callable[[PeftModel], Tensors] = lambda _: {}
     load_state: Callable[[PeftModel, Mapping[str, torch.Tensor]], None] = _nothing

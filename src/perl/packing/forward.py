@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from peft import PeftModel, PeftType
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -21,7 +22,6 @@ from perl.packing.head import EntropyKind, HeadStates
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
 from perl.packing.rows import Row, ScoredTokens, pack, pad_right
-from perl.policy.attach import adapter_by_row
 from perl.policy.model import HALF, base_of, evaluating
 from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 
@@ -33,6 +33,9 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # right passes differ by half a nat on a token that the model does not expect, so there the mean over tokens that it
 # does expect is compared (`perl.policy.precision.tolerance_of`).
 _TOLERANCE = 1e-3
+
+# Adapters that see a row as a whole; others act on each token by itself.
+_BY_ROW = (PeftType.XLORA, PeftType.POLY)
 
 MadeBeside = Callable[[ScoredTokens, HeadStates], tuple[torch.Tensor, ...]]
 """Makes tensors of (S, ...) each of the scored tokens and the head's states."""
@@ -244,6 +247,18 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     sight = None if types == {"full_attention"} else min((window for window in windows if window), default=None)
     return Passes(packed=True, shared=share and not why, why=why or "", longest=sight)
+
+
+def adapter_by_row(policy: nn.Module) -> str | None:
+    """Why an adapter needs each row by itself, with the row's own arguments; None: it acts on tokens."""
+    if not isinstance(policy, PeftModel):
+        return None
+    config = policy.active_peft_config
+    if config.is_prompt_learning or config.peft_type in _BY_ROW:
+        return f"{config.peft_type.value} adapts a row as a whole"
+    if getattr(config, "alora_invocation_tokens", None):
+        return "an activated LoRA looks for its tokens in each row"
+    return None
 
 
 def _attention_drops_out(model: PreTrainedModel) -> bool:

@@ -6,10 +6,10 @@ base, Adaptation -> policy; SavedAdapter -> policy; policy <-> its tensors
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 
 import torch
-from peft import PeftConfig, PeftModel, PeftType, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -26,13 +26,10 @@ from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, check_task, initialisation_of, method_of
 from perl.policy.model import base_dtype, base_parameters, is_the_base, public_identity, source_fingerprint
 from perl.policy.quantised import keep_type
-from perl.policy.saved.adapter import CONFIG, POSITIONS, SavedAdapter
-from perl.policy.saved.config import check_facts, check_patterns
+from perl.policy.saved.adapter import CONFIG, POSITIONS, SavedAdapter, check_facts, check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, leave_out_unreached, linear_names
 
-# Adapters that see a row as a whole; others act on each token by itself.
-_BY_ROW = (PeftType.XLORA, PeftType.POLY)
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT that it loads without its CUDA
 # extension, the ranks of a finished AdaLoRA taken for LoRA's, a layer without any rank left.
 _HARMLESS = (
@@ -50,11 +47,10 @@ _REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, A
 def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) -> PeftModel:
     """The base with a new trainable adapter; the base's parameters are frozen.
 
-    An initialisation that PEFT would write into the base's weights (PiSSA, OLoRA) is made beside them instead. On a
-    model without weights (meta device) nothing is computed from them.
+    An initialisation that PEFT would write into the base's weights (PiSSA, OLoRA) is made beside them instead.
 
     Args:
-        model: The base.
+        model: The base, with its weights.
         adaptation: A method with its config, or the config of any method.
 
     Raises:
@@ -63,7 +59,30 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     """
     if not isinstance(adaptation, Adaptation):
         adaptation = Adaptation(method_of(adaptation), adaptation)
-    config = _without_weight_init(adaptation.config)
+    if adaptation.config is None:
+        raise ValueError("method full has no adapter to attach")
+    check_config(model, adaptation.config)
+    with whole_targets(model, adaptation.config):
+        policy = shaped_adapter(model, adaptation.config)
+    say_who_can_load(adaptation.config)
+    keep_type(policy)
+    starts.unrounded_magnitudes(policy)
+    if adaptation.method.starts:
+        function_at(adaptation.method.starts)(policy, adaptation.options)
+        policy.start = adaptation.method.name
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    check_whole_adapter(policy)
+    return policy
+
+
+def shaped_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
+    """The base with a new adapter of the right names and shapes, whatever its numbers; the base may lack weights.
+
+    Raises:
+        ModelError: The adapter would touch no module.
+    """
+    config = _without_weight_init(config)
     # What is a file's or another process's own, where the config was read from one.
     config.inference_mode, config.base_model_name_or_path, config.auto_mapping = False, None, None
     check_task(config)
@@ -73,7 +92,6 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     except ValueError as error:
         raise ModelError(str(error).removeprefix(f"{CONFIG}: "), "peft.kwargs", "leave it out") from error
     check_patterns(config, "peft.kwargs")
-    check_config(model, config)
     check_targets(model, config)
     left_out = leave_out_unreached(model, config)
     if left_out and model.device.type != "meta":
@@ -83,27 +101,14 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
         # In full; PEFT takes ``norm`` for the ending of any name, so for ``q_norm`` too.
         names = [(f".{name}", f".{module}") for name in config.modules_to_save for module, _ in model.named_modules()]
         config.modules_to_save = sorted({module[1:] for name, module in names if module.endswith(name)})
-    if model.device.type != "meta":
-        say_who_can_load(config)
-    with whole_targets(model, config):
-        policy = fresh_adapter(model, config, where="")
-    keep_type(policy)
-    if model.device.type != "meta":
-        starts.unrounded_magnitudes(policy)
-        if adaptation.method.starts:
-            function_at(adaptation.method.starts)(policy, adaptation.options)
-            policy.start = adaptation.method.name
-    freeze_parts(policy, adaptation.method.frozen)
-    check_trainable(policy)
-    check_whole_adapter(policy)
-    return policy
+    return fresh_adapter(model, config, where="")
 
 
 def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Adaptation | None = None) -> PeftModel:
     """The base with a saved adapter, trainable.
 
     Args:
-        model: The base.
+        model: The base, with its weights.
         saved: The adapter.
         adaptation: How to go on; None: as the adapter's own method does.
 
@@ -112,27 +117,34 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         ModelError: The adapter was made for another base.
     """
     adaptation = adaptation or Adaptation(own_method(saved), saved.config)
-    check_patterns(saved.config, "peft.adapter")
-    if model.device.type != "meta":
-        made_for = saved.config.base_model_name_or_path
-        check_same_base(model, saved.name, made_for, saved.base_fingerprint, saved.base_dtype, "peft.adapter")
+    made_for = saved.config.base_model_name_or_path
+    check_same_base(model, saved.name, made_for, saved.base_fingerprint, saved.base_dtype, "peft.adapter")
+    check_config(model, saved.config)
+    with whole_targets(model, saved.config):
+        policy = shaped_saved_adapter(model, saved)
+    keep_type(policy)
+    check_whole_adapter(policy)
+    _put_tensors(policy, saved)
+    policy.start = saved.start or own_method(saved).name
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    return policy
+
+
+def shaped_saved_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
+    """The base with an adapter of a saved one's names and shapes, which its file must have; the base may lack weights.
+
+    Raises:
+        ModelError: The file does not fit the base, or holds what no adapter may.
+    """
     start = str(getattr(saved.config, "init_lora_weights", ""))
     if "_niter_" in start:
         what = f"{saved.name} started from a random decomposition ({start}) that cannot be made again"
         hint = "save it with PEFT's path_initial_model_for_weight_conversion where it was trained"
         raise ModelError(f"{what}: its policy is lost", "peft.adapter", hint)
-    check_config(model, saved.config)
-    with whole_targets(model, saved.config):
-        policy = fresh_adapter(model, without_anchor(saved.config) if saved.start else saved.config)
-    keep_type(policy)
-    check_whole_adapter(policy)
-    own_names = _check_fits(policy, saved)
+    policy = fresh_adapter(model, without_anchor(saved.config) if saved.start else saved.config)
+    _check_fits(policy, saved)
     _check_numbers(policy, saved)
-    if model.device.type != "meta":
-        _put_tensors(policy, saved, own_names)
-        policy.start = saved.start or own_method(saved).name
-    freeze_parts(policy, adaptation.method.frozen)
-    check_trainable(policy)
     return policy
 
 
@@ -178,10 +190,10 @@ def fresh_adapter(
         return get_peft_model(model, config, adapter_name)
 
 
-def _put_tensors(policy: PeftModel, saved: SavedAdapter, own_names: Set[str]) -> None:
+def _put_tensors(policy: PeftModel, saved: SavedAdapter) -> None:
     """The numbers of a saved adapter, with what it began from; tensors of the base in its file must be this base's."""
     own, base = load_file(saved.weights), dict(base_parameters(policy))
-    for name in own.keys() - own_names:
+    for name in own.keys() - _tensors_in_file(policy).keys():
         if not torch.equal(own.pop(name).to(base[name_in_base(name)]), base[name_in_base(name)]):
             raise ModelError(f"{saved.name} brings other weights of the base: {name_in_base(name)}", "peft.adapter")
     if saved.start:
@@ -220,34 +232,6 @@ def load_adapter_tensors(policy: PeftModel, saved: Mapping[str, torch.Tensor]) -
     with torch.no_grad():
         for name, tensor in present.items():
             tensor.copy_(saved[name])
-
-
-def adapter_by_row(policy: nn.Module) -> str | None:
-    """Why an adapter needs each row by itself, with the row's own arguments; None: it acts on tokens."""
-    if not isinstance(policy, PeftModel):
-        return None
-    config = policy.active_peft_config
-    if config.is_prompt_learning or config.peft_type in _BY_ROW:
-        return f"{config.peft_type.value} adapts a row as a whole"
-    if getattr(config, "alora_invocation_tokens", None):
-        return "an activated LoRA looks for its tokens in each row"
-    return None
-
-
-@contextlib.contextmanager
-def base_only(policy: PeftModel) -> Iterator[None]:
-    """The policy as its base: adapter off, and afterwards on again.
-
-    PEFT's own context manager switches the adapter on by making all of it trainable, parts that a method freezes
-    included; here what was frozen stays frozen.
-    """
-    frozen = [p for p in policy.parameters() if not p.requires_grad]
-    try:
-        with policy.disable_adapter():
-            yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
 
 
 @contextlib.contextmanager
@@ -303,10 +287,8 @@ def check_untouched_base(policy: PeftModel) -> None:
         raise ModelError(what, "model", hint)
 
 
-def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
+def _without_weight_init(config: PeftConfig) -> PeftConfig:
     """The config with an initialisation that leaves the base alone; ``methods/starts.py`` makes the other."""
-    if config is None:
-        raise ValueError("method full has no adapter to attach")
     config = copy.deepcopy(config)
     start = initialisation_of(config)
     if start is not None and start.writes:
@@ -314,11 +296,17 @@ def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
     return config
 
 
-def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
-    """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
+def _tensors_in_file(policy: PeftModel) -> dict[str, torch.Tensor]:
+    """The adapter's tensors, by PEFT's names for them in a file."""
     with without_harmless_warnings():
-        tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
-    expected = {name: _shape_in_file(name, t, anchored=bool(saved.start)) for name, t in tensors.items()}
+        tensors: dict[str, torch.Tensor] = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    return tensors
+
+
+def _check_fits(policy: PeftModel, saved: SavedAdapter) -> None:
+    """Names and shapes in the file must be those that the base gives the adapter."""
+    anchored = bool(saved.start)
+    expected = {name: _shape_in_file(name, t, anchored=anchored) for name, t in _tensors_in_file(policy).items()}
     wrong = [
         f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"
         for name, shape in saved.shapes.items()
@@ -333,7 +321,6 @@ def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
         base, more = saved.config.base_model_name_or_path, f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         what = f"{saved.name} does not fit this base, it was made for {base or 'another one'}: {wrong[0]}{more}"
         raise ModelError(what, "peft.adapter")
-    return expected.keys()
 
 
 def _shape_in_file(name: str, tensor: torch.Tensor, *, anchored: bool) -> tuple[int, ...]:

@@ -25,10 +25,11 @@ from torch.nn import functional
 
 from perl.errors import ModelError, first_line
 from perl.methods.base_parameters import is_of_the_base, name_in_base
-from perl.policy.attach import base_only, check_same_base
+from perl.policy.attach import check_same_base
 from perl.policy.checkpoint import readable
 from perl.policy.model import base_dtype, base_of, public_identity, source_fingerprint
 from perl.policy.quantised import quantisation_of
+from perl.policy.reference import base_only
 from perl.policy.save_adapter import sort_metadata
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_QUANTIZATION, is_public
 from perl.run.files import new_folder, write_text

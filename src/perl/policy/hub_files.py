@@ -188,11 +188,10 @@ def check_sha256(repo: str, path: Path, expected: str) -> None:
 
 def has_id(path: Path, promised: str) -> bool:
     """Whether a file has a SHA-256 (64 digits) or git's id of a blob (40 digits)."""
-    if len(promised) == 64:
-        return sha256_of(path) == promised
     git = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    digest = hashlib.sha256() if len(promised) == 64 else git
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: git).hexdigest() == promised
+        return hashlib.file_digest(file, lambda: digest).hexdigest() == promised
 
 
 def _refuse_other(repo: str, file: str, found: str, expected: str) -> NoReturn:

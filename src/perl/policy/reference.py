@@ -14,8 +14,6 @@ import torch
 from peft import PeftModel
 from torch import nn
 
-from perl.policy.attach import base_only
-
 # Rows whose logits (rows x T x V, float32) stay below this many numbers go through the model together.
 _LARGEST_LOGITS = 2**27
 _PROBE_TOKENS = 192
@@ -68,6 +66,22 @@ def random_tokens(model: nn.Module) -> torch.Tensor:
     return torch.randint(vocabulary, size, generator=torch.Generator().manual_seed(0)).to(
         next(model.parameters()).device
     )
+
+
+@contextlib.contextmanager
+def base_only(policy: PeftModel) -> Iterator[None]:
+    """The policy as its base: adapter off, and afterwards on again.
+
+    PEFT's own context manager switches the adapter on by making all of it trainable, parts that a method freezes
+    included; here what was frozen stays frozen.
+    """
+    frozen = [p for p in policy.parameters() if not p.requires_grad]
+    try:
+        with policy.disable_adapter():
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 class Reference:

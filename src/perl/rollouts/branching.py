@@ -25,7 +25,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from perl.policy.attach import adapter_by_row
+from perl.packing.forward import adapter_by_row
 from perl.policy.model import base_of
 from perl.run.shards import is_sharded
 

@@ -19,10 +19,9 @@ from peft import PeftModel
 from torch import nn
 
 from perl.errors import BrokenPromiseError
-from perl.policy.attach import base_only
 from perl.policy.model import evaluating
 from perl.policy.precision import compute_dtype, layers_of, tolerance_of
-from perl.policy.reference import token_log_probs
+from perl.policy.reference import base_only, token_log_probs
 from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Sampled
 from perl.run.shards import is_sharded
 

@@ -53,6 +53,7 @@ class GroupRewards:
 
     Attributes:
         estimator: The row of what compares rewards.
+        penalised: Whether the KL divergence is taken off the rewards.
     """
 
     def __init__(self, trainer: GRPOTrainer) -> None:
@@ -60,6 +61,7 @@ class GroupRewards:
         self._trainer, self._warns = trainer, trainer.accelerator.is_main_process
         self._scored: dict[str, int] = {}
         self.estimator = ADVANTAGES[own_setting(trainer.args, "advantage_estimator")]
+        self.penalised = off_reward(vars(trainer.args))
 
     def complete(self, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int) -> None:
         """Gives rollouts our advantages and log-probabilities, in the order in which one needs the other.
@@ -76,11 +78,10 @@ class GroupRewards:
             RewardError: A reward is infinite; or negative, and the estimator has no meaning for that.
         """
         trainer = self._trainer
-        needs_log_probs = off_reward(vars(trainer.args))
-        if needs_log_probs:
+        if self.penalised:
             trainer.add_log_probs(output)
         self.put_advantages(output, rewards_NK, rows)
-        if not needs_log_probs:
+        if not self.penalised:
             trainer.add_log_probs(output)
         select_tokens(trainer, output)
         if trainer.model.training:
@@ -96,14 +97,14 @@ class GroupRewards:
         lengths_PG = greedy_PG = penalties_PG = None
         if "lengths_PG" in estimator.reads:  # of all processes, as the rewards are
             lengths_PG = trainer.accelerator.gather(mask_NT.sum(dim=1)).view(-1, generations)
-        if estimator.writes_greedy:
+        if "greedy_PG" in estimator.reads:
             source = trainer.rollout_source
             greedy_PGK = greedy_rewards(trainer, source, source.inputs).view_as(rewards_PGK)
             greedy_PG = weighted_rewards(greedy_PGK, weights_K)
             metrics["reward/greedy"].append(greedy_PG.nanmean().item())
             metrics["rows/without_baseline"].append(greedy_PG.isnan().float().mean().item())
-        penalised, divergences_NT = off_reward(vars(trainer.args)), torch.zeros(())
-        if penalised:
+        divergences_NT = torch.zeros(())
+        if self.penalised:
             divergences_NT = output["old_per_token_logps"] - output["ref_per_token_logps"]
             sums = torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])
             added, count = trainer.accelerator.reduce(sums, reduction="sum").tolist()
@@ -115,7 +116,7 @@ class GroupRewards:
         advantages_N = self._advantages(rewards_PGK, weights_K, {**facts, "penalties_PG": penalties_PG})
         own = slice(trainer.accelerator.process_index * rows, (trainer.accelerator.process_index + 1) * rows)
         output["advantages"] = advantages_N[own]
-        if estimator.critic or (penalised and penalties_PG is None):
+        if estimator.critic or (self.penalised and penalties_PG is None):
             rewards_N = self._before_kl(weighted_rewards(rewards_PGK, weights_K), greedy_PG, advantages_N)[own]
             if estimator.critic:
                 trainer.critic_training.complete(output, rewards_N, trainer.beta * divergences_NT)
@@ -330,7 +331,7 @@ def reads_old(trainer: GRPOTrainer) -> bool:
     """
     args, ours = trainer.args, (trainer.step_is_ours or trainer.loss_is_ours) and trainer.model.training
     asked = trainer.correction is not None and not own_setting(args, "reuse_old_log_probs")
-    return bool(off_reward(vars(args)) or (ours and (not _one_update(args) or asked)))
+    return bool(trainer._group_rewards.penalised or (ours and (not _one_update(args) or asked)))
 
 
 def selects(trainer: GRPOTrainer) -> bool:

@@ -368,21 +368,17 @@ class AdaptedPolicy:
         with evaluating(policy), in_float32(policy):
             return token_log_probs(policy, input_ids.to(device), attention_mask.to(device))
 
-    def needed_reference(self) -> Reference:
-        """The reference.
+    def reference_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """The reference's, (B, T-1).
 
         Raises:
             ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
         """
         if self.reference is None:
             raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
-        return self.reference
-
-    def reference_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The reference's, (B, T-1); see :meth:`needed_reference` for what it raises."""
-        reference, policy, device = self.needed_reference(), self._live.policy, self._live.args.device
+        policy, device = self._live.policy, self._live.args.device
         with evaluating(policy), in_float32(policy):
-            return reference_log_probs(policy, input_ids.to(device), attention_mask.to(device), reference)
+            return reference_log_probs(policy, input_ids.to(device), attention_mask.to(device), self.reference)
 
     def save(self, path: Path, processing_class: Any, fingerprint: str | None) -> None:  # noqa: ANN401 (TRL's)
         """Writes the adapter alone, or without one the model; on the main process.

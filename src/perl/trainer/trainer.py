@@ -273,7 +273,7 @@ class PeftGRPOTrainer(GRPOTrainer):
             rollouts,
             self._metrics[mode_of(self.model)],
             old=reads_old(self) or selects(self),
-            reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
+            reference=self.reference if self.beta != 0.0 else None,
             skips=skips and not selects(self),
             score=partial(scored_as_trl, self) if padded else None,
         )

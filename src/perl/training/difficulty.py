@@ -19,9 +19,9 @@ from perl.data import read_source, render_prompts
 from perl.errors import DataError, InterruptedRunError, PerlError
 from perl.evaluation.drawing.drawn_samples import draw_samples
 from perl.evaluation.drawing.policies import BaseInMemory
-from perl.evaluation.drawing.request import EvalSettings, Evaluation, generation_settings
+from perl.evaluation.drawing.request import EvalSettings, Evaluation
 from perl.evaluation.drawing.subject import Subject, adapter_digests
-from perl.evaluation.scoring.protocol import Protocol
+from perl.evaluation.scoring.protocol import Protocol, generation_settings
 from perl.evaluation.tasks.heldout import heldout_task
 from perl.evaluation.tasks.questions import template_hash
 from perl.policy.model import end_tokens

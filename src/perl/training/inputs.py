@@ -13,9 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.data import ProblemSet, load_problem_set, render_prompts
-from perl.errors import ModelError, PerlError, RecipeError, did_you_mean
-from perl.evaluation.drawing.request import generation_settings
-from perl.evaluation.scoring.protocol import Protocol
+from perl.errors import ModelError, PerlError, RecipeError
+from perl.evaluation.scoring.protocol import Protocol, generation_settings
 from perl.evaluation.scoring.results import is_held_out
 from perl.evaluation.tasks.heldout import heldout_task
 from perl.evaluation.tasks.own_tasks import ChosenTask, chosen_tasks, in_keys
@@ -24,7 +23,7 @@ from perl.evaluation.tasks.task_data import load_task_data
 from perl.methods.base_checks import check_on_quantised
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation
-from perl.policy.attach import attach_adapter, continue_adapter, own_method
+from perl.policy.attach import check_trainable, freeze_parts, own_method, shaped_adapter, shaped_saved_adapter
 from perl.policy.critic import critic_parameters, critic_shapes, find_critic
 from perl.policy.model import (
     check_quantisation,
@@ -101,9 +100,9 @@ def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = Tr
     saved = find_adapter(recipe.peft.adapter, model.name) if recipe.peft.adapter else None
     how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
     if model.quantization is not None:
+        check_on_quantised(how, model.quantization)  # only the adapter that is continued may tell
         if runs_here:
             check_quantisation(model, arguments.device)
-        check_on_quantised(how, model.quantization)  # only the adapter that is continued may tell
         if model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
             raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
     base = load_empty_base(model)
@@ -154,19 +153,22 @@ def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAda
     Raises:
         PerlError: The adapter does not fit the model.
     """
-    empty = load_empty_base(model)
-    if how.config is None:
-        return empty
     alike = METHODS.get(how.method.counted_as)
     if alike is not None:
         names = {ours: getattr(how.config, how.method.arguments.get(ours, ours)) for ours in how.method.settings}
         targets = names.pop("target_modules", None)
         names["target_modules"] = sorted(targets) if isinstance(targets, set) else targets
-        return attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names)))
+        how, saved = adaptation(PeftSection(method=alike.name, **names)), None
+    empty = load_empty_base(model)
+    if how.config is None:
+        return empty
     try:
-        return continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how)
+        policy = shaped_saved_adapter(empty, saved) if saved else shaped_adapter(empty, how.config)
     except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
-        return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
+        policy = shaped_adapter(load_empty_base(model, torch.device("cpu")), how.config)
+    freeze_parts(policy, how.method.frozen)
+    check_trainable(policy)
+    return policy
 
 
 def _teacher_that_fits(name: str, model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> SavedAdapter:
@@ -192,7 +194,8 @@ def _scoring(
         return protocol, ()
     chosen, found = chosen_tasks(settings, "eval.tasks") if settings.tasks else [], list[PreparedTask]()
     template_arguments = recipe.train.get("chat_template_kwargs")
-    ends = end_tokens(tokenizer, generation_settings(recipe.model))
+    generation = generation_settings(recipe.model)
+    ends = end_tokens(tokenizer, generation)
     if heldout is not None and name is not None and solution in heldout.column_names:
         for one in chosen:
             if one.task.name == name:
@@ -200,7 +203,6 @@ def _scoring(
         examples = [{**row, "solution": row[solution]} for row in heldout]
         prompts = render_prompts(examples, tokenizer, template_arguments)
         found.append(heldout_task(name, prompts, protocol, ends, settings.limit_of_heldout))
-    check_best(settings, chosen, "eval.best")
     found += prepared_tasks(chosen, settings, tokenizer, protocol, ends, config, template_arguments)
     return protocol, tuple(found)
 
@@ -257,17 +259,6 @@ def prepared_tasks(
             made = prepare_task(data, tokenizer, protocol, ends, context, template_arguments, scorer_timeout=limit)
             found.append(made)
     return found
-
-
-def check_best(settings: EvalSection, chosen: Sequence[ChosenTask], where: str) -> None:
-    """Refuses a name of the best score that no task has.
-
-    Raises:
-        RecipeError: Says the nearest.
-    """
-    known = [f"{one.task.name}/{what}@{settings.k}" for one in chosen for what in ("avg", "pass")]
-    if settings.best is not None and settings.best not in known:
-        raise RecipeError(f"there is no score {settings.best!r}", where, did_you_mean(settings.best, known))
 
 
 def held_out_here(task: PreparedTask) -> bool:

@@ -13,10 +13,9 @@ from typing import Any
 
 from datasets import Dataset
 
-from perl.algorithms.overrides import counts
 from perl.data import OF_TRL, ProblemSet, prompt_text, render_prompts
 from perl.data.overlap import near_copies, repeated
-from perl.errors import DataError, Mistake, ModelError, RecipeError, raise_all, warn
+from perl.errors import DataError, Mistake, ModelError, raise_all, warn
 from perl.methods.registry import served_rank
 from perl.methods.settings import Adaptation, resolved_settings
 from perl.policy.teacher import is_same
@@ -34,9 +33,8 @@ from perl.run.progress import live_line
 from perl.trainer.arguments.argument_checks import taught_alone
 from perl.trainer.arguments.config import PeftRLConfig
 from perl.trainer.live import generation_interval
-from perl.trainer.prompts.chances import difficulties
 from perl.trainer.prompts.refill import extra_prompts
-from perl.trainer.prompts.selection import choice_mistakes
+from perl.trainer.prompts.selection import check_choice
 from perl.trainer.step.teaching import check_answers, check_context, check_differs, context_of, teacher_prompt
 from perl.training.inputs import Inputs, held_out_here
 
@@ -146,9 +144,7 @@ def make_plan(recipe: Recipe, arguments: PeftRLConfig, inputs: Inputs) -> Plan:
         served_rank=served,
     )
     if recipe.prompts.acts:  # refuses what the trainer would refuse
-        raise_all(RecipeError, choice_mistakes(recipe.prompts, arguments, len(problems.train), recipe.batch.world_size))
-        if (column := recipe.prompts.curriculum) is not None:
-            difficulties(problems.train.column_names, column, problems.train.__getitem__, "prompts.curriculum")
+        check_choice(recipe.prompts, arguments, problems.train, recipe.batch.world_size)
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
     for line in _suspicious(inputs, recipe.eval) if is_first_process() else ():  # the others would find the same
@@ -255,7 +251,7 @@ def _check_teacher_prompts(
 ) -> None:
     """Makes each prompt as the teacher will see it, and refuses a teacher that is the policy."""
     continued = inputs.saved is not None
-    alone = taught_alone(arguments, rewarded=counts(r.weight for r in inputs.rewards), continued=continued)
+    alone = taught_alone(arguments, rewarded=any(r.weight for r in inputs.rewards), continued=continued)
     same = alone and is_same(inputs.how, inputs.saved, inputs.teacher)
     check_differs(itertools.chain(*asked.values()), section, same=same)
     for rows in asked.values() if section.changes_prompts else ():

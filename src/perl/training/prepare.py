@@ -4,6 +4,7 @@ RECIPE -> Recipe -> Plan
 """
 
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perl.errors import MissingExtraError, RecipeError, raise_all
+from perl.algorithms.named import KEY
+from perl.errors import MissingExtraError, PerlError, RecipeError, raise_all
 from perl.hub.push.requests import check_login, publishing_mistakes
 from perl.launch.meeting import check_joined
 from perl.launch.together import ProcessGroup, log_on_main, wait_until
@@ -19,16 +21,16 @@ from perl.methods.registry import METHODS
 from perl.policy.sharding import check_strategy
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import SWITCHES, missing_package, missing_packages
-from perl.recipe.recipe import is_first_process
+from perl.recipe.recipe import is_first_process, world_size
+from perl.recipe.sections import FIELD_OF_SETTING
 from perl.rollouts.open_engine import check_servers
 from perl.rollouts.vllm.version import check_engine
-from perl.run.devices import use_threads
 from perl.run.folder import Run, follow_run, open_run
 from perl.run.host import host
 from perl.run.joint_work import joined
 from perl.trainer.arguments.argument_checks import check_teacher, step_mistakes
 from perl.trainer.arguments.config import PeftRLConfig
-from perl.trainer.arguments.recipe_arguments import training_arguments
+from perl.trainer.arguments.derived_fields import APPLIED
 from perl.training.checked_recipe import checked_recipe
 from perl.training.inputs import read_inputs
 from perl.training.plan import Plan, make_plan
@@ -68,7 +70,7 @@ def read_recipe(
 
 
 def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
-    """Sets the process's threads from the recipe's engine section, and plans the run.
+    """Plans a run of this process, or of the processes that share it.
 
     Args:
         recipe: Of the run.
@@ -77,8 +79,6 @@ def prepare(recipe: Recipe, *, engine_here: bool = True) -> Plan:
     Raises:
         PerlError: The data, the model or an optional package is not what the recipe needs.
     """
-    if recipe.engine.threads is not None:
-        use_threads(recipe.engine.threads)
     if recipe.batch.world_size == 1:  # one process holds everything, whatever strategy its recipe names
         recipe = replace(recipe, engine=recipe.engine.model_copy(update={"strategy": "ddp"}))
     with log_on_main(), recipe.locating():
@@ -103,9 +103,10 @@ def plan_of(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True)
 def planned_arguments(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> PeftRLConfig:
     """The trainer's arguments, before anything is read; :func:`plan_of` says which they take, and what is raised."""
     if runs_here:
-        shared = recipe.engine.strategy == "zero2" and recipe.batch.world_size > 1
-        of_strategy = missing_package("engine.strategy", SWITCHES["deepspeed"]) if shared else ()
-        raise_all(MissingExtraError, [*missing_packages(recipe.train), *of_strategy])
+        missing = [*missing_packages(recipe.train)]
+        if recipe.engine.strategy == "zero2" and recipe.batch.world_size > 1:
+            missing += missing_package("engine.strategy", SWITCHES["deepspeed"])
+        raise_all(MissingExtraError, missing)
         if engine_here:
             check_engine(recipe.rollout)
     else:
@@ -117,6 +118,56 @@ def planned_arguments(recipe: Recipe, *, runs_here: bool = True, engine_here: bo
         one if one.where == "teacher" else replace(one, where=f"train.{one.where}") for one in step_mistakes(arguments)
     ]
     raise_all(RecipeError, found)
+    return arguments
+
+
+def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
+    """The trainer's arguments of a recipe.
+
+    Args:
+        recipe: Of the run.
+        output_dir: Where checkpoints go.
+
+    Raises:
+        RecipeError: TRL or transformers refuse a combination of fields.
+    """
+    generations = recipe.batch.num_generations
+    stands_for = recipe.batch.world_size // world_size()  # processes: a plan is made by one before there are several
+    derived = {
+        "num_generations": generations,
+        "per_device_train_batch_size": recipe.batch.per_device_train_batch_size * max(1, stands_for),
+        "gradient_accumulation_steps": recipe.batch.gradient_accumulation_steps,
+        "reward_weights": [setting.weight for setting in recipe.rewards.values()],
+        "use_cpu": recipe.engine.device == "cpu",
+        "strategy": recipe.engine.strategy,
+        "disable_tqdm": True,
+        **{
+            FIELD_OF_SETTING[section, name]: value
+            for section in ("peft", "rollout", "teacher", "prompts")
+            for name, value in getattr(recipe, section).model_dump().items()
+        },
+        "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
+    }
+    asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
+    asked |= {KEY: recipe.algorithm, APPLIED: recipe.algorithm}  # whose fields are in train
+    # A group must not be split between evaluation batches.
+    rows = generations if generations > 1 else recipe.batch.per_device_train_batch_size
+    # Trackers name a run after its folder, in a project that is named after the recipe.
+    tracked_as = {"run_name": recipe.output_dir.resolve().name, "project": recipe.name}
+    defaults = {"per_device_eval_batch_size": rows, **tracked_as}
+    try:
+        arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
+    except PerlError as error:
+        fields = PeftRLConfig.__dataclass_fields__
+        places = {name: f"train.{name}" for name in fields}
+        places |= {"strategy": "engine.strategy", "peft_method": "peft.method"}
+        mirrored = ("teacher", "prompts")
+        places |= {name: f"{part}.{key}" for (part, key), name in FIELD_OF_SETTING.items() if part in mirrored}
+        raise error.moved(lambda where: places.get(where, where)) from None
+    except (ValueError, TypeError) as error:
+        named = [name for name in asked if re.search(rf"\b{name}\b", str(error))]
+        raise RecipeError(str(error), ".".join(["train", *named[:1]])) from error
+    arguments.of_a_recipe = True  # whose plan says what is trained
     return arguments
 
 

@@ -11,7 +11,7 @@ from perl.hub.push.publish import publish
 from perl.launch.together import together
 from perl.recipe import Recipe
 from perl.recipe.recipe import is_first_process, launched
-from perl.run.devices import threads_kept
+from perl.run.devices import threads_kept, use_threads
 from perl.run.folder import Run
 from perl.run.joint_work import joined
 from perl.training.on_ray import train_on_ray
@@ -48,6 +48,8 @@ def train(
             return _train_elsewhere(checked, recipe, overrides)
     with threads_kept(), together() as group:
         agreed = group.agreed(read_recipe(recipe, overrides, output_dir))
+        if agreed.engine.threads is not None:
+            use_threads(agreed.engine.threads)
         plan = prepare(agreed)
         with opened_run(agreed, plan, group) as (run, goes_on):
             if goes_on:

@@ -5,6 +5,7 @@ mean, standard error, number of problems -> ends of a confidence interval
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy
 from numpy.typing import NDArray
@@ -17,7 +18,35 @@ Floats = NDArray[numpy.float64]
 Values = Sequence[float] | Floats
 
 ALIKE = "95 % interval, where problems came out alike and the standard error is 0.0"
-"""What :func:`estimate_text` writes in brackets."""
+"""What the text of an :class:`Estimate` has in brackets."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score from 0 to 1, and how far it may lie from the true one.
+
+    Attributes:
+        mean: The score.
+        stderr: Its standard error, clustered by problem; None: it is not known.
+        low: Lower end of its 95 % interval; None likewise.
+        high: Upper end.
+    """
+
+    mean: float
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        """``41.2 ± 1.3``: in percent, with the standard error; ``100.0 [88.4, 100.0]`` where that is 0.0.
+
+        Problems that all came out alike have no spread to take an error from, which is no certainty.
+        """
+        if self.stderr is not None and percent(self.stderr) != percent(0.0):
+            return f"{percent(self.mean)} ± {percent(self.stderr)}"
+        if self.low is None or self.high is None:
+            return percent(self.mean)
+        return f"{percent(self.mean)} [{percent(self.low)}, {percent(self.high)}]"
 
 
 def interval(
@@ -77,27 +106,11 @@ def intervals(
     return lowest + width * low_E, lowest + width * high_E
 
 
-def estimate_text(mean: float, stderr: float | None, low: float | None, high: float | None) -> str:
-    """``41.2 ± 1.3``: a score and its standard error in percent; ``100.0 [88.4, 100.0]`` where that error is 0.0.
-
-    Problems that all came out alike have no spread to take an error from, which is no certainty.
-
-    Args:
-        mean: Score, 0..1.
-        stderr: None: it is not known.
-        low: Lower end of its 95 % interval; None likewise.
-        high: Upper end.
-    """
-    if stderr is not None and percent(stderr) != percent(0.0):
-        return f"{percent(mean)} ± {percent(stderr)}"
-    return percent(mean) if low is None or high is None else f"{percent(mean)} [{percent(low)}, {percent(high)}]"
-
-
 def score_text(share: float | None, error: float | None, problems: int | None) -> str:
-    """As :func:`estimate_text`, with the interval computed where the error is 0.0; a dash for no score."""
+    """The text of an :class:`Estimate` whose interval is computed here; a dash for no score."""
     if share is None:
         return "-"
-    return estimate_text(share, error, *(score_interval(share, error, problems) or (None, None)))
+    return str(Estimate(share, error, *(score_interval(share, error, problems) or ())))
 
 
 def score_interval(share: float, error: float | None, problems: int | None) -> tuple[float, float] | None:

@@ -16,9 +16,7 @@ from perl.evaluation.scoring.table import (
     error_words,
     is_shown,
     judges_note,
-    lighteval_cell,
     p_words,
-    score_cell,
     with_notes,
 )
 from perl.run.tables import UNKNOWN, Row, TableCell, fact_cell, printed
@@ -71,8 +69,8 @@ def _rows(comparison: Comparison) -> list[Row]:
             {
                 "Policy": fact_cell(policy.name),
                 "Task": fact_cell(comparison.tasks[task]),
-                heading: TableCell(score.accuracy, " ".join([score_cell(score), *marks])),
-                "by lighteval": UNKNOWN if other is None else TableCell(other.accuracy, lighteval_cell(other)),
+                heading: TableCell(score.accuracy, " ".join([str(score.average_estimate), *marks])),
+                "by lighteval": UNKNOWN if other is None else TableCell(other.accuracy, str(other.estimate)),
                 **compared_cells(difference, "difference [95 % interval]"),
             }
         )

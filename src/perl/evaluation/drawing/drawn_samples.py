@@ -27,7 +27,6 @@ from perl.errors import PerlError, warn
 from perl.evaluation.drawing.by_processes import check_same
 from perl.evaluation.drawing.policies import Policies, ReadyPolicy, Who, in_turn
 from perl.evaluation.drawing.request import Evaluation
-from perl.evaluation.scoring import table
 from perl.evaluation.scoring.metrics import error_of_mean
 from perl.evaluation.scoring.protocol import Protocol, short_hash
 from perl.evaluation.scoring.results import SAMPLES
@@ -325,7 +324,7 @@ def _say_scored(plan: Evaluation, asked: _Asked, groups: Groups, seconds: float,
     found = f"{sum(map(len, groups)):,} completions"
     if asked.task.request.judged:
         score = score_samples(groups, scorer=asked.task.request.scorer.name)
-        found = f"avg@{plan.protocol.k} {table.score_cell(score)}"
+        found = f"avg@{plan.protocol.k} {score.average_estimate}"
     logger.info("%s: %s, in %s%s", asked.kept.name, found, duration(seconds), by)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from transformers import GenerationConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import MissingExtraError, Mistake, PerlError, did_you_mean, raise_all
@@ -20,19 +19,17 @@ from perl.evaluation.drawing.policies import Who
 from perl.evaluation.drawing.settings import EvalSettings as EvalSettings
 from perl.evaluation.drawing.subject import Subject, find_subject
 from perl.evaluation.scoring.metrics import power_line
-from perl.evaluation.scoring.protocol import SHAPING, Protocol, asked_facts, resolve_protocol
+from perl.evaluation.scoring.protocol import SHAPING, Protocol, asked_facts, generation_settings, resolve_protocol
 from perl.evaluation.scoring.reward_scorer import check_scorer_timeout
 from perl.evaluation.scoring.task import MATH
-from perl.evaluation.tasks.few_shot import check_examples
 from perl.evaluation.tasks.heldout import HELDOUT, recipe_of_run
 from perl.evaluation.tasks.own_tasks import for_each, named_tasks
 from perl.evaluation.tasks.questions import PreparedTask, prepare_task, set_template, template_hash
-from perl.evaluation.tasks.task_data import check_files, load_task_data
-from perl.policy.attach import continue_adapter
-from perl.policy.model import DeviceMap, end_tokens, load_empty_base, load_tokenizer, resolve_model
+from perl.evaluation.tasks.task_data import check_examples, check_files, load_task_data
+from perl.policy.attach import shaped_saved_adapter
+from perl.policy.model import DeviceMap, end_tokens, load_empty_base, load_tokenizer
 from perl.recipe.quantisations import QUANTISATIONS, in_few_bits, quantised_base
 from perl.recipe.rollout_section import ENGINES, TRANSFORMERS, Capabilities, RolloutSection, best_backend
-from perl.recipe.sections import ModelSection
 from perl.recipe.server_address import server_option
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
@@ -156,7 +153,7 @@ def plan_evaluation(
         empty = load_empty_base(subject.base)
         if subject.adapter is not None:
             with contextlib.suppress(NotImplementedError):  # PEFT sets some up on weights; they are checked when loaded
-                continue_adapter(load_empty_base(subject.base), subject.adapter)
+                shaped_saved_adapter(load_empty_base(subject.base), subject.adapter)
         generation = generation_settings(subject.base)
         protocol = resolve_protocol(settings.preset, _given(settings, k), generation)
         check_pass_at(settings.pass_at, protocol.k)
@@ -327,13 +324,3 @@ def check_pass_at(pass_at: Sequence[int], k: int) -> None:
         for n, hint in zip(wrong, hints, strict=True)
     ]
     raise_all(PerlError, mistakes)
-
-
-def generation_settings(section: ModelSection) -> Mapping[str, Any]:
-    """What the base's ``generation_config.json`` says; nothing if it has none."""
-    try:
-        found = GenerationConfig.from_pretrained(resolve_model(section.name), revision=section.revision)
-    except OSError:
-        return {}
-    settings: dict[str, Any] = found.to_diff_dict()
-    return settings

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from perl.errors import PerlError
 from perl.evaluation.drawing.request import Evaluation
 from perl.methods.registry import served_rank
-from perl.policy.attach import continue_adapter, own_method
+from perl.policy.attach import own_method, shaped_saved_adapter
 from perl.policy.model import load_empty_base
 from perl.recipe.server_address import server_option
 from perl.rollouts.engine import Form
@@ -61,7 +61,7 @@ def _update(plan: Evaluation) -> tuple[Form | None, int | None]:
     if saved is None:
         return ("merged" if plan.subject.trained else None), None
     try:
-        found = choose_form(continue_adapter(load_empty_base(plan.subject.base), saved), plan.engine.sync)
+        found = choose_form(shaped_saved_adapter(load_empty_base(plan.subject.base), saved), plan.engine.sync)
         rank = found.largest_rank
     except NotImplementedError:  # of a method that PEFT sets up on weights
         rank = own_method(saved).update_rank(saved.config)

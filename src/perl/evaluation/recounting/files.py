@@ -37,8 +37,7 @@ from perl.evaluation.scoring.results import (
 from perl.evaluation.scoring.samples import Sample, SampleFile
 from perl.evaluation.scoring.score import HASHED, same_meaning
 from perl.evaluation.scoring.scorers import SCORERS
-from perl.evaluation.scoring.task import MATH, Example, Question, all_tasks, questions_hash
-from perl.evaluation.tasks.few_shot import shown_hash
+from perl.evaluation.scoring.task import MATH, Example, Question, all_tasks, questions_hash, shown_hash
 from perl.evaluation.tasks.heldout import heldout_questions
 from perl.evaluation.tasks.task_data import load_task_data
 from perl.recipe import Recipe
@@ -94,7 +93,8 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     kept = read_published(samples.read_bytes(), str(samples)) if published else None
     kept = kept or KeptSamples(list(SampleFile(samples).lines()))
     held_out = None if recipe is None else heldout_name(recipe.data)
-    return _compared(recount(results, kept, find_golds(results, recipe), held_out), file.read_bytes())
+    counted = recount(results, kept, find_golds(results, recipe), held_out)
+    return _compared(counted, file.read_bytes())
 
 
 def recount_published(results: bytes, samples: bytes | None, where: str, golds: Golds | None = None) -> Recount:
@@ -112,7 +112,8 @@ def recount_published(results: bytes, samples: bytes | None, where: str, golds: 
     found = parse_results(results, f"{where}/{RESULTS}")
     if samples is None:
         raise PerlError(NO_SAMPLES, f"{where}/{RESULTS}", f"perl push sends them, at most {LARGEST:,} bytes")
-    return _compared(recount(found, read_published(samples, f"{where}/{SAMPLES}"), golds), results)
+    counted = recount(found, read_published(samples, f"{where}/{SAMPLES}"), golds)
+    return _compared(counted, results)
 
 
 def _compared(counted: Recount, written: bytes) -> Recount:

@@ -22,8 +22,7 @@ from perl.evaluation.scoring.results import HELD_OUT, RESULTS, SAMPLES, ProblemR
 from perl.evaluation.scoring.samples import Place, Sample
 from perl.evaluation.scoring.score import rights, score_samples
 from perl.evaluation.scoring.scorers import SCORERS
-from perl.evaluation.scoring.task import MATH, Question, all_tasks
-from perl.evaluation.tasks.few_shot import shown_fact, titled
+from perl.evaluation.scoring.task import MATH, Question, all_tasks, shown_fact, titled
 from perl.rewards.verifier import Judging, check_all
 from perl.sandbox import is_sandbox
 from perl.types import Verdict

@@ -10,7 +10,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from transformers import GenerationConfig
+
 from perl.errors import PerlError, did_you_mean
+from perl.policy.model import resolve_model
+from perl.recipe.sections import ModelSection
 from perl.rollouts.engine import EngineSampling
 
 DEFAULT_PRESET = "perl"
@@ -213,3 +217,13 @@ def _check(protocol: Protocol, *, explicit_k: bool) -> None:
             raise PerlError(f"{value:g} is out of range", where, f"{bound}, not 0" if zero else bound)
     if protocol.temperature == 0 and protocol.k > 1 and explicit_k:
         raise PerlError(f"{protocol.k} greedy completions of a problem are all the same", "--k", "1, or a temperature")
+
+
+def generation_settings(section: ModelSection) -> Mapping[str, Any]:
+    """What the base's ``generation_config.json`` says; nothing if it has none."""
+    try:
+        found = GenerationConfig.from_pretrained(resolve_model(section.name), revision=section.revision)
+    except OSError:
+        return {}
+    settings: dict[str, Any] = found.to_diff_dict()
+    return settings

@@ -23,6 +23,7 @@ from perl.evaluation.scoring.score import Score
 from perl.evaluation.scoring.task import MATH
 from perl.policy.name import policy_name
 from perl.run.files import parse_mapping, write_text
+from perl.zoo.intervals import Estimate
 
 Who = Literal["base", "adapter"]
 VERSION = 2
@@ -65,6 +66,11 @@ class OtherScore:
     stderr: float | None
     only_ours: int
     only_lighteval: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """avg@k with its error."""
+        return Estimate(self.accuracy, self.stderr)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from perl.evaluation.scoring.samples import Sample
 from perl.evaluation.scoring.scorers import normal
 from perl.evaluation.scoring.task import MATH
 from perl.rewards.verifier import check_all
-from perl.zoo.intervals import interval
+from perl.zoo.intervals import Estimate, interval
 
 UNJUDGED = ("timeout", "unjudged", "error", "unparsable_gold")
 """Verdicts that leave the answer undecided; such completions count as not right."""
@@ -68,6 +68,22 @@ class Score:
     no_answer: float
     unjudged: float
 
+    @property
+    def average_estimate(self) -> Estimate:
+        """avg@k with its error."""
+        return Estimate(self.accuracy, self.stderr, self.low, self.high)
+
+    @property
+    def pass_estimate(self) -> Estimate:
+        """pass@k with its error."""
+        found = (self.pass_at_stderr, self.pass_at_low, self.pass_at_high)
+        return Estimate(self.pass_at[self.k], *(of.get(self.k) for of in found))
+
+    @property
+    def majority_estimate(self) -> Estimate:
+        """maj@k with its error."""
+        return Estimate(self.majority, self.majority_stderr, self.majority_low, self.majority_high)
+
 
 def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = (), scorer: str = MATH) -> Score:
     """The score of a policy on a task.
@@ -113,22 +129,13 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
     )
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """A mean over problems, with error and interval if there is more than one problem."""
-
-    mean: float
-    stderr: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-def _estimate(values: Sequence[float]) -> _Estimate:
+def _estimate(values: Sequence[float]) -> Estimate:
+    """The mean over problems, with error and interval if there is more than one problem."""
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return _Estimate(mean)
+        return Estimate(mean)
     error = metrics.error_of_mean(values)
-    return _Estimate(mean, error, *interval(mean, error, len(values)))
+    return Estimate(mean, error, *interval(mean, error, len(values)))
 
 
 def rights(problems: Sequence[Sequence[Sample]]) -> list[list[bool]]:

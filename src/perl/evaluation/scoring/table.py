@@ -17,8 +17,8 @@ from perl.evaluation.scoring.score import Score
 from perl.evaluation.scoring.scorers import SCORERS
 from perl.evaluation.scoring.task import MATH
 from perl.recipe.quantisations import in_few_bits
-from perl.run.tables import UNKNOWN, Row, TableCell, fact_cell, percent, printed, signed_percent
-from perl.zoo.intervals import ALIKE, estimate_text
+from perl.run.tables import DASH, UNKNOWN, Row, TableCell, fact_cell, percent, printed, signed_percent
+from perl.zoo.intervals import ALIKE
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
 MUCH_TRUNCATED = 0.1
@@ -74,7 +74,8 @@ def markdown(results: Results) -> str:
     """
     tasks = judged_together(results.tasks)
     rows = [{**scores, **further} for scores, further in _rows(tasks, MARKDOWN)]
-    return with_notes(printed(rows, style="markdown", in_marks=True), _notes(results, tasks, MARKDOWN), MARKDOWN)
+    notes = _notes(results, tasks, MARKDOWN)
+    return with_notes(printed(rows, style="markdown", in_marks=True), notes, MARKDOWN)
 
 
 def plain(results: Results) -> str:
@@ -110,14 +111,10 @@ def scores_of(task: TaskResult, called: str = "the adapter") -> list[PolicyScore
     return [*base, *([PolicyScore(called, "adapter", task, task.adapter)] if task.adapter else [])]
 
 
-def score_cell(score: Score | None) -> str:
-    """``41.2 ± 1.3``: avg@k and its standard error in percent; ``100.0 [88.4, 100.0]`` where that error is 0.0."""
-    return "-" if score is None else estimate_text(score.accuracy, score.stderr, score.low, score.high)
-
-
 def error_words(scores: Iterable[Score]) -> list[str]:
     """What the errors in the cells of these scores are."""
-    cells = [cell for score in scores for cell in (score_cell(score), pass_cell(score), majority_cell(score))]
+    of_each = ((score.average_estimate, score.pass_estimate, score.majority_estimate) for score in scores)
+    cells = [str(found) for estimates in of_each for found in estimates]
     words = ["±: standard error, clustered by problem"]
     return [*words, f"[ ]: {ALIKE}"] if any("[" in cell for cell in cells) else words
 
@@ -165,27 +162,27 @@ def _rows(tasks: Sequence[TaskResult], marks: Marks) -> list[tuple[Row, Row]]:
     judged = marks is MARKDOWN and any(task.scorer != MATH for task in tasks)  # a terminal has a note, names being long
     rows: list[tuple[Row, Row]] = []
     for task in tasks:
-        scored = scores_of(task)
+        scored, judge = scores_of(task), judge_cell(task.scorer, marks) if judged else None
         gain = task.difference.mean if task.difference is not None and is_shown(task.difference) else 0.0
         cells = {
             "Task": fact_cell(task.title),
             "n": fact_cell(task.score.n),
             "k": fact_cell(task.score.k if k == "k" else None),
-            "judged by": fact_cell(judge_cell(task.scorer, marks) if judged else None),
+            "judged by": fact_cell(judge),
         }
         cells |= dict.fromkeys([f"avg@{k} base", f"avg@{k} adapter"], UNKNOWN)
         for one in scored:
-            text, is_better = score_cell(one.score), gain < 0 if one.who == "base" else gain > 0
+            text, is_better = str(one.score.average_estimate), gain < 0 if one.who == "base" else gain > 0
             cells[f"avg@{k} {one.who}"] = TableCell(
                 one.score.accuracy, marks.strong.format(text) if is_better else text
             )
         further = {
-            f"avg@{k} by lighteval": [lighteval_cell(one.lighteval) for one in scored]
+            f"avg@{k} by lighteval": [str(one.lighteval.estimate) if one.lighteval else DASH for one in scored]
             if asked_as_lighteval(task) and task.lighteval
             else [],
             # With one completion a problem they are avg@1 again.
-            f"pass@{k}": [pass_cell(one.score) for one in scored if k != "1"],
-            f"maj@{k}": [majority_cell(one.score) for one in scored if k != "1"],
+            f"pass@{k}": [str(one.score.pass_estimate) for one in scored if k != "1"],
+            f"maj@{k}": [str(one.score.majority_estimate) for one in scored if k != "1"],
             "mean tokens": [f"{one.score.mean_tokens:,.0f}" for one in scored],
             "truncated": [percent(one.score.truncated) for one in scored],
             "no answer": [percent(one.score.no_answer) for one in scored],
@@ -202,25 +199,9 @@ def judge_cell(scorer: str, marks: Marks) -> str:
     return "the verifier" if name == MATH else name if name in SCORERS else marks.code.format(name)
 
 
-def pass_cell(score: Score) -> str:
-    """pass@k with its standard error, in percent."""
-    means = (score.pass_at_stderr, score.pass_at_low, score.pass_at_high)
-    return estimate_text(score.pass_at[score.k], *(found.get(score.k) for found in means))
-
-
-def majority_cell(score: Score) -> str:
-    """maj@k with its standard error, in percent."""
-    return estimate_text(score.majority, score.majority_stderr, score.majority_low, score.majority_high)
-
-
 def asked_as_lighteval(task: TaskResult) -> bool:
     """Whether a task bears lighteval's name, so that its own score belongs beside ours."""
     return "lighteval" in task.title
-
-
-def lighteval_cell(score: OtherScore | None) -> str:
-    """``41.2 ± 1.3``: lighteval's own score of the same completions, in percent; a dash where it is not known."""
-    return "-" if score is None else estimate_text(score.accuracy, score.stderr, None, None)
 
 
 def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks) -> list[str]:

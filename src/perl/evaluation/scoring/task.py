@@ -215,3 +215,19 @@ def load_module(path: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def titled(title: str, few_shot: int) -> str:
+    """A task's title, with the number of its examples if there are any."""
+    return f"{title}, {few_shot}-shot" if few_shot else title
+
+
+def shown_fact(count: int, sha256: str | None) -> str | None:
+    """What a protocol's hash has of the examples: how many, and which."""
+    return f"{count}:{sha256}" if count else None
+
+
+def shown_hash(examples: Sequence[Example]) -> str | None:
+    """SHA-256 of what is shown, in its order; None: there are no examples."""
+    content = "\0".join(part for one in examples for part in (one.question.text, one.answer))
+    return hashlib.sha256(content.encode()).hexdigest() if examples else None

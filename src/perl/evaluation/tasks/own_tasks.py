@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perl.data import simple_name
-from perl.errors import Mistake, PerlError, did_you_mean, raise_all
+from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.evaluation.scoring.reward_scorer import find_scorer
 from perl.evaluation.scoring.task import MATH, Task, all_tasks, find_tasks, load_module
-from perl.evaluation.tasks.few_shot import check_examples
 from perl.evaluation.tasks.heldout import HELDOUT, RECIPE_SUFFIXES, holds_problems_out, task_of_recipe
+from perl.evaluation.tasks.task_data import check_examples
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.sections import is_data_file
 
@@ -137,7 +137,7 @@ def chosen_tasks(settings: EvalSection, where: str) -> list[ChosenTask]:
         where: As an error calls its list of tasks; a mistake names the task's place in it, ``eval.tasks[1].limit``.
 
     Raises:
-        PerlError: With every name that is unknown or stands twice; a file cannot be read.
+        PerlError: With every name that is unknown or stands twice; a file cannot be read; no task has the best score.
     """
     if not settings.tasks:
         find_tasks([], where)
@@ -152,6 +152,9 @@ def chosen_tasks(settings: EvalSection, where: str) -> list[ChosenTask]:
                 check_examples(task, limit, item.few_shot, places)
                 found.append(ChosenTask(task, limit, item.few_shot, place))
     _check_names([one.task for one in found], where)
+    known = [f"{one.task.name}/{what}@{settings.k}" for one in found for what in ("avg", "pass")]
+    if settings.best is not None and settings.best not in known:
+        raise RecipeError(f"there is no score {settings.best!r}", f"{above}best", did_you_mean(settings.best, known))
     return found
 
 

@@ -6,7 +6,7 @@ TaskData, tokenizer, Protocol -> PreparedTask
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from perl.errors import PerlError, first_line
 from perl.evaluation.scoring.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol, task_facts
 from perl.evaluation.scoring.reward_scorer import find_scorer
 from perl.evaluation.scoring.scorers import Scorer
-from perl.evaluation.scoring.task import MATH, Example, Question, TaskData
+from perl.evaluation.scoring.task import MATH, Example, Question, TaskData, shown_fact, shown_hash
 from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest
-from perl.evaluation.tasks.few_shot import as_text, shown_before, shown_fact, shown_hash
 from perl.recipe.eval_section import SCORER_SECONDS
 
 _TEMPLATE, _THINKING = "--chat-template", "--thinking"
@@ -187,6 +186,31 @@ def _row(
     if not own_system and system is not None:
         own_system = [{"role": "system", "content": system}]
     return {"prompt": [*own_system, *messages], "solution": gold}
+
+
+def shown_before(examples: Sequence[Example], question: Question) -> list[dict[str, Any]]:
+    """The examples as turns of a chat, and the question as its last user message."""
+    turns = [turn for one in examples for turn in (*_asked(one.question), _said("assistant", one.answer))]
+    return [*turns, *_asked(question)]
+
+
+def as_text(examples: Sequence[Example], question: Question) -> str:
+    """The examples and the question as plain text, a blank line between two of them."""
+    pairs = [(one.question.text, one.answer) for one in examples]
+    parts = [f"{asked} {answer}" if asked.endswith(":") else f"{asked}\n{answer}" for asked, answer in pairs]
+    return "\n\n".join([*parts, question.text])
+
+
+def _asked(question: Question) -> Iterator[dict[str, Any]]:
+    """What the user says; a system message of the data's own stands at the beginning of the chat alone."""
+    if not isinstance(question.prompt, tuple):
+        yield _said("user", question.text)
+        return
+    yield from (dict(message) for message in question.prompt if message.get("role") != "system")
+
+
+def _said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
 
 
 def set_template(

@@ -1,9 +1,10 @@
-"""The questions of a task with their gold answers, from a file, a folder, the Hub or the sandbox, checked.
+"""The questions of a task, and solved ones to be shown before them: from a file, a folder, the Hub or the sandbox.
 
 Task -> rows -> questions -> TaskData
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,16 @@ from perl.data import checked_prompt, empty_cells, load_hub_rows, prompt_text, r
 from perl.data.overlap import same
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.scoring.choices import LETTERS, listed, right_letters
+from perl.evaluation.scoring.results import is_held_out
 from perl.evaluation.scoring.scorers import SCORERS
 from perl.evaluation.scoring.task import MATH, Example, Question, Split, Task, TaskData, questions_hash
-from perl.evaluation.tasks.few_shot import choose_examples, example
 from perl.evaluation.tasks.heldout import heldout_questions, holds_problems_out
 from perl.recipe import Recipe
-from perl.rewards.answers import gold_answer
+from perl.rewards.answers import announced_answer, gold_answer
 from perl.sandbox import is_sandbox, load_problems
+
+_BOX = "\\boxed{"
+_FINAL = re.compile(r"\n*####[^\n]*\s*\Z")
 
 
 def load_task_data(
@@ -69,6 +73,27 @@ def load_task_data(
     return TaskData(task, asked, source, revision, questions_hash(asked), further, examples)
 
 
+def check_examples(task: Task, limit: int | None, few_shot: int, places: tuple[str, str] | None = None) -> None:
+    """Refuses examples that a task cannot have, and a limit below the pool that is set aside.
+
+    Args:
+        task: That is asked.
+        limit: Of its problems; None: all.
+        few_shot: Examples before each.
+        places: Where the user gave limit and examples; None: the error names the task.
+
+    Raises:
+        DataError: Says which.
+    """
+    at_limit, at_examples = places or (f"task {task.name}",) * 2
+    if few_shot and is_held_out(task.title):
+        what = "held-out problems are asked as in training, without examples"
+        raise DataError(what, at_examples, "leave few_shot out")
+    if task.examples is None and limit is not None and limit < few_shot:
+        what = f"a limit of {limit} is below the {few_shot} examples, which are set aside from the same problems"
+        raise DataError(what, at_limit, f"a limit of at least {few_shot}, or fewer examples")
+
+
 def check_files(task: Task, data: Path | None, few_shot: int) -> None:
     """Refuses a task whose files, that of its examples included, are not here; reads none of them.
 
@@ -88,6 +113,55 @@ def check_files(task: Task, data: Path | None, few_shot: int) -> None:
     _file_in(data, task, where)
     if few_shot and task.examples is not None:
         _file_in(data, _of_split(task, task.examples), where)
+
+
+def choose_examples(task: Task, pool: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """The first of a pool in an order that the seed decides: fewer examples are the first of more.
+
+    Args:
+        task: Its name enters the order, so that two tasks do not share it.
+        pool: Problems with answers.
+        count: How many.
+        seed: Of the evaluation.
+
+    Raises:
+        DataError: There are not as many.
+    """
+    if count > len(pool):
+        what = f"examples asked for: {count}, problems to take them from: {len(pool)}"
+        raise DataError(what, f"task {task.name}", "fewer examples")
+
+    def place(question: Question) -> bytes:
+        return hashlib.sha256(f"{seed}\n{task.name}\n{question.id}\n{question.text}".encode()).digest()
+
+    return sorted(pool, key=place)[:count]
+
+
+def example(task: Task, question: Question) -> Example:
+    r"""A problem with its answer as a completion would give it.
+
+    That is the worked solution where the data has one, else the answer as the scorer reads it. The solution ends in
+    ``\boxed{}`` where the task asks for that, or the verifier would find no answer in it.
+
+    Raises:
+        DataError: The problem has no answer.
+    """
+    if not question.gold:
+        raise DataError(f"{question.id} has no answer to be shown", f"task {task.name}", "leave few_shot out")
+    if question.choices:
+        return Example(question, SCORERS["choice"].shown(question.gold))
+    if task.scorer != MATH:
+        return Example(question, SCORERS[task.scorer].shown(question.gold) if task.scorer in SCORERS else question.gold)
+    boxed = SCORERS[MATH].shown(question.gold)
+    # In words: of the solution's own column, or what stands where the answer does.
+    cells = [question.row.get(name) for name in ("solution", *task.answer)]
+    texts = [cell.strip() for cell in cells if isinstance(cell, str)]
+    worked = next((text for text in texts if text and text.strip("$") != question.gold), None)
+    if worked is None:
+        return Example(question, boxed)
+    if _BOX in worked or (_BOX not in task.prompt and announced_answer(worked) is not None):
+        return Example(question, worked)
+    return Example(question, f"{_FINAL.sub('', worked)}\n{boxed}")
 
 
 def _read(task: Task, data: Path | None, where: str, *, cached: bool) -> tuple[tuple[Question, ...], str, str | None]:
@@ -175,7 +249,8 @@ def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where
             raise DataError(letters.message, where, letters.hint)
         questions = tuple(replace(one, gold=letter) for one, letter in zip(questions, list(letters), strict=True))
     if task.scorer in SCORERS:  # a reward may do without an answer
-        raise_all(DataError, empty_cells([not question.gold for question in questions], "answer", source, where))
+        empty = empty_cells([not question.gold for question in questions], "answer", source, where)
+        raise_all(DataError, empty)
     first: dict[str, int] = {}
     texts = [" ".join(question.text.split()) for question in questions]
     twice = [(first[text], i) for i, text in enumerate(texts) if first.setdefault(text, i) != i]
@@ -204,7 +279,9 @@ def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, w
         else:
             empty = [not _text(row[_column(candidates, row)]) for row in rows]
             problems += empty_cells(empty, what, source, where)
-    raise_all(DataError, [*problems, *(_choice_mistakes(task.options, rows, source, where) if task.options else ())])
+    if task.options:
+        problems += _choice_mistakes(task.options, rows, source, where)
+    raise_all(DataError, problems)
 
 
 def _choice_mistakes(column: str, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> Iterator[Mistake]:

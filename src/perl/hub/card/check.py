@@ -16,8 +16,7 @@ from perl.evaluation.recounting.files import PUBLISHED, recount_published
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.scoring.protocol import PRESETS, asking_of
 from perl.evaluation.scoring.results import HELD_OUT, Results
-from perl.evaluation.scoring.task import all_tasks
-from perl.evaluation.tasks.few_shot import titled
+from perl.evaluation.scoring.task import all_tasks, titled
 from perl.hub.card import published
 from perl.hub.card.card_facts import CardFacts, facts_from_files
 from perl.hub.card.eval_results import LEADERBOARDS, leaderboard_mistakes

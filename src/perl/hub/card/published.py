@@ -23,8 +23,7 @@ from perl.errors import Mistake, PerlError, RecipeError, first_line
 from perl.evaluation.scoring.results import RESULTS, Results, parse_results
 from perl.hub.gate import largest
 from perl.policy.model import public_name
-from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
-from perl.policy.saved.config import read_config
+from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter, read_config
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.plain_yaml import dump, plain_value, refuse_tags
 from perl.recipe.sections import is_data_file

@@ -9,6 +9,7 @@ of several tasks are shown by p values that are corrected for their number, as i
 import functools
 import json
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.algorithms.registry import GRPO, GSPO, LOSSES
 from perl.evaluation.scoring import table
 from perl.evaluation.scoring.metrics import SMALL_P
-from perl.evaluation.scoring.results import HELD_OUT, Results, is_held_out
+from perl.evaluation.scoring.results import HELD_OUT, TaskResult, is_held_out
 from perl.evaluation.scoring.task import MATH
 from perl.hub.card import snippets
 from perl.hub.card.card_facts import CardFacts
@@ -55,6 +56,9 @@ def render_card(facts: CardFacts) -> str:
         facts: What it says.
     """
     results = facts.results
+    tasks = table.judged_together(results.tasks) if results else ()
+    # The table with its protocol and reservations, as ``perl eval`` writes it.
+    results_lines = table.markdown(results).rstrip("\n").splitlines() if results else []
     card = (
         _templates()
         .get_template("adapter.md.jinja")
@@ -64,10 +68,9 @@ def render_card(facts: CardFacts) -> str:
             title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
             loss=loss_name(facts),
             overridden=shown_settings(facts.overridden),
-            headline=headline(results) if results else "",
-            # The table with its protocol and reservations, as ``perl eval`` writes it.
-            results_lines=table.markdown(results).rstrip("\n").splitlines() if results else [],
-            limitations=[*reservations(results), *contamination(results)] if results else [],
+            headline=headline(tasks),
+            results_lines=results_lines,
+            limitations=[*reservations(tasks), *contamination(tasks)],
             references=references(facts),
             names={"recipe": PUBLIC_RECIPE, "results": SCORES},
             snippets=snippets,
@@ -136,28 +139,28 @@ def front_matter(facts: CardFacts) -> str:
     return dump(ModelCardData(**metadata).to_dict()).strip()  # type: ignore[no-untyped-call]
 
 
-def headline(results: Results) -> str:
+def headline(tasks: Sequence[TaskResult]) -> str:
     """The scores in a sentence each, of the first few tasks."""
     sentences = []
-    for task in table.judged_together(results.tasks)[:_MOST_IN_HEADLINE]:
+    for task in tasks[:_MOST_IN_HEADLINE]:
         score, name = task.score, f"avg@{task.score.k}"
         if task.scorer != MATH:
             name = f"judged by {table.judge_cell(task.scorer, table.MARKDOWN)}, {name}"
         how = f"({name} over {score.n:,} problems)"
         if task.base is None or task.adapter is None:
-            sentences.append(f"On {task.title} it scores {table.score_cell(score)} % {how}.")
+            sentences.append(f"On {task.title} it scores {score.average_estimate} % {how}.")
             continue
         verdict = "" if table.is_shown(task.difference) else ", which does not tell them apart"
         sentences.append(
-            f"On {task.title} it scores {table.score_cell(task.adapter)} %, the base {table.score_cell(task.base)} % "
+            f"On {task.title} it scores {task.adapter.average_estimate} %, the base {task.base.average_estimate} % "
             f"{how}, a difference of {table.difference_cell(task.difference)}{verdict}."
         )
     return " ".join(sentences)
 
 
-def reservations(results: Results) -> list[str]:
+def reservations(tasks: Sequence[TaskResult]) -> list[str]:
     """What a reader must not conclude from the scores."""
-    tasks, lines = table.judged_together(results.tasks), []
+    lines = []
     together = sum(task.difference is not None for task in tasks)
     for task in tasks:
         on, difference, score = f"On {task.title}", task.difference, task.score
@@ -185,10 +188,10 @@ def reservations(results: Results) -> list[str]:
     return lines
 
 
-def contamination(results: Results) -> list[str]:
+def contamination(tasks: Sequence[TaskResult]) -> list[str]:
     """What is known of whether the problems were seen before they were asked."""
-    held_out = [task.title.removesuffix(HELD_OUT) for task in results.tasks if is_held_out(task.title)]
-    benchmarks = [task.title for task in results.tasks if not is_held_out(task.title)]
+    held_out = [task.title.removesuffix(HELD_OUT) for task in tasks if is_held_out(task.title)]
+    benchmarks = [task.title for task in tasks if not is_held_out(task.title)]
     lines = []
     if held_out:
         lines.append(f"No held-out problem of {_listed(held_out)} is a training problem too.")

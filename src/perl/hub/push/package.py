@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perl.errors import Mistake, PerlError
+from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.files import PUBLISHED, published_samples
 from perl.evaluation.scoring.results import RESULTS, SAMPLES, Results
 from perl.hub.card import published
@@ -124,13 +124,22 @@ def package_candidate(
     return PushPackage(dict(sorted(files.items())))
 
 
-def package_mistakes(package: PushPackage, folder: Path) -> list[Mistake]:
-    """Why a package may not be published: what the gate refuses, and a card that is wrong.
+def check_package(package: PushPackage, folder: Path, mistakes: Sequence[Mistake] = ()) -> None:
+    """Refuses a package that may not be published.
 
     Args:
         package: What would be.
         folder: The run's, which must not be named.
+        mistakes: What is known to be wrong with it already.
+
+    Raises:
+        PerlError: Says these, and what :func:`package_mistakes` finds.
     """
+    raise_all(PerlError, [*mistakes, *package_mistakes(package, folder)])
+
+
+def package_mistakes(package: PushPackage, folder: Path) -> list[Mistake]:
+    """Why a package may not be published: what the gate refuses, and a card that is wrong; arguments likewise."""
     contents = package.files
     refused = gate_mistakes(contents, this_machine(folder))
     unread = [CARD] if CARD not in contents else [problem.where for problem in refused if problem.where in contents]

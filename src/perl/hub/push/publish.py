@@ -19,14 +19,14 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import CommitInfo, HfApi
 
-from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all, warn
+from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, warn
 from perl.hub.card.candidate import RunAdapter, checkpoint_steps, find_candidate, identity_mistakes, said_before
 from perl.hub.card.facts import RUN_FACTS, read_run_facts
 from perl.hub.card.published import METRICS
 from perl.hub.push import outbox
 from perl.hub.push.commit import MAIN, Pushed, digests, push_package, push_revision
 from perl.hub.push.outbox import HUB_NAME, Push
-from perl.hub.push.package import PushPackage, package_candidate, package_mistakes, read_package, thinned
+from perl.hub.push.package import PushPackage, check_package, package_candidate, read_package, thinned
 from perl.hub.push.requests import HubOutageError, Sleep, retry
 from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
@@ -141,7 +141,7 @@ def pack(candidate: RunAdapter, repo_id: str | None, steps: Sequence[int] = ()) 
     package = package_candidate(candidate, repo_id, steps)
     if candidate.which == "final":
         mistakes += said_before(run, read_run_facts(package.files[RUN_FACTS]))
-    raise_all(PerlError, [*mistakes, *package_mistakes(package, run.path)])
+    check_package(package, run.path, mistakes)
     return package
 
 
@@ -155,7 +155,7 @@ def send_checkpoints(run: Run, push: Push, sleep: Sleep = time.sleep) -> Push:
     for step in outbox.queued_steps(run, push.repo_id):
         folder = outbox.waiting_folder(run, push.repo_id, step)
         package = read_package(folder)
-        raise_all(PerlError, package_mistakes(package, run.path))  # it lay on the disk since it was looked at
+        check_package(package, run.path)  # it lay on the disk since it was looked at
         push_revision(package, push.repo_id, f"step-{step}", private=push.private, sleep=sleep)
         push = outbox.write_push(run, replace(push, steps=tuple(sorted({*push.steps, step}))))
         shutil.rmtree(folder)
@@ -259,7 +259,7 @@ def pack_folder(folder: Path) -> PushPackage:
         PerlError: It holds what must not leave this machine, or the card is wrong.
     """
     package = read_package(folder)
-    raise_all(PerlError, package_mistakes(package, folder))
+    check_package(package, folder)
     return package
 
 

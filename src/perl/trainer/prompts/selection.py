@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from datasets import Dataset, IterableDataset
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.advantages import agreeing_groups, nan_std, weighted_rewards
@@ -255,8 +258,7 @@ def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSour
     section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
     if not section.acts:
         return None
-    size = len(data) if hasattr(data, "__len__") else None
-    raise_all(RecipeError, choice_mistakes(section, args, size, trainer.accelerator.num_processes))
+    numbers_N = check_choice(section, args, data, trainer.accelerator.num_processes)
     if trainer.environment_factories is not None:
         raise RecipeError("cannot be combined with environment_factory, which makes prompts", "prompts", "leave it out")
     if trainer._is_vlm:
@@ -265,8 +267,7 @@ def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSour
     if section.memory:
         lag = read_ahead(args, own_setting(args, "rollout_prefetch"))
         memory = PromptMemory(len(data), explore=section.explore, floor=section.floor, lag=lag)
-    if section.curriculum is not None:
-        numbers_N = difficulties(data.column_names, section.curriculum, data.__getitem__, "prompts.curriculum")
+    if numbers_N is not None:
         least = args.generation_batch_size // trainer.num_generations
         curriculum = Curriculum(ranked(numbers_N), section.curriculum_start, section.curriculum_until, least)
 
@@ -281,20 +282,31 @@ def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSour
     return PromptSelection(trainer, position, source, choice)
 
 
-def choice_mistakes(
-    section: PromptsSection,
-    args: Any,  # noqa: ANN401 (TRL's or ours)
-    size: int | None,
-    processes: int,
-) -> list[Mistake]:
-    """What is wrong with a section for a training's arguments and data.
+def check_choice(
+    section: PromptsSection, args: GRPOConfig, data: Dataset | IterableDataset, processes: int
+) -> NDArray[np.float64] | None:
+    """The numbers by which a curriculum sorts prompts; None: there is no curriculum.
 
     Args:
         section: Acts.
-        args: Of the trainer.
-        size: Prompts of the data; None: not known.
+        args: Of the trainer, TRL's or ours.
+        data: Whose prompts are chosen from.
         processes: That the training has.
+
+    Raises:
+        RecipeError: What is wrong with the section for these arguments and data.
+        DataError: The curriculum's column is absent, or holds no numbers.
     """
+    size = len(data) if hasattr(data, "__len__") else None
+    mistakes = _choice_mistakes(section, args, size, processes)
+    raise_all(RecipeError, mistakes)
+    if section.curriculum is None:
+        return None
+    return difficulties(data.column_names, section.curriculum, data.__getitem__, "prompts.curriculum")
+
+
+def _choice_mistakes(section: PromptsSection, args: GRPOConfig, size: int | None, processes: int) -> list[Mistake]:
+    """As :func:`check_choice` refuses them, of so many prompts; None: a stream."""
     found, generations = [], args.num_generations
     groups = args.generation_batch_size // generations
     rows = args.generation_batch_size // processes

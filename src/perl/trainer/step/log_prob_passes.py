@@ -86,6 +86,8 @@ class LogProbPasses:
             False if own_setting(args, "entropy_weight") else own_setting(args, "fused_head")
         )
         self._compiles: bool = own_setting(args, "compile_layers")
+        self._packs: bool = own_setting(args, "padding_free")
+        self._shares: bool = own_setting(args, "share_prompts")
         if own_setting(args, "fused_lora"):
             fuse_lora(live.policy)
         self._width_of = rope_width(model)
@@ -101,11 +103,7 @@ class LogProbPasses:
         # With dropout a shared prompt would draw one mask for all.
         dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in live.policy.modules())
         with live.accelerator.autocast():  # whoever asks: the types decide what difference is rounding
-            how = choose_passes(
-                live.policy,
-                padding_free=own_setting(live.args, "padding_free"),
-                share=own_setting(live.args, "share_prompts") and not dropout,
-            )
+            how = choose_passes(live.policy, padding_free=self._packs, share=self._shares and not dropout)
         if how.why:
             what = "prompts are not shared" if how.packed else "rows are padded to the longest of each pass"
             warn("PRL322", "%s: %s", what, how.why)

@@ -69,7 +69,7 @@ class OptimizerStep:
         self._every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or teaching is not None
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not self._every_row_acts
         self._position, self._critic, self.teaching = position, critic, teaching
-        self._selection = selection_of(live.args)
+        self._selection, self._hooks = selection_of(live.args), hooks_of(live.policy)
         self.gaps = TokenGaps(main=live.accelerator.is_main_process)
         self._window: list[dict[str, Any]] = []
         self._asked: list[Any] = []
@@ -87,6 +87,7 @@ class OptimizerStep:
     def begin_training(self) -> None:
         """Drops what is left of a step that an exception ended; says how many threads are used."""
         self._window, self._asked = [], []
+        self._hooks = hooks_of(self._live.policy)  # another training may have finished its adapter
         count, fitting = torch.get_num_threads(), fitting_threads(self._live.policy)
         if fitting < count and self._live.accelerator.is_main_process:
             warn(
@@ -254,12 +255,11 @@ class OptimizerStep:
 
     def regulariser(self) -> torch.Tensor | float:
         """What the method adds to the loss of an optimizer step, and to its log; else 0."""
-        policy = self._live.policy
-        hooks = hooks_of(policy)
-        term = hooks.regulariser(policy)
-        if term is None:
+        if self._hooks.regulariser is None:
             return 0.0
-        for name, value in hooks.log(policy).items():
+        policy = self._live.policy
+        term = self._hooks.regulariser(policy)
+        for name, value in self._hooks.log(policy).items():
             self._live._metrics["train"][name].append(value)
         return term
 

@@ -37,7 +37,7 @@ from perl.run.files import replace_folder, sha256_of, write_text
 from perl.run.joint_work import Processes, joined
 from perl.run.progress import progress
 from perl.trainer.callbacks.run_callback import RunCallback, folder_of
-from perl.training.inputs import check_best, prepared_tasks, protocol_of
+from perl.training.inputs import prepared_tasks, protocol_of
 
 logger = logging.getLogger("perl")
 
@@ -113,7 +113,6 @@ class BenchmarkScores(RunCallback):
             for one in chosen:
                 with in_keys(one.place, ""):
                     check_files(one.task, Path(section.data).expanduser() if section.data else None, one.few_shot)
-            check_best(section, chosen, "best")
         self._system_prompt, self._given_folder, self._questions = system_prompt, folder, questions
         self._prepared = questions is not None
         self._processes = Processes()
