@@ -135,22 +135,6 @@ def test_a_checkpoint_of_any_strategy_and_size_is_gone_on_with_by_another(tmp_pa
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
-def test_zero2_in_bfloat16_is_ddp_in_bfloat16_and_what_it_cannot_divide_is_refused(tmp_path):
-    options = {"bf16": True, "save_strategy": "no"}
-    jobs = [job(f"lora-{name}", "lora", name, **options) for name in ("ddp", "zero2")]
-    jobs.append(job("full-zero2", "full", "zero2", optim="adafactor", save_strategy="no"))
-    stage3 = {"zero_optimization": {"stage": 3}}
-    jobs.append(job("stage3", "lora", "ddp", deepspeed=stage3, save_strategy="no"))
-    run(tmp_path, 2, jobs)
-    assert relative_difference(adapter(tmp_path, "lora-zero2"), adapter(tmp_path, "lora-ddp")) <= CLOSE
-    refused = [json.loads((tmp_path / f"{name}-1.json").read_text())["refused"] for name in ("full-zero2", "stage3")]
-    assert "Adafactor" in refused[0]
-    assert "adamw_torch" in refused[0]
-    assert "fsdp2" in refused[1]
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
 def test_every_method_trains_and_is_gone_on_with_alike_by_every_strategy(tmp_path):
     methods = {name: pairs_of(name) for name in METHODS}
     found = matrix(tmp_path, methods)
