@@ -27,12 +27,6 @@ def plan(adapter=None, tasks=("sandbox:addition",), k=None, output=None, **setti
     return plan_evaluation(name, "weightless", tasks, k, None, output, EvalSettings(**settings))
 
 
-def mistake(adapter=None, **arguments) -> str:
-    with pytest.raises(PerlError) as caught:
-        plan(adapter, **arguments)
-    return str(caught.value)
-
-
 def test_it_is_planned_without_weights(saved):
     found = plan(saved, tasks=("sandbox:chain", "sandbox:addition"), k=2, limit=3, max_new_tokens=20)
     assert [task.request.task for task in found.tasks] == ["sandbox:chain", "sandbox:addition"]
@@ -73,26 +67,6 @@ def test_a_completion_ends_at_the_tokenizers_end_and_at_those_the_base_declares(
     (weightless / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
     assert end_tokens(tokenizer, generation_settings(section)) == (1, 5)
     assert end_tokens(tokenizer, {}) == (1,)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"servers": ("localhost:8000",)}, "--server: a server is an address like http://localhost:8000, not "),
-        ({"backend": "vllm-server"}, "--backend: vllm-server needs the address of one (--server http://"),
-        ({"backend": "transformers", "servers": ("http://a",)}, "--server: transformers asks no server (leave "),
-        ({"servers": ("http://a",), "server_timeout": 0}, "--server-timeout: 0 is out of range (more than 0 seconds)"),
-        ({"limit": 0}, "--limit: 0 is too few (at least 1)"),
-        ({"pass_at": (3, 32)}, "--pass-at: there is no pass@32 of 16 completions (1 to 16, or draw more with --k 32)"),
-        (
-            {"tasks": ("sandbox:additon", "sandbox:chian")},
-            "--tasks: there is no task 'sandbox:additon' (did you mean sandbox:addition?)\n"
-            "--tasks: there is no task 'sandbox:chian' (did you mean sandbox:chain?)",
-        ),
-    ],
-)
-def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
-    assert mistake(**settings).startswith(line)
 
 
 @pytest.mark.parametrize(

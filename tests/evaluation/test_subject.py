@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from perl.errors import PerlError
 from perl.evaluation.drawing.subject import find_subject
 from perl.sandbox import BASE_FOLDER
 from tests.saved_adapters import BASE
@@ -29,13 +28,6 @@ def a_run(saved: Path, name="runs/mine", method="lora", status="done", recipe=RE
 
 def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def mistake(*arguments) -> str:
-    with pytest.raises(PerlError) as caught:
-        find_subject(*arguments)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -80,27 +72,3 @@ def test_a_base_alone(base, repository, revision, name, folder):
     assert (subject.adapter, subject.model, subject.adapter_sha256) == (None, None, None)
     assert (subject.base.name, subject.base.revision) == (repository, revision)
     assert (subject.name, subject.folder) == (name, Path(folder))
-
-
-def test_what_cannot_be_evaluated_is_refused_with_what_to_do(saved):
-    run = a_run(saved, status="interrupted")
-    Path("empty").mkdir()
-    shutil.copytree(saved, "nameless")
-    config = json.loads(Path("nameless/adapter_config.json").read_text())
-    Path("nameless/adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    cases = [
-        ((None,), ["--adapter: nothing", "--base"]),
-        ((str(run),), [f"{run}: ", "no trained adapter", "interrupted", "perl train"]),
-        ((str(BASE_FOLDER),), ["--adapter: ", "is a whole model", f"--base {BASE_FOLDER}"]),
-        ((None, str(saved)), ["--base: ", "is an adapter", f"--adapter {saved}"]),
-        (("empty",), ["--adapter: empty", "adapter_config.json is absent"]),
-        ((None, "empty"), ["--base: empty has no config.json", "a name on the Hub"]),
-        (("nameless",), ["--base: nameless", "adapter_config.json", "which base"]),
-    ]
-    wrong = [(arguments, mistake(*arguments)) for arguments, parts in cases if not has(mistake(*arguments), parts)]
-    assert wrong == []
-    assert find_subject("nameless", BASE).base.name == BASE  # the base is named
-
-
-def has(message, parts) -> bool:
-    return message.startswith(parts[0]) and all(part in message for part in parts)
