@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 QUICK = (
-    *("algorithms", "laws", "recipe", "rewards/verifier", "sandbox"),
+    *("algorithms", "recipe", "rewards/verifier", "sandbox"),
     *(f"test_{name}.py" for name in ("architecture", "data", "intervals", "tiers")),
     *(
         "cli/test_visible_output.py",

@@ -14,7 +14,7 @@ from perl.errors import RecipeError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.sharding import check_on_shards, check_strategy, loaded_in_shards, shard, strategy_of
+from perl.policy.sharding import check_strategy, loaded_in_shards, shard, strategy_of
 from perl.recipe.sections import PeftSection
 from perl.run.shards import gathered, is_sharded, whole, whole_state
 from tests.a_few_methods import A_FEW
@@ -56,19 +56,6 @@ def test_launchers_that_shard_the_adapter_too_are_refused_before_a_model_is_load
     with pytest.raises(RecipeError, match=r"FSDP.*fsdp2"):
         perl.train("quickstart", ["train.max_steps=1"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("method", ["lora", "pissa", "full", "ln_tuning"])
-def test_only_methods_that_train_the_base_are_refused_where_it_is_in_shards(monkeypatch, method):
-    check_on_shards(METHODS[method], "fsdp2")  # in one process it is whole
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_on_shards(METHODS[method], "ddp")
-    check_on_shards(METHODS[method], "zero2")
-    if method in ("full", "ln_tuning"):
-        with pytest.raises(RecipeError, match=f"{method}.*ddp or zero2"):
-            check_on_shards(METHODS[method], "fsdp2")
-    else:
-        check_on_shards(METHODS[method], "fsdp2")
 
 
 def test_a_script_is_told_of_a_strategy_that_there_is_not(tmp_path):
