@@ -37,7 +37,6 @@ QUICK = (
 LONGER = ("rewards/verifier/test_public_answers.py", "sandbox/test_base.py", "sandbox/test_copyist.py")
 # Single tests that start a Python of their own, or import all there is.
 STARTS_A_PROCESS = {
-    "test_imports_go_one_way",  # which make check has just looked at
     "test_no_module_hides_a_public_function",
     "test_a_recipe_is_checked_without_importing_what_trains_it",
     "test_both_ends_of_the_supported_range_of_math_verify_give_the_same_verdicts",
