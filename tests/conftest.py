@@ -105,6 +105,15 @@ def _logging_as_it_was() -> Iterator[None]:
     logger.setLevel(level)
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    """That of the sandbox's base."""
+    from perl.policy.model import load_tokenizer  # here: not every test needs what it imports
+    from perl.recipe.sections import ModelSection
+
+    return load_tokenizer(ModelSection())
+
+
 @pytest.fixture
 def checkout() -> Path:
     """The root of the project."""

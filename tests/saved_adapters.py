@@ -21,13 +21,13 @@ BASE = "sandbox:base"
 
 
 @functools.cache
-def _published() -> PreTrainedModel:
+def published() -> PreTrainedModel:
     return load_base(ModelSection(), torch.device("cpu"))
 
 
 def clean_base() -> PreTrainedModel:
     """The sandbox's base in float32."""
-    return copy.deepcopy(_published())
+    return copy.deepcopy(published())
 
 
 def policy_of(seed: int = 0, size: float = 0.015, base: PreTrainedModel | None = None) -> PeftModel:

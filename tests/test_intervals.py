@@ -39,11 +39,6 @@ def test_of_rights_and_wrongs_the_ends_are_where_so_many_rights_become_unlikely(
         assert high == 1.0
 
 
-def test_all_right_says_how_many_of_the_others_may_be_wrong():
-    assert interval(1.0, 0.0, 30) == (pytest.approx(0.025 ** (1 / 30)), 1.0)
-    assert interval(0.0, 0.0, 30) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
-
-
 def bootstrap_limit(scores: list[float], quantile: float, worst: float) -> float:
     """The same two moments from a bootstrap with weights drawn from a flat Dirichlet, one more problem at the end."""
     generator = numpy.random.default_rng(1)

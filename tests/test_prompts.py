@@ -12,9 +12,8 @@ from trl import GRPOConfig, GRPOTrainer
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.data import load_problem_set, render_prompts
 from perl.errors import DataError
-from perl.policy.model import load_tokenizer
 from perl.recipe import load_recipe
-from perl.recipe.sections import DataSection, ModelSection
+from perl.recipe.sections import DataSection
 from perl.sandbox import BASE_FOLDER
 from perl.training.prepare import prepare
 
@@ -28,11 +27,6 @@ MESSAGES = [
     ],
 ]
 TEXTS = ["12+34=", "a longer text, with\nlines", "<|user|>1+1=<|assistant|>"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ModelSection())
 
 
 @pytest.fixture(scope="module")

@@ -1,35 +1,11 @@
-"""A fork of the warm process is a process like any other: code, output, files, folder, signals, its parent."""
+"""A fork of the warm process prints and ends as a process that imports, in whatever environment it is asked for."""
 
-import json
 import os
-import signal
 import subprocess
-import time
 
 import pytest
 
 from tests import warm
-
-WAITING = "train", "recipe.yaml"
-RECIPE = """
-model: {name: sandbox:base}
-data: {train: sandbox:addition}
-rewards: {waiting:reward: 1.0}
-train: {prompts_per_step: 2, num_generations: 2, per_device_train_batch_size: 4, max_steps: 2}
-rollout: {max_completion_length: 4}
-eval: {enabled: false}
-engine: {device: cpu, threads: 1}
-"""
-REWARD = """
-import os, time
-def reward(completions, **kwargs):
-    if "trainer_state" not in kwargs:  # it is tried before a model is loaded
-        return [0.0] * len(completions)
-    open("started", "w").write(f"{os.getppid()} {os.getcwd()}")
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-    return [0.0] * len(completions)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -76,54 +52,3 @@ def test_only_an_environment_that_libraries_were_not_imported_in_starts_an_ordin
     for environment, ordinary in ((other, True), (dict(os.environ), False), (None, False)):
         with warm.popen([*warm.COMMAND, "--version"], env=environment, stdout=subprocess.PIPE) as process:
             assert (type(process) is subprocess.Popen) == ordinary
-
-
-@pytest.mark.nightly
-def test_it_is_a_child_in_its_folder_that_signals_reach(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    (tmp_path / "waiting.py").write_text(REWARD)
-    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)):
-        (tmp_path / "started").unlink(missing_ok=True)
-        command = [*warm.COMMAND, *WAITING, "--output", f"run-{number}"]
-        process = warm.popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        while not (tmp_path / "started").exists() or not (tmp_path / "started").read_text():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.01)
-        assert (tmp_path / "started").read_text() == f"{os.getpid()} {tmp_path}"
-        process.send_signal(number)
-        if number == signal.SIGTERM:
-            (tmp_path / "go").touch()  # it ends with its step
-        process.communicate(timeout=120)
-        assert process.returncode == code
-
-
-TWO = """
-import json, os, sys, time
-import torch
-place = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-open(f"rank-{place['RANK']}.json", "w").write(json.dumps([os.getpid(), os.getcwd(), sys.argv[1:], place]))
-torch.distributed.init_process_group("gloo")
-total = torch.tensor([float(place["RANK"]) + 1])
-torch.distributed.all_reduce(total)
-sys.stdout.write(f"{float(total)}\\n")  # in one write, as two processes share the pipe
-sys.stdout.flush()
-if place["RANK"] == "1":
-    sys.exit(int(sys.argv[1]))
-time.sleep(600 if int(sys.argv[1]) else 0)
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("code", [0, 3])
-def test_processes_of_one_run_find_each_other_and_end_together(tmp_path, code):
-    (tmp_path / "two.py").write_text(TWO)
-    done = warm.run_distributed([str(tmp_path / "two.py"), str(code)], tmp_path)
-    assert done.returncode == code
-    if code == 0:
-        assert done.stdout.split() == ["3.0", "3.0"]  # the sum of 1 and 2
-    for rank in range(2):
-        process, folder, arguments, place = json.loads((tmp_path / f"rank-{rank}.json").read_text())
-        assert (folder, arguments) == (str(tmp_path), [str(code)])
-        assert place == {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)

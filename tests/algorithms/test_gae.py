@@ -31,16 +31,6 @@ def test_advantages_are_sums_over_what_follows(gamma, lambda_):
     assert torch.equal(found[mask == 0], torch.zeros(int((mask == 0).sum()), dtype=torch.float64))
 
 
-def test_without_discount_and_values_every_token_has_what_follows():
-    _, values, mask = some()
-    rewards = token_rewards(torch.arange(7.0), torch.tensor(0.0), mask)
-    found = generalised_advantages(rewards, torch.zeros(7, 11), mask, gamma=1.0, lambda_=1.0)
-    assert torch.equal(found, torch.arange(7.0)[:, None] * mask)
-    values = values.float()
-    returns = generalised_advantages(rewards, values, mask, gamma=1.0, lambda_=1.0) + values * mask
-    torch.testing.assert_close(returns, torch.arange(7.0)[:, None] * mask)  # whatever the values
-
-
 def test_the_reward_is_on_the_last_token_that_counts_and_the_penalty_on_each():
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     found = token_rewards(torch.tensor([5.0, 6.0, NAN]), torch.full((3, 4), 0.25), mask)

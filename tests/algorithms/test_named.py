@@ -14,10 +14,13 @@ from perl.algorithms.overrides import contradictions
 from perl.algorithms.registry import LOSSES, Paper
 from perl.algorithms.train_fields import train_fields, train_model
 from perl.errors import RecipeError
-from perl.hub.card.facts import RunFacts
-from perl.hub.card.render import loss_name, references
+from perl.hub.card.card_facts import facts_from_files
+from perl.hub.card.facts import RUN_FACTS, RunFacts
+from perl.hub.card.render import loss_name, references, render_card
 from perl.recipe import load_recipe
 from perl.recipe.places import REFUSED
+from perl.training.forecast_text import plan_lines
+from perl.training.prepare import prepare
 from tests.conftest import CHECKOUT
 
 ROWS = list(ALGORITHMS.values())
@@ -196,7 +199,7 @@ def toy(monkeypatch) -> Algorithm:
     return row
 
 
-def test_a_row_added_at_run_time_is_an_algorithm_of_recipes(toy):
+def test_a_row_added_at_run_time_is_an_algorithm_of_recipes_plans_and_cards(toy):
     recipe = load_recipe({"algorithm": "toy", "train": {"beta": 0.1}})
     assert recipe.algorithm == "toy"
     assert {name: recipe.train[name] for name in toy.sets} == {**toy.sets, "beta": 0.1}
@@ -204,6 +207,13 @@ def test_a_row_added_at_run_time_is_an_algorithm_of_recipes(toy):
         load_recipe({"algorithm": "toi"})
     with pytest.raises(RecipeError, match=r"train\.epsilon: .* leaves nothing of toy"):
         load_recipe({"algorithm": "toy", "train": {"epsilon": 0.2}})
+    with pytest.raises(RecipeError, match=r"train\.cov_fraction: 0.1 changes nothing: loss_type bnpo"):
+        load_recipe({"algorithm": "toy", "train": {"cov_fraction": 0.1}})
+    lines = list(plan_lines(prepare(load_recipe("quickstart", ["algorithm=toy", "train.delta=3.0"]))))
+    assert "algorithm toy: loss_type bnpo, epsilon 0.07; overridden: delta 3" in lines
+    card = render_card(facts_from_files({RUN_FACTS: RunFacts(base="sandbox:base", algorithm="toy").to_json()}))
+    assert "learning (TOY)" in card
+    assert "- algorithm TOY: Nobody et al. 2031, [arXiv:3101.00001]" in card
 
 
 def cited(method, loss, ratio_level=None, algorithm=None):

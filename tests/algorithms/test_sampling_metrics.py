@@ -82,11 +82,3 @@ def test_the_effective_sample_size_and_the_ages_are_those_of_a_loop(parts):
         rel=1e-6,
     )
     assert (len(weights), ages) == (4, [0, 1, 1, 3, 2])
-
-
-@pytest.mark.parametrize(("gap", "size"), [(0.0, 1.0), (100.0, 1 / 4)])
-def test_where_one_token_weighs_all_the_effective_sample_is_that_token(gap, size):
-    metrics = SamplingMetrics(torch.device("cpu"), corrects=True)
-    policy = torch.tensor([[gap, 0.0, 0.0, 0.0]])
-    metrics.add_ages(policy, torch.zeros(1, 4), None, torch.ones(1, 4))
-    assert dict(metrics.values(Accelerator(cpu=True))) == {"sampling/effective_sample_size": pytest.approx(size)}

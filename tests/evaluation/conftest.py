@@ -1,5 +1,7 @@
-"""An adapter that the tests of evaluations score, made once."""
+"""What the tests of evaluations share: an adapter that is made once, and what was said."""
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,20 @@ def saved(tmp_path_factory) -> Path:
 def adapter(saved) -> Path:
     """The same, where an adapter is what is meant."""
     return saved
+
+
+@pytest.fixture
+def no_model(monkeypatch) -> None:
+    """No weights are loaded from here on."""
+
+    def refuse(*_, **__):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("perl.evaluation.drawing.policies.load_base", refuse)
+
+
+@pytest.fixture
+def said(caplog) -> Callable[[], list[str]]:
+    """What the evaluations so far said."""
+    caplog.set_level(logging.INFO, logger="perl")
+    return lambda: [record.getMessage() for record in caplog.records]

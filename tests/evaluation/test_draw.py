@@ -8,8 +8,6 @@ from perl.data import render_prompts
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.samples import Sample
 from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest, draw
-from perl.policy.model import load_tokenizer
-from perl.recipe.sections import ModelSection
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.sandbox import load_problems
 from tests.completing import Drawing
@@ -24,11 +22,6 @@ PROTOCOL = Protocol(k=3, max_new_tokens=28)
 @pytest.fixture(scope="module")
 def base():
     return clean_base()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ModelSection())
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -25,13 +24,6 @@ from tests.saved_adapters import BASE, clean_base, policy_of
 
 TASK = "sandbox:addition"
 N, LONGEST = 6, 28  # too short for some
-
-
-@pytest.fixture
-def said(caplog):
-    """What the evaluations so far said."""
-    caplog.set_level(logging.INFO, logger="perl")
-    return lambda: [record.getMessage() for record in caplog.records]
 
 
 def evaluate(adapter=None, output="out", k=2, tasks=(TASK,), base=None, **settings):

@@ -10,9 +10,7 @@ from matplotlib.image import imread
 from perl.evaluation.scoring.figure import draw_problems
 from tests.evaluations import results, task_result
 
-DOTS_AN_INCH = 120
 BLUE, ORANGE, GREY = (31, 95, 168), (200, 100, 30), (128, 128, 128)
-MIXED = task_result("sums", ["1100", "0000", "1111", "1000"], ["1110", "0000", "1100", "1111"])
 
 
 def pixels_of(picture):

@@ -8,7 +8,7 @@ import torch
 from perl.data import render_prompts
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.tasks.heldout import evaluate_policy, heldout_task
-from perl.policy.model import load_base, load_tokenizer
+from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection
 from perl.sandbox import load_problems
 from perl.types import Prompt
@@ -22,11 +22,6 @@ PROTOCOL = Protocol(max_new_tokens=28, seed=3, k=2)  # too short for some
 @pytest.fixture(scope="module")
 def base():
     return load_base(ModelSection(), torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ModelSection())
 
 
 @pytest.fixture(scope="module")

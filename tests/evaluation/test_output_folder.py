@@ -1,9 +1,6 @@
 """Results of another policy or protocol in a folder are kept, each in a place of its own, and one line says so."""
 
-import logging
 from dataclasses import replace
-
-import pytest
 
 from perl.evaluation.scoring.found_results import beside_earlier
 from perl.evaluation.scoring.results import read_results
@@ -17,12 +14,6 @@ OTHER = results(SUMS, adapter_config_sha256="d" * 64)
 def put(new, folder):
     """As an evaluation does."""
     beside_earlier(new, folder).write(folder)
-
-
-@pytest.fixture
-def said(caplog):
-    caplog.set_level(logging.INFO, logger="perl")
-    return lambda: [record.getMessage() for record in caplog.records]
 
 
 def test_another_policys_results_with_their_files_are_moved_and_said(tmp_path, said):

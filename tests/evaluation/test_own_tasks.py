@@ -9,7 +9,6 @@ import pytest
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation.drawing import policies
 from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.recounting.files import recount_folder
 from perl.evaluation.rescore import rescore
@@ -38,14 +37,6 @@ def write(path, rows):
 def questions(name, **options):
     [task] = named_tasks([name], **options)
     return load_task_data(task).questions
-
-
-@pytest.fixture
-def no_model(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("weights were loaded")
-
-    monkeypatch.setattr(policies, "load_base", refuse)
 
 
 def evaluate(adapter, tasks, output="out", **settings):

@@ -1,5 +1,6 @@
-"""What an evaluation will do is known, and whatever is wrong with it said, before weights are loaded."""
+"""Whatever a user names is found, and what an evaluation will do known, before weights are loaded."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 import perl
 from perl.errors import PerlError
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
+from perl.evaluation.drawing.subject import find_subject
 from perl.evaluation.scoring.protocol import generation_settings
 from perl.policy.model import end_tokens, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
+from tests.saved_adapters import BASE
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +29,6 @@ def weightless() -> Path:
 def plan(adapter=None, tasks=("sandbox:addition",), k=None, output=None, **settings):
     name = None if adapter is None else str(adapter)
     return plan_evaluation(name, "weightless", tasks, k, None, output, EvalSettings(**settings))
-
-
-def mistake(adapter=None, **arguments) -> str:
-    with pytest.raises(PerlError) as caught:
-        plan(adapter, **arguments)
-    return str(caught.value)
 
 
 def test_it_is_planned_without_weights(saved):
@@ -77,26 +74,6 @@ def test_a_completion_ends_at_the_tokenizers_end_and_at_those_the_base_declares(
 
 
 @pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"servers": ("localhost:8000",)}, "--server: a server is an address like http://localhost:8000, not "),
-        ({"backend": "vllm-server"}, "--backend: vllm-server needs the address of one (--server http://"),
-        ({"backend": "transformers", "servers": ("http://a",)}, "--server: transformers asks no server (leave "),
-        ({"servers": ("http://a",), "server_timeout": 0}, "--server-timeout: 0 is out of range (more than 0 seconds)"),
-        ({"limit": 0}, "--limit: 0 is too few (at least 1)"),
-        ({"pass_at": (3, 32)}, "--pass-at: there is no pass@32 of 16 completions (1 to 16, or draw more with --k 32)"),
-        (
-            {"tasks": ("sandbox:additon", "sandbox:chian")},
-            "--tasks: there is no task 'sandbox:additon' (did you mean sandbox:addition?)\n"
-            "--tasks: there is no task 'sandbox:chian' (did you mean sandbox:chain?)",
-        ),
-    ],
-)
-def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
-    assert mistake(**settings).startswith(line)
-
-
-@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"tasks": None}, "perl.evaluate(tasks): must be text or a list, not "),
@@ -113,3 +90,66 @@ def test_an_argument_of_a_wrong_type_is_a_line_with_its_name(given, said):
         perl.evaluate(**{"base": "weightless", "tasks": ["sandbox:addition"], **given})
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
+
+
+RECIPE = "model: {name: sandbox:base, dtype: float32}\n"
+
+
+def a_run(saved: Path, name="runs/mine", method="lora", status="done", recipe=RECIPE) -> Path:
+    run = Path(name)
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"status": status, "method": method}))
+    (run / "recipe.yaml").write_text(recipe)
+    if status == "done" and method == "full":
+        shutil.copytree(BASE_FOLDER, run / "model")
+    elif status == "done":
+        shutil.copytree(saved, run / "adapter")
+    return run
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("method", "named", "name", "folder", "weights"),
+    [
+        ("lora", "runs/mine", "mine", "runs/mine/evals", "adapter/adapter_model.safetensors"),
+        ("lora", "runs/mine/adapter", "mine", "evals/mine", "adapter/adapter_model.safetensors"),
+        ("full", "runs/mine", "mine", "runs/mine/evals", "model/model.safetensors"),
+        ("lora", "elsewhere/lora", "lora", "evals/lora", "../../elsewhere/lora/adapter_model.safetensors"),
+    ],
+    ids=["run", "its adapter", "a run of method full", "an adapter's folder"],
+)
+def test_what_lies_in_a_run_has_the_base_as_the_run_loaded_it_and_another_adapter_names_its_own(
+    saved, method, named, name, folder, weights
+):
+    run = a_run(saved, method=method)
+    shutil.copytree(saved, "elsewhere/lora")
+    subject = find_subject(named)
+    dtype = "float32" if named.startswith("runs") else "auto"
+    assert (subject.name, subject.base.name, subject.base.dtype) == (name, BASE, dtype)
+    assert subject.folder == Path(folder)
+    assert subject.adapter_sha256 == sha256(run / weights)
+    assert subject.trained
+    where = Path(subject.model.name) if method == "full" else subject.adapter.folder
+    assert where.resolve() == (run / weights).parent.resolve()
+    assert (subject.adapter is None) == (method == "full") == (subject.model is not None)
+
+
+@pytest.mark.parametrize(
+    ("base", "repository", "revision", "name", "folder"),
+    [
+        (BASE, BASE, None, BASE, "evals/sandbox-base"),
+        ("user/base", "user/base", None, "user/base", "evals/user/base"),
+        ("user/base@rev", "user/base", "rev", "user/base", "evals/user/base"),
+        ("models/mine@home", "models/mine@home", None, "mine@home", "evals/mine@home"),  # a folder
+    ],
+)
+def test_a_base_alone(base, repository, revision, name, folder):
+    shutil.copytree(BASE_FOLDER, "models/mine@home")
+    subject = find_subject(None, base)
+    assert not subject.trained
+    assert (subject.adapter, subject.model, subject.adapter_sha256) == (None, None, None)
+    assert (subject.base.name, subject.base.revision) == (repository, revision)
+    assert (subject.name, subject.folder) == (name, Path(folder))

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 import perl
 from perl.cli.eval import command
 from perl.errors import PerlError
-from perl.evaluation.drawing import policies
 from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.rescore import rescore
 from perl.evaluation.scoring.results import read_results
@@ -38,16 +37,6 @@ def drawn(adapter, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("drawn") / "out"
     evaluate(adapter, folder, predict_only=True)
     return folder
-
-
-@pytest.fixture
-def no_model(monkeypatch):
-    """No weights are loaded from here on."""
-
-    def refuse(*_, **__):
-        raise AssertionError("weights were loaded")
-
-    monkeypatch.setattr(policies, "load_base", refuse)
 
 
 def facts(folder) -> dict:

@@ -8,7 +8,7 @@ import pytest
 
 from perl.evaluation.scoring.metrics import Difference
 from perl.evaluation.scoring.results import OtherScore
-from perl.evaluation.scoring.table import WIDEST, difference_cell, markdown, p_cell, plain
+from perl.evaluation.scoring.table import difference_cell, markdown, p_cell, plain
 from tests.evaluations import results, task_result
 from tests.oracles import evaluation as by_hand
 
@@ -133,21 +133,6 @@ def test_a_task_that_asks_as_lighteval_does_shows_its_score_or_says_that_there_i
     assert "- Asked as lighteval asks, and not scored by lighteval itself: Sums (lighteval's prompt)." in without
     # Of other tasks nobody expects it; what it judges otherwise is said of them too.
     assert "by lighteval" not in markdown(results(replace(BETTER, lighteval=own)))
-
-
-def test_a_terminal_shows_the_same_in_aligned_columns_scores_first():
-    text = plain(results(BETTER, ALIKE))
-    assert "|" not in text
-    assert "`" not in text
-    scores, further, notes = text.split("\n\n")
-    assert [line.split()[-1] for line in scores.splitlines()] == ["p", "<0.001", "1.000"]
-    assert [line.split()[0] for line in further.splitlines()] == ["Task", "Sums", "Products"]
-    assert all(len(line) <= WIDEST for line in notes.splitlines())
-    for table in (scores, further):
-        assert len(set(map(len, table.splitlines()))) == 1
-    for numbers in ("43.8 ± ", "+37.5 [+", "75.0 ± 9.9 → 100.0 [83.2, 100.0]", "10 → 1,234", BETTER.protocol_hash):
-        assert numbers in text
-        assert numbers in markdown(results(BETTER, ALIKE))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Run folders for tests of cards: what a training leaves behind, without the training."""
 
-import copy
 import functools
 import json
 import shutil
@@ -26,15 +25,11 @@ from perl.run.folder import Run
 from perl.sandbox import BASE_NAME
 from tests.evaluations import results, task_result
 from tests.hub.scored import write_scored
+from tests.saved_adapters import clean_base
 
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
 TASK = "sandbox:addition"
 BASE_MARKS, ADAPTER_MARKS = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
-
-
-@functools.cache
-def _published():
-    return load_base(ModelSection(), torch.device("cpu"))
 
 
 def _few(method: str) -> dict[str, object]:
@@ -50,7 +45,7 @@ def policy_of(method: str = "lora", size: float = 0.05, quantization: str | None
     """A policy that is no longer the base; of few layers and parameters where the method lets one choose."""
     torch.manual_seed(0)
     quantised = ModelSection(quantization=quantization)
-    base = load_base(quantised, torch.device("cpu")) if quantization else copy.deepcopy(_published())
+    base = load_base(quantised, torch.device("cpu")) if quantization else clean_base()
     policy = attach_adapter(base, adaptation(PeftSection(method=method, **_few(method))))
     with torch.no_grad():
         for parameter in policy.parameters():

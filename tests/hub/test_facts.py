@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import constants, parse_eval_result_entries
 
-from perl.errors import RecipeError
+from perl.errors import PerlError, RecipeError
 from perl.evaluation.scoring.task import Task, all_tasks
 from perl.hub.card.candidate import RunAdapter, base_licence, find_candidate
 from perl.hub.card.card_facts import CardFacts, Serving, facts_from_files, serving_of
 from perl.hub.card.eval_results import BENCHMARKS, eval_result_files, model_index
-from perl.hub.card.facts import Licence
+from perl.hub.card.facts import Licence, RunFacts, read_run_facts
 from perl.hub.push.package import package_candidate
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
@@ -191,3 +191,12 @@ def test_only_whole_benchmarks_that_the_hub_knows_become_its_files_which_its_own
         if name == "aime24":
             assert {entry.dataset_type for entry in model_index(found)} == {"aime24.jsonl"}
     assert eval_result_files(results(benchmark("mine", "Idavidrein/gpqa", 198))) == {}  # another subset
+
+
+@pytest.mark.parametrize(
+    "overridden", [{"seed": 3}, {"beta": "](x)"}, {"beta": float("inf")}, {"beta": [1]}, {"beta": "a b"}]
+)
+def test_an_override_that_is_no_setting_or_no_plain_value_is_refused(overridden):
+    facts = json.loads(RunFacts(base="sandbox:base", algorithm="gspo").to_json()) | {"overridden": overridden}
+    with pytest.raises(PerlError, match=r"perl_run\.json: overridden"):
+        read_run_facts(json.dumps(facts).encode())

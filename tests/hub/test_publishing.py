@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import re
 
 import pytest
@@ -37,22 +36,6 @@ def test_every_checkpoint_and_the_adapter_are_on_the_hub_when_training_ends(hub)
     assert not (run.path / "outbox").exists()
     assert not [name for name in final if name.endswith((".pt", ".bin", ".pth"))]
     assert perl.train("quickstart", [*SMALL, "hub.push=every_save"]).status == "done"
-
-
-@pytest.mark.nightly
-def test_an_outage_neither_stops_nor_changes_a_training(hub, caplog):
-    hub.faults.fail(2, 503, times=10**6)  # after the login was looked at
-    with caplog.at_level(logging.WARNING, "perl"):
-        run = perl.train("quickstart", [*SMALL, "hub.push=every_save"], output_dir="runs/out")
-    assert run.status == "done"
-    assert read_push(run).status == "queued"
-    assert sorted(path.name for path in (run.path / "outbox").glob("*/step-*")) == ["step-1", "step-2"]
-    assert any("`perl push runs/out` finishes it" in record.getMessage() for record in caplog.records)
-    assert TOKEN not in caplog.text
-    hub.faults.clear()
-    perl.train("quickstart", [*SMALL, "hub.push=every_save"], output_dir="runs/out")
-    assert read_push(run).steps == (1, 2)
-    assert "eval/results.json" in files_of(hub)
 
 
 DRAWN = []  # the rewards of the last step

@@ -1,13 +1,8 @@
 """Clip-Cov and KL-Cov on plain numbers (arXiv:2505.22617, section 4.2), and put into TRL's trainer.
 
 log-probs and advantages of tokens -> covariances -> selected tokens -> loss; rollouts -> TRL's training with that loss
-
-Run by torchrun or alone it trains our trainer with both losses and writes what each process finds.
 """
 
-import os
-import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy
@@ -15,7 +10,6 @@ import torch
 
 from perl import PeftGRPOTrainer
 from tests.oracles.own_algorithms import PlainLosses
-from tests.oracles.two_trainers import SHARDED, train
 
 Rows = list[list[float]]
 Token = tuple[int, int]
@@ -102,18 +96,3 @@ def recording() -> type[Recording]:
 def places(seen: tuple[torch.Tensor, torch.Tensor], first: int = 0) -> list[Token]:
     """Row and column of the selected tokens."""
     return [(first + n, t) for n, t in seen[0].nonzero().tolist()]
-
-
-def main() -> None:
-    """``covariance.py FOLDER`` writes a file for each process and loss."""
-    torch.set_num_threads(1)
-    processes, rank = (os.environ.get(name, default) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
-    for settings in (CLIP, KL):
-        kind, options = recording(), {"kinds": SHARDED, "gradient_accumulation_steps": 2, "num_iterations": 2}
-        found = train(kind, **options, **settings, max_steps=4)
-        file = Path(sys.argv[1]) / f"{settings['loss_type']}-{processes}-{rank}.pt"
-        torch.save((found.pages, kind.seen, found.history), file)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,8 @@
 """Losses and advantages that TRL's trainer lacks, put into it: a padded loss in a few lines, advantages by plain loops.
 
 rollouts -> TRL's training with another loss, or other advantages
-
-Run by torchrun it trains TRL's trainer with plain advantages and ours in several processes, and writes what each finds.
 """
 
-import os
-import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +10,7 @@ from trl.experimental.gmpo import GMPOTrainer
 
 from perl import PeftGRPOTrainer
 from tests.oracles.advantages import estimated, penalised
-from tests.oracles.two_trainers import SHARDED, OracleTrainer, train
+from tests.oracles.two_trainers import OracleTrainer
 
 EPSILON = 1e-4
 
@@ -130,19 +125,3 @@ def trainers(estimator: str) -> tuple[type[PlainAdvantages], type[Recording]]:
     """Both, with empty records."""
     plain = type("Plain", (PlainAdvantages,), {"estimator": estimator, "seen": []})
     return plain, type("Ours", (Recording,), {"seen": [], "__module__": __name__})
-
-
-def main() -> None:
-    """``own_algorithms.py FOLDER ESTIMATOR...`` writes a file for each process and estimator."""
-    folder, *estimators = sys.argv[1:]
-    torch.set_num_threads(1)
-    for estimator in estimators:
-        options = {"kinds": SHARDED, "loss_type": "dapo", "gradient_accumulation_steps": 2}
-        plain, ours = trainers(estimator)
-        found = (train(plain, **options), train(ours, **options, advantage_estimator=estimator))
-        file = Path(folder) / f"{estimator}-{os.environ['RANK']}.pt"
-        torch.save(([training.pages for training in found], [plain.seen, ours.seen]), file)
-
-
-if __name__ == "__main__":
-    main()

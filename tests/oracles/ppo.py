@@ -1,15 +1,10 @@
 """PPO in a few plain lines: advantages by their definition, a critic of merged weights, TRL's trainer with both.
 
 rewards, values -> advantages; base, factors -> values; rollouts -> TRL's training with a critic beside it
-
-Run by torchrun or alone it trains our trainer with a critic and writes what each process finds.
 """
 
 import copy
 import math
-import os
-import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +13,7 @@ from transformers import TrainerCallback
 from perl import PeftGRPOTrainer
 from perl.policy.critic import Critic
 from tests.oracles.own_algorithms import PlainLosses
-from tests.oracles.two_trainers import SHARDED, base, displace, train
+from tests.oracles.two_trainers import base, displace
 
 Rows = list[list[float]]
 # Adam divides by a root of squares that are all rounding where a gradient is 0; a large epsilon does not let it.
@@ -202,16 +197,3 @@ class Ours(PeftGRPOTrainer):
 def ours(offset: float = 0.1) -> type[Ours]:
     """A class of its own, with an empty record."""
     return type("WithCritic", (Ours,), {"seen": [], "offset": offset, "__module__": __name__})
-
-
-def main() -> None:
-    """``ppo.py FOLDER`` writes a file for each process."""
-    torch.set_num_threads(1)
-    kind = ours()
-    found = train(kind, kinds=SHARDED, **{**SETTINGS, **CRITIC, "num_iterations": 2})
-    name = f"{os.environ.get('WORLD_SIZE', '1')}-{os.environ.get('RANK', '0')}.pt"
-    torch.save((found.pages, kind.seen[0].critic.state(), found.history), Path(sys.argv[1]) / name)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """How an optimizer step's rows are distributed over passes: laws that hold for any rows and any budget."""
 
 import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -252,3 +253,32 @@ def test_a_completion_that_several_rows_have_costs_once():
     assert pack([rows[index] for index in group], [list(range(6))]).input_ids.numel() == 14
     assert len(token_batches(rows, budget=13, packed=True, share=True)) == 2
     assert len(token_batches(rows, budget=14, packed=True, share=False)) == 6
+
+
+def row(prompt: int, length: int, name: int = 0) -> Row:
+    """A prompt of so many tokens that are its name, and a completion of so many."""
+    return Row(torch.full((prompt,), name), torch.arange(length) + 2, torch.ones(length, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_first_fit_needs_at_most_a_ninth_and_two_more_than_the_best_way(seed):
+    """Johnson 1973: 11/9 OPT + 6/9. OPT by trying all ways."""
+    choices = random.Random(seed)
+    lengths = [choices.randint(1, 12) for _ in range(7)]
+    rows = [row(1, length) for length in lengths]
+    found = token_batches(rows, budget=14, packed=True, share=False)
+
+    def best(left: list[int], bins: list[int], fewest: int) -> int:
+        if len(bins) >= fewest:
+            return fewest
+        if not left:
+            return len(bins)
+        first, *rest = left
+        for i, filled in enumerate(bins):
+            if filled + first <= 14:
+                fewest = best(rest, [*bins[:i], filled + first, *bins[i + 1 :]], fewest)
+        return best(rest, [*bins, first], fewest)
+
+    optimum = best(sorted(lengths, reverse=True), [], 8)
+    assert optimum >= math.ceil(sum(lengths) / 14)
+    assert optimum <= len(found) <= 11 / 9 * optimum + 6 / 9

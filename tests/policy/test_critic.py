@@ -121,20 +121,6 @@ def test_the_policy_is_itself_again_and_the_critic_no_part_of_it():
     assert not any(module._forward_hooks for module in policy.modules())
 
 
-def test_a_step_of_the_critic_moves_nothing_else():
-    policy = policy_of()
-    critic = critic_of(policy)
-    policy_before = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    fingerprint, before = base_fingerprint(policy), critic.state()
-    optimizer = torch.optim.AdamW(critic.parameters, lr=0.1)
-    with critic.in_place_of(policy):
-        (values(policy, critic) - 1).square().sum().backward()
-    optimizer.step()
-    assert base_fingerprint(policy) == fingerprint
-    assert all(torch.equal(p, policy_before[name]) for name, p in policy.named_parameters())
-    assert all(not torch.equal(tensor, before[name]) for name, tensor in critic.state().items())
-
-
 def test_it_starts_at_zero_in_float32_and_is_drawn_from_its_seed_alone():
     policy = policy_of("lora", torch.bfloat16)
     before = torch.random.get_rng_state()

@@ -94,14 +94,6 @@ def test_rows_that_do_not_fit_together_go_in_parts(base, monkeypatch):
     hook.remove()
 
 
-def test_probabilities_of_all_continuations_add_up_to_one(base):
-    vocabulary = base.config.vocab_size
-    ids = torch.cat([torch.tensor([ROWS[0]]).expand(vocabulary, -1), torch.arange(vocabulary).unsqueeze(1)], dim=1)
-    with torch.no_grad():
-        last = token_log_probs(base, ids, torch.ones_like(ids))[:, -1]
-    assert last.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
-
-
 def test_a_half_precision_model_gives_single_precision_numbers(base):
     model = load_base(ModelSection(dtype="bfloat16"), torch.device("cpu"))
     numbers = alone(model, ROWS[0])

@@ -229,11 +229,3 @@ def test_the_tokenizer_pads_on_the_left_with_its_end_token_if_it_has_no_other(tm
     shutil.copy(BASE_FOLDER / "config.json", tmp_path)
     tokenizer = load_tokenizer(ModelSection(name=str(tmp_path)))
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 1
-
-
-def test_a_folder_without_a_model_is_the_users_mistake(tmp_path):
-    for load in (lambda s: load_base(s, CPU), load_tokenizer, load_empty_base):
-        with pytest.raises(ModelError, match="holds no model that can be loaded") as raised:
-            load(ModelSection(name=str(tmp_path)))
-        assert raised.value.mistakes[0].where == "model.name"
-        assert "\n" not in str(raised.value)

@@ -40,7 +40,7 @@ from perl.sandbox import BASE_FOLDER
 from perl.training.forecast_text import plan_lines
 from perl.training.prepare import prepare, read_recipe
 from tests.policy.quantised_recipes import begins_at_its_base, recipe
-from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
+from tests.policy.test_quantised import of_the_file, trainer
 from tests.rollouts.policies import ON_NF4
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
@@ -379,19 +379,6 @@ def test_what_it_cannot_be_is_refused_before_weights_are_loaded(monkeypatch, cha
     monkeypatch.setattr("perl.training.inputs.has_bfloat16", lambda _: False)
     with pytest.raises(ModelError, match=line):
         prepare(read_recipe(recipe(**changed), overrides))
-
-
-def test_a_script_asks_for_it_in_a_word(tmp_path):
-    by_word = trainer(tmp_path / "word", quantization="nf4", max_steps=1)
-    by_word.train()
-    by_config = trainer(tmp_path / "config", how=AS_QLORA, max_steps=1)
-    by_config.train()
-    assert steps_of(by_word)[0]["grad_norm"] > 0
-    for name, tensor in weights_of(by_config).items():
-        assert torch.equal(weights_of(by_word)[name], tensor)
-    assert {p.dtype for p in by_word.policy.parameters() if p.requires_grad} == {torch.float32}
-    by_word.save_adapter(tmp_path / "adapter")
-    assert header(tmp_path / "adapter")["base_quantization"] == "nf4"
 
 
 def test_a_script_is_refused_what_it_cannot_have(tmp_path):

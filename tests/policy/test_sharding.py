@@ -1,4 +1,4 @@
-"""What is refused of sharing a base over processes, by name; real processes are in test_strategies.py."""
+"""What is refused of sharing a base over processes, by name and line; real processes are in test_strategies.py."""
 
 import copy
 from types import SimpleNamespace
@@ -11,10 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import perl
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
+from perl.methods.base_checks import strategy_mistakes
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.sharding import check_on_shards, check_strategy, loaded_in_shards, shard, strategy_of
+from perl.policy.sharding import check_strategy, loaded_in_shards, shard, strategy_of
+from perl.recipe import load_recipe
 from perl.recipe.sections import PeftSection
 from perl.run.shards import gathered, is_sharded, whole, whole_state
 from tests.a_few_methods import A_FEW
@@ -58,19 +60,6 @@ def test_launchers_that_shard_the_adapter_too_are_refused_before_a_model_is_load
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("method", ["lora", "pissa", "full", "ln_tuning"])
-def test_only_methods_that_train_the_base_are_refused_where_it_is_in_shards(monkeypatch, method):
-    check_on_shards(METHODS[method], "fsdp2")  # in one process it is whole
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_on_shards(METHODS[method], "ddp")
-    check_on_shards(METHODS[method], "zero2")
-    if method in ("full", "ln_tuning"):
-        with pytest.raises(RecipeError, match=f"{method}.*ddp or zero2"):
-            check_on_shards(METHODS[method], "fsdp2")
-    else:
-        check_on_shards(METHODS[method], "fsdp2")
-
-
 def test_a_script_is_told_of_a_strategy_that_there_is_not(tmp_path):
     with pytest.raises(RecipeError, match=r"fsdp3.*fsdp2"):
         PeftRLConfig(str(tmp_path), strategy="fsdp3", **QUIET)
@@ -94,3 +83,47 @@ def test_what_is_saved_beside_shards_is_what_is_saved_of_a_whole_model(method):
     found = get_peft_model_state_dict(policy, whole_state(policy), **options)
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def read(strategy: str, processes: int | None = 2, **sections):
+    engine = {"strategy": strategy, "processes": processes}
+    return load_recipe({"engine": engine, **sections}, checks=(strategy_mistakes,))
+
+
+SHARDED = [
+    ("peft.method", {"peft": {"method": "full"}}),
+    ("peft.method", {"peft": {"method": "ln_tuning"}}),
+    ("peft.type", {"peft": {"type": "LN_TUNING"}}),
+    ("peft.kwargs.modules_to_save", {"peft": {"kwargs": {"modules_to_save": ["lm_head"]}}}),
+    ("peft.kwargs.trainable_token_indices", {"peft": {"kwargs": {"trainable_token_indices": [1]}}}),
+    ("model.quantization", {"model": {"quantization": "nf4"}}),
+    ("train.fsdp", {"train": {"fsdp": "full_shard"}}),
+]
+
+
+@pytest.mark.parametrize(("key", "sections"), SHARDED)
+def test_what_trains_the_base_or_divides_it_otherwise_is_refused_by_its_key(key, sections):
+    with pytest.raises(RecipeError) as caught:
+        read("fsdp2", **sections)
+    assert [mistake.where.rpartition(" ")[2] for mistake in caught.value.mistakes] == [key]
+    read("ddp", **sections)
+
+
+@pytest.mark.parametrize(("key", "sections"), [case for case in SHARDED if case[0] != "train.fsdp"])
+def test_one_process_holds_the_whole_base_and_nothing_is_refused(monkeypatch, key, sections):
+    for processes in (None, 1):
+        read("fsdp2", processes, **sections)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # what a launcher has started counts
+    with pytest.raises(RecipeError, match=key):
+        read("fsdp2", None, **sections)
+
+
+def test_every_other_method_may_be_asked_for():
+    refused = []
+    for name, method in METHODS.items():
+        try:
+            read("fsdp2", peft={"method": name})
+        except RecipeError:
+            refused.append(name)
+        assert (name in refused) == method.trains_the_bases
+    assert refused == ["ln_tuning", "full"]

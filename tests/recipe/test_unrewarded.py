@@ -98,13 +98,6 @@ def test_a_run_that_was_started_by_other_rules_can_still_be_read(tmp_path):
         assert Recipe.of_run(path).train == load_recipe(path, starts=False).train
 
 
-def test_one_completion_of_a_prompt_is_enough_where_none_are_compared():
-    assert load_recipe({**TAUGHT, **ONE}).batch.completions_per_step == 4
-    load_recipe({**TAUGHT, **ONE, "rewards": {"accuracy": 0.0}})
-    load_recipe({"teacher": {"hint": "h"}, "rewards": {}, **ONE})
-    assert "compares a prompt's completions" in refused({**TAUGHT, **ONE, "rewards": {"accuracy": 0.5}})
-
-
 def test_a_critic_has_nothing_to_learn_without_a_reward():
     ppo = {"algorithm": "ppo", "teacher": {"hint": "h"}, "rewards": {}}
     assert "gae trains a critic, and without a reward" in refused(ppo)

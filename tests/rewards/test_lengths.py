@@ -74,19 +74,14 @@ def test_the_cosine_reward_has_the_papers_and_trls_numbers(values, max_len, monk
         assert reward == (None if gold is None else pytest.approx(cosine_reward(length, max_len, *ends), abs=1e-12))
 
 
-@pytest.mark.parametrize(("longest", "cache"), [(100, 20), (100, 100), (100, 0), (1, 1), (20480, 4096)])
+@pytest.mark.parametrize(("longest", "cache"), [(100, 20), (100, 100), (1, 1), (1, 0), (4, 0), (64, 12), (20480, 4096)])
 def test_the_overlong_punishment_is_dapos_at_every_length(longest, cache):
     lengths = range(0, longest + 3, max(1, longest // 500))
     rewards = soft_overlong_reward(tokens(*lengths), max_completion_len=longest, soft_punish_cache=cache)
     assert rewards == [float(dapo_overlong(length, longest, cache)) for length in lengths]
     assert rewards == get_soft_overlong_punishment(longest, cache)(tokens(*lengths))
-
-
-@pytest.mark.parametrize(("longest", "cache"), [(20480, 4096), (64, 12), (4, 0), (1, 0)])
-def test_the_punishment_grows_over_a_fifth_of_the_longest_completion_unless_told_otherwise(longest, cache):
-    lengths = range(0, longest + 3, max(1, longest // 500))
-    rewards = soft_overlong_reward(tokens(*lengths), max_completion_len=longest)
-    assert rewards == [float(dapo_overlong(length, longest, cache)) for length in lengths]
+    if cache == longest // 5:  # what it is unless it is told
+        assert soft_overlong_reward(tokens(*lengths), max_completion_len=longest) == rewards
 
 
 COUNT = "must be a whole number of at least"

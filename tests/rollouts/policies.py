@@ -1,7 +1,6 @@
 """Policies that are no longer the base, and the base as an engine answers with it once an update is loaded."""
 
 import copy
-import functools
 import json
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from safetensors.torch import save_file
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.model import load_base
-from perl.recipe.sections import ModelSection, PeftSection
+from perl.recipe.sections import PeftSection
 from tests.oracles.sampling import plain_log_probs
+from tests.saved_adapters import published
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 RANK = 4
@@ -23,11 +22,6 @@ ON_NF4 = [
     "lora", "rslora", "dora", "lora_plus", "lora_fa", "adalora", "vera", "miss", "ln_tuning", "ia3", "randlora", "oft",
     "boft", "fourierft", "shira", "gralora", "road",
 ]  # fmt: skip
-
-
-@functools.cache
-def published():
-    return load_base(ModelSection(), torch.device("cpu"))
 
 
 def base(dtype=torch.float32):

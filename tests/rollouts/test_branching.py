@@ -5,8 +5,6 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from perl.policy.model import load_tokenizer
-from perl.recipe.sections import ModelSection
 from perl.rollouts.branching import why_not_branching, write
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.hf_engine import TransformersEngine
@@ -71,11 +69,6 @@ def model_of(kind: str) -> torch.nn.Module:
             if parameter.ndim > 1:
                 parameter *= 5
     return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ModelSection())
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

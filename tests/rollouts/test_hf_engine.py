@@ -13,7 +13,7 @@ from perl.errors import ModelError
 from perl.evaluation.tasks.draw import within_batch
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.model import load_base, load_tokenizer
+from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
@@ -39,11 +39,6 @@ WAYS = {
 @pytest.fixture(scope="module")
 def base():
     return load_base(ModelSection(), torch.device("cpu")).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ModelSection())
 
 
 def ids_of(length: int, seed: int) -> tuple[int, ...]:

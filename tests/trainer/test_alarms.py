@@ -16,7 +16,7 @@ from perl.methods.registry import METHODS
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.trainer.alarms.of_policy import usual_rate
-from perl.trainer.alarms.rule import AlarmSetup, History, as_in_a_script
+from perl.trainer.alarms.rule import AlarmSetup, History
 from perl.trainer.alarms.table import RULES, change_of
 from perl.trainer.callbacks.alarms import Alarm, FlatRewards, HealthAlarms
 from tests.conftest import CHECKOUT
@@ -226,12 +226,6 @@ def test_the_usual_rate_goes_with_the_width_of_narrow_models():
         assert 1e-3 * method.rate < 10 * usual_rate(method.learning_rate, 128)
 
 
-def test_settings_are_named_as_a_script_has_them():
-    line = "lower train.learning_rate, rollout.max_completion_length, peft.target_modules, rollout.prefetch, data.train"
-    expected = "lower learning_rate, max_completion_length, peft_target_modules, rollout_prefetch, train_dataset"
-    assert as_in_a_script(line) == expected
-
-
 # The callback.
 
 
@@ -431,33 +425,6 @@ def test_trls_own_trainer_is_judged_too(tmp_path, said):
     assert "raise max_completion_length (now 6)" in alarms.stopped.line
     assert (tmp_path / "run" / "checkpoint-5").is_dir()
     assert not any("PRL403" in line for line in said())
-
-
-def none(completions, **_):
-    return [None] * len(completions)
-
-
-@pytest.mark.parametrize(
-    ("steps", "changed", "parts"),
-    [
-        (
-            2,
-            {"max_completion_length": 4},
-            [
-                "for 2 steps no group's rewards differed, so they teach nothing: ",
-                ": 100 % truncated, 100 % no answer, 0 % wrong, 0 % right; ",
-                "raise max_completion_length (now 4)",  # as a script writes it
-            ],
-        ),
-        (1, {"reward": none}, ["for 1 step no completion got a reward, "]),
-    ],
-)
-def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, steps, changed, parts):
-    trained(tmp_path, steps, flat_reward_steps=steps, **changed)
-    line, last = said()[-2:]  # after what the trainer said when it was made
-    assert [part for part in parts if part not in line] == []
-    assert line.endswith(" [PRL403]")
-    assert last == f"nothing was trained: there was no gradient in any of {steps} steps [PRL323]"
 
 
 def test_an_infinite_reward_ends_a_script_before_it_trains_on_it(tmp_path):

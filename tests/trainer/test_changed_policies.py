@@ -15,12 +15,7 @@ from tests.a_few_methods import each
 from tests.rollouts.policies import PROBE, base
 from tests.trainer.test_trainer import arguments, problems
 
-Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 LORA = {"r": 2, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"]}
-
-
-def by_place(completions, **_):
-    return [float(index % 4 == 0) for index in range(len(completions))]
 
 
 def made(folder, model, **others):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from perl.errors import ModelError
 from perl.policy.attach import adapter_tensors
@@ -48,15 +47,6 @@ def test_only_the_model_is_saved_where_that_is_asked_for_and_the_newest_checkpoi
     found = names(tmp_path / "small" / "checkpoint-5")
     assert "adapter_model.safetensors" in found
     assert not [name for name in found if name.startswith(("optimizer", "scheduler", "random"))]
-
-
-def test_the_tensors_of_an_optimizer_have_the_names_of_the_policy(tmp_path):
-    trainer = trainer_of(tmp_path, Job("named"))
-    trainer.train()
-    held = load_file(tmp_path / "named" / "checkpoint-4" / "optimizer.safetensors")
-    trainable = {name for name, p in trainer.policy.named_parameters() if p.requires_grad}
-    assert {key.split("/")[1] for key in held} == trainable
-    assert {key.split("/")[2] for key in held} == {"step", "exp_avg", "exp_avg_sq"}
 
 
 def test_what_more_processes_have_left_of_a_checkpoint_goes(tmp_path):

@@ -9,21 +9,10 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
 from perl.rewards import accuracy_reward
 from perl.rollouts.vllm.servers import ServerPool
-from perl.trainer.sampling.generation import Opening, tokens_left
 from tests.rollouts.loopback import FakeVllm
 from tests.trainer.test_rollout_source import SMALL, problems
 
 COMPLETION, SUFFIX = 80, [7, 8, 9, 7, 8, 9, 7, 8, 9, 7]
-
-
-def test_a_prompt_remembers_its_length_whatever_is_added():
-    prompt = Opening([1, 2, 3])
-    turn = prompt + [4] * 10 + [5] * 6
-    assert turn == [1, 2, 3] + [4] * 10 + [5] * 6
-    assert tokens_left(prompt, 20) is None
-    assert tokens_left(turn, 20) == 4
-    assert tokens_left(copy.deepcopy(turn), 10) == 0
-    assert tokens_left([1, 2, 3], 20) is None
 
 
 def trainer(folder, url, data=None, **changes):

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerControl, TrainingArguments
 from trl.trainer.utils import nanstd
 
-from perl.trainer.alarms.of_samples import FlatSteps, diagnose, is_flat, typical
+from perl.trainer.alarms.of_samples import FlatSteps, diagnose, is_flat
 from perl.trainer.callbacks.alarms import FlatRewards
 from tests.trainer.test_alarms import log, state_of
 
@@ -98,13 +98,6 @@ def test_the_end_of_a_completion_is_shown_on_one_line():
         assert ending in line
         assert line.isprintable()
     assert "typical" not in diagnose(FlatSteps(5, 0.0))
-
-
-def test_the_typical_completion_has_the_median_length():
-    for count in (1, 2, 3, 4, 7):
-        lengths = sorted(7 * i % 11 for i in range(count))
-        assert len(typical(["x" * length for length in lengths[::-1]])) == lengths[(count - 1) // 2]
-    assert typical([]) is None
 
 
 @pytest.mark.parametrize(

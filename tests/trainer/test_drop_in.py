@@ -19,6 +19,7 @@ from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.sampling.given_rewards import unique_names
 from perl.training.prepare import training_arguments
+from tests.trainer.test_overrides import by_place
 from tests.trainer.test_trainer import arguments, base, problems, weights_of
 
 SHORT = {"max_steps": 1, "max_completion_length": 6}
@@ -31,10 +32,6 @@ TRLS = {
     "report_to": [],
     "save_strategy": "no",
 }
-
-
-def by_place(completions, **_):
-    return [float(index % 4 == 0) for index in range(len(completions))]
 
 
 def made(args, model="sandbox:base", reward=by_place, **others):

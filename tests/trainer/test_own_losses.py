@@ -1,13 +1,11 @@
 """Losses, divergences, the entropy and advantages that TRL lacks give the update of a plain trainer."""
 
 import pytest
-import torch
 
 from perl import PeftGRPOTrainer
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import LOSSES
 from perl.errors import RecipeError, RewardError
-from tests import warm
 from tests.oracles.own_algorithms import PlainLosses, PlainPenalty, TRLsGMPO, trainers
 from tests.oracles.rollouts import MIXED
 from tests.oracles.two_trainers import norm, relative_difference, train
@@ -114,20 +112,6 @@ def test_a_kl_penalty_in_the_rewards_gives_a_plain_trainers_update(estimator):
     assert norm(on_policy.update()) > 0
     without = train(PeftGRPOTrainer, **options, advantage_estimator=estimator)
     assert relative_difference(ours.update(), without.update()) > 0.001
-
-
-@pytest.mark.nightly
-def test_two_processes_take_their_advantages_from_the_rewards_of_both(tmp_path):
-    estimators = ["rloo", "batch", "opo", "gpg"]
-    done = warm.run_distributed(["-m", "tests.oracles.own_algorithms", str(tmp_path), *estimators], tmp_path)
-    assert done.returncode == 0, done.stderr
-    for estimator in estimators:
-        first, second = (torch.load(tmp_path / f"{estimator}-{rank}.pt") for rank in range(2))
-        (plain, ours), (plain_seen, ours_seen) = first
-        assert_same_advantages(ours_seen, plain_seen)
-        assert relative_difference(second[0][1][-1], ours[-1]) == 0
-        wanted, found = ({name: pages[-1][name] - pages[0][name] for name in pages[0]} for pages in (plain, ours))
-        assert relative_difference(found, wanted) <= RELATIVE
 
 
 def test_a_negative_reward_ends_a_run_whose_advantages_divide_by_the_mean():

@@ -16,7 +16,6 @@ from perl.algorithms.advantages import whitened
 from perl.errors import ModelError, RecipeError
 from perl.policy.critic import Critic
 from perl.policy.model import base_fingerprint
-from tests import warm
 from tests.oracles.ppo import CRITIC, SETTINGS, PlainPPO, ours
 from tests.oracles.rollouts import LONGEST, ROWS
 from tests.oracles.two_trainers import ADAPTERS, base, norm, relative_difference, train
@@ -128,21 +127,6 @@ def test_peak_memory_is_that_of_a_policy_alone_and_the_critics_own():
     of_tokens = ROWS * LONGEST * 4
     assert peaks[1] - peaks[0] <= 4 * of_critic + 6 * of_tokens
     assert peaks[0] > 20 * of_critic
-
-
-@pytest.mark.nightly
-def test_two_processes_train_the_critic_of_one(tmp_path):
-    for processes in (1, 2):
-        done = warm.run_distributed(["-m", "tests.oracles.ppo", str(tmp_path)], tmp_path, processes)
-        assert done.returncode == 0, done.stderr
-    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    assert norm(moved(alone[0][0], alone[0][-1])) > 0.001
-    assert relative_difference(first[0][-1], alone[0][-1]) <= RELATIVE
-    assert relative_difference(first[1], alone[1]) <= RELATIVE
-    assert relative_difference(second[0][-1], first[0][-1]) == 0
-    assert relative_difference(second[1], first[1]) == 0
-    for name in ("critic/loss", "critic/explained_variance", "critic/clip_fraction", "critic/value_mean"):
-        assert first[2][0][name] == pytest.approx(alone[2][0][name], rel=1e-3, abs=1e-4)
 
 
 RESUMED = {"advantage_estimator": "gae", "critic_rank": 4, "critic_learning_rate": 0.02, "loss_type": "dapo"}

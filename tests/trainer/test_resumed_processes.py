@@ -1,21 +1,23 @@
-"""Checkpoints of one process, of DDP, of ZeRO-2 and of FSDP2, gone on with by each of them; with chosen prompts, too.
-
-And every algorithm by its name: in one process and two, stopped and resumed, in float32 and under autocast.
-"""
+"""Two processes on one machine train one adapter, by every method and strategy, and go on with it alike."""
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch.utils.data import BatchSampler
+from transformers import AutoModelForCausalLM
 from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.named import ALGORITHMS
 from perl.methods.registry import METHODS
+from perl.sandbox import BASE_FOLDER
 from perl.trainer.prompts.order import ResumableRepeatSampler
 from tests import warm
 from tests.oracles.two_trainers import norm, relative_difference
@@ -135,22 +137,6 @@ def test_a_checkpoint_of_any_strategy_and_size_is_gone_on_with_by_another(tmp_pa
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
-def test_zero2_in_bfloat16_is_ddp_in_bfloat16_and_what_it_cannot_divide_is_refused(tmp_path):
-    options = {"bf16": True, "save_strategy": "no"}
-    jobs = [job(f"lora-{name}", "lora", name, **options) for name in ("ddp", "zero2")]
-    jobs.append(job("full-zero2", "full", "zero2", optim="adafactor", save_strategy="no"))
-    stage3 = {"zero_optimization": {"stage": 3}}
-    jobs.append(job("stage3", "lora", "ddp", deepspeed=stage3, save_strategy="no"))
-    run(tmp_path, 2, jobs)
-    assert relative_difference(adapter(tmp_path, "lora-zero2"), adapter(tmp_path, "lora-ddp")) <= CLOSE
-    refused = [json.loads((tmp_path / f"{name}-1.json").read_text())["refused"] for name in ("full-zero2", "stage3")]
-    assert "Adafactor" in refused[0]
-    assert "adamw_torch" in refused[0]
-    assert "fsdp2" in refused[1]
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
 def test_every_method_trains_and_is_gone_on_with_alike_by_every_strategy(tmp_path):
     methods = {name: pairs_of(name) for name in METHODS}
     found = matrix(tmp_path, methods)
@@ -255,3 +241,55 @@ def test_a_name_trains_one_adapter_whatever_it_runs_on(tmp_path):
     differences["bnpo"][0] = 0.0  # its mean is over a micro-batch, and TRL deals a process's rows to those at random
     apart = {name: pair for name, pair in differences.items() if pair[0] > CLOSE or pair[1] > 0.2}
     assert apart == {}
+
+
+SMALL = [
+    "train.max_steps=2",
+    "train.prompts_per_step=4",
+    "train.num_generations=4",
+    "train.per_device_train_batch_size=4",
+    "rollout.max_completion_length=24",
+    "eval.limit=8",
+    "eval.k=1",
+    "engine.threads=1",
+]
+
+
+def test_two_processes_train_one_adapter(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "perl", "train", "quickstart", *SMALL, "--output", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["status"] == "done"
+    assert set(facts["eval"]["sandbox:addition"]) >= {"base", "adapter"}
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    recipe = (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "prompts_per_step: 4" in recipe
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-2"
+    assert {"random-rank0.safetensors", "random-rank1.safetensors"} <= {path.name for path in checkpoint.iterdir()}
+    sandbox = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    PeftModel.from_pretrained(sandbox, tmp_path / "run" / "adapter")
+    assert done.stdout.count("card  ") == 1
+
+
+def test_what_the_first_process_fails_at_the_others_hear_of(tmp_path):
+    """It is refused before it trains: a run of another recipe lies there."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"status": "done"')
+    done = warm.run_distributed(["-m", "perl", "train", "quickstart", *SMALL, "--output", "run"], tmp_path)
+    assert done.returncode != 0
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1, done.stderr  # the others end, and leave it to the first to say why
+    assert "run.json" in told[0]
+
+
+@pytest.mark.nightly
+def test_the_others_wait_for_a_score_that_takes_longer_than_a_collective_may(tmp_path):
+    done = warm.run_distributed(["-m", "tests.trainer.distributed_waiting", str(tmp_path)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["eval/sandbox:chain/avg@1"] == 0.5

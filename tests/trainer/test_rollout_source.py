@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import perl
@@ -18,6 +17,7 @@ from perl.sandbox import BASE_FOLDER, load_problems
 from tests import warm
 from tests.ports import free_port
 from tests.servers import VllmProcess, absent
+from tests.trainer.test_trainer import problems
 
 SMALL = {
     "use_cpu": True,
@@ -32,13 +32,6 @@ SMALL = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
-
-
-def problems(count=16) -> Dataset:
-    chosen = load_problems("sandbox:addition", "train")[:count]
-    return Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": p.question}], "solution": p.answer} for p in chosen]
-    )
 
 
 UNTIED = "untied"

@@ -2,10 +2,15 @@
 
 import copy
 import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from peft import get_peft_model
+from transformers import TrainerState
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
@@ -18,8 +23,24 @@ from perl.trainer.sampling.rollout_source import RolloutSource
 from perl.trainer.sampling.rollouts_ahead import LaterPrompts
 from tests.oracles.rollouts import EOS
 from tests.oracles.two_trainers import ADAPTERS, QUIET, base, tokenizer
-from tests.trainer.test_parts import Bare
 from tests.trainer.test_rollout_source import problems
+
+
+@dataclass
+class Bare:
+    """What a source of rollouts reads of a trainer, and no more."""
+
+    model: torch.nn.Module
+    args: PeftRLConfig
+    accelerator: Accelerator = field(default_factory=lambda: Accelerator(cpu=True))
+    state: TrainerState = field(default_factory=TrainerState)
+    _metrics: Any = field(default_factory=lambda: {mode: defaultdict(list) for mode in ("train", "eval")})
+    _step: int = 0
+    _buffered_inputs: Any = None
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        return self.model
 
 
 class Engine:

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.training.prepare import prepare, read_recipe
 from perl.training.run_shape import execution_of, shape_of
-from tests import warm
 from tests.oracles.covariance import CLIP, KL, PlainSelection, places, recording
 from tests.oracles.two_trainers import norm, relative_difference, train
 from tests.trainer.distributed_checkpoints import Job, trainer_of
@@ -21,7 +20,6 @@ ON_POLICY = {"gradient_accumulation_steps": 2}
 OFF_POLICY = {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 4}
 MINIBATCHES = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 4}
 MANY_PASSES = {"train_tokens_per_microbatch": 100}
-LOGGED = ("cov/mean", "cov/selected_fraction")
 
 
 def cut(options: dict) -> dict:
@@ -97,27 +95,6 @@ def test_rounding_between_two_passes_holds_no_token_back_in_the_first_update():
         assert norm(exact.update(first, first + 1)) > 0
         steps = [found.update(first, first + 1) for found in (rounded, exact)]
         assert relative_difference(*steps) <= (RELATIVE if first == 0 else 1e-3)
-
-
-@pytest.mark.nightly
-def test_two_processes_choose_what_one_chooses(tmp_path):
-    for processes in (1, 2):
-        done = warm.run_distributed(["-m", "tests.oracles.covariance", str(tmp_path)], tmp_path, processes)
-        assert done.returncode == 0, done.stderr
-    for name in ("clip_cov", "kl_cov"):
-        alone, first, second = (torch.load(tmp_path / f"{name}-{of}.pt") for of in ("1-0", "2-0", "2-1"))
-        assert len(alone[1]) == len(first[1]) == 2
-        for whole, *parts in zip(alone[1], first[1], second[1], strict=True):
-            rows = len(parts[0][0])
-            assert places(whole) == [*places(parts[0]), *places(parts[1], rows)]
-        updates = [{key: pages[-1][key] - pages[0][key] for key in pages[0]} for pages in (alone[0], first[0])]
-        assert norm(updates[0]) > 0.001
-        assert relative_difference(updates[1], updates[0]) <= RELATIVE
-        assert relative_difference(second[0][-1], first[0][-1]) == 0
-        for metric in LOGGED:
-            found = [[entry[metric] for entry in of[2] if metric in entry] for of in (alone, first)]
-            assert found[0]
-            assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 def test_the_choice_is_resumed_with_the_rollouts_bit_for_bit(tmp_path):

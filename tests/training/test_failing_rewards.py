@@ -1,19 +1,14 @@
-"""Runs whose reward functions fail, hang or come with a model of their own, as real processes and real steps."""
+"""Runs whose reward functions fail, as real processes and real steps."""
 
 import json
-import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
 
-from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.policy.checkpoint import latest_checkpoint
-from perl.rewards import accuracy_reward
-from perl.sandbox import load_problems
 from tests import warm
 
 # Fails on every sample of its calls from the third on, while the file `broken` is there.
@@ -34,11 +29,6 @@ def elsewhere(completions, **kwargs):
     if os.environ.get("RANK") == "1":
         raise RuntimeError("only here")
     return [1.0] * len(completions)
-
-def patient(completions, **kwargs):
-    import time
-    time.sleep(3600 if completions[0][0]["content"].startswith("\\\\") else 0)
-    return [1.0]
 """
 RECIPE = """
 model: {name: sandbox:base}
@@ -96,31 +86,6 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
     assert steps[-1] == 4
 
 
-@pytest.mark.nightly
-def test_a_reward_that_hangs_costs_its_samples_only():
-    patient = "rewards.flaky:patient"
-    done = train(
-        *("rewards.accuracy=null", "rewards.flaky:reward=null"),
-        *(f"{patient}.workers=2", f"{patient}.timeout_seconds=4", f"{patient}.max_failures=1000"),
-        *("train.max_steps=1", "train.prompts_per_step=1", "train.num_generations=8"),  # one group, all of it recorded
-        "rollout.max_completion_length=4",
-        "train.entropy_weight=0.1",  # a gradient, whatever the rewards of so few
-    )
-    assert done.returncode == 0, done.stderr
-    (row,) = steps_logged()
-    samples = [json.loads(line) for line in Path("runs/recipe/samples.jsonl").read_text().splitlines()]
-    hung = [sample["completion"][0]["content"].startswith("\\") for sample in samples]
-    assert len(hung) == 8
-    assert 0 < sum(hung) < 8
-    assert row["reward/patient/timeout_frac"] == sum(hung) / len(samples)
-    assert [sample["rewards"]["patient"] is None for sample in samples] == hung
-
-
-def steps_logged() -> list[dict]:
-    rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "loss" in row and "train_runtime" not in row]
-
-
 def facts() -> dict:
     return json.loads(Path("runs/recipe/run.json").read_text())
 
@@ -139,32 +104,3 @@ def test_a_reward_that_fails_on_another_process_ends_all_of_them_as_failed():
     assert latest_checkpoint(Path("runs/recipe/checkpoints")).name == "checkpoint-1"
     rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
     assert rows[0]["reward/elsewhere/failed_frac"] == 0.5
-
-
-def problems(count):
-    found = load_problems("sandbox:addition", "train")[:count]
-    return Dataset.from_list([{"prompt": problem.question, "solution": problem.answer} for problem in found])
-
-
-def arguments(folder, **changes):
-    given = {"prompts_per_step": 2, "num_generations": 4, "max_completion_length": 24, "max_steps": 1}
-    given |= {"learning_rate": 1e-3, "report_to": [], "use_cpu": True, "disable_tqdm": True}
-    return PeftRLConfig(str(folder), **given | changes)
-
-
-def test_a_verdict_that_takes_too_long_is_counted_in_the_logs(tmp_path):
-    """A gold answer that cannot be compared in time: 0, and the log says why."""
-    rows = problems(8).map(lambda _row: {"solution": r"\binom{2000000}{1000000}+x"})
-    trainer = PeftGRPOTrainer(
-        "sandbox:base", hurried_accuracy, arguments(tmp_path / "out", max_completion_length=64), train_dataset=rows
-    )
-    trainer.train()
-    (log,) = [row for row in trainer.state.log_history if "reward" in row and "loss" in row]
-    shares = [log[f"reward/accuracy/{status}_frac"] for status in ("timeout", "no_answer", "wrong", "error")]
-    assert sum(shares) == pytest.approx(1)
-    assert log["reward/accuracy/timeout_frac"] > 0
-    assert not math.isnan(log["reward"])
-
-
-def hurried_accuracy(completions, solution, **columns):
-    return accuracy_reward(completions, solution, timeout_seconds=0.5, **columns)

@@ -109,14 +109,6 @@ def test_a_terminal_shows_a_live_line_with_step_reward_length_rate_and_time_left
 
 
 @pytest.mark.nightly
-def test_scoring_has_a_live_line_for_base_and_adapter(seen_at_a_terminal):
-    for who in ("base", "adapter"):
-        lines = drawn(seen_at_a_terminal, f"scoring the {who}")
-        assert lines[0].startswith("0/4 |")
-        assert lines[-1].startswith("4/4 |")
-
-
-@pytest.mark.nightly
 def test_live_lines_are_taken_away_and_no_log_lines_come_between(seen_at_a_terminal):
     """What stays on the screen is what each row holds after its last carriage return."""
     rows = [row.rstrip("\r").split("\r")[-1] for row in seen_at_a_terminal.split("\n")]

@@ -8,10 +8,8 @@ import perl
 from perl.algorithms.algorithm import Algorithm
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import Paper
-from perl.errors import RecipeError, RunFolderError
+from perl.errors import RunFolderError
 from perl.recipe import load_recipe
-from perl.training.forecast_text import plan_lines
-from perl.training.prepare import prepare, read_recipe
 
 SHORT = {
     "extends": "quickstart",
@@ -56,11 +54,3 @@ def toy(monkeypatch):
     row = Algorithm("toy", "TOY", paper, {"loss_type": "bnpo", "epsilon": 0.07}, "min(x, y)", "R - z", "all: section 9")
     monkeypatch.setitem(ALGORITHMS, "toy", row)
     return row
-
-
-def test_a_row_added_at_run_time_is_in_the_plan(toy):
-    lines = list(plan_lines(prepare(read_recipe("quickstart", ["algorithm=toy", "train.delta=3.0"]))))
-    assert "algorithm toy: loss_type bnpo, epsilon 0.07; overridden: delta 3" in lines
-    with pytest.raises(RecipeError, match=r"train\.cov_fraction: 0.1 changes nothing: loss_type bnpo"):
-        read_recipe("quickstart", ["algorithm=toy", "train.cov_fraction=0.1"])
-    assert toy.name in ALGORITHMS

@@ -1,7 +1,6 @@
 """Two processes of a run share the scores of base, policy and adapter; they are what one process gives."""
 
 import json
-import re
 
 import pytest
 import yaml
@@ -12,7 +11,6 @@ from perl.evaluation.scoring.results import read_results
 from tests import warm
 from tests.training.test_scores import recipe
 
-COUNTS = re.compile(r"^(\w+) on (\S+): .* by 2 processes: (\d+) \+ (\d+) completions$", re.MULTILINE)
 RECIPE = recipe(k=1, max_completion_length=16, every=1, batch_size=50) | {"rollout": {"max_completion_length": 16}}
 RECIPE["train"] |= {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 5e-3, "save_steps": 1}
 # The whole task is asked.
@@ -34,30 +32,6 @@ def run(request, tmp_path_factory):
 
 
 @pytest.mark.nightly
-def test_base_and_adapter_score_as_in_one_process(run, tmp_path):
-    done, found = run
-    counted = {(who, task): [int(one), int(other)] for who, task, one, other in COUNTS.findall(done.stderr)}
-    assert counted == {
-        ("base", "sandbox:addition"): [3, 3],
-        ("base", "sandbox:chain"): [250, 250],
-        ("adapter", "sandbox:addition"): [3, 3],
-        ("adapter", "sandbox:chain"): [250, 250],
-    }
-    alone = perl.evaluate(found.adapter, tasks=["sandbox:chain"], k=1, output=tmp_path, settings=SETTINGS)
-    shared = read_results(found.path / "eval")
-    assert alone.task("sandbox:chain").problems == shared.task("sandbox:chain").problems
-    texts = [
-        {tuple(row[key] for key in ("problem", "index", "text", "status", "policy")) for row in rows_of(folder)}
-        for folder in (tmp_path, found.path / "eval")
-    ]
-    assert texts[0] <= texts[1]
-
-
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.nightly
 def test_scores_between_steps_are_those_of_the_adapter_at_that_step(run, tmp_path):
     _, found = run
     rows = [json.loads(line) for line in found.metrics.read_text().splitlines()]
@@ -76,13 +50,3 @@ def test_scores_between_steps_are_those_of_the_adapter_at_that_step(run, tmp_pat
     assert between[1] != between[2]  # so that it would show
     best = json.loads((found.path / "best" / "best.json").read_text())
     assert best["value"] == pytest.approx(max(score for score, _ in between.values()))
-
-
-@pytest.mark.nightly
-def test_only_the_main_process_writes_and_each_process_proves_the_saved_adapter(run):
-    done, found = run
-    assert found.facts["status"] == "done"
-    assert found.facts["reload_difference"] <= 1e-4
-    assert done.stdout.count("card  ") == 1
-    assert done.stderr.count("step 2: sandbox:chain/avg@1") == 1
-    assert not [path for path in found.path.rglob("*") if path.name.endswith(".tmp")]

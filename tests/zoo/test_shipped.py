@@ -1,7 +1,8 @@
-"""The adapters that come with the package are what their entries say, and small."""
+"""The adapters that come with the package are what their entries say, which claim nothing that nobody here has seen."""
 
 import hashlib
 import json
+import re
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import zoo_adapter
 from perl.sandbox import load_problems
 from perl.zoo.catalogue import open_zoo
+from perl.zoo.ranking import rank_task
 from tests.saved_adapters import clean_base
 
 ZOO = open_zoo()
@@ -76,3 +78,34 @@ def test_one_of_them_evaluated_again_scores_the_same(tmp_path):
         rights = [line["status"] == "right" for line in lines if line["policy"] == keys[who]]
         assert len(rights) == 4 * 40
         assert now == pytest.approx(sum(rights) / len(rights))
+
+
+REPORTED = [entry for entry in ZOO.entries.values() if entry.provenance == "reported"]
+
+
+def notes(name):
+    return " ".join(ZOO.entry(name).notes)
+
+
+def test_single_runs_have_no_order_and_a_printed_average_that_is_not_the_mean_is_said_to_be_none():
+    """The means of the printed columns are computed here; where another average is printed, the notes say so."""
+    ranking = rank_task(list(ZOO.entries.values()), "perl-average")
+    assert {row["rank"].text for row in ranking.rows} == {"1-12"}
+    assert sorted(len(names) for names in ranking.others.values()) == [3, 5]
+    for name in ("base", "lora", "nora", "milora", "pissa"):
+        *columns, average = ZOO.entry(f"nora-1.5b-{name}").scores
+        mean = sum(score.adapter for score in columns) / len(columns)
+        assert abs(mean - average.adapter) > 0.0005
+        said = re.search(r"not the mean of the six printed columns \(that is ([\d.]+)\)", notes(f"nora-1.5b-{name}"))
+        assert float(said[1]) == pytest.approx(100 * mean, abs=0.051)
+
+
+def test_reported_entries_claim_nothing_that_nobody_here_has_seen_and_have_notes():
+    for entry in REPORTED:
+        assert entry.source, entry.name
+        assert entry.notes, entry.name
+        claims = (entry.adapter.sha256, entry.adapter.shipped, entry.recipe, entry.protocol, entry.licence)
+        assert not any(claims), entry.name
+        assert all(score.stderr is None and score.base_stderr is None for score in entry.scores), entry.name
+        if entry.adapter.repo:
+            assert "Nobody here has opened the repository" in notes(entry.name), entry.name

@@ -4,14 +4,12 @@ A policy of independent tokens, V = 3 words, T = 3 tokens: 27 completions, each 
 """
 
 import itertools
-import math
 
 import pytest
 import torch
 
-from perl.algorithms.advantages import group_advantages
 from perl.algorithms.importance import SamplingCorrection, sampling_ratio
-from perl.algorithms.losses import LossInputs, LossSettings, kl_estimate, objective, ratio_at
+from perl.algorithms.losses import LossInputs, LossSettings, kl_estimate, objective
 
 V, T = 3, 3
 EVERY = torch.tensor(list(itertools.product(range(V), repeat=T)))  # (27, T)
@@ -60,15 +58,6 @@ def test_on_policy_the_expected_gradient_of_a_loss_is_that_of_the_expected_rewar
     torch.testing.assert_close(gradient(expected_loss, logits), -gradient(expected_reward, logits))
 
 
-@pytest.mark.parametrize("baseline", [-3.0, 0.0, 7.5])
-def test_a_constant_baseline_changes_no_expected_gradient(baseline):
-    logits = policy(2).requires_grad_()
-    log_probs = log_probs_of(logits)
-    given = LossInputs(log_probs, log_probs.detach(), rewards()[:, None] - baseline, MASK)
-    expected = (chances_of(logits).detach()[:, None] * objective(given, LossSettings("dr_grpo")).per_token).sum()
-    torch.testing.assert_close(gradient(expected, logits), -gradient((chances_of(logits) * rewards()).sum(), logits))
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_the_corrected_kl_term_has_value_and_gradient_of_the_divergence_off_policy_too(estimator):
     logits, old, reference = policy(3).requires_grad_(), policy(4), policy(5)
@@ -101,21 +90,3 @@ def test_without_bounds_the_correction_makes_means_under_the_engine_means_under_
         value = EVERY[:, place].double() ** 2
         corrected = (chances_of(engine) * ratio[:, place] * value).sum()
         torch.testing.assert_close(corrected, (chances_of(old) * value).sum())
-
-
-def test_a_rows_ratio_does_not_depend_on_the_order_of_its_tokens_nor_on_padding():
-    difference = log_probs_of(policy(16)) - log_probs_of(policy(17))
-    ratio = ratio_at("sequence", difference, MASK)
-    torch.testing.assert_close(ratio_at("sequence", difference.flip(1), MASK), ratio)
-    padded = torch.cat([difference, torch.full((27, 2), 9.0, dtype=torch.float64)], dim=1)
-    torch.testing.assert_close(ratio_at("sequence", padded, torch.nn.functional.pad(MASK, (0, 2))), ratio)
-    torch.testing.assert_close(ratio, difference.exp().prod(dim=1, keepdim=True) ** (1 / T))
-
-
-@pytest.mark.parametrize("right", range(1, 8))
-def test_advantages_of_rights_and_wrongs_are_the_closed_form(right):
-    group = 8
-    share, spread = right / group, math.sqrt(right * (group - right) / (group * (group - 1)))
-    advantages = group_advantages(torch.tensor([[1.0] * right + [0.0] * (group - right)]), epsilon=0.0)[0]
-    torch.testing.assert_close(advantages[:right], torch.full((right,), (1 - share) / spread))
-    torch.testing.assert_close(advantages[right:], torch.full((group - right,), -share / spread))
