@@ -44,11 +44,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Printe
 from perl import PeftGRPOTrainer
 from perl.run.folder import installed_versions
 from perl.sandbox import BASE_FOLDER
-from perl.trainer.arguments.recipe_arguments import training_arguments
 from perl.training import forecast
 from perl.training.forecast import answer
 from perl.training.forecast_text import forecast_values
-from perl.training.prepare import read_recipe
+from perl.training.prepare import read_recipe, training_arguments
 
 RESULTS = Path(__file__).parent / "results"
 M_MMAP_THRESHOLD = -3  # of malloc.h

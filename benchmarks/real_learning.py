@@ -2,7 +2,7 @@
 
 Run as ``python benchmarks/real_learning.py --model SmolLM2-135M-Instruct --runs FOLDER``; the folder of the model is
 what ``python -m perl.sandbox.smollm2`` makes. Each row is a process of its own, as a user starts it, and a run that is
-done is not run again. Prints a table and writes ``results/real_learning.json``.
+done is not run again. Prints a table; writes ``results/real_learning.json`` and a picture of the runs on the sums.
 """
 
 import argparse
@@ -109,6 +109,8 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["sums"], choices=["sums", "stories", "gsm8k"])
     parser.add_argument("--gsm8k", type=Path, help="folder of gsm8k_train.jsonl and gsm8k_test.jsonl (problem, answer)")
     arguments = parser.parse_args()
+    if "gsm8k" in arguments.tasks and arguments.gsm8k is None:
+        parser.error("--tasks gsm8k needs --gsm8k")
     arguments.runs.mkdir(parents=True, exist_ok=True)
     print(f"{'run':15} {'kind':18} {'base':>13} {'adapter':>13} {'minutes':>8} {'CPU min':>8} {'peak GB':>8}")
     for row in rows_of(arguments):
@@ -121,6 +123,34 @@ def main() -> None:
         known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
         known[row.name] = found
         RESULTS.write_text(as_lines(known))
+    draw({name: found for name, found in known.items() if name.startswith("sums")}, RESULTS.with_suffix(".png"))
+
+
+def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
+    """Rewards by step, and held-out scores of base and adapter with their 95 % intervals."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), width_ratios=(3, 2), layout="constrained")
+    colours = {"adapter": "tab:blue", "shuffled rewards": "tab:orange"}
+    for place, (_, found) in enumerate(sorted(runs.items())):
+        colour, rewards = colours.get(found["kind"], "tab:gray"), found["rewards"]
+        smooth = [
+            sum(rewards[max(i - 4, 0) : i + 1]) / len(rewards[max(i - 4, 0) : i + 1]) for i in range(len(rewards))
+        ]
+        known = found["kind"] in left.get_legend_handles_labels()[1]
+        left.plot(range(1, len(smooth) + 1), smooth, color=colour, label=None if known else found["kind"])
+        for kind, shape, shade in (("base", "o", "lightgray"), ("adapter", "s", colour)):
+            score = found[kind]
+            ends = [[100 * (score["accuracy"] - score["low"])], [100 * (score["high"] - score["accuracy"])]]
+            right.errorbar(100 * score["accuracy"], place, xerr=ends, fmt=shape, color=shade)
+    left.set(xlabel="step", ylabel="mean reward of a step (mean of 5)", ylim=(0, 1))
+    left.legend(loc="upper left")
+    right.set(xlabel="right of 256 held-out sums, % (circle: base)", xlim=(0, 100))
+    right.set_yticks(range(len(runs)), sorted(runs))
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What holds on models of our own making holds on a real pretrained one, SmolLM2-135M-Instruct."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from perl import PeftGRPOTrainer, train
 from perl.methods.settings import adaptation
+from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.head import LogitSettings, add_scored_forward
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import eos_token_ids
+from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import PeftSection
 from perl.rollouts.branching import write
 from perl.training.prepare import prepare, read_recipe
@@ -89,15 +90,17 @@ def test_a_method_starts_at_the_base_and_plain_peft_has_what_was_saved(real_mode
     tokens = AutoTokenizer.from_pretrained(real_model)("The sum of 12 and 30 is 42, and half of it is 21.")["input_ids"]
     before = plain_log_probs(base.eval(), tokens)
     policy = attach_adapter(base, adaptation(PeftSection(method=method))).eval()
-    close = 2e-5 if dtype == torch.float32 else 0.15
-    assert (plain_log_probs(policy, tokens) - before).abs().max() <= close
+    assert (plain_log_probs(policy, tokens) - before).abs().max() <= (2e-5 if dtype == torch.float32 else 0.15)
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
                 parameter += 1e-3 * torch.randn_like(parameter)
-    policy.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(real_model, dtype=dtype), tmp_path).eval()
-    assert (plain_log_probs(again, tokens) - plain_log_probs(policy, tokens)).abs().max() <= close
+    write_adapter(policy, tmp_path / "adapter", real_model, None)
+    clean = AutoModelForCausalLM.from_pretrained(real_model, dtype=dtype)
+    again = PeftModel.from_pretrained(clean, tmp_path / "adapter").eval()
+    # Of the same numbers in float32: bfloat16 rounds a sum of two updates otherwise than that of one.
+    ours, theirs = plain_log_probs(policy.float(), tokens), plain_log_probs(again.float(), tokens)
+    assert (ours - theirs).abs().max() <= 1e-4
 
 
 @pytest.mark.nightly
@@ -110,6 +113,7 @@ def test_packed_rows_of_a_bfloat16_model_are_as_near_to_float32_as_rows_alone(re
         found[dtype, "alone"] = torch.stack([plain_log_probs(base.eval(), ids.tolist())[19:] for ids in tokens])
         policy = attach_adapter(base, adaptation(PeftSection(method="lora", rank=8))).eval()
         add_scored_forward(base, LogitSettings())
+        use_packed_attention(base)
         with torch.no_grad():
             found[dtype, "packed"], _ = score(policy, rows, [[row] for row in range(6)], packed=True, columns=20)
     exact = found[torch.float32, "alone"]
@@ -140,16 +144,6 @@ def test_a_card_of_a_real_model_recounts_and_a_changed_score_is_found(trained, p
 
 
 @pytest.mark.nightly
-def test_a_run_that_went_on_after_its_first_step_ends_with_the_same_adapter(real_model, trained, tmp_path):
-    overrides = [f"model.name={real_model}", *TINY, *SHORT]
-    folder = tmp_path / "run"
-    train("real-sums", [*overrides, "train.max_steps=1", "eval.enabled=false"], folder)
-    train("real-sums", [*overrides, "eval.enabled=false"], folder)
-    ours, theirs = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (folder, trained))
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-
-
-@pytest.mark.nightly
 def test_a_real_vllm_server_in_bfloat16_passes_the_parity_check_and_trains(real_model, tmp_path):
     if absent():
         pytest.skip(absent())
@@ -166,10 +160,14 @@ def test_a_real_vllm_server_in_bfloat16_passes_the_parity_check_and_trains(real_
 
 
 @pytest.mark.nightly
-def test_two_processes_train_the_adapter_of_one(real_model, trained, perl_command, tmp_path):
-    command = ["train", "real-sums", f"model.name={real_model}", *TINY, "eval.enabled=false", "--processes", "2"]
-    assert perl_command(*command, "--output", str(tmp_path / "two")).returncode == 0
-    ours, theirs = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (tmp_path / "two", trained))
-    distance = math.sqrt(sum((ours[name] - tensor).double().pow(2).sum().item() for name, tensor in theirs.items()))
-    size = math.sqrt(sum(tensor.double().pow(2).sum().item() for name, tensor in theirs.items() if "lora_B" in name))
-    assert distance <= 0.05 * size
+def test_two_processes_with_the_base_in_shards_train_the_adapter_of_two_with_a_copy_each(
+    real_model, perl_command, tmp_path
+):
+    command = ["train", "real-sums", f"model.name={real_model}", *TINY, "train.max_steps=1", "eval.enabled=false"]
+    found = []
+    for strategy in ("ddp", "fsdp2"):
+        options = [f"engine.strategy={strategy}", "--processes", "2", "--output", str(tmp_path / strategy)]
+        assert perl_command(*command, *options).returncode == 0
+        found.append(load_file(tmp_path / strategy / "adapter" / "adapter_model.safetensors"))
+    assert any(tensor.any() for name, tensor in found[0].items() if "lora_B" in name)
+    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())

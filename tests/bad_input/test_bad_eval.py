@@ -100,6 +100,10 @@ def test_an_adapter_that_names_no_base_or_another_or_was_made_for_another_shape(
         Path("lora/adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": named}))
         assert evaluate("--adapter", "lora", *TASK).startswith("--base: ")
         assert words in evaluate("--adapter", "lora", *TASK)
+    Path("lora/adapter_config.json").write_text(json.dumps(config | {"bias": "all"}))
+    line = evaluate(*WEIGHTLESS)
+    assert "bias" in line
+    assert "model.safetensors" not in line  # before weights are looked for
     Path("lora/adapter_config.json").write_text(json.dumps(config))
     shape = json.loads(Path("weightless/config.json").read_text())
     Path("weightless/config.json").write_text(json.dumps(shape | {"hidden_size": 64}))

@@ -146,7 +146,7 @@ class Hub(Channel):
             with self._changed:
                 if start != self._start:  # all are started again: what would end them as before is all that counts
                     self._start, self._links = start, {}
-                    self.ends = {ended: end for ended, end in self.ends.items() if not end.restartable}
+                    self.ends = {r: e for r, e in self.ends.items() if e.kind == "mistake" and not e.restartable}
                 self._links[rank] = connection
                 self._heard_of.add(rank)
                 for end in self.ends.values():

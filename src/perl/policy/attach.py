@@ -137,6 +137,7 @@ def shaped_saved_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftMod
     Raises:
         ModelError: The file does not fit the base, or holds what no adapter may.
     """
+    own_method(saved)  # refuses what is no adapter of a method that is known here
     start = str(getattr(saved.config, "init_lora_weights", ""))
     if "_niter_" in start:
         what = f"{saved.name} started from a random decomposition ({start}) that cannot be made again"

@@ -184,10 +184,7 @@ class _State:
         self._model, self._cache, self._keeps = model, _cache(model, width + longest - 1), keeps_tokens
         parameters = inspect.signature(type(model).forward).parameters
         device = next(model.parameters()).device
-        # An index copies the last states. A slice of them is a view with gaps, which torch multiplies by a frozen head
-        # in a product of matrices for each row, and copies the head as often: 57 MB a row of SmolLM2-135M in bfloat16.
-        last = torch.tensor([-1], device=device)
-        given = {"logits_to_keep": last, "cache": self._cache, "past_key_values": self._cache}  # by either name
+        given = {"logits_to_keep": 1, "cache": self._cache, "past_key_values": self._cache}  # by either name
         self._options: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
         fill = [width - len(ids) for ids in prompts]
         self.tokens = torch.tensor([[padding] * n + list(ids) for n, ids in zip(fill, prompts, strict=True)]).to(device)
@@ -246,6 +243,11 @@ class _State:
 
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self.ran.append(len(tokens))
+        options = self._options
+        if len(tokens) > 1 < tokens.size(1) and tokens.is_cpu and "logits_to_keep" in options:
+            # An index copies the last states. A slice of them is a view with gaps, which torch multiplies by a frozen
+            # head in a product for each row, and copies the head as often: 57 MB a row of SmolLM2-135M in bfloat16.
+            options = options | {"logits_to_keep": torch.tensor([-1])}
         # Without padding a single token sees all that there is; the mask that would say so costs as much as a layer.
         masked = self._padded or tokens.size(1) > 1
         outputs = self._model(
@@ -254,7 +256,7 @@ class _State:
             position_ids=positions,
             use_cache=True,
             return_dict=True,
-            **self._options,
+            **options,
         )
         # a copy: the logits of a whole prompt are not kept
         return outputs.logits[:, -1].to(tokens.device, torch.float32, copy=True)

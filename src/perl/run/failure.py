@@ -123,15 +123,18 @@ class Failure:
 
     def error(self) -> PerlError:
         """The error as another process raises it: of the same class where it is one of ours, with its name."""
+        found: PerlError
         if self.kind == "interrupted":
-            return InterruptedRunError(str(self), hint="the same command goes on")
-        if self.kind in ("error", "killed"):
-            return ProcessError(str(self))
-        first, *others = self.mistakes
-        named = self.rank == 0 or self.kind == "lost" or first.message.startswith("rank ")
-        what = first.message if named else f"{self.who}: {first.message}"
-        found: PerlError = getattr(errors, self.error_class, PerlError)(what, first.where, first.hint, tuple(others))
-        found.exit_code, found.code, found.origin = self.exit_code or EXIT_FAILED, self.code, self.rank
+            found = InterruptedRunError(str(self), hint="the same command goes on")
+        elif self.kind in ("error", "killed"):
+            found = ProcessError(str(self))
+        else:
+            first, *others = self.mistakes
+            named = self.rank == 0 or self.kind == "lost" or first.message.startswith("rank ")
+            what = first.message if named else f"{self.who}: {first.message}"
+            found = getattr(errors, self.error_class, PerlError)(what, first.where, first.hint, tuple(others))
+            found.exit_code, found.code, found.restartable = self.exit_code or EXIT_FAILED, self.code, self.restartable
+        found.origin = self.rank
         return found
 
     def encoded(self) -> bytes:

@@ -144,7 +144,10 @@ def forecast_of(plan: Plan) -> Forecast:
 
 
 def _device(recipe: Recipe, gpu: str | None = None) -> Hardware:
-    return hardware_named("cpu" if gpu is None and recipe.engine.device == "cpu" else gpu)
+    with threads_kept():
+        if recipe.engine.threads is not None:
+            use_threads(recipe.engine.threads)
+        return hardware_named("cpu" if gpu is None and recipe.engine.device == "cpu" else gpu)
 
 
 def _of_one_process(recipe: Recipe) -> Recipe:

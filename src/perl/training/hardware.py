@@ -70,10 +70,8 @@ _LEFT = 0.93
 _LARGEST = 1024.0
 # Words in the name of a part of a card (multi-instance GPU), or of a smaller chip that is named like a card.
 _LESS = {"mig", "laptop"}
-# Assumed of a CPU's core: two vector units that multiply and add at 2.5 GHz; float32 numbers of a vector by capability.
-_CORE_PEAK = 2 * 2 * 2.5e9
-_NUMBERS = {"AVX512": 16}
-_OTHER_NUMBERS = 8
+# Assumed of a CPU's core: two vector units of 8 or, with AVX-512, 16 float32, which multiply and add at 2.5 GHz.
+_CORE_PEAK = 2 * 8 * 2 * 2.5e9
 _CORE_BANDWIDTH = 5e9
 
 
@@ -117,10 +115,10 @@ def cpu() -> Hardware:
     threads = torch.get_num_threads()
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     source = f"assumed for {threads} threads; --measure measures it"
-    float32 = threads * _CORE_PEAK * _NUMBERS.get(torch.backends.cpu.get_cpu_capability(), _OTHER_NUMBERS)
-    # A tile's products (AMX) are 2 to 4 times float32's, a vector's of bfloat16 2 times; else they are float32's.
-    has_tiles, has_vectors = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
-    half = float32 * (4 if has_tiles else 2 if has_vectors else 1)
+    has: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.11 does not say it
+    float32 = threads * _CORE_PEAK * (2 if has.get("avx512_f") else 1)
+    # Products of bfloat16 take a quarter of float32's time by tiles (2 to 4 were measured), half of it by vectors.
+    half = float32 * (4 if has.get("amx_bf16") else 2 if has.get("avx512_bf16") else 1)
     return Hardware("CPU", half, float32, threads * _CORE_BANDWIDTH, memory, source=source)
 
 

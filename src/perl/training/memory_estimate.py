@@ -30,6 +30,9 @@ from perl.training.hardware import GIB
 # The CUDA context and the libraries' memory, not measured yet; and what Python and the libraries hold of a CPU's memory
 # when a run has read its recipe and its data, before it loads a model: 0.66 to 0.70 GiB were measured.
 _CONTEXT, _CONTEXT_ON_CPU = 0.6 * GIB, 0.7 * GIB
+# A CPU's heap keeps what rollouts and passes have freed, in gaps that larger tensors do not fit into: 1.6 to 1.9 times
+# what they hold at once was taken after 40 to 60 steps (docs/real-model.md).
+_HEAP = 1.7
 _FLOAT32 = 4
 # Linear layers of a decoder layer; each keeps A x for the gradient of B.
 _LINEARS = 7
@@ -97,8 +100,8 @@ class MemoryEstimate:
         available: Bytes that there are.
         context: Bytes of the driver's context and the libraries.
         teacher: Of the teacher's adapter, in float32; its states are in ``per_token``, its logits in ``head``.
-        reused: Whether passes take the memory that rollouts have freed: torch's allocator on a GPU does that. A CPU's
-            heap has gaps then, which larger tensors do not fit into.
+        on_cpu: Whether it is the machine's memory, whose heap has gaps; torch's allocator on a GPU gives passes what
+            rollouts have freed.
     """
 
     weights: float
@@ -115,7 +118,7 @@ class MemoryEstimate:
     available: float
     context: float
     teacher: float = 0.0
-    reused: bool = True
+    on_cpu: bool = False
 
     @property
     def adapter(self) -> float:
@@ -124,10 +127,10 @@ class MemoryEstimate:
 
     @property
     def least(self) -> float:
-        """Held while the shortest pass is run that may be, and while rollouts are written: the larger, or both."""
+        """Held while the shortest pass is run that may be, or while rollouts are written, whichever is more."""
         always = self.context + self.weights + self.adapter + self.teacher + self.engine + self.gathered
-        one_of = self.of_pass(recompute=self.plan.recompute), self.cache
-        return always + (max(one_of) if self.reused else sum(one_of))
+        in_turn = self.of_pass(recompute=self.plan.recompute), self.cache
+        return always + (_HEAP * sum(in_turn) if self.on_cpu else max(in_turn))
 
     @property
     def fits(self) -> bool:
@@ -259,5 +262,5 @@ def estimate_memory(
         available=available,
         context=context,
         teacher=teacher,
-        reused=not on_cpu,
+        on_cpu=on_cpu,
     )

@@ -97,7 +97,7 @@ class Sizes:
         if memory is None:
             return "What it needs is not estimated for models of this kind; a first step shows it."
         parts = {"base": memory.weights, "adapter with its optimizer": memory.adapter}
-        parts |= {"vLLM": memory.engine, "rollouts": memory.cache}
+        parts |= {"vLLM": memory.engine, "rollouts": memory.cache, "driver and libraries": memory.context}
         shown = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items() if size)
         return f"Derived from the model's config: {bytes_text(memory.least)} at least ({shown})."
 

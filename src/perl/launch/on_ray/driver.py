@@ -93,7 +93,7 @@ def drive(
     failed, cause = isinstance(ended, TrainingFailedError), first_cause(hub.ends)
     if failed and (cause is None or cause.restartable):
         # A process that cannot be imported has told nothing; Ray knows of it.
-        what = cause or visible(str(ended).strip().splitlines()[-1])[:500]
+        what = cause or visible((str(ended).strip() or type(ended).__name__).splitlines()[-1])[:500]
         hint = f"{goes_on(folder)}; what it printed is in Ray's logs, of its node"
         raise ProcessFailedError(f"failed too often: {what}", hint=hint)
     if cause is not None and (failed or getattr(outcome, "kind", None) == "lost"):

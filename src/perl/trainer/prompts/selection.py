@@ -258,11 +258,11 @@ def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSour
     section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
     if not section.acts:
         return None
-    numbers_N = check_choice(section, args, data, trainer.accelerator.num_processes)
     if trainer.environment_factories is not None:
         raise RecipeError("cannot be combined with environment_factory, which makes prompts", "prompts", "leave it out")
     if trainer._is_vlm:
         raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
+    numbers_N = check_choice(section, args, data, trainer.accelerator.num_processes)
     memory = curriculum = None
     if section.memory:
         lag = read_ahead(args, own_setting(args, "rollout_prefetch"))
