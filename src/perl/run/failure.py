@@ -123,12 +123,10 @@ class Failure:
 
     def error(self) -> PerlError:
         """The error as another process raises it: of the same class where it is one of ours, with its name."""
-        found: PerlError
+        found: PerlError = ProcessError(str(self))
         if self.kind == "interrupted":
             found = InterruptedRunError(str(self), hint="the same command goes on")
-        elif self.kind in ("error", "killed"):
-            found = ProcessError(str(self))
-        else:
+        elif self.kind not in ("error", "killed"):
             first, *others = self.mistakes
             named = self.rank == 0 or self.kind == "lost" or first.message.startswith("rank ")
             what = first.message if named else f"{self.who}: {first.message}"

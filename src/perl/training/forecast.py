@@ -276,7 +276,7 @@ def measure_rates(plan: Plan, setup: PlanSetup) -> dict[str, float]:
     flops = executed_flops(shape.size, groups, policy_alone).training
     found = {"products": flops / _seconds(_pass(plan, policy, groups, how), device) / setup.sharing}
     if not plan.recipe.rollout.capabilities.takes_updates:
-        token = _token_seconds(policy, setup.rows, lengths.prompt + lengths.longest // 2, device)
+        token = _token_seconds(policy, setup, lengths.prompt + lengths.longest // 2, device)
         found["token"] = token * setup.sharing
     return found
 
@@ -305,9 +305,11 @@ def _pass(plan: Plan, policy: PeftModel, groups: list[Group], how: Execution) ->
     return run
 
 
-def _token_seconds(policy: PeftModel, rows: int, seen: int, device: torch.device) -> float:
-    """Seconds of a token of so many completions, halfway through them."""
-    tokens = torch.randint(policy.config.vocab_size, (rows, max(seen, 1)), device=device)
+def _token_seconds(policy: PeftModel, setup: PlanSetup, seen: int, device: torch.device) -> float:
+    """Seconds of a token of all completions, halfway through them; those of a group have seen the same."""
+    rows, each = setup.rows, setup.batch.num_generations
+    prompts = torch.randint(policy.config.vocab_size, (-(-rows // each), max(seen, 1)), device=device)
+    tokens = prompts.repeat_interleave(each, dim=0)[:rows]
     policy.eval()
 
     def write(count: int) -> object:

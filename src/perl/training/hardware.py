@@ -70,8 +70,8 @@ _LEFT = 0.93
 _LARGEST = 1024.0
 # Words in the name of a part of a card (multi-instance GPU), or of a smaller chip that is named like a card.
 _LESS = {"mig", "laptop"}
-# Assumed of a CPU's core: two vector units of 8 or, with AVX-512, 16 float32, which multiply and add at 2.5 GHz.
-_CORE_PEAK = 2 * 8 * 2 * 2.5e9
+# Assumed of a CPU's core: two vector units of 8 or, with AVX-512, 16 float32, which multiply and add at 3.5 GHz.
+_CORE_PEAK = 2 * 8 * 2 * 3.5e9
 _CORE_BANDWIDTH = 5e9
 
 
@@ -163,7 +163,7 @@ class Range(NamedTuple):
 # Shares of a data sheet's number that programs reach. Products of a LoRA training: 11 to 37 % are published for one
 # H100 (prime-rl's benchmarks, Qwen3 of 0.6B and 4B, 16k and 65k tokens); packed passes of large models reach half.
 _OF_PEAK = Range(0.10, 0.50)
-_OF_CPU_PEAK = Range(0.10, 0.90)  # matrices of a real model's size reach nearly all of it, a sandbox model's little
+_OF_CPU_PEAK = Range(0.07, 0.90)  # matrices of a real model's size reach nearly all of it, a sandbox model's little
 _OF_BANDWIDTH = Range(0.45, 0.85)
 # Seconds that a layer's kernels take to be started for one token: transformers without graphs and with an adapter
 # beside each matrix; vLLM with graphs. Assumed.

@@ -129,8 +129,8 @@ class MemoryEstimate:
     def least(self) -> float:
         """Held while the shortest pass is run that may be, or while rollouts are written, whichever is more."""
         always = self.context + self.weights + self.adapter + self.teacher + self.engine + self.gathered
-        in_turn = self.of_pass(recompute=self.plan.recompute), self.cache
-        return always + (_HEAP * sum(in_turn) if self.on_cpu else max(in_turn))
+        a_pass = self.of_pass(recompute=self.plan.recompute)
+        return always + (_HEAP * (a_pass + self.cache) if self.on_cpu else max(a_pass, self.cache))
 
     @property
     def fits(self) -> bool:
