@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import perl
 from perl.methods.registry import METHODS
-from perl.rollouts.vllm.version import TESTED
+from perl.rollouts.vllm.release import TESTED
 from tests.conftest import CHECKOUT
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from perl.errors import MissingExtraError, ModelError
 from perl.recipe.rollout_section import ENGINES, OF_TRL, Backend, RolloutSection, best_backend, capabilities
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.vllm.in_process import InProcessEngine
+from perl.rollouts.vllm.release import NEWER, OLDEST, TESTED, calls_of
 from perl.rollouts.vllm.servers import ServerPool
-from perl.rollouts.vllm.version import NEWER, OLDEST, TESTED, calls_of
 from perl.sandbox import BASE_FOLDER
 
 CLASSES = {"transformers": TransformersEngine, "vllm": InProcessEngine, "vllm-server": ServerPool}

@@ -17,11 +17,11 @@ from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection
 from perl.recipe.server_address import server_address
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm import version as vllm_version
+from perl.rollouts.vllm import release as vllm_version
 from perl.rollouts.vllm.answers import AccessError, ChangedServerError, ServerDownError
 from perl.rollouts.vllm.http import VllmServer
+from perl.rollouts.vllm.release import check_version
 from perl.rollouts.vllm.servers import ServerPool
-from perl.rollouts.vllm.version import check_version
 from tests.oracles.sampling import chances, logits_after
 from tests.ports import free_port
 from tests.rollouts.loopback import FakeVllm, answering

@@ -55,7 +55,7 @@ def command(
         several = (checked.engine.processes or 1) > 1 and not checked.engine.on_ray  # which starts them itself
         if not launched() and several and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
-    from perl.rollouts.vllm.version import check_engine
+    from perl.rollouts.vllm.release import check_engine
     from perl.run.folder import check_folder
     from perl.training.forecast import forecast_of
     from perl.training.forecast_text import plan_lines, summary_lines

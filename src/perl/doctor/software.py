@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from perl.doctor.codes import Finding, Level
-from perl.rollouts.vllm.version import NEWER, OLDEST, TESTED
+from perl.rollouts.vllm.release import NEWER, OLDEST, TESTED
 
 _OURS = "perl-rl"
 # Those that only developers install, and one that needs a GPU and is looked at by itself.

@@ -2,7 +2,7 @@
 
 YAML mapping -> Section
 
-``train`` is not here: it takes any field of ``PeftRLConfig`` (see ``perl/algorithms/train_fields.py``).
+``train`` is not here: its fields are those of ``PeftRLConfig`` (``trainer/arguments/config.py``).
 """
 
 import re

@@ -24,7 +24,7 @@ from perl.recipe.optional_packages import SWITCHES, missing_package, missing_pac
 from perl.recipe.recipe import is_first_process, world_size
 from perl.recipe.sections import FIELD_OF_SETTING
 from perl.rollouts.open_engine import check_servers
-from perl.rollouts.vllm.version import check_engine
+from perl.rollouts.vllm.release import check_engine
 from perl.run.folder import Run, follow_run, open_run
 from perl.run.host import host
 from perl.run.joint_work import joined

@@ -1,1 +1,1 @@
-"""The zoo: what is known of adapters, ours and others', and where they lie."""
+"""The zoo: what is known of adapters, ours and others', and where they lie; ``policy/saved/download`` fetches them."""

@@ -33,7 +33,7 @@ from perl.recipe.rollout_section import ENGINES, TRANSFORMERS, Capabilities, Rol
 from perl.recipe.server_address import server_option
 from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
-from perl.rollouts.vllm.version import missing_vllm
+from perl.rollouts.vllm.release import missing_vllm
 from perl.run.devices import accelerator
 
 # What a recipe's key is called here.

@@ -2,7 +2,7 @@
 
 requests -> queue -> server -> Sampled, each request once
 
-Everything here, in ``liveness.py`` and in ``versions.py`` runs in one asyncio loop.
+Everything here, in ``liveness.py`` and in ``policy_versions.py`` runs in one asyncio loop.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from perl.rollouts.vllm.answers import AccessError, ChangedServerError, GrowingG
 from perl.rollouts.vllm.http import DYING_SECONDS, FIRST_TOKEN_SECONDS, VllmServer
 from perl.rollouts.vllm.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.vllm.members import Member, Version
+from perl.rollouts.vllm.policy_versions import Versions
 from perl.rollouts.vllm.transport import Connections
-from perl.rollouts.vllm.versions import Versions
 from perl.run.host import Fleet
 
 MOST_OUTSTANDING = 256

@@ -24,8 +24,8 @@ from perl.rollouts.vllm.answers import (
     read_choices,
     sampling_arguments,
 )
+from perl.rollouts.vllm.release import check_version
 from perl.rollouts.vllm.transport import QUICK_SECONDS, Transport
-from perl.rollouts.vllm.version import check_version
 
 PROBE = "seen"
 """Folder beside merged weights that holds a file without tensors; see :meth:`VllmServer.load_weights`."""

@@ -27,7 +27,7 @@ from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.recipe.rollout_section import VLLM, Capabilities
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm.answers import sampling_arguments
-from perl.rollouts.vllm.version import calls_of, check_version, missing_vllm
+from perl.rollouts.vllm.release import calls_of, check_version, missing_vllm
 from perl.run.joint_work import several
 
 BASE = "base"

@@ -16,7 +16,7 @@ from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, ra
 from perl.rollouts.vllm.answers import AccessError, ServerDownError
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.members import Member, ServerState
-from perl.rollouts.vllm.versions import Versions
+from perl.rollouts.vllm.policy_versions import Versions
 from perl.run.host import Fleet
 
 HEALTH_SECONDS = 5.0

@@ -15,7 +15,7 @@ from perl.policy.model import base_of
 from perl.policy.quantised import was_quantised
 from perl.recipe.rollout_section import TRANSFORMERS, RolloutSection, best_backend
 from perl.rollouts.sync import choose_form
-from perl.rollouts.vllm.version import check_version, missing_vllm
+from perl.rollouts.vllm.release import check_version, missing_vllm
 from perl.run.shards import is_sharded
 from perl.trainer.arguments.argument_checks import check_sampling
 
