@@ -22,6 +22,7 @@ _NEEDS = (
     (r"^perl plan (node|fsdp2)-\S+ --gpu H100$", OF_PLANS),
     (r"^bash \S+/run\.sh$", "needs verl and GPUs"),
     (r"aime|math_500|gsm8k|Qwen/|nf4|node-\d|r1-distill|fsdp2|a100|--hub\b", "needs weights or problems of the Hub"),
+    (r"SmolLM2", "downloads 93 MB: tests/test_real_model.py does"),
     (r"acquire|copyist", "takes minutes: tests/training/test_acquire.py does, every night"),
     (r"^trainer/bin/perl", "needs an environment that a line above makes"),
     (r"^perl zoo render$", "writes into the checkout: tests/zoo do"),
