@@ -38,13 +38,7 @@ for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MA
     os.environ.pop(launcher_variable, None)
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-pytest_plugins = [
-    "tests.tiers",
-    "tests.vllm_fixtures",
-    "tests.hub_fixtures",
-    "tests.training.tracker_fixtures",
-    "tests.real_model",
-]
+pytest_plugins = ["tests.tiers", "tests.vllm_fixtures", "tests.hub_fixtures", "tests.training.tracker_fixtures"]
 
 # So many modules, imported since, are worth another look of the garbage collector.
 MANY_MODULES = 200

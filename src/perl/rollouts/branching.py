@@ -244,7 +244,7 @@ class _State:
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self.ran.append(len(tokens))
         options = self._options
-        if len(tokens) > 1 < tokens.size(1) and tokens.is_cpu and "logits_to_keep" in options:
+        if tokens.size(1) > 1 and tokens.is_cpu and "logits_to_keep" in options:
             # An index copies the last states. A slice of them is a view with gaps, which torch multiplies by a frozen
             # head in a product for each row, and copies the head as often: 57 MB a row of SmolLM2-135M in bfloat16.
             options = options | {"logits_to_keep": torch.tensor([-1])}
