@@ -33,7 +33,7 @@ from perl.rollouts.vllm import in_process
 from perl.run.devices import processor_name
 from perl.trainer.arguments.rollout_choice import choose_backend
 from perl.trainer.step.optimizer_step import OptimizerStep
-from perl.training import difficulty, forecast
+from perl.training import difficulty, measured_rates
 from perl.training.hardware import GIB, HARDWARE, this_machine
 from tests.trainer import test_optimizer_step as steps
 
@@ -61,7 +61,7 @@ CALLS = {
     "training/difficulty.py _engine": "test_an_engine_is_chosen_by_whether_there_is_a_gpu",
     "training/difficulty.py pass_rates": "test_random_states_of_all_gpus_are_afterwards_what_they_were",
     "training/hardware.py this_machine": "test_a_card_that_is_not_listed_is_taken_for_one_of_its_memory",
-    "training/forecast.py measure_rates": "test_a_model_that_free_memory_does_not_hold_is_not_measured",
+    "training/measured_rates.py measure_rates": "test_a_model_that_free_memory_does_not_hold_is_not_measured",
     "training/new_recipe.py new_recipe": "test_a_recipe_is_for_the_gpu_that_is_here_or_for_the_cpu",
 }
 
@@ -199,13 +199,13 @@ def test_a_model_that_free_memory_does_not_hold_is_not_measured(cuda, monkeypatc
     """Its weights may take 0.4 of that."""
     shape = SimpleNamespace(model=None, types=None)
     for name, value in {"accelerator": GPU, "shape_of": shape, "weight_bytes": 10}.items():
-        monkeypatch.setattr(forecast, name, lambda *_, value=value, **__: value)
-    monkeypatch.setattr(forecast, "memory_on", reach)
+        monkeypatch.setattr(measured_rates, name, lambda *_, value=value, **__: value)
+    monkeypatch.setattr(measured_rates, "memory_on", reach)
     setup = SimpleNamespace(strategies=["ddp"], device=HARDWARE["T4"])
     for free, error in ((24, ModelError), (26, ReachedError)):
         cuda.mem_get_info = lambda free=free: (free, 80)
         with pytest.raises(error):
-            forecast.measure_rates(None, setup)
+            measured_rates.measure_rates(None, setup)
 
 
 def test_an_engine_is_chosen_by_whether_there_is_a_gpu(cuda, monkeypatch):

@@ -10,7 +10,9 @@ import pytest
 
 from perl.policy import model as policy_model
 from perl.recipe.sections import STRATEGIES
+from perl.training import measured_rates
 
+LOADED = policy_model.AutoModelForCausalLM.from_pretrained
 ON_TWO = ("train.per_device_train_batch_size=null", "--processes", "2")
 
 
@@ -79,7 +81,12 @@ def test_a_run_that_was_made_gives_its_lengths(plan, tmp_path):
     assert "1.5 s a step of that run" in plan("--run", str(tmp_path)).out
 
 
-def test_what_is_measured_takes_the_place_of_data_sheets(plan):
+@pytest.mark.parametrize("weights", ["its own", "random"])
+def test_what_is_measured_takes_the_place_of_data_sheets(plan, weights, monkeypatch, tmp_path):
+    if weights == "random":
+        monkeypatch.setattr(measured_rates, "resolve_model", lambda _: str(tmp_path))
+    else:
+        monkeypatch.setattr(policy_model.AutoModelForCausalLM, "from_pretrained", LOADED)
     said = plan("--measure", "train.max_steps=20")
     assert (said.code, said.err) == (0, "")
     assert re.search(

@@ -2,50 +2,31 @@
 
 Recipe, what it is to run on -> Forecast
 
-Puts together what :mod:`perl.training.memory_estimate`, ``cost_flops`` and ``hardware`` derive. No weights are loaded.
-Where a few passes are measured, the model has the shape of the run's and random weights: a product takes as long
-whatever its numbers are.
+Puts together what :mod:`perl.training.memory_estimate`, ``cost_flops`` and ``hardware`` derive, and
+:mod:`perl.training.measured_rates` measures.
 """
 
-import copy
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
 from perl.algorithms.estimators import ADVANTAGES
-from perl.errors import ModelError
-from perl.methods.settings import adaptation
-from perl.packing.attention import use_packed_attention
-from perl.packing.forward import score
-from perl.packing.fused_lora import fuse_lora
-from perl.packing.head import LogitSettings, add_scored_forward
-from perl.packing.rows import Row
-from perl.policy.attach import attach_adapter
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.sections import STRATEGIES, Strategy
-from perl.rollouts.branching import why_not_branching
-from perl.rollouts.engine import EngineSampling
-from perl.rollouts.next_token import write_as_generate
-from perl.run.devices import accelerator, threads_kept, use_threads
-from perl.training.cost_flops import Execution, Group, StepFlops, executed_flops, generation_flops
+from perl.run.devices import threads_kept, use_threads
+from perl.training.cost_flops import StepFlops, executed_flops, generation_flops
 from perl.training.decoder import cached_bytes, weight_bytes
 from perl.training.hardware import (
     AROUND_MEASURED,
     Hardware,
     Range,
-    cpu,
     hardware_named,
     product_rate,
     sold_as,
     taking,
     token_seconds,
 )
+from perl.training.measured_rates import measure_rates
 from perl.training.memory_estimate import MemoryEstimate
 from perl.training.plan import Plan, make_plan, most_completions
 from perl.training.prepare import plan_of, planned_arguments
@@ -53,11 +34,6 @@ from perl.training.run_shape import PlanSetup, Shape, execution_of, groups_of_pr
 
 GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
 """As GPUs are sold."""
-# Of the memory that is free, for the weights of the model that is measured.
-_SHARE = 0.4
-_REPEATS = 3
-# Tokens that are written: the second number less the first is without the prompt.
-_WRITTEN = (2, 10)
 
 
 @dataclass(frozen=True)
@@ -179,8 +155,11 @@ def _under(strategy: Strategy, plan: Plan, setup: PlanSetup, shape: Shape) -> St
     sizes = {name: memory_on(plan, setup, shape, strategy, size) for name, size in GPUS.items()}
     lengths, groups, steps = setup.lengths, groups_of_process(setup), plan.arguments.num_iterations
     how, served = execution_of(plan, shape, memory, setup.device), plan.recipe.rollout.capabilities.takes_updates
-    trained = max(round((1.0 if how.takes_all else lengths.live) * len(groups)), 1)
-    flops = executed_flops(shape.size, [replace(g, live=number < trained) for number, g in enumerate(groups)], how)
+    counts = [max(round(share * len(groups)), 1) for share in lengths.live]
+    fewest, flops = (
+        executed_flops(shape.size, [replace(group, live=number < count) for number, group in enumerate(groups)], how)
+        for count in counts
+    )
     # A generation serves so many steps; of a process its share of the completions.
     writing = 0.0 if served else _writing_flops(plan, setup, shape, setup.rows) / steps
     products = product_rate(setup.device, compute=shape.types.compute, sharing=setup.sharing)
@@ -191,7 +170,7 @@ def _under(strategy: Strategy, plan: Plan, setup: PlanSetup, shape: Shape) -> St
     refilled = most / plan.arguments.generation_batch_size  # times that a refill samples, at most
     seconds = {
         "rollouts": Range(rollouts.low / steps, rollouts.high / steps * refilled),
-        "training": taking(flops.in_training, products),
+        "training": Range(taking(fewest.in_training, products).low, taking(flops.in_training, products).high),
     }
     ends = zip(*seconds.values(), strict=True)  # beside each other where rollouts are sampled ahead
     step = Range(*(max(parts) if plan.recipe.rollout.prefetch else sum(parts) for parts in ends))
@@ -232,105 +211,3 @@ def _rollout_seconds(plan: Plan, setup: PlanSetup, shape: Shape, products: Range
     # At best all of it overlaps, at worst nothing does.
     multiplying = taking(_writing_flops(plan, setup, shape, each), products)
     return Range(max(tokens * token.low, multiplying.low), tokens * token.high + multiplying.high)
-
-
-def measure_rates(plan: Plan, setup: PlanSetup) -> dict[str, float]:
-    """Of a process: ``products``, FLOP/s of passes, and ``token``, seconds of a token where transformers write.
-
-    Processes that share a CPU are taken to have equal parts of it.
-
-    Args:
-        plan: Of the run.
-        setup: What it is to run on; its device is taken to be the one at hand.
-
-    Raises:
-        ModelError: A model of this size has no room here.
-    """
-    device = accelerator() or torch.device("cpu")
-    on_cpu = device.type == "cpu"
-    shape = shape_of(plan, on_cpu=on_cpu)
-    free = cpu().memory if on_cpu else float(torch.cuda.mem_get_info()[0])
-    if weight_bytes(shape.model, shape.types) > _SHARE * free:
-        raise ModelError("has no room here to be measured", "--measure", "measure where the run will be")
-    memory = memory_on(plan, setup, shape, setup.strategies[0], setup.device.memory)
-    how, lengths = execution_of(plan, shape, memory, setup.device), setup.lengths
-    # A model with random weights and a new adapter, prepared as a training prepares it.
-    half = torch.float16 if plan.recipe.model.dtype == "float16" else torch.bfloat16
-    with device:
-        dtype = {2: half, 4: torch.float32}[shape.types.weights]
-        base = AutoModelForCausalLM.from_config(copy.deepcopy(plan.config), dtype=dtype, trust_remote_code=False)
-    policy = attach_adapter(base, adaptation(plan.recipe.peft))
-    fuse_lora(policy)
-    add_scored_forward(base, LogitSettings(), fused=how.fused_head)
-    if how.packed:
-        use_packed_attention(base)
-    if how.recompute:
-        base.gradient_checkpointing_enable({"use_reentrant": False})
-    policy.train()
-    # Groups that fill a micro-batch, of the rows that there are at most.
-    prompt, completion, each = lengths.prompt, lengths.completion, lengths.completion - 1
-    in_group = max(min(setup.rows, setup.batch.num_generations, (how.budget - prompt) // max(each, 1)), 1)
-    whole = max(min(how.budget // (prompt + in_group * each), setup.rows // in_group), 1)
-    groups = [Group(prompt, (completion,) * in_group)] * whole
-    policy_alone = Execution(10**12, how.packed, how.shared, how.masked, how.recompute, how.fused_head)
-    flops = executed_flops(shape.size, groups, policy_alone).training
-    found = {"products": flops / _seconds(_pass(plan, policy, groups, how), device) / setup.sharing}
-    if not plan.recipe.rollout.capabilities.takes_updates:
-        token = _token_seconds(policy, setup, lengths.prompt + lengths.longest // 2, device)
-        found["token"] = token * setup.sharing
-    return found
-
-
-def _pass(plan: Plan, policy: PeftModel, groups: list[Group], how: Execution) -> Callable[[], object]:
-    """A forward and backward pass over rows of random tokens, in the type of the run."""
-    device, vocabulary = next(policy.parameters()).device, policy.config.vocab_size
-    rows: list[Row] = []
-    members: list[list[int]] = []
-    for group in groups:
-        prompt = torch.randint(vocabulary, (group.prompt,), device=device)
-        members.append(list(range(len(rows), len(rows) + len(group.completions))))
-        for length in group.completions:
-            completion = torch.randint(vocabulary, (length,), device=device)
-            rows.append(Row(prompt, completion, torch.ones(length, dtype=torch.bool)))
-    together = members if how.shared else [[index] for index in range(len(rows))]
-    arguments = plan.arguments
-    half = torch.float16 if arguments.fp16 else torch.bfloat16
-
-    def run() -> None:
-        with torch.autocast(device.type, half, enabled=bool(arguments.fp16 or arguments.bf16)):
-            columns = max(group.completions[0] for group in groups)
-            log_probs, _ = score(policy, rows, together, packed=how.packed, columns=columns)
-        log_probs.sum().backward()
-
-    return run
-
-
-def _token_seconds(policy: PeftModel, setup: PlanSetup, seen: int, device: torch.device) -> float:
-    """Seconds of a token of all completions, halfway through them; those of a group have seen the same."""
-    rows, each = setup.rows, setup.batch.num_generations
-    prompts = torch.randint(policy.config.vocab_size, (-(-rows // each), max(seen, 1)), device=device)
-    tokens = prompts.repeat_interleave(each, dim=0)[:rows]
-    policy.eval()
-
-    def write(count: int) -> object:
-        if why_not_branching(policy) is None:
-            return write_as_generate(policy, tokens.tolist(), 0, EngineSampling(1.0, count, ()))
-        options = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": True, "pad_token_id": 0}
-        return policy.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)
-
-    with torch.no_grad():
-        few, more = (_seconds(partial(write, count), device) for count in _WRITTEN)
-    # Beside other work more tokens may have been the faster: then with the prompt, too much rather than nothing.
-    return (more - few) / (_WRITTEN[1] - _WRITTEN[0]) if more > few else more / _WRITTEN[1]
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of the fastest of some runs, after one that is not counted."""
-    taken = []
-    for _ in range(_REPEATS + 1):
-        started = time.perf_counter()
-        run()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        taken.append(time.perf_counter() - started)
-    return min(taken[1:])

@@ -19,12 +19,14 @@ from perl.recipe.sections import Strategy
 from perl.run.logs import read_log
 from perl.training.cost_flops import Execution, Group, ModelSize, largest_pass, size_of
 from perl.training.decoder import Decoder, ModelSharing, Types, decoder_of, types_of
-from perl.training.hardware import Hardware
+from perl.training.hardware import Hardware, Range
 from perl.training.memory_estimate import Attention, GpuWork, MemoryEstimate, estimate_memory
 from perl.training.plan import Plan
 
 # Of an earlier run's steps the last ones count: completions grow or shrink while it trains.
 _LAST_STEPS = 50
+# Groups of like rewards have no gradient: on real models a third to two thirds of them, once some are learned.
+_LIVE = Range(0.5, 1.0)
 _LENGTH, _LONGEST, _TRAINED = "completions/mean_length", "completions/max_length", "rows/trained_fraction"
 
 
@@ -36,7 +38,7 @@ class Lengths:
         prompt: On average.
         completion: On average.
         longest: Of the longest completion of a step.
-        live: Share of the completions that have a gradient.
+        live: Share of the completions that have a gradient, at the least and at the most.
         source: Where the numbers are from, for a person to read.
         seconds: That a step of the earlier run took; None without one.
     """
@@ -44,7 +46,7 @@ class Lengths:
     prompt: int
     completion: int
     longest: int
-    live: float
+    live: Range
     source: str
     seconds: float | None = None
 
@@ -129,17 +131,18 @@ def lengths_of(plan: Plan, *, completion: int | None = None, run: str | None = N
             raise PerlError("no step of a run has been logged there", run, "the OUTPUT of an earlier `perl train`")
         mean, longest = (round(fmean(row[name] for row in rows)) for name in (_LENGTH, _LONGEST))
         seconds = [row["step_time"] for row in rows if "step_time" in row]
+        live = fmean(row.get(_TRAINED, 1.0) for row in rows)
         return Lengths(
             prompt,
             completion or max(mean, 1),
             max(longest, completion or mean, 1),
-            fmean(row.get(_TRAINED, 1.0) for row in rows),
+            Range(live, live),
             f"measured in {run}, the last {len(rows)} steps",
             fmean(seconds) if seconds else None,
         )
     if completion is not None:
-        return Lengths(prompt, completion, most, 1.0, "as given; the longest as long as allowed")
-    return Lengths(prompt, max(most // 2, 1), most, 1.0, "assumed: half of the most; the longest as long as allowed")
+        return Lengths(prompt, completion, most, _LIVE, "as given; the longest as long as allowed")
+    return Lengths(prompt, max(most // 2, 1), most, _LIVE, "assumed: half of the most; the longest as long as allowed")
 
 
 def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
