@@ -13,7 +13,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from perl import PeftGRPOTrainer, train
+from perl import PeftGRPOTrainer, push, train
+from perl.hub.zoo_entries.adding import add
+from perl.hub.zoo_entries.verification import verify
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
@@ -26,6 +28,7 @@ from perl.recipe.sections import PeftSection
 from perl.rollouts.branching import write
 from perl.sandbox.smollm2 import MODEL
 from perl.training.prepare import prepare, read_recipe
+from perl.zoo.catalogue import open_zoo
 from tests.a_few_methods import A_FEW
 from tests.oracles import two_trainers
 from tests.oracles.sampling import plain_log_probs
@@ -160,6 +163,16 @@ def test_a_card_of_a_real_model_recounts_and_a_changed_score_is_found(trained, p
         assert perl_command("card", str(trained), "--check").returncode == 2
     finally:
         card.write_text(text)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("hub")
+def test_the_pushed_adapter_is_entered_in_a_zoo_and_scores_the_same_again(trained, real_model, tmp_path, monkeypatch):
+    """Asked with the examples of its recipe, on a base of the recipe's type."""
+    push(trained, "user/sums")
+    assert add("user/sums", tmp_path, ship=True).provenance == "reported"
+    monkeypatch.chdir(Path(real_model).parent)  # where the base is found by its name
+    assert [score.verdict for score in verify(open_zoo(tmp_path), "sums").scores] == ["identical"]
 
 
 @pytest.mark.nightly

@@ -12,6 +12,7 @@ import perl
 
 SETTINGS = [
     *("train.max_steps=2", "eval.limit=32", "eval.k=2", "train.prompts_per_step=2", "train.num_generations=4"),
+    "model.dtype=bfloat16",  # not what a base is loaded in here by default: an entry is verified in its own type
     *("train.per_device_train_batch_size=8", "train.save_strategy='no'", "train.report_to=[]"),
 ]
 

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
+from perl.data import heldout_name
 from perl.errors import Mistake, PerlError, did_you_mean
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.evaluate import carry_out
@@ -18,6 +21,7 @@ from perl.evaluation.scoring.results import Results
 from perl.evaluation.scoring.task import all_tasks
 from perl.hub.zoo_entries.material import entry_facts, score_of
 from perl.policy.saved.download import CONFIG, WEIGHTS, zoo_adapter
+from perl.recipe.recipe import load_recipe
 from perl.run.tables import percent
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
@@ -27,6 +31,7 @@ from perl.zoo.ranking import differ
 Verdict = Literal["identical", "agrees", "differs"]
 # A preset that leaves nothing to the base's generation settings, for protocols that name none of ours.
 _NEUTRAL = "perl-paper"
+_DTYPES = ("float32", "bfloat16", "float16")
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "system_prompt", "seed")
 
 
@@ -126,7 +131,7 @@ def verify(
         if entry.score(task) is None:
             raise PerlError(f"has no score on {task!r}", entry.name, did_you_mean(task, [s.task for s in entry.scores]))
     wanted = [score for score in entry.scores if not tasks or score.task in tasks]
-    scores = [score for score in wanted if score.task in all_tasks()]
+    scores = [score for score in wanted if score.task in all_tasks() or score.task == _held_out(entry)]
     if not scores or (tasks and len(scores) < len(wanted)):
         unknown = ", ".join(score.task for score in wanted if score not in scores)
         what = f"cannot be evaluated on {unknown}, no task of perl eval" if unknown else "has no scores"
@@ -191,6 +196,13 @@ def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
     return Remeasured(then.task, then.adapter, now.adapter, then.base, now.base, verdict)
 
 
+def _held_out(entry: Entry) -> str | None:
+    """The name of the problems that the run held out, where the scores are of them, asked as the recipe asks."""
+    if not entry.recipe or entry.protocol.get("preset") != "recipe":
+        return None
+    return heldout_name(load_recipe(entry.recipe).data)
+
+
 def _evaluate(
     entry: Entry,
     scores: Sequence[TaskScore],
@@ -219,11 +231,16 @@ def _evaluate(
         base_cache=False,
         limit={task: min(numbers) for task, numbers in counts.items() if numbers},
         few_shot={score.task: score.few_shot for score in scores if score.few_shot},
+        dtype=dtype if (dtype := then.get("dtype")) in _DTYPES else "auto",
         **asked,
     )
     base = f"{entry.base}@{entry.base_revision}" if entry.base_revision else entry.base
     completions = k or then.get("k") or next((score.k for score in scores if score.k), None)
-    plan = plan_evaluation(str(adapter), base, [s.task for s in scores], completions, data, folder, settings)
+    recipe = folder / "of_the_entry.yaml"
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    recipe.write_text(yaml.safe_dump(entry.recipe))
+    names = [str(recipe) if score.task == _held_out(entry) else score.task for score in scores]
+    plan = plan_evaluation(str(adapter), base, names, completions, data, folder, settings)
     now = {task.request.task: task.protocol_hash for task in plan.tasks}
     changed = [s.task for s in scores if s.protocol_hash is not None and now[s.task] != s.protocol_hash]
     if changed and limit is None and k is None:
