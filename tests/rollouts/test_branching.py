@@ -56,6 +56,7 @@ SAMPLINGS = {
     "cold": EngineSampling(0.05, 18, (END, 7)),
 }
 PROMPTS = [(9, 4, 13, 5, 10, 15, 22, 31, 8, 12), (9, 4, 13), (3, 33, 12, 50, 41)]
+SHOWN = tuple(range(3, 23))  # as examples that stand before every question
 
 
 def model_of(kind: str) -> torch.nn.Module:
@@ -76,10 +77,10 @@ def model(request):
     return model_of(request.param)
 
 
-def requests() -> list[Request]:
+def requests(shown: tuple[int, ...] = ()) -> list[Request]:
     """Groups, and the same prompt again in requests of one completion."""
-    groups = [Request(ids, 4, seed=10 * i) for i, ids in enumerate(PROMPTS)]
-    return [*groups, *(Request(PROMPTS[1], 1, seed=50 + i) for i in range(3))]
+    groups = [Request(shown + ids, 4, seed=10 * i) for i, ids in enumerate(PROMPTS)]
+    return [*groups, *(Request(shown + PROMPTS[1], 1, seed=50 + i) for i in range(3))]
 
 
 def drawn(model, tokenizer, sampling, asked=None, *, by_generate: bool = False, batch_size: int = 256):
@@ -98,16 +99,18 @@ def close(found, expected) -> None:
             assert one.log_probs == pytest.approx(two.log_probs, abs=1e-4)
 
 
+@pytest.mark.parametrize("shown", [(), SHOWN], ids=["apart", "alike"])
 @pytest.mark.parametrize("way", SAMPLINGS)
-def test_every_family_writes_what_generate_does(model, tokenizer, way):
-    expected = drawn(model, tokenizer, SAMPLINGS[way], by_generate=True)
-    close(drawn(model, tokenizer, SAMPLINGS[way]), expected)
+def test_every_family_writes_what_generate_does(model, tokenizer, way, shown):
+    expected = drawn(model, tokenizer, SAMPLINGS[way], requests(shown), by_generate=True)
+    close(drawn(model, tokenizer, SAMPLINGS[way], requests(shown)), expected)
     lengths = {len(s.token_ids) for group in expected for s in group}
     assert max(lengths) > SHAPE["num_hidden_layers"]
 
 
-def test_training_draws_what_generate_samples_with_the_same_random_numbers(model):
-    prompts = [ids for ids in PROMPTS for _ in range(4)]
+@pytest.mark.parametrize("shown", [(), SHOWN], ids=["apart", "alike"])
+def test_training_draws_what_generate_samples_with_the_same_random_numbers(model, shown):
+    prompts = [shown + ids for ids in PROMPTS for _ in range(4)]
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -198,3 +201,18 @@ def test_what_begins_alike_is_run_once_and_what_has_ended_not_at_all():
     assert written.log_probs is None
     assert written.ran == [2, 3, 3, 3, 2]
     assert [len(set(slots)) for slots in draw.slots] == [2, 3, 3, 3, 2]
+
+
+def test_what_all_prompts_begin_with_is_read_once_unless_a_penalty_looks_at_their_tokens():
+    model, ran = model_of("llama"), []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, given: ran.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    prompts = [list(SHOWN + ids) for ids in PROMPTS]
+    for way in ("warm", "all"):
+        with torch.no_grad():
+            write_as_generate(model, prompts, 0, SAMPLINGS[way])
+    hook.remove()
+    rest = max(map(len, PROMPTS))
+    assert ran[:2] == [(1, len(SHOWN)), (3, rest)]
+    assert (3, len(SHOWN) + rest) in ran

@@ -3,11 +3,13 @@
 prompts, how a token is drawn -> tokens of each completion, log-probs
 
 The completions of a prompt share a row of the cache until they differ: the prompt is read once, and so is every
-beginning that several of them have. Rows that nothing goes on from leave the cache. Shapes: N completions, n of them
-that still go on, B rows of the cache, V vocabulary, T tokens of a completion at most.
+beginning that several of them have. What all prompts begin with, as few-shot examples, is read once for all of them.
+Rows that nothing goes on from leave the cache. Shapes: N completions, n of them that still go on, B rows of the cache,
+V vocabulary, T tokens of a completion at most.
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,6 +43,8 @@ _LAYERS = {
 }
 # Rows of the cache that nothing goes on from stay for a while: to take them out copies all others.
 _IDLE_SHARE = 8
+# A common beginning of fewer tokens is not worth a pass of its own.
+_SHARED = 16
 # Tokens for which the cache has room when it grows, at least, and as a share of those that it holds.
 _ROOM, _ROOM_SHARE = 32, 4
 
@@ -187,21 +191,35 @@ class _State:
         given = {"logits_to_keep": 1, "cache": self._cache, "past_key_values": self._cache}  # by either name
         self._options: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
         fill = [width - len(ids) for ids in prompts]
-        self.tokens = torch.tensor([[padding] * n + list(ids) for n, ids in zip(fill, prompts, strict=True)]).to(device)
+        begin = 0 if keeps_tokens else self._common_beginning(prompts)
+        self.tokens = torch.tensor(
+            [[*ids[:begin], *[padding] * n, *ids[begin:]] for n, ids in zip(fill, prompts, strict=True)]
+        ).to(device)
         self.paddings = torch.tensor(fill).to(device)
         # Of all tokens that may come; a pass is given the part up to its own.
         columns = torch.arange(width + longest, device=device)
-        self._mask_BL = (columns >= self.paddings[:, None]).long()
-        self._padded, self._width, self._next = any(fill), width, self.tokens
+        self._mask_BL = ((columns < begin) | (columns >= begin + self.paddings[:, None])).long()
+        self._begin, self._padded, self._width, self._next = begin, any(fill), width, self.tokens
         self.ran: list[int] = []
+
+    def _common_beginning(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Tokens that all prompts begin with, and that are worth a pass of their own; each has one token more."""
+        if len(prompts) == 1 or not all(isinstance(layer, _RoomyLayer) for layer in self._cache.layers):
+            return 0
+        columns = zip(*(ids[:-1] for ids in prompts), strict=False)
+        count = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+        return count if count >= _SHARED else 0
 
     def read(self) -> torch.Tensor:
         """(B, V) logits after the prompts."""
         # as generate numbers them: what stands under the padding is never looked at
-        positions = (self._mask_BL[:, : self._width].cumsum(-1) - 1).masked_fill_(
-            self._mask_BL[:, : self._width] == 0, 1
-        )
-        logits_BV = self._pass(self.tokens, positions)
+        mask_BL, begin = self._mask_BL[:, : self._width], self._begin
+        positions = (mask_BL.cumsum(-1) - 1).masked_fill_(mask_BL == 0, 1)
+        if begin:
+            self._pass(self.tokens[:1, :begin], positions[:1, :begin], begin)
+            for layer in self._cache.layers:
+                layer.reorder_cache(torch.zeros_like(self.paddings))
+        logits_BV = self._pass(self.tokens[:, begin:], positions[:, begin:], self._width)
         if not self._keeps:
             self.tokens = self.tokens[:, :0]
         return logits_BV
@@ -239,9 +257,9 @@ class _State:
     def go_on(self) -> torch.Tensor:
         """(B, V) logits after the tokens that were given."""
         self._width += 1
-        return self._pass(self._next, (self._width - 1 - self.paddings)[:, None])
+        return self._pass(self._next, (self._width - 1 - self.paddings)[:, None], self._width)
 
-    def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _pass(self, tokens: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
         self.ran.append(len(tokens))
         options = self._options
         if tokens.size(1) > 1 and tokens.is_cpu and "logits_to_keep" in options:
@@ -252,7 +270,7 @@ class _State:
         masked = self._padded or tokens.size(1) > 1
         outputs = self._model(
             input_ids=tokens,
-            attention_mask=self._mask_BL[:, : self._width] if masked else None,
+            attention_mask=self._mask_BL[: len(tokens), :width] if masked else None,
             position_ids=positions,
             use_cache=True,
             return_dict=True,
