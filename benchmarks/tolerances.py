@@ -292,8 +292,8 @@ def _prompt_lacks_a_token() -> Iterator[None]:
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, *, scaling: float | None = None):  # noqa: ANN202
         k, v = k.clone(), v.clone()
         for segment in layout.segments:
-            if segment.prefix_length:
-                v[:, :, segment.prefix_start] = 0
+            for start, _ in segment.prefixes:
+                v[:, :, start] = 0
         return original(q, k, v, layout, scaling=scaling)
 
     with mock.patch.object(perl.packing.attention, "packed_attention", attention):

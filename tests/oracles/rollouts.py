@@ -50,6 +50,7 @@ def group(kind: str, number: int) -> Group:
         return torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
 
     prompt = tokens(int(torch.randint(2, 12, (1,), generator=generator)))
+    prompt = [*range(20, 40), *prompt] if kind == "begun" else prompt  # as examples before every question
     lengths = (1.7 + 0.8 * torch.randn(GENERATIONS, generator=generator)).exp().clamp(1, LONGEST).int().tolist()
     lengths[number % GENERATIONS] = 1
     if kind == "cut":

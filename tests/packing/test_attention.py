@@ -24,15 +24,23 @@ CPU = torch.device("cpu")
 # A row alone, a prompt, three completions that see it (one of a single token), a token alone, a prompt and its row.
 SHARED = Layout(
     (
-        *(Segment(0, 5), Segment(5, 3), Segment(8, 4, prefix_start=5, prefix_length=3)),
-        *(Segment(12, 1, prefix_start=5, prefix_length=3), Segment(13, 2, prefix_start=5, prefix_length=3)),
-        *(Segment(15, 1), Segment(16, 1), Segment(17, 6, prefix_start=16, prefix_length=1)),
+        *(Segment(0, 5), Segment(5, 3), Segment(8, 4, prefixes=((5, 3),))),
+        *(Segment(12, 1, prefixes=((5, 3),)), Segment(13, 2, prefixes=((5, 3),))),
+        *(Segment(15, 1), Segment(16, 1), Segment(17, 6, prefixes=((16, 1),))),
     ),
     CPU,
 )
 ALONE = Layout((Segment(0, 5), Segment(5, 1), Segment(6, 9), Segment(15, 8)), CPU)
+# What all prompts begin with, the rest of a prompt, two of its completions, another prompt with its completion.
+BEGUN = Layout(
+    (
+        *(Segment(0, 4), Segment(4, 3, prefixes=((0, 4),)), Segment(7, 5, prefixes=((0, 4), (4, 3)))),
+        *(Segment(12, 2, prefixes=((0, 4), (4, 3))), Segment(14, 9, prefixes=((0, 4),))),
+    ),
+    CPU,
+)
 LENGTH = 23
-LAYOUTS = {"alone": ALONE, "shared": SHARED}
+LAYOUTS = {"alone": ALONE, "shared": SHARED, "begun alike": BEGUN}
 VOCABULARY = 64
 TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.2}
@@ -47,7 +55,7 @@ def naive(query, key, value, layout, scaling):
     attended = []
     for place in range(length):
         segment = next(s for s in layout.segments if s.start <= place < s.start + s.length)
-        seen = list(range(segment.prefix_start, segment.prefix_start + segment.prefix_length))
+        seen = [at for start, count in segment.prefixes for at in range(start, start + count)]
         seen += range(segment.start, place + 1)
         scores = torch.einsum("hd,hkd->hk", query[0, :, place], key[:, seen]) * scaling
         weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)

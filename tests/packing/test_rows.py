@@ -1,5 +1,7 @@
 """Packed and padded rows against loops over tokens: what stands where, who predicts whom, who sees whom."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,6 +23,8 @@ ROWS = [
 ]
 ALONE = [[index] for index in range(len(ROWS))]
 GROUPS = [[1, 4, 6], [3], [7, 0, 2], [5]]
+SHOWN = torch.arange(100, 120)  # as examples before every question
+BEGUN = [replace(one, prompt=torch.cat([SHOWN, one.prompt])) for one in ROWS]
 
 
 def history(batch: PackedBatch, predictor: int) -> list[int]:
@@ -31,27 +35,29 @@ def history(batch: PackedBatch, predictor: int) -> list[int]:
     if batch.layout is None:
         return ids[start : predictor + 1]
     segment = next(s for s in batch.layout.segments if s.start <= place < s.start + s.length)
-    return ids[segment.prefix_start :][: segment.prefix_length] + ids[segment.start : place + 1]
+    seen = [token for start, count in segment.prefixes for token in ids[start : start + count]]
+    return seen + ids[segment.start : place + 1]
 
 
 BATCHES = {
-    "alone": lambda: pack(ROWS, ALONE),
-    "shared": lambda: pack(ROWS, GROUPS),
-    "in another order": lambda: pack(ROWS, ALONE[::-1]),
-    "padded": lambda: pad_right(ROWS),
+    "alone": (ROWS, lambda rows: pack(rows, ALONE)),
+    "shared": (ROWS, lambda rows: pack(rows, GROUPS)),
+    "in another order": (ROWS, lambda rows: pack(rows, ALONE[::-1])),
+    "padded": (ROWS, pad_right),
+    "begun alike": (BEGUN, lambda rows: pack(rows, GROUPS)),
 }
 
 
 @pytest.mark.parametrize("how", BATCHES)
 def test_every_scored_token_comes_out_once_and_is_predicted_by_what_stands_before_it(how):
-    batch = BATCHES[how]()
-    found = {}
+    rows, build = BATCHES[how]
+    batch, found = build(rows), {}
     columns = (batch.scored.predictors, batch.scored.targets, batch.scored.rows, batch.scored.columns)
     for predictor, target, index, column in zip(*(values.tolist() for values in columns), strict=True):
         assert (index, column) not in found
         found[index, column] = (history(batch, predictor), target)
     expected = {}
-    for index, one in enumerate(ROWS):
+    for index, one in enumerate(rows):
         prompt, completion = one.prompt.tolist(), one.completion.tolist()
         for column, scored in enumerate(one.scored.tolist()):
             if scored:
@@ -62,7 +68,8 @@ def test_every_scored_token_comes_out_once_and_is_predicted_by_what_stands_befor
 
 @pytest.mark.parametrize("how", BATCHES)
 def test_positions_count_from_the_rows_first_token(how):
-    batch = BATCHES[how]()
+    rows, build = BATCHES[how]
+    batch = build(rows)
     if batch.position_ids is None:  # the model counts the columns, and each row begins in the first
         assert how == "padded"
         return
@@ -73,8 +80,8 @@ def test_positions_count_from_the_rows_first_token(how):
 
 def test_a_row_runs_its_prompt_once_and_all_of_its_completion_but_the_last_token():
     lasts = {one.completion[-1].item() for one in ROWS if len(one.completion)}
-    for build in BATCHES.values():
-        assert not lasts & set(build().input_ids.flatten().tolist())
+    for rows, build in BATCHES.values():
+        assert not lasts & set(build(rows).input_ids.flatten().tolist())
     for one in ROWS:
         expected = len(one.prompt) + max(len(one.completion) - 1, 0)
         assert one.tokens == expected
@@ -83,6 +90,10 @@ def test_a_row_runs_its_prompt_once_and_all_of_its_completion_but_the_last_token
     shared = [token for prompt in prompts for token in prompt]
     shared += [token for one in ROWS for token in one.completion[:-1].tolist()]
     assert sorted(pack(ROWS, GROUPS).input_ids.flatten().tolist()) == sorted(shared)
+    assert sorted(pack(BEGUN, GROUPS).input_ids.flatten().tolist()) == sorted([*SHOWN.tolist(), *shared])
+    assert pack(BEGUN, ALONE).input_ids.numel() == sum(one.tokens for one in BEGUN)  # where nothing is to be shared
+    short = [replace(one, prompt=torch.cat([SHOWN[:4], one.prompt])) for one in ROWS]
+    assert pack(short, GROUPS).input_ids.numel() == len(shared) + 4 * len(prompts)
 
 
 def test_what_rows_of_a_group_run_alike_is_run_once_and_scored_for_each():
@@ -103,19 +114,19 @@ def test_what_rows_of_a_group_run_alike_is_run_once_and_scored_for_each():
     assert alone.input_ids.numel() == sum(one.tokens for one in rows)
 
 
-def naive_mask(rows: list[Row], groups: list[list[int]]) -> torch.Tensor:
-    """(L, L) who sees whom, token by token: (group, row or None for a shared prompt, place in the row)."""
-    tokens = []
+def naive_mask(rows: list[Row], groups: list[list[int]], common: int = 0) -> torch.Tensor:
+    """(L, L) who sees whom, token by token: (group or None for what is common, row or None for a prompt, place)."""
+    tokens = [(None, None, i) for i in range(common)]
     for number, group in enumerate(groups):
         prompt = rows[group[0]].prompt.tolist()
         shared = len(group) > 1
-        tokens += [(number, None if shared else group[0], i) for i in range(len(prompt))]
+        tokens += [(number, None if shared else group[0], i) for i in range(common, len(prompt))]
         for index in group:
             tokens += [(number, index, len(prompt) + i) for i in range(len(rows[index].completion) - 1)]
     mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
     for i, (group, index, place) in enumerate(tokens):
         for j, (other_group, other_index, other_place) in enumerate(tokens):
-            mask[i, j] = group == other_group and other_index in (None, index) and other_place <= place
+            mask[i, j] = other_group in (None, group) and other_index in (None, index) and other_place <= place
     return mask
 
 
@@ -131,22 +142,22 @@ def unfolded(layout: Layout, length: int) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("groups", [ALONE, GROUPS], ids=["alone", "shared"])
-def test_a_token_sees_its_prompt_and_its_own_row_and_nothing_else(groups):
-    batch = pack(ROWS, groups)
-    expected, layout = naive_mask(ROWS, groups), batch.layout
+@pytest.mark.parametrize(("rows", "groups"), [(ROWS, ALONE), (ROWS, GROUPS), (BEGUN, GROUPS)])
+def test_a_token_sees_its_prompt_and_its_own_row_and_nothing_else(rows, groups):
+    batch = pack(rows, groups)
+    expected, layout = naive_mask(rows, groups, 0 if rows is ROWS else len(SHOWN)), batch.layout
     assert torch.equal(unfolded(layout, batch.input_ids.size(1)), expected)
     for segment in layout.segments:
         own = expected[segment.start : segment.start + segment.length]
         assert own.sum() == segment.length * segment.prefix_length + segment.length * (segment.length + 1) // 2
         if segment.prefix_length:
-            prefix = own[:, segment.prefix_start : segment.prefix_start + segment.prefix_length]
-            seen = torch.cat([prefix, own[:, segment.start : segment.start + segment.length]], dim=1)
+            places = (*segment.prefixes, (segment.start, segment.length))
+            seen = torch.cat([own[:, start : start + count] for start, count in places], dim=1)
             assert torch.equal(layout.masks[segment.prefix_length, segment.length], seen)
 
 
 def test_a_layout_as_kernels_take_it():
-    layout = Layout((Segment(0, 2), Segment(2, 3, prefix_start=0, prefix_length=2), Segment(5, 1)), CPU)
+    layout = Layout((Segment(0, 2), Segment(2, 3, prefixes=((0, 2),)), Segment(5, 1)), CPU)
     assert layout.query_ends.tolist() == [0, 2, 5, 6]
     assert layout.key_ends.tolist() == [0, 2, 7, 8]
     assert layout.keys.tolist() == [0, 1, 0, 1, 2, 3, 4, 5]
@@ -166,7 +177,8 @@ def test_padding_stands_on_the_right_and_is_masked():
 
 @pytest.mark.parametrize("how", BATCHES)
 def test_a_rectangle_holds_each_value_at_its_row_and_column_and_hands_its_gradient_back(how):
-    scored = BATCHES[how]().scored
+    rows, build = BATCHES[how]
+    scored = build(rows).scored
     values = torch.arange(1.0, len(scored.targets) + 1, dtype=torch.float64, requires_grad=True)
     rectangle = scored.rectangle(values, len(ROWS), 5)
     expected = torch.zeros(len(ROWS), 5, dtype=torch.float64)

@@ -15,6 +15,8 @@ from trl import GRPOTrainer
 
 from perl import PeftGRPOTrainer
 from perl.algorithms.registry import LOSSES
+from perl.packing import rows
+from perl.packing.rows import _common_beginning as common
 from tests import warm
 from tests.oracles.covering import most_pairs, pairs_of
 from tests.oracles.rollouts import MIXED
@@ -210,6 +212,16 @@ def test_in_double_precision_the_update_is_trls_more_closely(loss_type, off_poli
     options = {"dtype": torch.float64, "loss_type": loss_type, "beta": 0.04, **ON_POLICY}
     options |= OFF_POLICY if off_policy else {}
     assert_same_update(train(PeftGRPOTrainer, **options, **MANY_PASSES), oracle(**options), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "checkpointing"), [(0.0, False), (0.04, True)])
+def test_the_update_is_trls_where_all_prompts_begin_alike(beta, checkpointing, monkeypatch):
+    """Of some passes all prompts do: that beginning is run once for all of their rows."""
+    kinds, begun = (("begun", "begun", "begun", "tenths"), ("begun",) * 4, MIXED[2]), []
+    monkeypatch.setattr(rows, "_common_beginning", lambda prompts: begun.append(common(prompts)) or begun[-1])
+    options = {"beta": beta, "gradient_checkpointing": checkpointing, "kinds": kinds, "adapter": "lora everywhere"}
+    assert_same_update(train(PeftGRPOTrainer, **options), oracle(**options))
+    assert {0, 20} <= set(begun)
 
 
 OFF = {

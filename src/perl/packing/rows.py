@@ -9,8 +9,14 @@ are scored, T columns of a rectangle of completions.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy
 import torch
+
+Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
+LEAST_COMMON = 16
+"""Tokens: fewer that all prompts begin with are not worth a segment of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +48,11 @@ class Row:
         """The tokens of the completion that are run, to be compared with those of other rows with this prompt."""
         return self.completion[:-1].cpu().numpy().tobytes()
 
+    @cached_property
+    def asked(self) -> Numbers:
+        """The tokens of the prompt, to be compared with those of others."""
+        return self.prompt.cpu().numpy()
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -50,14 +61,18 @@ class Segment:
     Attributes:
         start: Position of the first.
         length: How many.
-        prefix_start: Where the segment begins, a prompt, that all of them see besides, if ``prefix_length`` > 0.
-        prefix_length: Tokens of that prompt, all of its segment.
+        prefixes: Start and length of each segment that all of them see besides, whole: what all prompts begin with,
+            the rest of a prompt.
     """
 
     start: int
     length: int
-    prefix_start: int = 0
-    prefix_length: int = 0
+    prefixes: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def prefix_length(self) -> int:
+        """Tokens that are seen besides."""
+        return sum(length for _, length in self.prefixes)
 
 
 @dataclass(frozen=True)
@@ -103,8 +118,8 @@ class Layout:
         """Positions of all that the segments see, one after the other, prefixes first."""
         parts = []
         for segment in self.segments:
-            parts.append(torch.arange(segment.prefix_start, segment.prefix_start + segment.prefix_length))
-            parts.append(torch.arange(segment.start, segment.start + segment.length))
+            seen = (*segment.prefixes, (segment.start, segment.length))
+            parts += [torch.arange(start, start + length) for start, length in seen]
         return torch.cat(parts).to(self.device)
 
     @cached_property
@@ -167,7 +182,7 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
         rows: N rows; the order of ``Scored.rows``.
         groups: Every row's index once, by group. The rows of a group of two or more have the same prompt, which is
             run once; every completion sees it and itself, and counts positions from its end. So is a completion that
-            several of them have.
+            several of them have. Where there is such a group, what all prompts begin with is run once too.
 
     Returns:
         The packed row.
@@ -175,21 +190,37 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
     Source: shared prompts as in PrefixGrouper, arXiv:2506.05433, section 3: same outputs, same gradients.
     """
     builder = _Builder(rows[0].prompt.device)
+    shares = any(len(group) > 1 for group in groups)
+    common = _common_beginning([rows[group[0]].asked for group in groups]) if shares else 0
+    if common:
+        builder.add([rows[0].prompt[:common]], position=0)
+    prefixes = ((0, common),) if common else ()
     for group in groups:
-        first = rows[group[0]]
+        first, rest = rows[group[0]], rows[group[0]].prompt[common:]
         if len(group) == 1:
-            begin = builder.add([first.prompt, first.completion[:-1]], position=0)
-            builder.score(first, group[0], before=begin + first.prompt.numel() - 1, after=begin + first.prompt.numel())
+            begin = builder.add([rest, first.completion[:-1]], position=common, prefixes=prefixes)
+            builder.score(first, group[0], before=begin + rest.numel() - 1, after=begin + rest.numel())
             continue
         length = first.prompt.numel()
-        prompt = builder.add([first.prompt], position=0)
+        prompt = builder.add([rest], position=common, prefixes=prefixes)
         begins: dict[bytes, int] = {}
         for index in group:
             row = rows[index]
             if row.run not in begins:
-                begins[row.run] = builder.add([row.completion[:-1]], position=length, prefix=(prompt, length))
-            builder.score(row, index, before=prompt + length - 1, after=begins[row.run])
+                seen = (*prefixes, (prompt, rest.numel()))
+                begins[row.run] = builder.add([row.completion[:-1]], position=length, prefixes=seen)
+            builder.score(row, index, before=prompt + rest.numel() - 1, after=begins[row.run])
     return builder.packed()
+
+
+def _common_beginning(prompts: Sequence[Numbers]) -> int:
+    """How many tokens all prompts begin with; 0: too few. Each has at least one more."""
+    length = min(prompt.size for prompt in prompts) - 1
+    if len(prompts) == 1 or length < LEAST_COMMON:
+        return 0
+    same = (numpy.stack([prompt[:length] for prompt in prompts]) == prompts[0][:length]).all(axis=0)
+    count = length if same.all() else int(same.argmin())
+    return count if count >= LEAST_COMMON else 0
 
 
 def pad_right(rows: Sequence[Row]) -> PackedBatch:
@@ -224,13 +255,13 @@ class _Builder:
         self.rows: list[torch.Tensor] = []
         self.columns: list[torch.Tensor] = []
 
-    def add(self, tokens: list[torch.Tensor], *, position: int, prefix: tuple[int, int] = (0, 0)) -> int:
+    def add(self, tokens: list[torch.Tensor], *, position: int, prefixes: tuple[tuple[int, int], ...] = ()) -> int:
         """Appends a segment; returns where it begins."""
         start, length = self.length, sum(part.numel() for part in tokens)
         if length:
             self.tokens.extend(tokens)
             self.positions.append(torch.arange(position, position + length))
-            self.segments.append(Segment(start, length, *prefix))
+            self.segments.append(Segment(start, length, prefixes))
             self.length += length
         return start
 
