@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from perl import PeftGRPOTrainer
 from perl.algorithms.registry import LOSSES
 from perl.packing import rows
-from perl.packing.rows import _common_beginning as common
+from perl.packing.rows import common_beginning
 from tests import warm
 from tests.oracles.covering import most_pairs, pairs_of
 from tests.oracles.rollouts import MIXED
@@ -218,7 +218,7 @@ def test_in_double_precision_the_update_is_trls_more_closely(loss_type, off_poli
 def test_the_update_is_trls_where_all_prompts_begin_alike(beta, checkpointing, monkeypatch):
     """Of some passes all prompts do: that beginning is run once for all of their rows."""
     kinds, begun = (("begun", "begun", "begun", "tenths"), ("begun",) * 4, MIXED[2]), []
-    monkeypatch.setattr(rows, "_common_beginning", lambda prompts: begun.append(common(prompts)) or begun[-1])
+    monkeypatch.setattr(rows, "common_beginning", lambda *of: begun.append(common_beginning(*of)) or begun[-1])
     options = {"beta": beta, "gradient_checkpointing": checkpointing, "kinds": kinds, "adapter": "lora everywhere"}
     assert_same_update(train(PeftGRPOTrainer, **options), oracle(**options))
     assert {0, 20} <= set(begun)

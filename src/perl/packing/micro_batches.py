@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perl.packing.rows import Row
+from perl.packing.rows import Row, common_beginning
 
 # Advantages this far below the largest are rounding, not signal: the gradient would be lost in the sum's last bit.
 ZERO_ADVANTAGE = 1e-6
@@ -86,10 +86,11 @@ class MicroBatch:
     @property
     def tokens(self) -> int:
         """Tokens that are run, padding included."""
-        return int(self.cost(0.0))
+        again = (len(self.groups) - 1) * common_beginning(self.rows, self.groups) if self.packed else 0
+        return int(self.cost(0.0)) - again
 
     def cost(self, copy_cost: float) -> float:
-        """In tokens of a budget, as in :func:`micro_batches`."""
+        """In tokens of a budget, as in :func:`micro_batches`; what all prompts begin with counts for each of them."""
         if not self.packed:
             return len(self.rows) * max(row.tokens for row in self.rows)
         return sum(_group_cost([self.rows[index] for index in group], copy_cost) for group in self.groups)

@@ -190,8 +190,7 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
     Source: shared prompts as in PrefixGrouper, arXiv:2506.05433, section 3: same outputs, same gradients.
     """
     builder = _Builder(rows[0].prompt.device)
-    shares = any(len(group) > 1 for group in groups)
-    common = _common_beginning([rows[group[0]].asked for group in groups]) if shares else 0
+    common = common_beginning(rows, groups)
     if common:
         builder.add([rows[0].prompt[:common]], position=0)
     prefixes = ((0, common),) if common else ()
@@ -213,10 +212,14 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
     return builder.packed()
 
 
-def _common_beginning(prompts: Sequence[Numbers]) -> int:
-    """How many tokens all prompts begin with; 0: too few. Each has at least one more."""
+def common_beginning(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> int:
+    """How many tokens, run once, the prompts of all groups begin with; each has at least one more.
+
+    0: too few, a single group, or none of two rows, as where nothing is to be shared.
+    """
+    prompts = [rows[group[0]].asked for group in groups]
     length = min(prompt.size for prompt in prompts) - 1
-    if len(prompts) == 1 or length < LEAST_COMMON:
+    if len(prompts) == 1 or length < LEAST_COMMON or all(len(group) == 1 for group in groups):
         return 0
     same = (numpy.stack([prompt[:length] for prompt in prompts]) == prompts[0][:length]).all(axis=0)
     count = length if same.all() else int(same.argmin())

@@ -46,6 +46,9 @@ _KNOWN = frozenset(
 def as_the_policy(model: nn.Module) -> Iterator[None]:
     """While ``generate`` samples: nothing of the model's own generation config shapes what the policy writes.
 
+    The head gets the last states of the prompts as a copy. As a slice, a view with gaps, torch multiplies them by a
+    frozen head in a product for each row, and on a CPU copies the head as often.
+
     Args:
         model: With or without an adapter; transformers fills what is left open from its config, and PEFT hands that of
             the outer model on to the base.
@@ -53,11 +56,15 @@ def as_the_policy(model: nn.Module) -> Iterator[None]:
     base = base_of(model)
     own = base.generation_config
     plain = GenerationConfig(**{name: getattr(own, name, None) for name in _KEPT})
+    copied = base.get_output_embeddings().register_forward_pre_hook(
+        lambda _, given: (given[0].contiguous(), *given[1:])
+    )
     try:
         model.generation_config = base.generation_config = plain
         yield
     finally:
         model.generation_config = base.generation_config = own
+        copied.remove()
 
 
 def sampling_of(config: GenerationConfig) -> EngineSampling | None:

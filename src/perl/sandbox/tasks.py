@@ -86,16 +86,17 @@ THINGS = ("apples", "pens", "books", "coins", "marbles", "stickers", "cards", "c
 
 
 def stories(rng: random.Random) -> Problem:
-    """A short story in which somebody gets and gives things, once to three times, its level; a line for each time."""
-    level, (who, other) = rng.randint(1, 3), rng.sample(NAMES, 2)
-    things, total = rng.choice(THINGS), rng.randint(4, 20)
+    """A short story in which somebody finds or loses things, twice; its level says how large the numbers are."""
+    level, who, things = rng.randint(1, 3), rng.choice(NAMES), rng.choice(THINGS)
+    most = 5 * level * (level + 1) // 2
+    total = rng.randint(1, most)
     told, steps = [f"{who} has {total} {things}."], []
-    for _ in range(level):
-        number = rng.randint(1, 12)
+    for _ in range(2):
+        number = rng.randint(1, most)
         if gives := number <= total and rng.random() < 0.5:
-            told.append(f"{who} gives {number} {things} to {other}.")
+            told.append(f"{who} loses {number} {things}.")
         else:
-            told.append(f"{other} gives {who} {number} {things}.")
+            told.append(f"{who} finds {number} more {things}.")
         after = total - number if gives else total + number
         steps.append(f"{total} {'-' if gives else '+'} {number} = {after}")
         total = after
