@@ -24,6 +24,7 @@ RESULTS = Path(__file__).parent / "results" / "real_learning.json"
 SHUFFLED = "real_learning:shuffled_accuracy"
 NO_RATE = 1e-12  # a rate of 0 is refused
 PARTS = {"train": "train", "eval": "test"}
+NOT_TRAINED = "nothing was trained: there was no gradient"
 KEYS = ("n", "accuracy", "stderr", "low", "high", "mean_tokens", "truncated")
 
 
@@ -70,7 +71,7 @@ def gsm8k(folder: Path) -> dict[str, Any]:
     sets = {part: {"name": str(folder / f"gsm8k_{name}.jsonl"), "columns": columns} for part, name in PARTS.items()}
     template = "{prompt}\n\nReason briefly, step by step, and put the final number in \\boxed{{}}."
     return {
-        "data": {**sets, "examples": None, "prompt_template": template},
+        "data": {**sets, "examples": [], "prompt_template": template},
         "train": {"prompts_per_step": 8, "max_steps": 15, "save_steps": 5},
         "rollout": {"max_completion_length": 256},
         "eval": {"limit": 128},
@@ -89,15 +90,18 @@ def carried_out(row: Row, model: str, runs: Path) -> dict[str, Any]:
             environment = {**os.environ, "PYTHONPATH": paths.strip(os.pathsep)}
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)  # noqa: S603
             _, code, used = os.wait4(process.pid, 0)
-        if code:
+        if code and NOT_TRAINED not in Path(log.name).read_text():
             sys.exit(f"{row.name} ended with {os.waitstatus_to_exitcode(code)}: see {log.name}")
         usage.write_text(json.dumps({"cpu seconds": used.ru_utime + used.ru_stime, "peak MB": used.ru_maxrss / 1024}))
-    facts = json.loads((folder / "run.json").read_text())
-    ((task, scores),) = json.loads((folder / "eval" / "results.json").read_text())["perl"]["tasks"].items()
-    found = {kind: {key: scores[kind][key] for key in KEYS} for kind in ("base", "adapter")}
     rewards = [json.loads(line)["reward"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    used = json.loads(usage.read_text())
-    return {**asdict(row), "task": task, **found, "rewards": rewards, "seconds": facts["seconds"], **used}
+    seconds = json.loads((folder / "run.json").read_text())["seconds"]
+    found = {**asdict(row), "rewards": rewards, "seconds": seconds, **json.loads(usage.read_text())}
+    results = folder / "eval" / "results.json"
+    if not results.is_file():  # it was refused: what of the base's completions was right is in its samples
+        right = [json.loads(line)["status"] == "right" for line in (folder / "eval" / "samples.jsonl").open()]
+        return {**found, "base": {"n": len(right), "accuracy": sum(right) / len(right)}, "refused": NOT_TRAINED}
+    ((task, scores),) = json.loads(results.read_text())["perl"]["tasks"].items()
+    return {**found, "task": task} | {kind: {key: scores[kind][key] for key in KEYS} for kind in ("base", "adapter")}
 
 
 def main() -> None:
@@ -115,7 +119,7 @@ def main() -> None:
     print(f"{'run':15} {'kind':18} {'base':>13} {'adapter':>13} {'minutes':>8} {'CPU min':>8} {'peak GB':>8}")
     for row in rows_of(arguments):
         found = carried_out(row, arguments.model, arguments.runs)
-        scores = [f"{100 * found[k]['accuracy']:.1f} ± {100 * found[k]['stderr']:.1f}" for k in ("base", "adapter")]
+        scores = [shown(found.get(kind)) for kind in ("base", "adapter")]
         minutes = [found["seconds"] / 60, found["cpu seconds"] / 60, found["peak MB"] / 1024]
         print(
             f"{row.name:15} {row.kind:18} {scores[0]:>13} {scores[1]:>13}", *(f"{m:8.1f}" for m in minutes), flush=True
@@ -124,6 +128,13 @@ def main() -> None:
         known[row.name] = found
         RESULTS.write_text(as_lines(known))
     draw({name: found for name, found in known.items() if name.startswith("sums")}, RESULTS.with_suffix(".png"))
+
+
+def shown(score: dict[str, float] | None) -> str:
+    """In percent, with its standard error."""
+    if score is None:
+        return "not trained"
+    return f"{100 * score['accuracy']:.1f}" + (f" ± {100 * score['stderr']:.1f}" if "stderr" in score else "")
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:

@@ -19,9 +19,8 @@ def value_of(expression: str) -> int | str:
     if expression.startswith("#"):
         return "".join(CODE.get(character, character) for character in expression[1:])
     if " has " in expression:
-        who = expression.partition(" has ")[0]
         sentences = [sentence.strip() for sentence in expression.split(".")[:-1]]
-        return sum(int(re.search(r"\d+", s)[0]) * (-1 if s.startswith(f"{who} gives") else 1) for s in sentences)
+        return sum(int(re.search(r"\d+", s)[0]) * (-1 if " loses " in s else 1) for s in sentences)
     if "*" in expression:
         left, right = expression.split("*")
         return int(left) * int(right)

@@ -19,6 +19,8 @@ from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.critic import Critic
 from perl.recipe.sections import STRATEGIES, PeftSection
+from perl.rollouts.engine import EngineSampling
+from perl.rollouts.next_token import write_as_generate
 from perl.training.cost_flops import Execution, Group, executed_flops, generation_flops, largest_pass, size_of
 from perl.training.decoder import ALONE, ModelSharing, Types, base_bytes, decoder_of, trained_bytes, weight_bytes
 from perl.training.hardware import HARDWARE, hardware_named, sold_as
@@ -47,6 +49,7 @@ def rows_of(groups: list[Group]) -> tuple[list[Row], list[list[int]]]:
     rows, members = [], []
     for group in groups:
         prompt = torch.randint(96, (group.prompt,))
+        prompt[: group.common] = 5
         members.append(list(range(len(rows), len(rows) + len(group.completions))))
         rows += [
             Row(prompt, torch.randint(96, (length,)), torch.ones(length, dtype=torch.bool))
@@ -56,12 +59,19 @@ def rows_of(groups: list[Group]) -> tuple[list[Row], list[list[int]]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "shared"),
-    [("qwen2", "lora", True), ("llama", "lora", False), ("qwen3", "dora", True), ("qwen2", "dora", False)],
+    ("kind", "method", "shared", "common"),
+    [
+        ("qwen2", "lora", True, 0),
+        ("qwen2", "lora", True, 17),
+        ("llama", "lora", False, 17),
+        ("qwen3", "dora", True, 0),
+        ("qwen2", "dora", False, 0),
+    ],
 )
-def test_flops_of_a_packed_pass_are_those_that_are_counted(kind, method, shared):
+def test_flops_of_a_packed_pass_are_those_that_are_counted(kind, method, shared, common):
     config = config_of(kind)
-    groups = [Group(11, (7, 12, 5)), Group(6, (9, 9)), Group(20, (3,))]
+    lengths = ((11, (7, 12, 5)), (6, (9, 9)), (20, (3,)))
+    groups = [Group(common + prompt, completions, common=common) for prompt, completions in lengths]
     policy, (rows, members) = policy_of(config, method), rows_of(groups)
     together = members if shared else [[index] for index in range(len(rows))]
     score(policy, rows, together, packed=True, columns=12)  # the first pass asks how the library sums
@@ -110,9 +120,10 @@ def test_the_sizes_of_a_config_are_those_of_its_model():
 
 
 @pytest.mark.parametrize(
-    ("rows", "prompt", "completion", "method"), [(3, 10, 8, "lora"), (1, 24, 2, "lora"), (3, 10, 8, "dora")]
+    ("rows", "prompt", "completion", "method", "common"),
+    [(3, 10, 8, "lora", 0), (1, 24, 2, "lora", 0), (3, 10, 8, "dora", 0), (3, 30, 8, "lora", 20)],
 )
-def test_flops_of_rollouts_are_those_that_are_counted(rows, prompt, completion, method):
+def test_flops_of_rollouts_are_those_that_are_counted(rows, prompt, completion, method, common):
     config = config_of()
     policy = policy_of(config, method).eval()
     ids = torch.randint(2, 96, (rows, prompt))
@@ -120,12 +131,18 @@ def test_flops_of_rollouts_are_those_that_are_counted(rows, prompt, completion, 
     write = partial(
         policy.generate, input_ids=ids, attention_mask=torch.ones_like(ids), **length, do_sample=False, pad_token_id=0
     )
+    if common:
+        ids[:, :common] = 5
+        ids[:, common] = torch.arange(rows)
+        write = partial(write_as_generate, policy, ids.tolist(), 0, EngineSampling(1.0, completion, ()))
     write()  # the first time the library may look at how this machine multiplies
     with counter() as counted, torch.no_grad():
         write()
     size = size_of(decoder_of(config), RANK, dora=method == "dora")
     # Prompts of one length are read with a causal kernel, which leaves out half of the pairs.
-    assert generation_flops(size, rows, prompt, completion, padded=False) == counted.get_total_flops()
+    assert generation_flops(size, rows, prompt, completion, padded=False, common=common) == counted.get_total_flops()
+    if common:
+        return
     left_out = rows * 4 * size.attention * (prompt**2 - prompt * (prompt + 1) // 2)
     assert generation_flops(size, rows, prompt, completion) == counted.get_total_flops() + left_out
 

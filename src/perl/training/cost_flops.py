@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from perl.packing.micro_batches import group_tokens, renumbered, token_batches
-from perl.packing.rows import Row
+from perl.packing.rows import Row, common_beginning
 from perl.trainer.step.log_prob_passes import FORWARD_ONLY
 from perl.training.decoder import Decoder
 
@@ -51,11 +51,17 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Group:
-    """The lengths of a prompt and its completions, in tokens; whether its rewards differ, so that it has a gradient."""
+    """The lengths of a prompt and its completions, in tokens.
+
+    Attributes:
+        live: Whether its rewards differ, so that it has a gradient.
+        common: Tokens of the prompt with which those of all groups begin.
+    """
 
     prompt: int
     completions: tuple[int, ...]
     live: bool = True
+    common: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,14 @@ def largest_pass(groups: Sequence[Group], how: Execution) -> int:
 
 
 def generation_flops(
-    size: ModelSize, rows: int, prompt: int, completion: int, *, prompts: int | None = None, padded: bool = True
+    size: ModelSize,
+    rows: int,
+    prompt: int,
+    completion: int,
+    *,
+    prompts: int | None = None,
+    padded: bool = True,
+    common: int = 0,
 ) -> float:
     """Of completions that are written together, all as long as the longest: those that end are padded meanwhile.
 
@@ -192,15 +205,18 @@ def generation_flops(
         completion: Of the longest completion.
         prompts: That are read, where an engine reads the prompt of a group once; None: each completion's.
         padded: Whether prompts differ in length, so that a mask has all pairs of their tokens computed.
+        common: Tokens that all prompts begin with, read once.
     """
     linear, steps = 2 * (size.block + size.adapter), max(completion - 1, 0)
     read = rows if prompts is None else prompts
     # The prompt gives the first token; each later step reads one token and sees all before it.
-    pairs = attention_pairs(prompt, prompt, causal=not padded)
-    prefill = read * (linear * prompt + 2 * size.head + 4 * size.attention * pairs)
+    pairs = attention_pairs(prompt - common, prompt, causal=not (padded or common), at_end=True)
+    prefill = read * (linear * (prompt - common) + 2 * size.head + 4 * size.attention * pairs)
+    if common:
+        prefill += linear * common + 2 * size.head + 4 * size.attention * attention_pairs(common, common, causal=True)
     seen = steps * prompt + steps * (steps + 1) // 2
     written = rows * (steps * (linear + 2 * size.head) + 4 * size.attention * seen)
-    return prefill + written + 2 * size.each_pass * (1 + steps)
+    return prefill + written + 2 * size.each_pass * ((2 if common else 1) + steps)
 
 
 def _rows_of(groups: Sequence[Group]) -> list[Row]:
@@ -208,6 +224,7 @@ def _rows_of(groups: Sequence[Group]) -> list[Row]:
     rows = []
     for number, group in enumerate(groups):
         prompt = torch.full((group.prompt,), number, dtype=torch.int32)
+        prompt[: group.common] = -1
         for place, length in enumerate(group.completions):
             tokens = torch.full((length,), place, dtype=torch.int32)
             rows.append(Row(prompt, tokens, tokens.bool()))
@@ -220,7 +237,8 @@ def _micro_batches(rows: Sequence[Row], how: Execution, budget: int) -> list[lis
 
 def _tokens(rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) -> int:
     if how.packed:
-        return sum(group_tokens([rows[index] for index in members]) for members in batch)
+        again = (len(batch) - 1) * common_beginning(rows, batch)
+        return sum(group_tokens([rows[index] for index in members]) for members in batch) - again
     indices, _ = renumbered(batch)
     return len(indices) * max(rows[index].tokens for index in indices)
 
@@ -248,14 +266,15 @@ def _pairs(rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) 
     if not how.packed:
         indices, _ = renumbered(batch)
         return len(indices) * max(rows[index].tokens for index in indices) ** 2
-    pairs = 0
+    common = common_beginning(rows, batch)
+    pairs, causal = attention_pairs(common, common, causal=True), not (common and how.masked)
     for members in batch:
         prompt = rows[members[0]].prompt.numel()
         if len(members) == 1:
             tokens = rows[members[0]].tokens
-            pairs += attention_pairs(tokens, tokens, causal=True)
+            pairs += attention_pairs(tokens - common, tokens, causal=causal, at_end=True)
             continue
-        pairs += attention_pairs(prompt, prompt, causal=True)
+        pairs += attention_pairs(prompt - common, prompt, causal=causal, at_end=True)
         for index in members:
             length = rows[index].tokens - prompt
             pairs += attention_pairs(length, prompt + length, causal=not how.masked, at_end=True)

@@ -188,6 +188,7 @@ def _writing_flops(plan: Plan, setup: PlanSetup, shape: Shape, rows: int) -> flo
         lengths.completion if served else lengths.longest,  # which transformers pad to
         prompts=-(-rows // setup.batch.num_generations),
         padded=not served and lengths.prompt != plan.longest_prompt,
+        common=0 if served else lengths.common,
     )
     return flops * (1 + 1 / setup.batch.num_generations) if _writes_greedy(plan) else flops
 

@@ -18,6 +18,7 @@ from perl.data.overlap import near_copies, repeated
 from perl.errors import DataError, Mistake, ModelError, raise_all, warn
 from perl.methods.registry import served_rank
 from perl.methods.settings import Adaptation, resolved_settings
+from perl.packing.rows import LEAST_COMMON
 from perl.policy.teacher import is_same
 from perl.recipe import Recipe
 from perl.recipe.eval_section import EvalSection
@@ -52,6 +53,7 @@ class Plan(Inputs):
         steps: Optimizer steps.
         longest_prompt: In tokens.
         mean_prompt: Of those to train on, in tokens.
+        common_beginning: Tokens that all of them begin with; 0: too few to be run once for all.
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
     """
 
@@ -60,6 +62,7 @@ class Plan(Inputs):
     steps: int
     longest_prompt: int
     mean_prompt: float
+    common_beginning: int
     served_rank: int | None
 
     @property
@@ -131,7 +134,7 @@ def make_plan(recipe: Recipe, arguments: PeftRLConfig, inputs: Inputs) -> Plan:
         asked["held-out data"] = problems.heldout
     _check_rewards(inputs, asked, recipe.data.train.columns.answer)
     _check_answers(judging_of(rewards), problems, scored=recipe.eval.enabled)
-    longest, mean = _prompt_tokens(inputs, arguments)
+    longest, mean, common = _prompt_tokens(inputs, arguments)
     if recipe.teacher.acts:
         _check_teacher_prompts(recipe.teacher, asked, inputs, arguments)
     plan = Plan(
@@ -141,6 +144,7 @@ def make_plan(recipe: Recipe, arguments: PeftRLConfig, inputs: Inputs) -> Plan:
         steps=_steps(len(problems.train), arguments, recipe.batch.gradient_accumulation_steps),
         longest_prompt=longest,
         mean_prompt=mean,
+        common_beginning=common,
         served_rank=served,
     )
     if recipe.prompts.acts:  # refuses what the trainer would refuse
@@ -229,8 +233,8 @@ def _check_answers(judging: Judging | None, problems: ProblemSet, *, scored: boo
     raise_all(DataError, found)
 
 
-def _prompt_tokens(inputs: Inputs, arguments: PeftRLConfig) -> tuple[int, float]:
-    """Of the longest prompt, and on average; refuses one that leaves no room for the completion in the context."""
+def _prompt_tokens(inputs: Inputs, arguments: PeftRLConfig) -> tuple[int, float, int]:
+    """Of the longest prompt, on average, that all begin with; refuses one that leaves no room for the completion."""
     sets = [rows for rows in (inputs.problems.train, inputs.problems.heldout) if rows is not None]
     rendered = [render_prompts(list(rows), inputs.tokenizer, arguments.chat_template_kwargs) for rows in sets]
     lengths = [[len(prompt.token_ids) for prompt in prompts] for prompts in rendered]
@@ -243,7 +247,9 @@ def _prompt_tokens(inputs: Inputs, arguments: PeftRLConfig) -> tuple[int, float]
             "rollout.max_completion_length",
             f"at most {context - longest}" if context > longest else "shorten or drop the long prompts",
         )
-    return longest, sum(lengths[0]) / len(lengths[0])
+    ends = [select(prompt.token_ids for prompt in rendered[0]) for select in (min, max)]  # all others lie between them
+    common = sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, zip(*ends, strict=False)))
+    return longest, sum(lengths[0]) / len(lengths[0]), common if LEAST_COMMON <= common < min(lengths[0]) else 0
 
 
 def _check_teacher_prompts(

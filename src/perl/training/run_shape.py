@@ -36,6 +36,7 @@ class Lengths:
 
     Attributes:
         prompt: On average.
+        common: Of a prompt, with which all begin.
         completion: On average.
         longest: Of the longest completion of a step.
         live: Share of the completions that have a gradient, at the least and at the most.
@@ -44,6 +45,7 @@ class Lengths:
     """
 
     prompt: int
+    common: int
     completion: int
     longest: int
     live: Range
@@ -123,6 +125,7 @@ def lengths_of(plan: Plan, *, completion: int | None = None, run: str | None = N
         PerlError: The run has no metrics, or the number is more than a completion may have.
     """
     prompt, most = round(plan.mean_prompt), int(plan.arguments.max_completion_length or 1)
+    common = plan.common_beginning
     if completion is not None and not 1 <= completion <= most:
         raise PerlError(f"{completion} tokens", "--completion-tokens", f"1 to {most}, rollout.max_completion_length")
     if run is not None:
@@ -134,6 +137,7 @@ def lengths_of(plan: Plan, *, completion: int | None = None, run: str | None = N
         live = fmean(row.get(_TRAINED, 1.0) for row in rows)
         return Lengths(
             prompt,
+            common,
             completion or max(mean, 1),
             max(longest, completion or mean, 1),
             Range(live, live),
@@ -141,8 +145,9 @@ def lengths_of(plan: Plan, *, completion: int | None = None, run: str | None = N
             fmean(seconds) if seconds else None,
         )
     if completion is not None:
-        return Lengths(prompt, completion, most, _LIVE, "as given; the longest as long as allowed")
-    return Lengths(prompt, max(most // 2, 1), most, _LIVE, "assumed: half of the most; the longest as long as allowed")
+        return Lengths(prompt, common, completion, most, _LIVE, "as given; the longest as long as allowed")
+    source = "assumed: half of the most; the longest as long as allowed"
+    return Lengths(prompt, common, max(most // 2, 1), most, _LIVE, source)
 
 
 def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
@@ -212,7 +217,8 @@ def groups_of_process(setup: PlanSetup) -> list[Group]:
     """The rows of a process: its share of the completions, in whole groups as far as they go."""
     whole, rest = divmod(setup.rows, setup.batch.num_generations)
     counts = [setup.batch.num_generations] * whole + ([rest] if rest else [])
-    return [Group(setup.lengths.prompt, (setup.lengths.completion,) * count) for count in counts]
+    prompt, common = setup.lengths.prompt, setup.lengths.common
+    return [Group(prompt, (setup.lengths.completion,) * count, common=common) for count in counts]
 
 
 def attention_on(plan: Plan, device: Hardware) -> Attention:
