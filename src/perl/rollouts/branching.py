@@ -29,7 +29,7 @@ from transformers.cache_utils import (
 
 from perl.packing.forward import adapter_by_row
 from perl.policy.model import base_of
-from perl.run.shards import is_sharded
+from perl.run.shards import any_goes_on, is_sharded
 
 Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 # Layers whose states are selected by rows, in any order and several times.
@@ -93,8 +93,6 @@ def why_not_branching(model: nn.Module) -> str | None:
     Args:
         model: Without the wrappers of distributed training.
     """
-    if is_sharded(model):
-        return "every process has to take part in each forward pass"
     if why := adapter_by_row(model):
         return why
     base = base_of(model)
@@ -156,6 +154,7 @@ def write(
             break
         slots = state.branch(slots, tokens)
         logits_BV = state.go_on()
+    state.wait()
     token_ids = [tokens_NT[row, :length].tolist() for row, length in enumerate(lengths)]
     if not found:
         return WrittenCompletions(token_ids, None, state.ran)
@@ -200,6 +199,7 @@ class _State:
         columns = torch.arange(width + longest, device=device)
         self._mask_BL = ((columns < begin) | (columns >= begin + self.paddings[:, None])).long()
         self._begin, self._padded, self._width, self._next = begin, any(fill), width, self.tokens
+        self._sharded = is_sharded(model)  # then each pass is one of all processes
         self.ran: list[int] = []
 
     def _common_beginning(self, prompts: Sequence[Sequence[int]]) -> int:
@@ -259,7 +259,14 @@ class _State:
         self._width += 1
         return self._pass(self._next, (self._width - 1 - self.paddings)[:, None], self._width)
 
+    def wait(self) -> None:
+        """Takes part in the passes that other processes have left, of a model in shards."""
+        while self._sharded and any_goes_on(False, self.paddings.device):
+            self._model(input_ids=self._next[:1, :1], use_cache=False)
+
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+        if self._sharded:
+            any_goes_on(True, tokens.device)
         self.ran.append(len(tokens))
         options = self._options
         if tokens.size(1) > 1 and tokens.is_cpu and "logits_to_keep" in options:

@@ -19,6 +19,18 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
+def any_goes_on(this_one: bool, device: torch.device) -> bool:
+    """Whether any process has a forward pass to make; all ask at once, before each pass and after their last.
+
+    Args:
+        this_one: Whether this process has.
+        device: Of the model.
+    """
+    going = torch.tensor(int(this_one), device=device)
+    torch.distributed.all_reduce(going, torch.distributed.ReduceOp.MAX)
+    return bool(going)
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor, gathered where it is in shards."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
