@@ -155,7 +155,11 @@ def zoo(shipping, tmp_path):
 
 def test_the_same_adapter_scores_the_same_again_and_a_score_that_is_not_its_own_differs(zoo, tmp_path):
     found = verify(zoo, "zoo:tiny-0", output=tmp_path / "again")
-    assert ([score.verdict for score in found.scores], found.agrees, found.notes) == (["identical"], True, ())
+    assert ([score.verdict for score in found.scores], found.agrees, found.notes) == (
+        ["identical"],
+        True,
+        ("sandbox:addition: asked as the entry's recipe asks",),
+    )
     assert list(found.lines())[-1].startswith("reported only: ")
     entry, again = zoo.entry("tiny-0"), read_results(tmp_path / "again")
     assert again.task(TASK).protocol_hash == entry.scores[0].protocol_hash

@@ -10,11 +10,13 @@ from perl.errors import PerlError
 from perl.evaluation.recounting.files import PUBLISHED, read_published
 from perl.evaluation.recounting.recount import recount
 from perl.evaluation.scoring.results import read_results
+from perl.evaluation.tasks.heldout import heldout_questions
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.facts import RUN_FACTS
 from perl.hub.push.package import package_candidate
 from perl.hub.zoo_entries.adding import add
-from perl.hub.zoo_entries.material import hub_adapters
+from perl.hub.zoo_entries.material import held_out_of_sandbox, hub_adapters
+from perl.recipe.recipe import load_recipe
 from perl.run.folder import Run
 from tests.hub.zoo_entry_runs import trained
 
@@ -107,6 +109,23 @@ def test_hostile_files_and_those_of_another_adapter_or_of_other_samples_are_refu
     pushed.faults.fail(2, 500, times=100)
     with pytest.raises(PerlError, match="the Hub answers 500"):
         add(REPO, tmp_path / "zoo")
+
+
+def test_what_a_strangers_recipe_names_is_asked_of_the_sandbox_alone():
+    """No file of this machine is read for it, nothing is fetched, and no benchmark gets other problems by its name."""
+    for data in (
+        {"train": "secrets.jsonl", "eval": "sandbox:sums"},
+        {"train": "stranger/huge", "eval": "sandbox:sums"},
+        {"train": "sandbox:sums", "eval": "stranger/gsm8k"},
+        {"train": "gsm8k.jsonl"},
+    ):
+        assert held_out_of_sandbox(load_recipe({"extends": "quickstart", "data": data})) is None
+    recipe = load_recipe({"extends": "quickstart", "eval": {"data": "/etc"}}, ["data.prompt_template='Sum: {prompt}'"])
+    kept = held_out_of_sandbox(recipe)
+    assert (kept.eval.data, kept.data.train.limit) == (None, 1)
+    asked, again = (heldout_questions(one) for one in (recipe, kept))
+    assert asked == again
+    assert asked[0].text.startswith("Sum: ")
 
 
 def test_adapters_are_found_by_their_tag_and_an_outage_is_one_line(pushed):

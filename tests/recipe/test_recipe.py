@@ -244,6 +244,14 @@ NOT_CONVERTED = (
     ("rewards: {accuracy: true, format: 1}\n", "rewards.accuracy.weight: must be a number, not true"),
     ("data: {prompt_template: '{question}'}\n", "data.prompt_template: must contain {prompt}"),
     (
+        "data: {prompt_template: '{prompt} {prompt.text}'}\n",
+        "data.prompt_template: {prompt.text...}: a column's name stands alone between braces",
+    ),
+    (
+        "data: {prompt_template: '{prompt}{prompt:>99}'}\n",
+        "data.prompt_template: {prompt...}: a column's name stands alone between braces",
+    ),
+    (
         "data: {train: {name: a.jsonl, columns: {prompt: null}}}\n",
         "data.prompt_template: no column holds the question (columns.prompt: null): ask it here",
     ),

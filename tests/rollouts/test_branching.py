@@ -59,8 +59,8 @@ PROMPTS = [(9, 4, 13, 5, 10, 15, 22, 31, 8, 12), (9, 4, 13), (3, 33, 12, 50, 41)
 SHOWN = tuple(range(3, 23))  # as examples that stand before every question
 
 
-def model_of(kind: str) -> torch.nn.Module:
-    settings = {**SHAPE, **(FAMILIES | BY_GENERATE)[kind]}
+def model_of(kind: str, **more: object) -> torch.nn.Module:
+    settings = {**SHAPE, **(FAMILIES | BY_GENERATE)[kind], **more}
     if kind in ("gpt2", "mamba"):
         settings = {name: settings[name] for name in settings if name not in ("head_dim", "num_key_value_heads")}
     torch.manual_seed(0)
@@ -201,6 +201,20 @@ def test_what_begins_alike_is_run_once_and_what_has_ended_not_at_all():
     assert written.log_probs is None
     assert written.ran == [2, 3, 3, 3, 2]
     assert [len(set(slots)) for slots in draw.slots] == [2, 3, 3, 3, 2]
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_rotary_factors_are_those_of_the_longest_position_of_a_whole_prompt(kind, tokenizer):
+    """A pass over what all prompts begin with would have those of a shorter one."""
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 22}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if kind == "longrope" else {}
+    more = {"rope_parameters": rope, "max_position_embeddings": 22 if kind == "dynamic" else 256}
+    models = [model_of("llama", **more) for _ in range(2)]  # dynamic factors depend on what has run before
+    ours, theirs = (
+        drawn(model, tokenizer, SAMPLINGS["warm"], requests(SHOWN), by_generate=by)
+        for model, by in zip(models, (False, True), strict=True)
+    )
+    close(ours, theirs)
 
 
 def test_what_all_prompts_begin_with_is_read_once_unless_a_penalty_looks_at_their_tokens():

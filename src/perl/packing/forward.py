@@ -21,7 +21,7 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.head import EntropyKind, HeadStates
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
-from perl.packing.rows import Row, ScoredTokens, pack, pad_right
+from perl.packing.rows import LEAST_COMMON, Row, ScoredTokens, pack, pad_right
 from perl.policy.model import HALF, base_of, evaluating
 from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 
@@ -243,10 +243,15 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
     if why:
         return Passes(packed=False, shared=False, why=why)
     why = _differs(policy, shared=True) if share else None
-    # How far back a token sees in every layer.
+    return Passes(packed=True, shared=share and not why, why=why or "", longest=_sight(policy))
+
+
+def _sight(policy: nn.Module) -> int | None:
+    """How many tokens back one sees in every layer; None: all."""
+    config = base_of(policy).config.get_text_config()
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    sight = None if types == {"full_attention"} else min((window for window in windows if window), default=None)
-    return Passes(packed=True, shared=share and not why, why=why or "", longest=sight)
+    types = set(getattr(config, "layer_types", None) or ())
+    return None if types == {"full_attention"} else min((window for window in windows if window), default=None)
 
 
 def adapter_by_row(policy: nn.Module) -> str | None:
@@ -275,7 +280,7 @@ def drops_out(policy: nn.Module) -> bool:
 def _differs(policy: nn.Module, *, shared: bool) -> str | None:
     """Why packed rows do not give the numbers of padded ones; None if they do."""
     vocabulary = base_of(policy).config.get_text_config().vocab_size
-    rows, groups = _probe(vocabulary, next(policy.parameters()).device, shared=shared)
+    rows, groups = _probe(vocabulary, next(policy.parameters()).device, _sight(policy), shared=shared)
     columns = max(row.completion.numel() for row in rows)
     dtype = compute_dtype(policy)
     with evaluating(policy), torch.no_grad():
@@ -305,16 +310,18 @@ def _continued(model: nn.Module, row: Row) -> Row:
     return replace(row, completion=tokens[row.prompt.numel() :])
 
 
-def _probe(vocabulary: int, device: torch.device, *, shared: bool) -> tuple[list[Row], list[list[int]]]:
-    """A few rows of different lengths, drawn without touching the global random state."""
+def _probe(
+    vocabulary: int, device: torch.device, sight: int | None, *, shared: bool
+) -> tuple[list[Row], list[list[int]]]:
+    """A few rows of different lengths; if ``shared`` their prompts begin alike. The global random state stays."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> torch.Tensor:
         return torch.randint(vocabulary, (count,), generator=generator).to(device)
 
     lengths = {5: (3, 1, 6), 3: (9, 2)}  # of a prompt: of its completions
-    rows = []
+    rows, alike = [], tokens(LEAST_COMMON if shared and (sight is None or sight >= 2 * LEAST_COMMON) else 0)
     for length, counts in lengths.items():
-        prompt = tokens(length)
+        prompt = torch.cat([alike, tokens(length)])
         rows += [Row(prompt, tokens(count), torch.ones(count, dtype=torch.bool)) for count in counts]
     return rows, [[0, 1, 2], [3, 4]] if shared else [[index] for index in range(len(rows))]

@@ -6,6 +6,7 @@ YAML mapping -> Section
 """
 
 import re
+import string
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -185,6 +186,13 @@ class DataSection(Section):
         if self.prompt_template is not None and ("{prompt}" in self.prompt_template) not in named:
             how = "must contain {prompt}" if True in named else "no column holds a {prompt} (columns.prompt: null)"
             raise SettingError("prompt_template", how)
+        try:
+            fields = list(string.Formatter().parse(self.prompt_template or ""))
+        except ValueError:  # a brace alone, which is said with the names of the columns
+            return self
+        for _, name, form, conversion in fields:  # a width would make a text as long as it says
+            if form or conversion or set(name or "") & set(".["):
+                raise SettingError("prompt_template", f"{{{name}...}}: a column's name stands alone between braces")
         return self
 
 

@@ -28,10 +28,11 @@ from transformers.cache_utils import (
 )
 
 from perl.packing.forward import adapter_by_row
+from perl.packing.rope import rope_width
+from perl.packing.rows import LEAST_COMMON, Numbers
 from perl.policy.model import base_of
 from perl.run.shards import any_goes_on, is_sharded
 
-Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 # Layers whose states are selected by rows, in any order and several times.
 _LAYERS = {
     DynamicLayer,
@@ -43,8 +44,6 @@ _LAYERS = {
 }
 # Rows of the cache that nothing goes on from stay for a while: to take them out copies all others.
 _IDLE_SHARE = 8
-# A common beginning of fewer tokens is not worth a pass of its own.
-_SHARED = 16
 # Tokens for which the cache has room when it grows, at least, and as a share of those that it holds.
 _ROOM, _ROOM_SHARE = 32, 4
 
@@ -206,9 +205,11 @@ class _State:
         """Tokens that all prompts begin with, and that are worth a pass of their own; each has one token more."""
         if len(prompts) == 1 or not all(isinstance(layer, _RoomyLayer) for layer in self._cache.layers):
             return 0
+        if rope_width(self._model)(1):  # rotary factors depend on the longest position of a pass
+            return 0
         columns = zip(*(ids[:-1] for ids in prompts), strict=False)
         count = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
-        return count if count >= _SHARED else 0
+        return count if count >= LEAST_COMMON else 0
 
     def read(self) -> torch.Tensor:
         """(B, V) logits after the prompts."""

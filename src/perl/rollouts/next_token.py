@@ -25,8 +25,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from perl.packing.rows import Numbers
 from perl.policy.model import base_of
-from perl.rollouts.branching import Numbers, Warp, write
+from perl.rollouts.branching import Warp, write
 from perl.rollouts.engine import EngineSampling
 
 # What a model's own generation config keeps while rollouts are sampled: what ends and fills a completion, and how keys
@@ -56,9 +57,8 @@ def as_the_policy(model: nn.Module) -> Iterator[None]:
     base = base_of(model)
     own = base.generation_config
     plain = GenerationConfig(**{name: getattr(own, name, None) for name in _KEPT})
-    copied = base.get_output_embeddings().register_forward_pre_hook(
-        lambda _, given: (given[0].contiguous(), *given[1:])
-    )
+    head = base.get_output_embeddings() or nn.Identity()
+    copied = head.register_forward_pre_hook(lambda _, given: tuple(tensor.contiguous() for tensor in given))
     try:
         model.generation_config = base.generation_config = plain
         yield

@@ -8,6 +8,7 @@ but how much the completions of a group have in common, which is written once, i
 
 import contextlib
 import copy
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from perl.data import render_prompts
 from perl.errors import ModelError
@@ -97,16 +99,23 @@ def _base(plan: Plan, shape: Shape, device: torch.device) -> tuple[PreTrainedMod
     """The run's base, and whether it has its own weights: they are not downloaded for this."""
     section = plan.recipe.model
     folder = Path(resolve_model(section.name))
-    with contextlib.suppress(LocalEntryNotFoundError):
-        if not folder.is_dir():
+    if not folder.is_dir():
+        with contextlib.suppress(LocalEntryNotFoundError):
             folder = Path(snapshot_download(section.name, revision=section.revision, local_files_only=True))
-        if any(folder.glob("*.safetensors")):
-            return load_base(section, device), True
+    if _holds_all_weights(folder):
+        return load_base(section.model_copy(update={"name": str(folder), "revision": None}), device), True
     half = torch.float16 if section.dtype == "float16" else torch.bfloat16
     with device:
         dtype = {2: half, 4: torch.float32}[shape.types.weights]
         config = copy.deepcopy(plan.config)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False), False
+
+
+def _holds_all_weights(folder: Path) -> bool:
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if not index.is_file():
+        return (folder / SAFE_WEIGHTS_NAME).is_file()
+    return all((folder / name).is_file() for name in set(json.loads(index.read_text())["weight_map"].values()))
 
 
 def _pass(plan: Plan, policy: PeftModel, groups: list[Group], how: Execution) -> Callable[[], object]:
@@ -139,11 +148,11 @@ def _seconds_of_short(plan: Plan, policy: PeftModel, setup: PlanSetup, device: t
     asked = list(plan.problems.train.select(range(-(-rows // each))))
     prompts = render_prompts(asked, plan.tokenizer, plan.arguments.chat_template_kwargs)
     token_ids = [prompt.token_ids for prompt in prompts for _ in range(each)][:rows]
-    ends = eos_token_ids(policy, plan.tokenizer)
-    sampling = EngineSampling(plan.arguments.temperature, longest, ends)
+    sampling = EngineSampling(plan.arguments.temperature, longest, eos_token_ids(policy, plan.tokenizer))
+    padding = int(plan.tokenizer.pad_token_id or 0)
     policy.eval()
     with torch.no_grad():
-        return _seconds(partial(write_as_generate, policy, token_ids, ends[0], sampling), device) / longest
+        return _seconds(partial(write_as_generate, policy, token_ids, padding, sampling), device) / longest
 
 
 def _token_seconds(policy: PeftModel, setup: PlanSetup, device: torch.device) -> float:

@@ -249,7 +249,8 @@ def _prompt_tokens(inputs: Inputs, arguments: PeftRLConfig) -> tuple[int, float,
         )
     ends = [select(prompt.token_ids for prompt in rendered[0]) for select in (min, max)]  # all others lie between them
     common = sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, zip(*ends, strict=False)))
-    return longest, sum(lengths[0]) / len(lengths[0]), common if LEAST_COMMON <= common < min(lengths[0]) else 0
+    common = min(common, min(lengths[0]) - 1)
+    return longest, sum(lengths[0]) / len(lengths[0]), common if common >= LEAST_COMMON else 0
 
 
 def _check_teacher_prompts(

@@ -25,8 +25,8 @@ from perl.training.plan import Plan
 
 # Of an earlier run's steps the last ones count: completions grow or shrink while it trains.
 _LAST_STEPS = 50
-# Groups of like rewards have no gradient: on real models a third to two thirds of them, once some are learned.
-_LIVE = Range(0.5, 1.0)
+# Groups of like rewards have no gradient; of a real model's a third to four fifths had one.
+_LIVE = Range(1 / 3, 1.0)
 _LENGTH, _LONGEST, _TRAINED = "completions/mean_length", "completions/max_length", "rows/trained_fraction"
 
 

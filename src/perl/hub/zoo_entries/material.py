@@ -140,6 +140,21 @@ def of_run(folder: Path) -> Material:
     )
 
 
+def held_out_of_sandbox(recipe: Recipe | None) -> Recipe | None:
+    """A recipe that holds out the same problems and reads little else; None: it names data that the sandbox has not.
+
+    Nothing of this machine is read, and nothing fetched, because a stranger's recipe names it.
+    """
+    if recipe is None:
+        return None
+    data, scored = recipe.data, recipe.eval.model_copy(update={"data": None})
+    heldout = data.eval or data.train
+    if not (is_sandbox(data.train.name) and is_sandbox(heldout.name)):
+        return None
+    few = data.model_copy(update={"eval": heldout, "train": data.train.model_copy(update={"limit": 1})})
+    return replace(recipe, data=few, eval=scored)
+
+
 def of_hub(source: str) -> Material:
     """The adapter in a repository.
 
@@ -164,9 +179,7 @@ def of_hub(source: str) -> Material:
     if results is None:
         raise PerlError(f"has no {published.SCORES}", source)
     samples = files[PUBLISHED].read_bytes() if PUBLISHED in files else None
-    # No file of this machine is read because a stranger's recipe names it.
-    made_here = recipe is not None and is_sandbox((recipe.data.eval or recipe.data.train).name)
-    golds = find_golds(results, recipe if made_here else None)
+    golds = find_golds(results, held_out_of_sandbox(recipe))
     counted = recount_published(files[published.SCORES].read_bytes(), samples, source, golds)
     config = files[CONFIG].read_bytes()
     scores = checked_scores(counted, digest, config, source)

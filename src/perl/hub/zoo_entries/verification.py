@@ -6,20 +6,18 @@ Entry -> adapter, evaluated under the entry's own protocol -> scores then and no
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from perl.data import heldout_name
-from perl.errors import Mistake, PerlError, did_you_mean
+from perl.errors import Mistake, PerlError, RecipeError, did_you_mean
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.evaluate import carry_out
 from perl.evaluation.scoring.protocol import PRESETS
 from perl.evaluation.scoring.results import Results
 from perl.evaluation.scoring.task import all_tasks
-from perl.hub.zoo_entries.material import entry_facts, score_of
+from perl.hub.zoo_entries.material import entry_facts, held_out_of_sandbox, score_of
 from perl.policy.saved.download import CONFIG, WEIGHTS, zoo_adapter
 from perl.recipe.recipe import load_recipe
 from perl.run.tables import percent
@@ -131,7 +129,7 @@ def verify(
         if entry.score(task) is None:
             raise PerlError(f"has no score on {task!r}", entry.name, did_you_mean(task, [s.task for s in entry.scores]))
     wanted = [score for score in entry.scores if not tasks or score.task in tasks]
-    scores = [score for score in wanted if score.task in all_tasks() or score.task == _held_out(entry)]
+    scores = [score for score in wanted if score.task in all_tasks()]
     if not scores or (tasks and len(scores) < len(wanted)):
         unknown = ", ".join(score.task for score in wanted if score not in scores)
         what = f"cannot be evaluated on {unknown}, no task of perl eval" if unknown else "has no scores"
@@ -139,8 +137,12 @@ def verify(
     with tempfile.TemporaryDirectory() as temporary:
         folder, adapter = Path(output or temporary).expanduser(), zoo_adapter(entry.name, zoo)
         wrong, reported = entry_facts(entry, {name: adapter / name for name in (CONFIG, WEIGHTS)})
-        found = compare(entry, scores, _evaluate(entry, scores, adapter, folder, k, limit, data))
-        return replace(found, mistakes=(*wrong, *found.mistakes), reported=tuple(reported))
+        own = _as_the_run_asked(entry, Path(temporary))
+        names = [own.get(score.task, score.task) for score in scores]
+        found = compare(entry, scores, _evaluate(entry, names, scores, adapter, folder, k, limit, data))
+        notes = [f"{score.task}: asked as the entry's recipe asks" for score in scores if score.task in own]
+        mistakes = (*wrong, *found.mistakes)
+        return replace(found, mistakes=mistakes, notes=(*notes, *found.notes), reported=tuple(reported))
 
 
 def compare(entry: Entry, scores: Sequence[TaskScore], results: Results) -> Verification:
@@ -196,15 +198,22 @@ def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
     return Remeasured(then.task, then.adapter, now.adapter, then.base, now.base, verdict)
 
 
-def _held_out(entry: Entry) -> str | None:
-    """The name of the problems that the run held out, where the scores are of them, asked as the recipe asks."""
+def _as_the_run_asked(entry: Entry, folder: Path) -> dict[str, str]:
+    """Task -> a recipe, written into the folder, that asks its held-out problems as the run did which is scored."""
     if not entry.recipe or entry.protocol.get("preset") != "recipe":
-        return None
-    return heldout_name(load_recipe(entry.recipe).data)
+        return {}
+    with suppress(RecipeError):  # of another version
+        recipe = held_out_of_sandbox(load_recipe(entry.recipe, starts=False))
+        if recipe is not None and recipe.data.eval is not None:
+            path = folder / "recipe.yaml"
+            path.write_text(recipe.to_yaml())
+            return {recipe.data.eval.name: str(path)}
+    return {}
 
 
 def _evaluate(
     entry: Entry,
+    names: Sequence[str],
     scores: Sequence[TaskScore],
     adapter: Path,
     folder: Path,
@@ -236,10 +245,6 @@ def _evaluate(
     )
     base = f"{entry.base}@{entry.base_revision}" if entry.base_revision else entry.base
     completions = k or then.get("k") or next((score.k for score in scores if score.k), None)
-    recipe = folder / "of_the_entry.yaml"
-    recipe.parent.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(yaml.safe_dump(entry.recipe))
-    names = [str(recipe) if score.task == _held_out(entry) else score.task for score in scores]
     plan = plan_evaluation(str(adapter), base, names, completions, data, folder, settings)
     now = {task.request.task: task.protocol_hash for task in plan.tasks}
     changed = [s.task for s in scores if s.protocol_hash is not None and now[s.task] != s.protocol_hash]

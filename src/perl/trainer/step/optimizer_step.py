@@ -275,7 +275,7 @@ class OptimizerStep:
             OutOfMemoryError: A single row does not fit either way.
         """
         # One budget, whatever rows a process has now.
-        longest = most(self._live.accelerator, max(batch.tokens for batch in plan))
+        longest = most(self._live.accelerator, max(int(batch.cost(0.0)) for batch in plan))
         if self._any(any(len(batch.rows) > 1 for batch in plan)):
             self._passes.lower_budget(longest, halve=True)
             warn("PRL321", "out of memory: the step runs again with %d tokens in a pass", self._passes.tokens)
