@@ -228,3 +228,6 @@ def test_a_score_is_identical_agrees_or_differs_by_the_intervals_of_adapter_and_
         ({"metric": "pass@9"}, "differs"),
     ):
         assert _remeasured(same.model_copy(update=changes), same).verdict == verdict, changes
+    few = same.model_copy(update={"adapter": 0.4375, "stderr": 0.128, "base": 0.375, "base_stderr": 0.125, "n": 16})
+    for claimed in (0.99, 1.0, 0.0):  # whose own errors are smaller than the one that was measured
+        assert _remeasured(few.model_copy(update={"adapter": claimed}), few).verdict == "differs"

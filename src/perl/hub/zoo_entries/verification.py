@@ -6,7 +6,6 @@ Entry -> adapter, evaluated under the entry's own protocol -> scores then and no
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -177,9 +176,11 @@ def _remeasured(then: TaskScore, now: TaskScore) -> Remeasured:
         bases = (one.model_copy(update={"adapter": one.base, "stderr": one.base_stderr}) for one in (then, now))
         pairs.append((next(bases), next(bases)))
     verdict: Verdict = "agrees"
-    for old, new in pairs:  # the errors of both are of what was measured now
+    for old, new in pairs:  # the errors of both are of what was measured now, but none that such a mean cannot have
         n = old.n or new.n
         error = new.stderr if new.stderr is None or not (n and new.n) else new.stderr * math.sqrt(new.n / n)
+        if error is not None and n and n > 1:
+            error = min(error, math.sqrt(old.adapter * (1 - old.adapter) / (n - 1)))
         if differ(old, score_interval(old.adapter, error, n), new, score_interval(new.adapter, new.stderr, new.n)):
             verdict = "differs"
     same = (now.n, now.k) == (then.n, then.k) and all(old.adapter == new.adapter for old, new in pairs)
@@ -202,13 +203,15 @@ def _as_the_run_asked(entry: Entry, folder: Path) -> dict[str, str]:
     """Task -> a recipe, written into the folder, that asks its held-out problems as the run did which is scored."""
     if not entry.recipe or entry.protocol.get("preset") != "recipe":
         return {}
-    with suppress(RecipeError):  # of another version
+    try:
         recipe = held_out_of_sandbox(load_recipe(entry.recipe, starts=False))
-        if recipe is not None and recipe.data.eval is not None:
-            path = folder / "recipe.yaml"
-            path.write_text(recipe.to_yaml())
-            return {recipe.data.eval.name: str(path)}
-    return {}
+    except RecipeError as error:
+        raise error.moved(lambda where: f"{entry.name}: recipe: {where}") from None
+    if recipe is None or recipe.data.eval is None:
+        return {}
+    path = folder / "recipe.yaml"
+    path.write_text(recipe.to_yaml())
+    return {recipe.data.eval.name: str(path)}
 
 
 def _evaluate(
