@@ -90,7 +90,7 @@ def test_reading_prompts_takes_no_copy_of_the_head_for_each_of_them(real_model):
     attach_adapter(model, adaptation(PeftSection(method="lora", rank=8)))  # which freezes the head
     seen = []
     model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0].is_contiguous()))
-    prompts = [list(range(1000, 1040 + row)) for row in range(4)]
+    prompts = [list(range(1000 + row, 1040)) for row in range(4)]
     with torch.no_grad():
         write(
             model,

@@ -30,9 +30,9 @@ from perl.training.hardware import GIB
 # The CUDA context and the libraries' memory, not measured yet; and what Python and the libraries hold of a CPU's memory
 # when a run has read its recipe and its data, before it loads a model: 0.66 to 0.70 GiB were measured.
 _CONTEXT, _CONTEXT_ON_CPU = 0.6 * GIB, 0.7 * GIB
-# A CPU's heap keeps what rollouts and passes have freed, in gaps that larger tensors do not fit into: 1.6 to 1.9 times
-# what they hold at once was taken after 40 to 60 steps (docs/real-model.md).
-_HEAP = 1.7
+# A CPU's heap keeps what rollouts and passes have freed, in gaps that larger tensors do not fit into: 1.2 to 1.5 times
+# what they hold at once was taken in steps of a real model (docs/real-model.md).
+_HEAP = 1.5
 _FLOAT32 = 4
 # Linear layers of a decoder layer; each keeps A x for the gradient of B.
 _LINEARS = 7
