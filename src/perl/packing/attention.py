@@ -249,9 +249,9 @@ def _by_segment(
     for segment, q_1HCD in zip(layout.segments, query_1HLD.split(lengths, dim=2), strict=True):
         k_1KCD, v_1KCD = seen[segment.start]
         mask_CS = None  # causal: token i of the segment sees tokens 0 to i
-        if segment.prefixes:  # a completion of C tokens sees S = P + C keys: all P of the prompt, then its own
-            prompts = [seen[start] for start, _ in segment.prefixes]
-            keys, values = zip(*prompts, (k_1KCD, v_1KCD), strict=True)
+        if segment.prefixes:  # C tokens see S = P + C keys: all P of the segments before them, then their own
+            pieces_seen = [seen[start] for start, _ in segment.prefixes]
+            keys, values = zip(*pieces_seen, (k_1KCD, v_1KCD), strict=True)
             k_1KCD, v_1KCD = torch.cat(keys, dim=2), torch.cat(values, dim=2)
             mask_CS = layout.masks[segment.prefix_length, segment.length]
         attended.append(

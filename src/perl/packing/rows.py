@@ -92,7 +92,7 @@ class Layout:
 
     @cached_property
     def shares(self) -> bool:
-        """Whether any segment sees a prompt that stands elsewhere."""
+        """Whether any segment sees another one besides."""
         return any(segment.prefix_length for segment in self.segments)
 
     @cached_property

@@ -189,15 +189,15 @@ class _State:
         given = {"logits_to_keep": 1, "cache": self._cache, "past_key_values": self._cache}  # by either name
         self._options: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
         fill = [width - len(ids) for ids in prompts]
-        begin = 0 if keeps_tokens else self._common_beginning(prompts)
+        common = 0 if keeps_tokens else self._common_beginning(prompts)
         self.tokens = torch.tensor(
-            [[*ids[:begin], *[padding] * n, *ids[begin:]] for n, ids in zip(fill, prompts, strict=True)]
+            [[*ids[:common], *[padding] * n, *ids[common:]] for n, ids in zip(fill, prompts, strict=True)]
         ).to(device)
         self.paddings = torch.tensor(fill).to(device)
         # Of all tokens that may come; a pass is given the part up to its own.
         columns = torch.arange(width + longest, device=device)
-        self._mask_BL = ((columns < begin) | (columns >= begin + self.paddings[:, None])).long()
-        self._begin, self._padded, self._width, self._next = begin, any(fill), width, self.tokens
+        self._mask_BL = ((columns < common) | (columns >= common + self.paddings[:, None])).long()
+        self._common, self._padded, self._width, self._next = common, any(fill), width, self.tokens
         self._sharded = is_sharded(model)  # then each pass is one of all processes
         self.ran: list[int] = []
 
@@ -214,13 +214,13 @@ class _State:
     def read(self) -> torch.Tensor:
         """(B, V) logits after the prompts."""
         # as generate numbers them: what stands under the padding is never looked at
-        mask_BL, begin = self._mask_BL[:, : self._width], self._begin
+        mask_BL, common = self._mask_BL[:, : self._width], self._common
         positions = (mask_BL.cumsum(-1) - 1).masked_fill_(mask_BL == 0, 1)
-        if begin:
-            self._pass(self.tokens[:1, :begin], positions[:1, :begin], begin)
+        if common:
+            self._pass(self.tokens[:1, :common], positions[:1, :common], common)
             for layer in self._cache.layers:
                 layer.reorder_cache(torch.zeros_like(self.paddings))
-        logits_BV = self._pass(self.tokens[:, begin:], positions[:, begin:], self._width)
+        logits_BV = self._pass(self.tokens[:, common:], positions[:, common:], self._width)
         if not self._keeps:
             self.tokens = self.tokens[:, :0]
         return logits_BV

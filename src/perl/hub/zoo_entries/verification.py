@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from perl.data import heldout_name
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.evaluate import carry_out
@@ -207,11 +208,11 @@ def _as_the_run_asked(entry: Entry, folder: Path) -> dict[str, str]:
         recipe = held_out_of_sandbox(load_recipe(entry.recipe, starts=False))
     except RecipeError as error:
         raise error.moved(lambda where: f"{entry.name}: recipe: {where}") from None
-    if recipe is None or recipe.data.eval is None:
+    if recipe is None:
         return {}
     path = folder / "recipe.yaml"
     path.write_text(recipe.to_yaml())
-    return {recipe.data.eval.name: str(path)}
+    return {str(heldout_name(recipe.data)): str(path)}
 
 
 def _evaluate(
