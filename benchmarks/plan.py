@@ -38,7 +38,7 @@ import step_turns
 import torch
 from datasets import Dataset
 from step_flops import counter
-from step_turns import Begin, End, Meter, Unhashed, _resident
+from step_turns import Begin, End, Meter, Unhashed, resident
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from perl import PeftGRPOTrainer
@@ -155,7 +155,7 @@ def train(case: Case, folder: Path, threads: int) -> dict[str, Any]:
         write_inputs(small, Path(tiny))
         run_steps(small, Path(tiny))
     gc.collect()
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     meter, trainer = run_steps(case, folder)
     logs = [row for row in trainer.state.log_history if "completions/mean_length" in row]
     (folder / "run").mkdir(exist_ok=True)

@@ -81,7 +81,7 @@ class Meter:
         self.seconds.append(time.perf_counter() - self._started)
         self.passes.append(self.metrics.get("tokens/passes", [None])[-1])
         self.flops.append(self.counter.get_total_flops() - self._flops if self.counter else 0)
-        peak = torch.cuda.max_memory_allocated() if self.on_cuda else _resident("VmHWM")
+        peak = torch.cuda.max_memory_allocated() if self.on_cuda else resident("VmHWM")
         self.peaks.append(None if self._in_use is None else peak - self._in_use)
         self.totals.append(peak)
         self.reserved.append(torch.cuda.max_memory_reserved() if self.on_cuda else 0)
@@ -98,14 +98,19 @@ class Meter:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             return torch.cuda.memory_allocated()
-        try:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets VmHWM to VmRSS
-        except OSError:
-            return None
-        return _resident("VmRSS")
+        return start_resident_peak()
 
 
-def _resident(field: str) -> int:
+def start_resident_peak() -> int | None:
+    """Bytes of this process now; VmHWM is the peak from here on. None: this system does not tell."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets VmHWM to VmRSS
+    except OSError:
+        return None
+    return resident("VmRSS")
+
+
+def resident(field: str) -> int:
     """Bytes of this process, on Linux."""
     if not Path("/proc/self/status").is_file():
         return 0
