@@ -85,7 +85,9 @@ def prompts_of(workload: Workload, gsm8k: Path, steps: int) -> list[list[dict[st
     rows = [json.loads(line) for line in (gsm8k / "gsm8k_train.jsonl").open(encoding="utf-8")]
     if workload.kind == "gsm8k":
         return [turns(f"{row['problem']}\n\nPut the final number in \\boxed{{}}.") for row in rows[:count]]
-    texts = ["\n\n".join(f"{row['problem']} ({row['answer']})" for row in rows[16 * i : 16 * i + 16]) for i in range(count)]
+    texts = [
+        "\n\n".join(f"{row['problem']} ({row['answer']})" for row in rows[16 * i : 16 * i + 16]) for i in range(count)
+    ]
     return [turns(f"Problems with their answers:\n\n{text}\n\nMake up one more.") for text in texts]
 
 
@@ -110,6 +112,10 @@ class Clock:
 
     def __init__(self) -> None:
         """Nothing yet."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins a step."""
         self.seconds = {"generation": 0.0, "rewards": 0.0}
         self.tokens: list[int] = []
 
@@ -147,25 +153,26 @@ def work(name: str, workload: Workload, dtype: str, model: str, gsm8k: Path, ste
     clock = Clock()
 
     class Turns(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401
-            first = state.global_step == 0
+        def on_step_begin(self, *given: Any, **_: Any) -> None:  # noqa: ANN401 (arguments, state, control)
+            first = given[1].global_step == 0
             seed, recompute = (0, True) if first else pipe.recv()
             if name == "TRL":
                 base = trainer.model
                 base.gradient_checkpointing_enable() if recompute else base.gradient_checkpointing_disable()
             trainer.generation_config.max_new_tokens = 2 if first else workload.longest
             torch.manual_seed(seed)
-            clock.__init__()
+            clock.clear()
             ctypes.CDLL(None).malloc_trim(0)  # what earlier steps left free is not of this step
             start_resident_peak()
             self.began = time.process_time()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
             total = time.process_time() - self.began
-            self.found = {"total": total, **clock.seconds, "peak MB": resident("VmHWM") / 1e6, "tokens": sum(clock.tokens)}
+            self.found = {"total": total, **clock.seconds, "peak MB": resident("VmHWM") / 1e6}
+            self.found["tokens"] = sum(clock.tokens)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:  # noqa: ANN401
-            if state.global_step > 1 and "grad_norm" in logs:
+        def on_log(self, *given: Any, logs: dict[str, Any], **_: Any) -> None:  # noqa: ANN401
+            if given[1].global_step > 1 and "grad_norm" in logs:
                 pipe.send(self.found | {"grad_norm": float(logs["grad_norm"]), "loss": float(logs["loss"])})
 
     kind, arguments = TRAINERS[name]
