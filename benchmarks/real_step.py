@@ -36,7 +36,7 @@ os.environ.update(OMP_NUM_THREADS="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
 from result_lines import as_lines
 
 RESULTS = Path(__file__).parent / "results" / "real_step.json"
-RANK, GENERATIONS_IN_MICRO_BATCH = 16, 8
+RANK, ROWS_IN_MICRO_BATCH = 16, 8
 TYPES = ("float32", "bfloat16")
 VARIANTS = ("perl", "TRL", "TRL, no recomputation")
 SUMS = [(3, 15), (12, 9), (6, 20)]
@@ -135,7 +135,7 @@ class Clock:
 
 
 def work(name: str, workload: Workload, dtype: str, model: str, gsm8k: Path, steps: int, pipe: Connection) -> None:
-    """Trains in a process of its own; each step waits for its turn: (number of the prompts, recompute or not)."""
+    """Trains in a process of its own; each step waits for its turn: (seed, whether TRL recomputes)."""
     import torch
 
     torch.set_num_threads(1)
@@ -182,8 +182,8 @@ def work(name: str, workload: Workload, dtype: str, model: str, gsm8k: Path, ste
             reward_funcs=reward_of(workload),
             args=arguments(
                 folder,
-                per_device_train_batch_size=GENERATIONS_IN_MICRO_BATCH,
-                gradient_accumulation_steps=size * workload.generations // GENERATIONS_IN_MICRO_BATCH,
+                per_device_train_batch_size=ROWS_IN_MICRO_BATCH,
+                gradient_accumulation_steps=size * workload.generations // ROWS_IN_MICRO_BATCH,
                 num_generations=workload.generations,
                 max_completion_length=workload.longest,
                 max_steps=len(asked),
@@ -222,7 +222,7 @@ def measure(workload: Workload, dtype: str, arguments: argparse.Namespace) -> di
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     for step in range(arguments.steps):
         for variant in VARIANTS if step % 2 == 0 else VARIANTS[::-1]:
-            pipe = pipes[variant[:4].rstrip(",")]
+            pipe = pipes["perl" if variant == "perl" else "TRL"]
             pipe.send((1000 + step, variant == "TRL"))
             found[variant].append(pipe.recv())
     for process in processes:
@@ -259,18 +259,23 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--gsm8k", type=Path, required=True, help="folder of gsm8k_train.jsonl")
     parser.add_argument("--steps", type=int, default=2, help="turns of each")
-    parser.add_argument("--again", nargs="*", default=[], help="rows to measure again: parts of their names, or all")
+    parser.add_argument("--again", nargs="+", default=[], metavar="ROW", help="rows to measure again")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of the rows")
     arguments = parser.parse_args()
+    rows = {f"{workload.name}, {dtype}": (workload, dtype) for workload in WORKLOADS for dtype in TYPES}
+    if not (Path(arguments.model) / "config.json").is_file():
+        parser.error(f"--model {arguments.model}: no model is there; python -m perl.sandbox.smollm2 FOLDER makes it")
+    if not (arguments.gsm8k / "gsm8k_train.jsonl").is_file():
+        parser.error(f"--gsm8k {arguments.gsm8k}: it holds no gsm8k_train.jsonl")
+    if unknown := [name for name in arguments.again if name not in rows]:
+        parser.error(f"--again {unknown[0]!r} is no row; rows are " + "; ".join(rows))
     known = json.loads(arguments.results.read_text(encoding="utf-8")) if arguments.results.is_file() else {}
     print(HEADER)
-    for workload in WORKLOADS:
-        for dtype in TYPES:
-            name = f"{workload.name}, {dtype}"
-            if name not in known or any(part in (*name.split(", "), name, "all") for part in arguments.again):
-                known[name] = measure(workload, dtype, arguments)
-                arguments.results.write_text(as_lines(known) + "\n", encoding="utf-8")
-            print(line(known[name]), flush=True)
+    for name, (workload, dtype) in rows.items():
+        if name not in known or name in arguments.again:
+            known[name] = measure(workload, dtype, arguments)
+            arguments.results.write_text(as_lines(known) + "\n", encoding="utf-8")
+        print(line(known[name]), flush=True)
     for variant in VARIANTS[1:]:
         times = sorted(row[variant]["total"] / row["perl"]["total"] for row in known.values())
         print(f"beside {variant}: {times[0]:.1f} to {times[-1]:.1f}, median {statistics.median(times):.1f}")
