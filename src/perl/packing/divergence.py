@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from perl.packing.head import HeadStates, LogitSettings, memory_of, tile_rows, transformed_logits
+from perl.packing.products import linear, product
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class _HeadDivergence(torch.autograd.Function):
                 kl_S[tile], agrees_S[tile] = found.per_token_S, found.agrees_S.to(exact)
                 if slopes_SD is not None and found.slope_SV is not None:
                     slope_TV = found.slope_SV if cap_slope_TV is None else found.slope_SV * cap_slope_TV
-                    slopes_SD[tile] = torch.mm(slope_TV.to(compute), weight_VD)
+                    slopes_SD[tile] = product(slope_TV.to(compute), weight_VD)
                     del slope_TV
                 del student_TV, teacher_TV, cap_slope_TV, found  # before the next ones are made
         if slopes_SD is not None:
@@ -183,7 +184,7 @@ def _logits(
     hidden_TD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, settings: LogitSettings
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(T, V) logits at the temperature, of the exact type, and the derivative of a cap on them, if there is one."""
-    logits_TV = torch.mm(hidden_TD, weight_VD.t())
+    logits_TV = linear(hidden_TD, weight_VD)
     if bias_V is not None:
         logits_TV += bias_V
     return transformed_logits(logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)), settings)

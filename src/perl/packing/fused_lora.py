@@ -19,7 +19,8 @@ from peft.tuners.lora.layer import Linear
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
-from torch.nn import functional
+
+from perl.packing.products import QuickLinear, linear, product
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -114,13 +115,13 @@ class _LoraLinear(torch.autograd.Function):
             if bias_trains:
                 dbias = dy_NO.sum(0)
             if B_trains:  # transposed, which MKL takes in two thirds of the time
-                dB = (xa.reshape(-1, A.shape[0]).T @ up_NO).T.mul_(ctx.scaling).to(B.dtype)
+                dB = product(xa.reshape(-1, A.shape[0]).T, up_NO).T.mul_(ctx.scaling).to(B.dtype)
             if x_needed or A_trains:
-                g_NR = (up_NO @ B.to(dtype)).mul_(ctx.scaling)
+                g_NR = product(up_NO, B.to(dtype)).mul_(ctx.scaling)
             if A_trains:
-                dA = (g_NR.T @ x.reshape(-1, W.shape[1]).to(dtype)).to(A.dtype)
+                dA = product(g_NR.T, x.reshape(-1, W.shape[1]).to(dtype)).to(A.dtype)
             if x_needed:
-                dx_ND, A_RD = (dy_NO @ W.to(dy.dtype)).to(ctx.x_dtype), A.to(dtype)
+                dx_ND, A_RD = product(dy_NO, W.to(dy.dtype)).to(ctx.x_dtype), A.to(dtype)
                 dx_ND = dx_ND.addmm_(g_NR, A_RD) if dx_ND.dtype == dtype else dx_ND.add_(g_NR @ A_RD)
                 dx = dx_ND.view(*dy.shape[:-1], W.shape[1])
         return dx, None, dbias, dA, dB, None, None
@@ -155,8 +156,8 @@ def _outputs(
     if autocast is not None:
         x, W, bias = x.to(autocast), W.to(autocast), None if bias is None else bias.to(autocast)
     dtype = autocast or A.dtype
-    y = functional.linear(x, W, bias)
-    xa = functional.linear(x.to(dtype), A.to(dtype))
+    y = linear(x, W, bias)
+    xa = linear(x.to(dtype), A.to(dtype))
     power_of_two = abs(math.frexp(scaling)[0]) == 0.5  # s times a number is then that number but for its exponent
     # addmm_ gives the bits of a product that is added only where the library sums over all of the rank first.
     exact = power_of_two and xa.is_cpu and not torch.compiler.is_compiling()
@@ -164,7 +165,7 @@ def _outputs(
     if y.dtype == dtype and in_one_go:
         y.view(-1, y.shape[-1]).addmm_(xa.view(-1, xa.shape[-1]), B.to(dtype).T, alpha=scaling)
         return y, xa
-    update = functional.linear(xa, B.to(dtype))
+    update = linear(xa, B.to(dtype))
     if not power_of_two:  # rounded before it is added
         update, scaling = update.mul_(scaling), 1.0
     return y.add_(update, alpha=scaling), xa
@@ -182,7 +183,7 @@ def _library_sums_first(dtype: torch.dtype, rank: int) -> bool:
         torch.arange(rows * columns, dtype=dtype, device="cpu").mul_(0.7).sin_().view(rows, columns)
         for rows, columns in ((64, rank), (96, rank), (64, 96))
     )
-    return torch.equal(y_NO + functional.linear(xa_NR, B_OR), y_NO.addmm_(xa_NR, B_OR.T))
+    return torch.equal(y_NO + torch.mm(xa_NR, B_OR.T), y_NO.addmm_(xa_NR, B_OR.T))
 
 
 def _is_eligible(layer: Linear) -> bool:
@@ -231,7 +232,7 @@ def _is_ordinary(module: nn.Module, *, sharded: bool = False) -> bool:
     own = module._parameters
     kind = type(own.get("weight"))
     return (
-        type(module) is nn.Linear
+        type(module) in (nn.Linear, QuickLinear)
         and (kind is nn.Parameter or (sharded and isinstance(own.get("weight"), DTensor)))
         and "bias" in own
     )

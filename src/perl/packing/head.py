@@ -24,6 +24,7 @@ from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from perl.packing.compiled import compiled as compiled_function
+from perl.packing.products import linear, product
 from perl.packing.rows import ScoredTokens
 
 EntropyKind = Literal["none", "value", "gradient"]
@@ -262,14 +263,14 @@ class _Head(torch.autograd.Function):
         with torch.autocast(kind, enabled=False):  # it would round the exponentials of an entropy
             for start in range(0, hidden_SD.size(0), rows):
                 tile = slice(start, start + rows)
-                logits_TV = torch.mm(hidden_SD[tile].to(compute), weight_VD.t())
+                logits_TV = linear(hidden_SD[tile].to(compute), weight_VD)
                 log_probs_S[tile], entropies_T, slope_TV = of_tile(
                     logits_TV, bias_V, targets_S[tile], settings, with_entropy, slopes_SD is not None
                 )
                 if entropies_S is not None:
                     entropies_S[tile] = entropies_T
                 if slopes_SD is not None:
-                    slopes_SD[tile] = torch.mm(slope_TV, weight_VD)
+                    slopes_SD[tile] = product(slope_TV, weight_VD)
                 del logits_TV, slope_TV  # before the next ones are made
         if slopes_SD is not None:
             # dz / d(W h) = scale / temperature, alike for all logits

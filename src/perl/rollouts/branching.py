@@ -8,6 +8,7 @@ Rows that nothing goes on from leave the cache. Shapes: N completions, n of them
 V vocabulary, T tokens of a completion at most.
 """
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from transformers.cache_utils import (
 )
 
 from perl.packing.forward import adapter_by_row
+from perl.packing.products import packed_weights, quicken
 from perl.packing.rope import rope_width
 from perl.packing.rows import LEAST_COMMON, Numbers
 from perl.policy.model import base_of
@@ -44,6 +46,8 @@ _LAYERS = {
 }
 # Rows of the cache that nothing goes on from stay for a while: to take them out copies all others.
 _IDLE_SHARE = 8
+# Tokens after which matrices are packed, if as many may still come: to pack them takes the time that 14 to 20 save.
+_PACKED_AFTER = 16
 # Tokens for which the cache has room when it grows, at least, and as a share of those that it holds.
 _ROOM, _ROOM_SHARE = 32, 4
 
@@ -137,22 +141,27 @@ def write(
     rows = numpy.arange(len(slots))
     tokens_NT, lengths = numpy.zeros((len(rows), longest), dtype=numpy.int64), numpy.zeros(len(rows), numpy.int64)
     found: list[tuple[Numbers, torch.Tensor]] = []
-    state = _State(base_of(model), list(places), padding, longest, keeps_tokens=needs_tokens)
+    base = base_of(model)
+    quicken(base)
+    state = _State(base, list(places), padding, longest, keeps_tokens=needs_tokens)
     logits_BV = state.read()
-    for step in range(longest):
-        scores_BV = warp(state.tokens, state.paddings, logits_BV)
-        drawn, log_probs = draw(step, scores_BV, slots, rows)
-        if log_probs is not None:
-            found.append((rows, log_probs))
-        tokens = drawn.cpu().numpy()
-        tokens_NT[rows, step] = tokens
-        lengths[rows] = step + 1
-        going = ~numpy.isin(tokens, ends)
-        rows, slots, tokens = rows[going], slots[going], tokens[going]
-        if not len(rows) or step + 1 == longest:
-            break
-        slots = state.branch(slots, tokens)
-        logits_BV = state.go_on()
+    with contextlib.ExitStack() as held:
+        for step in range(longest):
+            if step == _PACKED_AFTER and longest > 2 * _PACKED_AFTER:
+                held.enter_context(packed_weights(base, len(slots)))
+            scores_BV = warp(state.tokens, state.paddings, logits_BV)
+            drawn, log_probs = draw(step, scores_BV, slots, rows)
+            if log_probs is not None:
+                found.append((rows, log_probs))
+            tokens = drawn.cpu().numpy()
+            tokens_NT[rows, step] = tokens
+            lengths[rows] = step + 1
+            going = ~numpy.isin(tokens, ends)
+            rows, slots, tokens = rows[going], slots[going], tokens[going]
+            if not len(rows) or step + 1 == longest:
+                break
+            slots = state.branch(slots, tokens)
+            logits_BV = state.go_on()
     state.wait()
     token_ids = [tokens_NT[row, :length].tolist() for row, length in enumerate(lengths)]
     if not found:
@@ -284,8 +293,8 @@ class _State:
             return_dict=True,
             **options,
         )
-        # a copy: the logits of a whole prompt are not kept
-        return outputs.logits[:, -1].to(tokens.device, torch.float32, copy=True)
+        logits_BLV = outputs.logits  # a copy of the last ones where there are more, which are not kept then
+        return logits_BLV[:, -1].to(tokens.device, torch.float32, copy=logits_BLV.size(1) > 1)
 
 
 def _cache(model: PreTrainedModel, longest: int = 0) -> DynamicCache:

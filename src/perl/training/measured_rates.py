@@ -28,6 +28,7 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import LogitSettings, add_scored_forward
+from perl.packing.products import quicken
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import eos_token_ids, load_base, resolve_model
@@ -74,6 +75,7 @@ def measure_rates(plan: Plan, setup: PlanSetup) -> dict[str, float]:
     # With a new adapter, prepared as a training prepares it.
     policy = attach_adapter(base, adaptation(plan.recipe.peft))
     fuse_lora(policy)
+    quicken(policy)
     add_scored_forward(base, LogitSettings(), fused=how.fused_head)
     if how.packed:
         use_packed_attention(base)
