@@ -2,8 +2,9 @@
 
 policy -> the same policy, whose plain LoRA layers run fused; x, W, bias, A, B, s -> y
 
-In float32 and float64 the output is PEFT's bit for bit, at every rank and scale: the same products are taken and added
-in place, in one go where the library that multiplies gives the same bits then. In half precision they always are, with
+In float32 and float64 the output is PEFT's bit for bit, at every rank and scale, where the same library multiplies
+(:mod:`perl.packing.products` takes a quicker one for large matrices): the same products are taken and added in place,
+in one go where the library gives the same bits then. In half precision they always are, with
 one rounding where PEFT has three. Backward keeps A x and x as it came, which projections of the same input share; where
 dtypes differ PEFT keeps a cast copy of x for each of them and, under autocast, of W, A and B. Layers of other methods
 and of LoRA's variants keep PEFT's forward pass.

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 from torch.nn import functional
+
+from perl.run.devices import memory
 
 # Multiplications below which a call of oneDNN, 11 microseconds, costs more than it gains; measured on that processor.
 # Half of them where the matrix is in its order.
@@ -53,10 +54,12 @@ class QuickLinear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
         W, bias = self._parameters["weight"], self._parameters["bias"]
-        if type(x) is torch.Tensor and type(W) is nn.Parameter and x.is_cpu and not torch.is_autocast_enabled("cpu"):
+        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        if type(x) is torch.Tensor and type(W) is nn.Parameter and x.is_cpu:
             if not torch.is_grad_enabled():
                 return linear(x, W, bias)
-            if _pays(x, W) and not torch.compiler.is_compiling():
+            if _pays(x, W):
                 return _Linear.apply(x, W, bias)  # type: ignore[no-untyped-call]
         return super().forward(x)
 
@@ -107,8 +110,8 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
     """
     layers = [layer for layer in model.modules() if type(layer) is QuickLinear]
     wanted = [W for W in {id(layer.weight): layer.weight for layer in layers}.values() if _can_be_packed(W, rows)]
-    size = sum(W.numel() * W.element_size() for W in wanted)
-    if 2 * size < psutil.virtual_memory().available:
+    free = memory()
+    if free is None or 2 * sum(W.numel() * W.element_size() for W in wanted) < free[0]:
         _packed.update({id(W): (W, torch.ops.mkldnn._reorder_linear_weight(W.detach(), rows)) for W in wanted})
     try:
         yield
@@ -116,7 +119,7 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
         _packed.clear()
 
 
-def _can_be_packed(W: nn.Parameter, rows: int) -> bool:
+def _can_be_packed(W: torch.Tensor, rows: int) -> bool:
     ordinary = type(W) is nn.Parameter and W.is_cpu and W.dtype in (torch.float32, torch.bfloat16)
     return ordinary and not W.requires_grad and 2 * rows * W.numel() >= _LEAST
 

@@ -1,0 +1,107 @@
+"""Products by oneDNN: the numbers of float64, each gradient, and only where they are meant to run."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from perl.packing import products
+from perl.packing.products import QuickLinear, linear, packed_weights, product, quicken
+
+IN, OUT = 192, 160
+quick = pytest.mark.skipif(not products._is_quicker(), reason="needs AVX-512 and torch's oneDNN")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Products that oneDNN made: types and the rows of their inputs."""
+    seen, own = [], torch.ops.mkldnn._linear_pointwise
+
+    def noted(x, W, *rest):
+        seen.append((x.dtype, W.is_mkldnn, x.numel() // x.shape[-1]))
+        return own(x, W, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", noted)
+    return seen
+
+
+def numbers(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def error(found, exact) -> float:
+    return float((found.double() - exact).abs().max() / exact.abs().max())
+
+
+@quick
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_has_the_numbers_of_float64(bias, calls):
+    x, W, b = numbers(2, 40, IN), numbers(OUT, IN, seed=1), numbers(OUT, seed=2) if bias else None
+    exact = functional.linear(x.double(), W.double(), None if b is None else b.double())
+    assert error(linear(x, W, b), exact) < 1e-6
+    assert error(product(x[0].T.contiguous().T, W.T), functional.linear(x[0].double(), W.double())) < 1e-6
+    assert [rows for *_, rows in calls] == [80, 40]
+
+
+@quick
+@pytest.mark.parametrize("trains", [False, True])
+def test_gradients_are_those_of_float64_once_and_twice(trains, calls):
+    layer = nn.Linear(IN, OUT)
+    layer.requires_grad_(trains)
+    exact = copy.deepcopy(layer).double()
+    quicken(layer)
+    assert type(layer) is QuickLinear
+    found = []
+    for each, x in ((layer, numbers(2, 40, IN)), (exact, numbers(2, 40, IN, dtype=torch.float64))):
+        x.requires_grad_()
+        wanted = [x, *(each.parameters() if trains else [])]
+        first = torch.autograd.grad(each(x).square().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), wanted)
+        # of an output that is summed the gradient is one number with strides of 0
+        summed = torch.autograd.grad(each(x).sum(), wanted)
+        found.append([*first, *second, *summed])
+    assert all(error(ours.detach(), theirs.detach()) < 2e-6 for ours, theirs in zip(*found, strict=True))
+    assert len(calls) >= (9 if trains else 6)
+
+
+def test_other_products_stay_torchs(calls):
+    layer = nn.Sequential(nn.Linear(IN, OUT))
+    quicken(layer)
+    quicken(layer)
+    x = numbers(80, IN)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    few = layer(x[:2])
+    double = copy.deepcopy(layer).double()(x.double())
+    half = copy.deepcopy(layer).bfloat16()(x.bfloat16())
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)(x)
+    vector = layer(x[0])
+    assert not calls
+    plain = nn.Linear(IN, OUT)
+    plain.load_state_dict(layer[0].state_dict())
+    for found, expected in ((few, plain(x[:2])), (compiled, plain(x)), (vector, plain(x[0]))):
+        assert torch.equal(found, expected)
+    assert (double.dtype, half.dtype) == (torch.float64, torch.bfloat16)
+
+
+@quick
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
+def test_packed_matrices_give_the_same_numbers_and_are_let_go(dtype, tolerance, calls, monkeypatch):
+    model = nn.Sequential(nn.Linear(IN, OUT), nn.Linear(OUT, IN), nn.Linear(IN, 4)).to(dtype)
+    model[1].weight.requires_grad_(False)
+    model[2].weight.requires_grad_(False)  # too few numbers
+    quicken(model)
+    x = numbers(20, OUT, dtype=dtype)
+    exact = functional.linear(x.double(), model[1].weight.double(), model[1].bias.double())
+    with torch.no_grad(), packed_weights(model, rows=20):
+        assert len(products._packed) == 1  # frozen ones alone
+        assert error(model[1](x), exact) < tolerance
+        assert calls == [(dtype, True, 20)]
+    with pytest.raises(KeyboardInterrupt), packed_weights(model, rows=20):
+        raise KeyboardInterrupt
+    assert not products._packed
+    monkeypatch.setattr(products, "memory", lambda: (2 * OUT * IN * dtype.itemsize, 2**40))
+    with packed_weights(model, rows=20):
+        assert not products._packed  # no room
