@@ -86,7 +86,7 @@ def prompts_of(workload: Workload, gsm8k: Path, steps: int) -> list[list[dict[st
     if workload.kind == "gsm8k":
         return [turns(f"{row['problem']}\n\nPut the final number in \\boxed{{}}.") for row in rows[:count]]
     texts = [
-        "\n\n".join(f"{row['problem']} ({row['answer']})" for row in rows[16 * i : 16 * i + 16]) for i in range(count)
+        "\n\n".join(f"{row['problem']} ({row['answer']})" for row in rows[8 * i : 8 * i + 8]) for i in range(count)
     ]
     return [turns(f"Problems with their answers:\n\n{text}\n\nMake up one more.") for text in texts]
 
