@@ -13,7 +13,6 @@ import torch
 from perl.doctor import machine, software
 from perl.doctor.codes import Finding, codes
 from perl.errors import EXIT_DONE, EXIT_FAILED
-from perl.run import devices
 from tests.ports import free_port
 
 GIB = 2**30
@@ -109,7 +108,7 @@ def test_folders_that_are_full_or_not_ones_own_and_little_memory_are_problems(mo
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert all("cannot be written" in finding.message for finding in machine.look_at_folders(tmp_path))
     (tmp_path / "meminfo").write_text(f"MemTotal: {8 * 2**20} kB\nMemAvailable: {2**19} kB\n")
-    monkeypatch.setattr(devices, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "_MEMORY", tmp_path / "meminfo")
     (finding,) = machine.look_at_memory()
     assert (finding.level, finding.message) == ("problem", "0.5 of 8.0 GiB are free")
 

@@ -4,11 +4,14 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from perl.packing import products
 from perl.packing.products import QuickLinear, linear, packed_weights, product, quicken
+from perl.policy.export import merge
 
 IN, OUT = 192, 160
 quick = pytest.mark.skipif(not products._is_quicker(), reason="needs AVX-512 and torch's oneDNN")
@@ -40,7 +43,7 @@ def error(found, exact) -> float:
 def test_a_product_has_the_numbers_of_float64(bias, calls):
     x, W, b = numbers(2, 40, IN), numbers(OUT, IN, seed=1), numbers(OUT, seed=2) if bias else None
     exact = functional.linear(x.double(), W.double(), None if b is None else b.double())
-    assert error(linear(x, W, b), exact) < 1e-6
+    assert error(linear(x, W, b if b is None else torch.stack([b, b], 1)[:, 0]), exact) < 1e-6
     assert error(product(x[0].T.contiguous().T, W.T), functional.linear(x[0].double(), W.double())) < 1e-6
     assert [rows for *_, rows in calls] == [80, 40]
 
@@ -102,6 +105,33 @@ def test_packed_matrices_give_the_same_numbers_and_are_let_go(dtype, tolerance, 
     with pytest.raises(KeyboardInterrupt), packed_weights(model, rows=20):
         raise KeyboardInterrupt
     assert not products._packed
-    monkeypatch.setattr(products, "memory", lambda: (2 * OUT * IN * dtype.itemsize, 2**40))
+    monkeypatch.setattr(products, "own_share", lambda _: 4 * OUT * IN * dtype.itemsize - 1)
     with packed_weights(model, rows=20):
         assert not products._packed  # no room
+
+
+def test_a_weight_that_is_computed_is_left_to_torch(calls):
+    layer = nn.Linear(IN, OUT)
+    quicken(layer)
+    exact = functional.linear(numbers(80, IN), layer.weight, layer.bias)
+    nn.utils.parametrizations.weight_norm(layer)
+    assert error(layer(numbers(80, IN)).detach(), exact.detach().double()) < 1e-6
+    assert not calls
+
+
+@quick
+def test_a_quick_policy_is_merged_from_its_base_and_leaves_it_alone():
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=64, pad_token_id=0, **shape))
+    policy = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    policy.eval()
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    ids = torch.arange(8, 24)[None]
+    with torch.no_grad():
+        expected, plain = merge(policy)(ids).logits, policy(ids).logits
+        quicken(policy)
+        found = merge(policy)(ids).logits
+    assert torch.equal(found, expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+    with torch.no_grad():
+        assert torch.allclose(policy(ids).logits, plain, atol=1e-5)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from perl.doctor.codes import Finding
-from perl.run.devices import accelerator, memory
+from perl.run.devices import accelerator
 
 GIB = 2**30
 _LEAST_ROOM, _LEAST_MEMORY = 2 * GIB, 1 * GIB
@@ -20,6 +20,7 @@ _LEAST_ROOM, _LEAST_MEMORY = 2 * GIB, 1 * GIB
 _SLOWER = 1.5
 _SIDE, _PRODUCTS = 256, 20
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY = Path("/proc/meminfo")
 
 
 def look_at_cores() -> Iterator[Finding]:
@@ -92,10 +93,12 @@ def look_at_accelerator() -> Iterator[Finding]:
 
 def look_at_memory() -> Iterator[Finding]:
     """What is free of the machine's memory; nothing where the system does not say it."""
-    found = memory()
-    if found is None:
+    try:
+        lines = _MEMORY.read_text(encoding="utf-8").splitlines()
+    except OSError:
         return
-    free, whole = found
+    found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    free, whole = found["MemAvailable"], found["MemTotal"]
     little = free < _LEAST_MEMORY
     fix = "end other processes; `perl plan RECIPE` says what a run needs" if little else ""
     message = f"{free / GIB:.1f} of {whole / GIB:.1f} GiB are free"

@@ -7,6 +7,7 @@ rows go through the same matrices many times: while completions are written.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from perl.run.devices import memory
+from perl.run.launched import own_share
 
 # Multiplications below which a call of oneDNN, 11 microseconds, costs more than it gains; measured on that processor.
 # Half of them where the matrix is in its order.
@@ -39,6 +40,7 @@ def linear(x: torch.Tensor, W: torch.Tensor, bias: torch.Tensor | None = None) -
         W = found[1]
     elif not _pays(x, W):
         return functional.linear(x, W, bias)
+    bias = None if bias is None else bias.contiguous()  # its strides are not looked at
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, W, bias, "none", [], "")
     return y
 
@@ -51,11 +53,13 @@ def product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
 class QuickLinear(nn.Linear):
     """``nn.Linear`` by :func:`linear`."""
 
+    stands_for = nn.Linear  # to whoever compares a model's layers with those of a clean one
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
-        W, bias = self._parameters["weight"], self._parameters["bias"]
         if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
+        W, bias = self._parameters.get("weight"), self._parameters.get("bias")  # absent: somebody computes the weight
         if type(x) is torch.Tensor and type(W) is nn.Parameter and x.is_cpu:
             if not torch.is_grad_enabled():
                 return linear(x, W, bias)
@@ -89,12 +93,12 @@ def quicken(model: nn.Module) -> None:
     """Has the linear layers of a model multiply by oneDNN where that is quicker; once more changes nothing.
 
     Args:
-        model: Any; layers that are exactly ``nn.Linear`` become :class:`QuickLinear`, which is one too.
+        model: Any; layers on the CPU that are exactly ``nn.Linear`` become :class:`QuickLinear`, which is one too.
     """
     if not _is_quicker():
         return
     for layer in model.modules():
-        if type(layer) is nn.Linear and "forward" not in vars(layer):
+        if type(layer) is nn.Linear and "forward" not in vars(layer) and layer.weight.is_cpu:
             layer.__class__ = QuickLinear
 
 
@@ -102,7 +106,9 @@ def quicken(model: nn.Module) -> None:
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
     """Keeps the frozen matrices of linear layers in oneDNN's order too, for passes without a gradient.
 
-    That takes as much memory as they do; nothing is kept where less than twice as much is free.
+    That takes as much memory as they do. Nothing is kept where they are more than a quarter of this process's share of
+    the machine's memory, all and not what is free: last bits of a product depend on it, and a run that resumes must
+    have the same.
 
     Args:
         model: Went through :func:`quicken`; its matrices must not change meanwhile.
@@ -110,13 +116,15 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
     """
     layers = [layer for layer in model.modules() if type(layer) is QuickLinear]
     wanted = [W for W in {id(layer.weight): layer.weight for layer in layers}.values() if _can_be_packed(W, rows)]
-    free = memory()
-    if free is None or 2 * sum(W.numel() * W.element_size() for W in wanted) < free[0]:
-        _packed.update({id(W): (W, torch.ops.mkldnn._reorder_linear_weight(W.detach(), rows)) for W in wanted})
+    here = own_share(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if 4 * sum(W.numel() * W.element_size() for W in wanted) > here:
+        wanted = []
+    _packed.update({id(W): (W, torch.ops.mkldnn._reorder_linear_weight(W.detach(), rows)) for W in wanted})
     try:
         yield
     finally:
-        _packed.clear()
+        for W in wanted:
+            _packed.pop(id(W), None)
 
 
 def _can_be_packed(W: torch.Tensor, rows: int) -> bool:

@@ -403,7 +403,13 @@ def _differs(module: nn.Module, fresh: nn.Module, *, only_codes: bool) -> bool:
     if is_packed(getattr(module, "weight", None)) or only_codes:
         return is_packed(getattr(module, "weight", None))
     hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in (module, fresh)]  # FSDP2's are on both
-    return type(module) is not type(fresh) or hooks[0] != hooks[1] or "forward" in vars(module)
+    return kind_of(module) is not kind_of(fresh) or hooks[0] != hooks[1] or "forward" in vars(module)
+
+
+def kind_of(module: nn.Module) -> type[nn.Module]:
+    """Its class, or the one that it stands for: another that computes the same."""
+    kind: type[nn.Module] = getattr(type(module), "stands_for", type(module))
+    return kind
 
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,7 +26,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import ModelError
 from perl.methods.base_parameters import base_weight, is_of_the_base, is_packed, name_in_base
-from perl.policy.model import base_dtype, base_of, base_parameters, clean_base, empty_of, evaluating, public_identity
+from perl.policy.model import (
+    base_dtype,
+    base_of,
+    base_parameters,
+    clean_base,
+    empty_of,
+    evaluating,
+    kind_of,
+    public_identity,
+)
 from perl.policy.name import NOT_OF_THE_MODEL
 from perl.policy.quantised import checkpoint_files, was_quantised
 from perl.policy.reference import base_only, random_tokens
@@ -214,5 +223,5 @@ def _of_passes(model: nn.Module) -> Iterator[str]:
             if drops and getattr(layers.get(name), key, rate) > rate:
                 yield f"{name}.{key} is {rate} in the config, {getattr(layers[name], key)} here"
     if differs:
-        own = [name for name, layer in layers.items() if type(layer) is not type(fresh.get(name, layer))]
+        own = [name for name, layer in layers.items() if kind_of(layer) is not kind_of(fresh.get(name, layer))]
         yield f"its passes give other log-probabilities{f' ({own[0]} is replaced)' if own else ''}"

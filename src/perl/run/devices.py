@@ -25,8 +25,6 @@ NUMBERS_A_THREAD = 2**18
 # By which a user says how many threads there are to be; torchrun does so too.
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-_MEMORY = Path("/proc/meminfo")
-
 _asked = False  # for this process, by use_threads
 
 
@@ -112,16 +110,6 @@ def threads_for(model: nn.Module) -> Iterator[None]:
     with threads_kept():
         torch.set_num_threads(fitting_threads(model))
         yield
-
-
-def memory() -> tuple[int, int] | None:
-    """Bytes of the machine's memory that are free, and all; None where the system does not say it."""
-    try:
-        lines = _MEMORY.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    return found["MemAvailable"], found["MemTotal"]
 
 
 def _defaults() -> set[int | None]:
