@@ -41,8 +41,12 @@ def linear(x: torch.Tensor, W: torch.Tensor, bias: torch.Tensor | None = None) -
     elif not _pays(x, W):
         return functional.linear(x, W, bias)
     bias = None if bias is None else bias.contiguous()  # its strides are not looked at
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, W, bias, "none", [], "")
-    return y
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.size(-1)), W, bias, "none", [], "")
+    if x.dim() == 2:
+        return y
+    # As torch's own: no view to autograd, so that a layer's result can be added to in place, as AdaLoRA's is.
+    shaped: torch.Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.size(-1)])
+    return shaped
 
 
 def product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
