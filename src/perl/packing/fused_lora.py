@@ -3,11 +3,11 @@
 policy -> the same policy, whose plain LoRA layers run fused; x, W, bias, A, B, s -> y
 
 In float32 and float64 the output is PEFT's bit for bit, at every rank and scale, where the same library multiplies
-(:mod:`perl.packing.products` takes a quicker one for large matrices): the same products are taken and added in place,
-in one go where the library gives the same bits then. In half precision they always are, with
-one rounding where PEFT has three. Backward keeps A x and x as it came, which projections of the same input share; where
-dtypes differ PEFT keeps a cast copy of x for each of them and, under autocast, of W, A and B. Layers of other methods
-and of LoRA's variants keep PEFT's forward pass.
+(:mod:`perl.packing.products` may take a quicker one): the same products are taken and added in place, in one go where
+the library gives the same bits then. In half precision they always are, with one rounding where PEFT has three.
+Backward keeps A x and x as it came, which projections of the same input share; where dtypes differ PEFT keeps a cast
+copy of x for each of them and, under autocast, of W, A and B. Layers of other methods and of LoRA's variants keep
+PEFT's forward pass.
 """
 
 import contextlib
@@ -123,7 +123,7 @@ class _LoraLinear(torch.autograd.Function):
                 dA = product(g_NR.T, x.reshape(-1, W.shape[1]).to(dtype)).to(A.dtype)
             if x_needed:
                 dx_ND, A_RD = product(dy_NO, W.to(dy.dtype)).to(ctx.x_dtype), A.to(dtype)
-                dx_ND = dx_ND.addmm_(g_NR, A_RD) if dx_ND.dtype == dtype else dx_ND.add_(g_NR @ A_RD)
+                dx_ND = dx_ND.addmm_(g_NR, A_RD) if dx_ND.dtype == dtype else dx_ND.add_(product(g_NR, A_RD))
                 dx = dx_ND.view(*dy.shape[:-1], W.shape[1])
         return dx, None, dbias, dA, dB, None, None
 

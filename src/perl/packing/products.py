@@ -35,7 +35,7 @@ def linear(x: torch.Tensor, W: torch.Tensor, bias: torch.Tensor | None = None) -
     """
     if torch.compiler.is_compiling():
         return functional.linear(x, W, bias)
-    found = _packed.get(id(W)) if _packed else None
+    found = _packed.get(id(W))
     if found is not None and x.dtype is W.dtype and 2 * x.numel() * W.size(0) >= _LEAST:
         W = found[1]
     elif not _pays(x, W):
@@ -64,7 +64,7 @@ class QuickLinear(nn.Linear):
         if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
         W, bias = self._parameters.get("weight"), self._parameters.get("bias")  # absent: somebody computes the weight
-        if type(x) is torch.Tensor and type(W) is nn.Parameter and x.is_cpu:
+        if type(x) is torch.Tensor and type(W) is nn.Parameter:
             if not torch.is_grad_enabled():
                 return linear(x, W, bias)
             if _pays(x, W):
