@@ -127,6 +127,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (Path(arguments.model) / "config.json").is_file():
         parser.error(f"--model {arguments.model}: no model is there; python -m perl.sandbox.smollm2 FOLDER makes it")
+    if not arguments.results.absolute().parent.is_dir():
+        parser.error(f"--results {arguments.results}: its folder does not exist")
     known = json.loads(arguments.results.read_text(encoding="utf-8")) if arguments.results.is_file() else {}
     print(f"{'method':12} {'base':9}" + "".join(f" {what:>9} {'largest':>9}" for what in ("moved", "loaded", "merged")))
     wanted = [(method, dtype) for method in arguments.methods for dtype in TYPES]

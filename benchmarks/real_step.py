@@ -269,6 +269,8 @@ def main() -> None:
         parser.error(f"--gsm8k {arguments.gsm8k}: it holds no gsm8k_train.jsonl")
     if unknown := [name for name in arguments.again if name not in rows]:
         parser.error(f"--again {unknown[0]!r} is no row; rows are " + "; ".join(rows))
+    if not arguments.results.absolute().parent.is_dir():
+        parser.error(f"--results {arguments.results}: its folder does not exist")
     known = json.loads(arguments.results.read_text(encoding="utf-8")) if arguments.results.is_file() else {}
     print(HEADER)
     for name, (workload, dtype) in rows.items():
