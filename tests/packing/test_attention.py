@@ -6,12 +6,14 @@ import math
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 import perl.packing.attention
 from perl.packing.attention import (
+    PLAIN,
     KernelCall,
     Machine,
+    Scores,
     kernel_call,
     packed_attention,
     refuse_unknown,
@@ -19,6 +21,8 @@ from perl.packing.attention import (
     why_by_segment,
 )
 from perl.packing.rows import Layout, Row, Segment, pack
+from perl.packing.states import use_packed_states
+from tests.packing.families import make as make_family
 
 CPU = torch.device("cpu")
 # A row alone, a prompt, three completions that see it (one of a single token), a token alone, a prompt and its row.
@@ -47,18 +51,21 @@ WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "i
 COMMON = {**TOKENS, **WIDTHS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 
 
-def naive(query, key, value, layout, scaling):
+def naive(query, key, value, layout, how):
     """(1, L, H, D), one query at a time."""
     heads, length, width = query.shape[1:]
     key, value = (tensor.repeat_interleave(heads // key.size(1), dim=1)[0] for tensor in (key, value))
-    scaling = 1 / math.sqrt(width) if scaling is None else scaling
+    scaling = 1 / math.sqrt(width) if how.scaling is None else how.scaling
     attended = []
     for place in range(length):
         segment = next(s for s in layout.segments if s.start <= place < s.start + s.length)
         seen = [at for start, count in segment.prefixes for at in range(start, start + count)]
-        seen += range(segment.start, place + 1)
+        seen = [*seen, *range(segment.start, place + 1)][-(how.window or length) :]
         scores = torch.einsum("hd,hkd->hk", query[0, :, place], key[:, seen]) * scaling
-        weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+        if how.softcap:
+            scores = how.softcap * (scores / how.softcap).tanh()
+        sink = 0.0 if how.sinks is None else how.sinks.exp()[:, None]
+        weights = scores.exp() / (scores.exp().sum(dim=-1, keepdim=True) + sink)
         attended.append(torch.einsum("hk,hkd->hd", weights, value[:, seen]))
     return torch.stack(attended).unsqueeze(0)
 
@@ -67,7 +74,8 @@ def naive_kernel(  # noqa: PLR0913 (the kernel's signature)
     q, k, v, query_ends, key_ends, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False
 ):
     """What the kernel's documentation says, in loops: causal, the last query of a segment with its last key."""
-    assert window_size == (-1, 0)
+    left, right = window_size
+    assert right == 0
     assert enable_gqa == (q.size(1) != k.size(1))
     assert query_ends.dtype == key_ends.dtype == torch.int32
     query_counts, key_counts = query_ends.diff().tolist(), key_ends.diff().tolist()
@@ -81,7 +89,8 @@ def naive_kernel(  # noqa: PLR0913 (the kernel's signature)
     for segment, (queries, keys) in enumerate(zip(query_counts, key_counts, strict=True)):
         first = key_ends[segment].item()
         for i in range(queries):
-            seen = slice(first, first + keys - queries + i + 1)
+            last = first + keys - queries + i
+            seen = slice(first if left < 0 else max(first, last - left), last + 1)
             scores = torch.einsum("hd,khd->kh", q[query_ends[segment] + i], k[seen]) * scale
             rows.append(torch.einsum("kh,khd->hd", torch.softmax(scores, dim=0), v[seen]))
     return torch.stack(rows)
@@ -113,19 +122,20 @@ def results(attended: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.T
     [None, naive_kernel, naive_kernel_of_torch_2_11],
     ids=["by segment", "by kernel", "by the kernel of torch 2.11"],
 )
-@pytest.mark.parametrize(("groups", "scaling"), [(4, 0.9), (2, None), (1, 0.9)])
+@pytest.mark.parametrize(
+    ("groups", "scores"),
+    [(4, Scores(0.9)), (2, Scores()), (1, Scores(0.9, window=3)), (2, Scores(window=2)), (2, Scores(window=6))],
+)
 @pytest.mark.parametrize("how", LAYOUTS)
-def test_attention_is_a_softmax_over_what_a_token_sees_and_so_is_its_gradient(
-    how, groups, scaling, kernel, monkeypatch
-):
+def test_attention_is_a_softmax_over_what_a_token_sees_and_so_is_its_gradient(how, groups, scores, kernel, monkeypatch):
     tensors, layout = inputs(4, groups), LAYOUTS[how]
     if kernel is None:
-        attended = packed_attention(*tensors, layout, scaling=scaling)
+        attended = packed_attention(*tensors, layout, scores)
     else:
         monkeypatch.setattr(perl.packing.attention, "varlen_attn", kernel)  # the real one needs a GPU
         call = kernel_call(inspect.signature(kernel))
-        attended = perl.packing.attention._by_kernel(*tensors, layout, scaling, call)
-    expected = naive(*tensors, layout, scaling)
+        attended = perl.packing.attention._by_kernel(*tensors, layout, scores, call)
+    expected = naive(*tensors, layout, scores)
     assert attended.shape == (1, LENGTH, 4, 6)
     for found, wanted in zip(results(attended, tensors), results(expected, tensors), strict=True):
         assert (found - wanted).norm() <= 1e-12 * wanted.norm()
@@ -235,7 +245,7 @@ def test_where_the_kernel_does_not_fit_it_is_not_called_and_on_a_gpu_no_grouped_
     shapes = (4, LENGTH, size), (2, LENGTH, size), (2, LENGTH, value_size)
     own = [torch.randn(1, *shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
     exact = [tensor.detach().double().requires_grad_() for tensor in own]
-    found, expected = packed_attention(*own, SHARED), naive(*exact, SHARED, None)
+    found, expected = packed_attention(*own, SHARED), naive(*exact, SHARED, PLAIN)
     found.square().sum().backward()
     expected.square().sum().backward()
     assert found.shape == (1, LENGTH, 4, value_size)
@@ -261,12 +271,13 @@ def gpt2(**options) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**TOKENS, **sizes, **options))
 
 
-@pytest.mark.parametrize("make", [qwen, gpt2])
-def test_generation_and_padded_passes_are_what_they_were_bit_for_bit(make):
-    model = make().eval()
+@pytest.mark.parametrize("name", ["Qwen3", "GPT2", "Gemma2", "GptOss", "Qwen3_5Text", "GraniteMoeHybrid"])
+def test_generation_and_padded_passes_are_what_they_were_bit_for_bit(name):
+    model = make_family(name).eval()
     before = copy.deepcopy(model)
     assert use_packed_attention(model) is None
     assert use_packed_attention(model) is None  # once more changes nothing
+    use_packed_states(model)
     ids = torch.randint(2, VOCABULARY, (3, 7))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7, [0, 1, 1, 1, 1, 1, 1]])
     options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "output_logits": True}
@@ -311,12 +322,11 @@ def test_gradients_of_packed_passes_are_the_same_with_checkpointing(make, reentr
         torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_eager_attention_is_refused_and_stays():
-    model = qwen(attn_implementation="eager")
-    why = use_packed_attention(model)
-    assert "'eager'" in why
-    assert "sdpa" in why
-    assert model.config._attn_implementation == "eager"
+def test_an_attention_that_transformers_does_not_know_is_refused_and_stays():
+    model = qwen()
+    model.config._attn_implementation_internal = "of their own"
+    assert "sdpa" in use_packed_attention(model)
+    assert model.config._attn_implementation == "of their own"
 
 
 def test_sdpa_takes_the_place_of_a_flash_attention_in_passes_that_are_not_packed():
@@ -327,15 +337,28 @@ def test_sdpa_takes_the_place_of_a_flash_attention_in_passes_that_are_not_packed
     assert use_packed_attention(model) is None
     assert model.config._attn_implementation == "perl_packed_sdpa"
     assert torch.equal(model(input_ids=ids).logits, expected)
+    capped = make_family("Gemma2")  # SDPA would leave its soft caps out
+    expected = capped(input_ids=ids).logits
+    capped.config._attn_implementation_internal = "flash_attention_2"
+    assert use_packed_attention(capped) is None
+    assert torch.equal(capped(input_ids=ids).logits, expected)
 
 
 def test_what_packed_rows_do_not_have_is_refused_by_name():
-    asked = {"softcap": 50.0, "s_aux": torch.zeros(4), "position_bias": torch.zeros(1), "dropout": 0.1}
+    asked = {"position_bias": torch.zeros(1), "dropout": 0.1}
     for name, value in asked.items():
         with pytest.raises(NotImplementedError, match=name):
             refuse_unknown({"scaling": 1.0, name: value})
-    refuse_unknown({"scaling": 1.0, "softcap": None, "s_aux": None, "dropout": 0.0, "sliding_window": None})
-    model = Gemma2ForCausalLM(Gemma2Config(**COMMON, attn_implementation="flex_attention"))
-    assert use_packed_attention(model) is None
-    with pytest.raises(NotImplementedError, match="softcap"):
-        model(**packed_inputs())
+    refuse_unknown({"scaling": 1.0, "softcap": 5.0, "position_bias": None, "dropout": 0.0, "sliding_window": None})
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_soft_caps_and_sinks_are_those_of_a_softmax_by_hand_and_so_are_their_gradients(how, groups):
+    tensors, layout = inputs(4, groups), LAYOUTS[how]
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    for scores in (Scores(0.9, softcap=0.7), Scores(sinks=sinks), Scores(window=3, softcap=2.0, sinks=sinks)):
+        trained = tensors if scores.sinks is None else [*tensors, sinks]
+        found, expected = packed_attention(*tensors, layout, scores), naive(*tensors, layout, scores)
+        for ours, by_hand in zip(results(found, trained), results(expected, trained), strict=True):
+            torch.testing.assert_close(ours, by_hand, rtol=1e-11, atol=1e-12)

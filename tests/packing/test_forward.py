@@ -1,7 +1,7 @@
 """Rows packed, padded and with shared prompts against the model on each row alone; which models may be packed."""
 
 import copy
-import warnings
+import functools
 
 import pytest
 import torch
@@ -14,38 +14,9 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.forward import Passes, choose_passes, score, score_all
 from perl.packing.head import LogitSettings, add_scored_forward, logit_settings
 from perl.packing.rows import Row
+from tests.packing.families import PACKED, PADDED, TOKENS, VOCABULARY, make
 
-VOCABULARY, COLUMNS = 64, 9
-TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
-WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-COMMON = {**TOKENS, **WIDTHS, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2}
-STATES = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
-GPT2 = {**TOKENS, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
-STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-MODELS = {
-    **{"Qwen3": {**COMMON, "head_dim": 8}, "Llama": {**COMMON, "rope_theta": 100.0}, "Qwen2": COMMON},
-    **{"GPT2": {**GPT2, **STILL}, "Gemma2": {**COMMON, "head_dim": 8, "final_logit_softcapping": 5.0}},
-    **{"Mistral": {**COMMON, "sliding_window": 16}, "Cohere": {**COMMON, "logit_scale": 0.25}},
-    "Mamba": {**TOKENS, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
-    "Lfm2": {**COMMON, "layer_types": ["conv", "full_attention"]},
-    "FalconH1": {**COMMON, **STATES, "mamba_chunk_size": 16},
-}
-PACKED = ("Qwen3", "Llama", "Qwen2", "GPT2", "Mistral", "Cohere")
-
-
-def make(name: str, **options) -> transformers.PreTrainedModel:
-    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-    config = getattr(transformers, f"{name}Config")(**{**MODELS[name], **options})
-    torch.manual_seed(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Mamba's, that its kernels are not installed
-        model = getattr(transformers, name + head)(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # biases begin at zero, where they show nothing
-                parameter += 0.1 * torch.randn_like(parameter)
-    add_scored_forward(model, logit_settings(model.config, temperature=0.9, float32=False))
-    return model
+COLUMNS = 9
 
 
 def some_rows() -> tuple[list[Row], list[list[int]]]:
@@ -88,14 +59,14 @@ def gradients(model, log_probs) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PACKED | PADDED)
 def test_a_row_has_the_same_numbers_and_gradient_alone_padded_packed_and_behind_a_shared_prompt(name):
     model = make(name).train()  # no dropout in any of them
     expected = alone(model)
     expected_gradient = gradients(model, expected)
     ways = [(False, ALONE)] + ([(True, ALONE), (True, ALONE[::-1]), (True, GROUPS)] if name in PACKED else [])
-    if name in PACKED:
-        assert use_packed_attention(model) is None
+    found = choose_passes(model, padding_free=True, share=True)
+    assert (found.packed, found.shared) == (name in PACKED, name in PACKED), found.why
     for packed, groups in ways:
         log_probs, entropies = score(model, ROWS, groups, packed=packed, columns=COLUMNS)
         torch.testing.assert_close(log_probs, expected, rtol=0, atol=2e-5)
@@ -104,34 +75,22 @@ def test_a_row_has_the_same_numbers_and_gradient_alone_padded_packed_and_behind_
         assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
 
 
-@pytest.mark.parametrize(("name", "share"), [(name, name != "Llama") for name in PACKED])
-def test_models_of_plain_attention_are_packed_unless_padding_is_requested(name, share):
-    window = 16 if name == "Mistral" else None
-    model = make(name)
+def test_padding_is_done_where_it_is_requested_and_prompts_are_shared_where_they_may():
+    model = make("Llama")
     before = model.config._attn_implementation
-    assert choose_passes(model, padding_free=False, share=share) == Passes(packed=False, shared=False)
+    assert choose_passes(model, padding_free=False, share=True) == Passes(packed=False, shared=False)
     assert model.config._attn_implementation == before
-    found = choose_passes(model, padding_free=True, share=share)
-    assert found == Passes(packed=True, shared=share, longest=window)
+    assert choose_passes(model, padding_free=True, share=False) == Passes(packed=True, shared=False)
 
 
-REFUSED = {
-    "Mamba": "linear_attention",
-    "Lfm2": "conv",
-    "FalconH1": "hybrid",
-    "Gemma2": "'eager'",  # transformers has no other attention for softcaps
-    "Qwen3": "sdpa",  # eager attention by the user's choice: what to do
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", PADDED)
 def test_a_model_that_cannot_be_packed_is_refused_with_a_reason_and_goes_on_as_before(name):
-    model = make(name, **({"attn_implementation": "eager"} if name == "Qwen3" else {})).eval()
+    model = make(name).eval()
     with torch.no_grad():
         before = alone(model)
         found = choose_passes(model, padding_free=True, share=True)
         assert (found.packed, found.shared) == (False, False)
-        assert REFUSED[name] in found.why
+        assert PADDED[name][1] in found.why
         assert torch.equal(alone(model), before)
 
 
@@ -169,8 +128,8 @@ def test_completions_that_are_run_once_have_the_log_probs_and_the_gradient_of_ea
     assert (found[1] - found[0]).norm() <= 1e-5 * found[0].norm()
 
 
-def test_rows_longer_than_a_sliding_window_are_padded():
-    model = make("Mistral").eval()
+def test_rows_longer_than_a_chunk_of_attention_are_padded():
+    model = make("Llama4Text", attention_chunk_size=16).eval()
     found = choose_passes(model, padding_free=True, share=True)
     prompt = torch.randint(2, VOCABULARY, (12,))
     rows = [Row(prompt, torch.randint(2, VOCABULARY, (c,)), torch.ones(c).bool()) for c in (5, 6)]
@@ -181,8 +140,16 @@ def test_rows_longer_than_a_sliding_window_are_padded():
         for packs, chosen in ((True, rows[:1]), (False, rows)):
             found_log_probs, _ = score(model, chosen, [[i] for i in range(len(chosen))], packed=packs, columns=COLUMNS)
             torch.testing.assert_close(found_log_probs, alone(model, chosen), rtol=0, atol=2e-5)
-    small = make("Mistral", sliding_window=4)
-    assert "nats" in choose_passes(small, padding_free=True, share=True).why  # not even the probe's rows fit
+
+
+def test_a_window_that_packed_attention_is_not_told_of_shows_however_wide_it_is(monkeypatch):
+    model = make("Mistral", sliding_window=4096)
+    assert choose_passes(model, padding_free=True, share=True).packed
+    assert model.config.sliding_window == model.model.layers[0].self_attn.config.sliding_window == 4096
+    attend = perl.packing.attention.packed_attention
+    blind = functools.partial(attend, scores=perl.packing.attention.PLAIN)
+    monkeypatch.setattr(perl.packing.attention, "packed_attention", lambda *args: blind(*args[:4]))
+    assert "nats" in choose_passes(model, padding_free=True, share=True).why
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Mamba"])
@@ -262,16 +229,16 @@ def deep_in_half(scale: float) -> transformers.PreTrainedModel:
     return model
 
 
-def rounds_elsewhere(query, key, value, layout, *, scaling=None):
+def rounds_elsewhere(query, key, value, layout, scores):
     """Right packed attention that rounds at another place, as another kernel does."""
-    exact = perl.packing.attention._by_segment(query.float(), key.float(), value.float(), layout, scaling)
+    exact = perl.packing.attention._by_segment(query.float(), key.float(), value.float(), layout, scores)
     return exact.to(query.dtype)
 
 
-def sees_its_neighbours(query, key, value, _, *, scaling=None):
+def sees_its_neighbours(query, key, value, _, scores):
     """Wrong packed attention: each row sees all rows before it."""
     attended = nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        query, key, value, is_causal=True, scale=scores.scaling, enable_gqa=True
     )
     return attended.transpose(1, 2).contiguous()
 

@@ -153,7 +153,7 @@ def test_a_token_sees_its_prompt_and_its_own_row_and_nothing_else(rows, groups):
         if segment.prefix_length:
             places = (*segment.prefixes, (segment.start, segment.length))
             seen = torch.cat([own[:, start : start + count] for start, count in places], dim=1)
-            assert torch.equal(layout.masks[segment.prefix_length, segment.length], seen)
+            assert torch.equal(layout.mask(segment.prefix_length, segment.length), seen)
 
 
 def test_a_layout_as_kernels_take_it():
@@ -163,7 +163,8 @@ def test_a_layout_as_kernels_take_it():
     assert layout.keys.tolist() == [0, 1, 0, 1, 2, 3, 4, 5]
     assert layout.longest == (3, 5)
     assert layout.query_ends.dtype == layout.key_ends.dtype == torch.int32
-    assert layout.masks[2, 3].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert layout.mask(2, 3).int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert layout.mask(2, 3, 2).int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
 
 
 def test_padding_stands_on_the_right_and_is_masked():

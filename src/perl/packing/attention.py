@@ -8,11 +8,14 @@ gradient checkpointing runs a layer's forward again inside the backward pass, wh
 heads, K key-value heads, L tokens, C of a segment, S keys that are seen, D of a head.
 
 Two ways give the same numbers: one call of torch's variable-length kernel for all segments, or SDPA segment by segment.
-:func:`why_by_segment` says which, from the machine and the shapes alone.
+:func:`why_by_segment` says which, from the machine and the shapes alone. Soft caps and sinks have neither: their scores
+are made in full, a segment at a time, as transformers' eager attention makes those of a whole row.
 """
 
 import contextlib
 import inspect
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +54,8 @@ def use_packed_attention(model: PreTrainedModel) -> str | None:
     if original.startswith(_PREFIX):
         return None
     if "flash" in original:  # finds its kernel by the name that the model is given, which will be ours
-        original = "sdpa"
-    if original not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        original = "sdpa" if model._supports_sdpa else "eager"
+    if original != "eager" and original not in ALL_ATTENTION_FUNCTIONS.valid_keys():
         return f"its attention is {original!r}; packed rows need attn_implementation='sdpa'"
     if not model._can_set_attn_implementation():
         return "its attention is written into the model and cannot be exchanged"
@@ -68,7 +71,7 @@ def without_packed_attention(model: PreTrainedModel) -> contextlib.AbstractConte
 
 def register(original: str) -> None:
     """Makes ``perl_packed_<original>`` known to transformers: packed rows by us, all else by the original."""
-    unpacked = ALL_ATTENTION_FUNCTIONS[original]
+    unpacked = _eager if original == "eager" else ALL_ATTENTION_FUNCTIONS[original]
 
     def attention(
         module: torch.nn.Module,
@@ -87,13 +90,21 @@ def register(original: str) -> None:
     AttentionMaskInterface.register(_PREFIX + original, AttentionMaskInterface()[original])
 
 
+def _eager(module: torch.nn.Module, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:  # noqa: ANN401
+    """The attention that is written beside the layer, which has no entry in transformers' list."""
+    plain: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    plain = sys.modules[type(module).__module__].eager_attention_forward
+    return plain(module, *args, **options)
+
+
 @torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")
 def _outside_graphs(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, options: dict[str, Any]
 ) -> torch.Tensor:
     """Attention of a packed row, never part of a compiled graph, which would be made anew for each layout."""
     refuse_unknown(options)
-    return packed_attention(query, key, value, layout, scaling=options.get("scaling"))
+    scores = Scores(options.get("scaling"), options.get("sliding_window"), options.get("softcap"), options.get("s_aux"))
+    return packed_attention(query, key, value, layout, scores)
 
 
 def refuse_unknown(options: dict[str, Any]) -> None:
@@ -102,11 +113,32 @@ def refuse_unknown(options: dict[str, Any]) -> None:
     Raises:
         NotImplementedError: It would be left out in silence.
     """
-    for name in ("softcap", "s_aux", "position_bias"):
-        if options.get(name) is not None:
-            raise NotImplementedError(f"its attention uses {name}")
+    if options.get("position_bias") is not None:
+        raise NotImplementedError("its attention uses position_bias")
     if options.get("dropout"):
         raise NotImplementedError("its attention uses dropout")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a layer does to the products of its queries and keys.
+
+    Attributes:
+        scaling: What they are multiplied by; None: 1 / sqrt(D).
+        window: Tokens that one sees, itself included; None: all before it.
+        softcap: c of c tanh(s / c) (Gemma 2); None: not.
+        sinks: (H,) a score of each head that takes its share of the softmax and adds nothing (GPT-OSS); None: no.
+    """
+
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether SDPA and the kernel know how."""
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True)
@@ -136,10 +168,10 @@ class KernelCall:
 
     grouped: bool
 
-    def keywords(self, scaling: float | None, grouped: bool) -> dict[str, Any]:
+    def keywords(self, scaling: float | None, grouped: bool, window: int | None = None) -> dict[str, Any]:
         """Besides the tensors and the lengths."""
-        # all tokens to the left, none to the right: causal
-        asked: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+        # so many tokens to the left besides itself, -1 for all, none to the right: causal
+        asked: dict[str, Any] = {"scale": scaling, "window_size": (-1 if window is None else window - 1, 0)}
         return asked | {"enable_gqa": grouped} if self.grouped else asked
 
 
@@ -160,6 +192,9 @@ def kernel_call(signature: inspect.Signature) -> KernelCall | None:
         return None
     return KernelCall(grouped="enable_gqa" in signature.parameters)
 
+
+PLAIN = Scores()
+"""Scaled by the root of D, all tokens seen, neither cap nor sinks."""
 
 KERNEL_CALL = kernel_call(inspect.signature(varlen_attn))
 """Of the torch that is installed."""
@@ -207,8 +242,7 @@ def packed_attention(
     key_1KLD: torch.Tensor,
     value_1KLD: torch.Tensor,
     layout: Layout,
-    *,
-    scaling: float | None = None,
+    scores: Scores = PLAIN,
 ) -> torch.Tensor:
     """Causal attention within each segment, to its prefix besides.
 
@@ -217,7 +251,7 @@ def packed_attention(
         key_1KLD: (1, K, L, D) float, K divides H.
         value_1KLD: (1, K, L, V) float; V is D but for a few models.
         layout: Covers the L tokens; on any device.
-        scaling: What the scores are multiplied by; None: 1 / sqrt(D).
+        scores: What is done to them.
 
     Returns:
         (1, L, H, V), as transformers' attention functions return it.
@@ -228,18 +262,19 @@ def packed_attention(
         query_1HLD, key_1KLD, value_1KLD = query_1HLD.to(dtype), key_1KLD.to(dtype), value_1KLD.to(dtype)
     layout = layout.on(query_1HLD.device)  # of a model in parts the layers are on other devices than its input
     machine, sizes = machine_of(query_1HLD.device), (query_1HLD.size(-1), value_1KLD.size(-1))
-    if KERNEL_CALL is None or why_by_segment(machine, query_1HLD.dtype, *sizes, KERNEL_CALL):
+    by_segment = why_by_segment(machine, query_1HLD.dtype, *sizes, KERNEL_CALL) or not scores.plain
+    if KERNEL_CALL is None or by_segment:
         groups = query_1HLD.size(1) // key_1KLD.size(1)
-        if groups > 1 and needs_every_head(machine):
+        if groups > 1 and (needs_every_head(machine) or not scores.plain):
             key_1KLD, value_1KLD = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_1KLD, value_1KLD))
-        return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
-    return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scaling, KERNEL_CALL)
+        return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scores)
+    return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scores, KERNEL_CALL)
 
 
 def _by_segment(
-    query_1HLD: torch.Tensor, key_1KLD: torch.Tensor, value_1KLD: torch.Tensor, layout: Layout, scaling: float | None
+    query_1HLD: torch.Tensor, key_1KLD: torch.Tensor, value_1KLD: torch.Tensor, layout: Layout, scores: Scores
 ) -> torch.Tensor:
-    """One call a segment: no more scores are computed than there are pairs, but for the triangle's other half."""
+    """One call a segment: no more scores are computed than there are pairs, but for those that a mask hides."""
     grouped = query_1HLD.size(1) != key_1KLD.size(1)
     lengths = [segment.length for segment in layout.segments]
     # Pieces of one split, prompts included: the gradients of slices would each be as long as the whole row.
@@ -248,18 +283,46 @@ def _by_segment(
     attended = []
     for segment, q_1HCD in zip(layout.segments, query_1HLD.split(lengths, dim=2), strict=True):
         k_1KCD, v_1KCD = seen[segment.start]
-        mask_CS = None  # causal: token i of the segment sees tokens 0 to i
         if segment.prefixes:  # C tokens see S = P + C keys: all P of the segments before them, then their own
             pieces_seen = [seen[start] for start, _ in segment.prefixes]
             keys, values = zip(*pieces_seen, (k_1KCD, v_1KCD), strict=True)
             k_1KCD, v_1KCD = torch.cat(keys, dim=2), torch.cat(values, dim=2)
-            mask_CS = layout.masks[segment.prefix_length, segment.length]
+        mask_CS = None  # causal: token i of the segment sees tokens 0 to i
+        narrow = scores.window is not None and scores.window < k_1KCD.size(2)
+        if segment.prefix_length or narrow or not scores.plain:
+            mask_CS = layout.mask(segment.prefix_length, segment.length, scores.window if narrow else None)
+        if not scores.plain and mask_CS is not None:
+            attended.append(_in_full(q_1HCD, k_1KCD, v_1KCD, mask_CS, scores))
+            continue
         attended.append(
             functional.scaled_dot_product_attention(
-                q_1HCD, k_1KCD, v_1KCD, attn_mask=mask_CS, is_causal=mask_CS is None, scale=scaling, enable_gqa=grouped
+                q_1HCD,
+                k_1KCD,
+                v_1KCD,
+                attn_mask=mask_CS,
+                is_causal=mask_CS is None,
+                scale=scores.scaling,
+                enable_gqa=grouped,
             )
         )
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()  # (1, H, L, V) -> (1, L, H, V)
+
+
+def _in_full(
+    query_1HCD: torch.Tensor, key_1HSD: torch.Tensor, value_1HSD: torch.Tensor, mask_CS: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    """Attention with a soft cap or sinks: products, cap, mask, softmax in float32, as the two models' own code."""
+    scaling = query_1HCD.size(-1) ** -0.5 if scores.scaling is None else scores.scaling
+    scores_1HCS = query_1HCD @ key_1HSD.transpose(2, 3) * scaling
+    if scores.softcap is not None:
+        scores_1HCS = torch.tanh(scores_1HCS / scores.softcap) * scores.softcap
+    scores_1HCS = scores_1HCS.masked_fill(~mask_CS, float("-inf"))
+    if scores.sinks is not None:  # a column of its own, which no value belongs to
+        sinks_1HC1 = scores.sinks.reshape(1, -1, 1, 1).expand(*scores_1HCS.shape[:3], 1)
+        scores_1HCS = torch.cat([scores_1HCS, sinks_1HC1.to(scores_1HCS)], dim=-1)
+    exact = torch.promote_types(scores_1HCS.dtype, torch.float32)
+    shares = torch.softmax(scores_1HCS, dim=-1, dtype=exact).to(query_1HCD.dtype)
+    return shares[..., : key_1HSD.size(2)] @ value_1HSD
 
 
 def _by_kernel(
@@ -267,7 +330,7 @@ def _by_kernel(
     key_1KLD: torch.Tensor,
     value_1KLD: torch.Tensor,
     layout: Layout,
-    scaling: float | None,
+    scores: Scores,
     call: KernelCall,
 ) -> torch.Tensor:
     """One call for all segments; a segment's keys end where its queries end, which is where FlashAttention aligns them.
@@ -291,6 +354,6 @@ def _by_kernel(
         layout.key_ends,
         longest_query,
         longest_key,
-        **call.keywords(scaling, grouped=groups > 1),
+        **call.keywords(scores.scaling, grouped=groups > 1, window=scores.window),
     )
     return attended_LHD.unsqueeze(0)  # type: ignore[union-attr]  # a pair only if asked for

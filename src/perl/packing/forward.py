@@ -6,7 +6,8 @@ Decides by itself whether a model can run packed rows: by what is known of its l
 rows, T columns of the completions.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -22,17 +23,21 @@ from perl.packing.head import EntropyKind, HeadStates
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
 from perl.packing.rows import LEAST_COMMON, Row, ScoredTokens, pack, pad_right
+from perl.packing.states import use_packed_states
 from perl.policy.model import HALF, base_of, evaluating
 from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 
 # Where configs keep the dropout of attention weights, which is off in the pass that compares.
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
-# Layers that packing keeps apart; recurrent and convolutional ones carry a state from row to row.
+# Layers of attention; all others carry a state from token to token.
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # Largest difference of a log-probability between a packed and a padded row in float32, in nats. In half precision two
 # right passes differ by half a nat on a token that the model does not expect, so there the mean over tokens that it
 # does expect is compared (`perl.policy.precision.tolerance_of`).
 _TOLERANCE = 1e-3
+
+# Tokens of a sliding window while rows are compared: fewer than they have.
+_NARROW = 4
 
 # Adapters that see a row as a whole; others act on each token by itself.
 _BY_ROW = (PeftType.XLORA, PeftType.POLY)
@@ -51,7 +56,7 @@ class Passes:
         packed: End to end, without padding; else padded on the right to the longest of a pass.
         shared: A prompt once for the completions that share it; only packed.
         why: Why rows are not packed, or prompts not shared; empty if they are.
-        longest: Tokens of the longest row that is packed, where a layer looks no further back; None: any.
+        longest: Tokens of the longest row that is packed, where a layer sees a row in chunks; None: any.
     """
 
     packed: bool
@@ -231,15 +236,14 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
     base = base_of(policy)
     config = base.config.get_text_config()
     types = set(getattr(config, "layer_types", None) or ())
-    others = ", ".join(sorted(types - _ATTENTION_LAYERS))
     whys = {
         "its rows may hold images": config is not base.config,
         "it has an encoder": getattr(config, "is_encoder_decoder", False),
-        f"its layers of type {others} carry a state from row to row": others,
         "its attention uses dropout": _attention_drops_out(base),
     }
     by_row = next((why for why, holds in whys.items() if holds), None)
-    why = adapter_by_row(policy) or by_row or use_packed_attention(base) or _differs(policy, shared=False)
+    why = adapter_by_row(policy) or by_row or use_packed_attention(base)
+    why = why or (use_packed_states(base) if types - _ATTENTION_LAYERS else None) or _differs(policy, shared=False)
     if why:
         return Passes(packed=False, shared=False, why=why)
     why = _differs(policy, shared=True) if share else None
@@ -247,11 +251,25 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
 
 
 def _sight(policy: nn.Module) -> int | None:
-    """How many tokens back one sees in every layer; None: all."""
+    """How many tokens from its first on a row may have, where layers see chunks of it; None: any number."""
     config = base_of(policy).config.get_text_config()
-    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     types = set(getattr(config, "layer_types", None) or ())
-    return None if types == {"full_attention"} else min((window for window in windows if window), default=None)
+    return None if types == {"full_attention"} else getattr(config, "attention_chunk_size", None)
+
+
+@contextlib.contextmanager
+def _narrow_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Sliding windows of a few tokens, so that rows of a few more show whether they are kept."""
+    holders: tuple[Any, ...] = (model.config.get_text_config(), *model.modules())
+    windows = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
+    wide = [(holder, window) for holder, window in windows if isinstance(window, int) and window > _NARROW]
+    try:
+        for holder, _ in wide:
+            holder.sliding_window = _NARROW
+        yield
+    finally:
+        for holder, window in wide:
+            holder.sliding_window = window
 
 
 def adapter_by_row(policy: nn.Module) -> str | None:
@@ -283,7 +301,7 @@ def _differs(policy: nn.Module, *, shared: bool) -> str | None:
     rows, groups = _probe(vocabulary, next(policy.parameters()).device, _sight(policy), shared=shared)
     columns = max(row.completion.numel() for row in rows)
     dtype = compute_dtype(policy)
-    with evaluating(policy), torch.no_grad():
+    with evaluating(policy), _narrow_windows(base_of(policy)), torch.no_grad():
         if dtype in HALF:
             rows = [_continued(policy, row) for row in rows]
         expected, _ = score(policy, rows, groups, packed=False, columns=columns, entropy="none")

@@ -139,7 +139,8 @@ def add_scored_forward(
             return original(*args, **kwargs)
         for name in ("labels", "use_cache"):
             kwargs.pop(name, None)
-        hidden = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
+        inner = self.base_model if self.base_model is not self else self.model  # Llama 4 names none
+        hidden = inner(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = hidden[:, hidden.size(1) - scored.width :].flatten(0, 1)  # virtual tokens stand in front
         head = self.get_output_embeddings()
         # PEFT's wrapper of single tokens has no bias. FSDP2 has parts.

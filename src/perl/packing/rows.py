@@ -75,6 +75,23 @@ class Segment:
         return sum(length for _, length in self.prefixes)
 
 
+@dataclass(frozen=True, eq=False)
+class Wave:
+    """Segments that run at once, padded on the right to the longest of them.
+
+    Attributes:
+        starts: Of the n segments.
+        tokens: (n x T,) int64, the position of each of their tokens, L where there is none.
+        follows: For each the start of the last segment that it sees besides; empty: they see none.
+        followed: Whether others see them besides; they are of one length then.
+    """
+
+    starts: tuple[int, ...]
+    tokens: torch.Tensor
+    follows: tuple[int, ...]
+    followed: bool
+
+
 @dataclass(frozen=True)
 class Layout:
     """The segments of a packed row, in order; together they cover it."""
@@ -95,13 +112,17 @@ class Layout:
         """Whether any segment sees another one besides."""
         return any(segment.prefix_length for segment in self.segments)
 
+    def mask(self, prefix: int, length: int, window: int | None = None) -> torch.Tensor:
+        """(C, P + C) bool, of C tokens behind P others: what each sees, the last ``window`` tokens if not None."""
+        key = (prefix, length, window)
+        if key not in self._masks:
+            seen = torch.ones(length, prefix + length, dtype=torch.bool, device=self.device).tril(prefix)
+            self._masks[key] = seen if window is None else seen.triu(prefix - window + 1)
+        return self._masks[key]
+
     @cached_property
-    def masks(self) -> dict[tuple[int, int], torch.Tensor]:
-        """(prefix length P, length C) -> (C, P + C) bool: the whole prefix, then the causal triangle."""
-        return {
-            key: torch.ones(key[1], key[0] + key[1], dtype=torch.bool, device=self.device).tril(key[0])
-            for key in {(s.prefix_length, s.length) for s in self.segments if s.prefix_length}
-        }
+    def _masks(self) -> dict[tuple[int, int, int | None], torch.Tensor]:
+        return {}
 
     @cached_property
     def query_ends(self) -> torch.Tensor:
@@ -121,6 +142,66 @@ class Layout:
             seen = (*segment.prefixes, (segment.start, segment.length))
             parts += [torch.arange(start, start + length) for start, length in seen]
         return torch.cat(parts).to(self.device)
+
+    def with_past(self, before: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions of so many tokens that each segment follows, L for none, and its own; and which are its own, (L,).
+
+        What stands in front of a segment of the row may be another one, which it does not see.
+        """
+        if before not in self._pasts:
+            takes, own, length = [], [], 0
+            for segment in self.segments:
+                seen = [torch.arange(start, start + count) for start, count in segment.prefixes]
+                past = torch.cat([torch.full((before,), self.tokens), *seen])[-before:] if before else torch.arange(0)
+                takes += [past, torch.arange(segment.start, segment.start + segment.length)]
+                own.append(torch.arange(length + before, length + before + segment.length))
+                length += before + segment.length
+            self._pasts[before] = torch.cat(takes).to(self.device), torch.cat(own).to(self.device)
+        return self._pasts[before]
+
+    @cached_property
+    def _pasts(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return {}
+
+    def waves(self, chunk: int) -> tuple[Wave, ...]:
+        """The segments by what they follow and their lengths, the first without any before them.
+
+        Args:
+            chunk: Tokens that a scan takes at once: those of as many chunks run together, which costs no more.
+        """
+        if chunk not in self._waves:
+            followed = {start for segment in self.segments for start, _ in segment.prefixes}
+            alike: dict[tuple[int, bool, int], list[Segment]] = {}
+            for segment in self.segments:
+                leads = segment.start in followed
+                size = segment.length if leads else -(-segment.length // chunk)
+                alike.setdefault((len(segment.prefixes), not leads, size), []).append(segment)
+            self._waves[chunk] = tuple(self._wave(alike[key], followed=not key[1]) for key in sorted(alike))
+        return self._waves[chunk]
+
+    def _wave(self, segments: Sequence[Segment], *, followed: bool) -> Wave:
+        longest = max(segment.length for segment in segments)
+        columns_T = torch.arange(longest)
+        lengths, starts = (torch.tensor([[getattr(s, name)] for s in segments]) for name in ("length", "start"))
+        tokens_NT = torch.where(columns_T < lengths, starts + columns_T, self.tokens)
+        follows = tuple(segment.prefixes[-1][0] for segment in segments if segment.prefixes)
+        return Wave(tuple(s.start for s in segments), tokens_NT.flatten().to(self.device), follows, followed)
+
+    @cached_property
+    def _waves(self) -> dict[int, tuple[Wave, ...]]:
+        return {}
+
+    def scanned(self, chunk: int) -> torch.Tensor:
+        """(L,) where each token stands in the waves' tokens, end to end."""
+        order = torch.cat([wave.tokens for wave in self.waves(chunk)])
+        places = torch.empty(self.tokens + 1, dtype=torch.long, device=self.device)
+        places[order] = torch.arange(order.numel(), device=self.device)
+        return places[:-1]
+
+    @cached_property
+    def tokens(self) -> int:
+        """L, of all segments."""
+        return sum(segment.length for segment in self.segments)
 
     @cached_property
     def longest(self) -> tuple[int, int]:
