@@ -47,7 +47,8 @@ from trl.trainer.utils import use_adapter
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import adaptation
-from perl.policy.model import base_fingerprint, load_tokenizer, trainable_parameters
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_tokenizer, trainable_parameters
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.run.folder import installed_versions
 

@@ -44,7 +44,8 @@ from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.model import base_fingerprint, base_parameters, load_base, load_tokenizer
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import base_parameters, load_base, load_tokenizer
 from perl.policy.reference import base_only, token_log_probs
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Sampled

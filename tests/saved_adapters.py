@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.model import base_fingerprint, load_base
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_base
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
 

@@ -13,7 +13,8 @@ from perl.errors import PerlError
 from perl.evaluation.drawing import policies
 from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.scoring.results import read_results
-from perl.policy.model import base_fingerprint, load_tokenizer
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_tokenizer
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection
 from perl.rollouts.hf_engine import TransformersEngine

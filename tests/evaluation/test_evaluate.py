@@ -13,7 +13,8 @@ import perl
 from perl.errors import PerlError
 from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.scoring.results import read_results
-from perl.policy.model import base_fingerprint, load_tokenizer
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_tokenizer
 from perl.policy.name import adapter_policy_name
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, load_problems

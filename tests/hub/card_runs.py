@@ -14,7 +14,8 @@ from perl.evaluation.scoring.results import Results
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, resolved_settings
 from perl.policy.attach import attach_adapter
-from perl.policy.model import answering_fingerprint, base_fingerprint, load_base, source_fingerprint
+from perl.policy.fingerprint import answering_fingerprint, base_fingerprint, source_fingerprint
+from perl.policy.model import load_base
 from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter

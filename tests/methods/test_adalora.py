@@ -17,7 +17,7 @@ from perl.methods.hooks import hooks_of
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.checkpoint import load_policy, save_policy
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter

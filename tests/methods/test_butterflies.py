@@ -11,7 +11,7 @@ from peft.tuners.boft import layer as boft_layer
 from transformers import AutoModelForCausalLM
 
 from perl.policy.attach import attach_adapter, continue_adapter
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.policy.save_adapter import reload_difference, write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.sandbox import BASE_FOLDER

@@ -13,7 +13,7 @@ from perl.errors import ModelError, PerlError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 

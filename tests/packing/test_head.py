@@ -27,8 +27,9 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.packing.head import LogitSettings, add_scored_forward, head_bytes, head_log_probs, logit_settings
 from perl.packing.rows import Row, ScoredTokens, pad_right
 from perl.policy.attach import continue_adapter
+from perl.policy.fingerprint import base_fingerprint
 from perl.policy.guards import RELOAD_TOLERANCE
-from perl.policy.model import base_fingerprint, clean_base, evaluating
+from perl.policy.model import clean_base, evaluating
 from perl.policy.precision import in_float32
 from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import reload_difference

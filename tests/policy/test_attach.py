@@ -22,7 +22,8 @@ from perl.policy.attach import (
     load_adapter_tensors,
     shaped_saved_adapter,
 )
-from perl.policy.model import base_fingerprint, load_base, load_empty_base
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_base, load_empty_base
 from perl.policy.reference import base_only
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import SavedAdapter, find_adapter

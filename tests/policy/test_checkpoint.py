@@ -27,7 +27,8 @@ from perl.policy.checkpoint import (
     seal,
     step_of,
 )
-from perl.policy.model import base_fingerprint, base_identity, load_base
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import base_identity, load_base
 from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import reload_difference, write_adapter
 from perl.recipe.sections import ModelSection, PeftSection

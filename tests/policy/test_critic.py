@@ -18,7 +18,8 @@ from perl.packing.memory import measure
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter, without_harmless_warnings
 from perl.policy.critic import Critic, critic_parameters, critic_shapes, facts_of_base, find_critic
-from perl.policy.model import base_fingerprint, base_of
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import base_of
 from perl.recipe.sections import PeftSection
 from tests.a_few_methods import A_FEW
 from tests.oracles.ppo import MergedCritic

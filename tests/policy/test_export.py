@@ -15,7 +15,8 @@ from perl.cli.commands import run
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.methods.registry import METHODS
 from perl.policy.export import export, merge
-from perl.policy.model import base_fingerprint, load_base
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_base
 from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter

@@ -18,6 +18,7 @@ from perl.errors import EXIT_FAILED, BrokenPromiseError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
+from perl.policy.fingerprint import base_fingerprint
 from perl.policy.guards import (
     PATIENCE,
     RELOAD_TOLERANCE,
@@ -29,7 +30,7 @@ from perl.policy.guards import (
     check_saved_model,
     check_start,
 )
-from perl.policy.model import base_fingerprint, load_base
+from perl.policy.model import load_base
 from perl.policy.precision import compute_dtype
 from perl.policy.reference import Reference
 from perl.policy.save_adapter import write_adapter

@@ -15,17 +15,14 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, check_trainable, shaped_adapter
+from perl.policy.fingerprint import base_dtype, base_fingerprint, is_the_base, source_fingerprint
 from perl.policy.model import (
-    base_dtype,
-    base_fingerprint,
     base_identity,
     eos_token_ids,
-    is_the_base,
     load_base,
     load_empty_base,
     load_tokenizer,
     resolve_model,
-    source_fingerprint,
     total_parameters,
     trainable_parameters,
 )

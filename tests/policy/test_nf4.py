@@ -29,7 +29,8 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.export import export
-from perl.policy.model import answering_fingerprint, base_fingerprint, load_base, quantising
+from perl.policy.fingerprint import answering_fingerprint, base_fingerprint
+from perl.policy.model import load_base, quantising
 from perl.policy.name import adapter_policy_name
 from perl.policy.probe import read_probe
 from perl.policy.quantised import half_precision, quantisation_of

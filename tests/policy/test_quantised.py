@@ -15,8 +15,9 @@ from perl.errors import ModelError
 from perl.methods.base_parameters import base_weight, is_packed
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
+from perl.policy.fingerprint import base_fingerprint, is_the_base, source_fingerprint
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_adapter
-from perl.policy.model import base_fingerprint, evaluating, is_the_base, source_fingerprint
+from perl.policy.model import evaluating
 from perl.policy.quantised import prepare_layers
 from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import write_adapter

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from perl.errors import ModelError
 from perl.policy.attach import attach_adapter
-from perl.policy.model import base_fingerprint, load_base
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_base
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import ModelSection

@@ -12,7 +12,8 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
-from perl.policy.model import base_fingerprint, load_base, load_tokenizer
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_base, load_tokenizer
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.policy.teacher import find_teacher, make_teacher, teacher_identity

@@ -24,8 +24,9 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.packing.memory import kept_bytes
 from perl.policy.attach import attach_adapter
+from perl.policy.fingerprint import answering_fingerprint, base_fingerprint
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_adapter
-from perl.policy.model import answering_fingerprint, base_fingerprint, check_quantisation, clean_base, load_base
+from perl.policy.model import check_quantisation, clean_base, load_base
 from perl.policy.precision import in_float32
 from perl.policy.probe import read_probe
 from perl.policy.quantised import keep_codes_only, quantisation_of

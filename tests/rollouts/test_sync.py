@@ -12,7 +12,7 @@ from perl.errors import ModelError
 from perl.methods.adalora import set_schedule
 from perl.methods.delta import adapted_layers, low_rank_update
 from perl.methods.registry import METHODS, SERVED_RANKS, served_rank
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.rollouts.sync import adapter_update, choose_form, make_update, without_effect
 from perl.sandbox import BASE_FOLDER
 from tests.rollouts.policies import base, engine_of, fresh, log_prob_difference, perturbed, policy_of, published

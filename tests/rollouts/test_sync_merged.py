@@ -8,7 +8,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from perl.errors import ModelError
 from perl.methods.registry import METHODS
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.rollouts.sync import base_update, choose_form, merged_update
 from tests.rollouts.policies import engine_of, log_prob_difference, perturbed, policy_of
 

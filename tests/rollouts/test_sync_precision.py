@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from perl.methods.delta import adapted_layers, low_rank_update, update_of
 from perl.methods.registry import METHODS
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.policy.quantised import prepare_layers
 from perl.rollouts.sync import adapter_update, base_update, choose_form, make_update
 from perl.sandbox import BASE_FOLDER

@@ -15,7 +15,7 @@ from perl import PeftGRPOTrainer
 from perl.algorithms.advantages import whitened
 from perl.errors import ModelError, RecipeError
 from perl.policy.critic import Critic
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from tests.oracles.ppo import CRITIC, SETTINGS, PlainPPO, ours
 from tests.oracles.rollouts import LONGEST, ROWS
 from tests.oracles.two_trainers import ADAPTERS, base, norm, relative_difference, train

@@ -11,7 +11,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import BrokenPromiseError
 from perl.evaluation.drawing.request import EvalSettings
 from perl.evaluation.scoring.results import read_results
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
 from tests import warm

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import DataError, ModelError, RecipeError
 from perl.packing.micro_batches import TAUGHT_IDS
-from perl.policy.model import base_fingerprint
+from perl.policy.fingerprint import base_fingerprint
 from perl.policy.save_adapter import write_adapter
 from perl.run.files import sha256_of
 from perl.trainer.publishing import write_card

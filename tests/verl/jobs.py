@@ -10,7 +10,8 @@ import torch
 
 from perl.methods.settings import adaptation
 from perl.policy.attach import adapter_tensors, attach_adapter
-from perl.policy.model import base_fingerprint, load_base
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import load_base
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
 from perl.run.files import sha256_of

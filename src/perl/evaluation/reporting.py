@@ -28,7 +28,8 @@ from perl.evaluation.scoring.samples import Place, SampleFile
 from perl.evaluation.scoring.score import rights
 from perl.evaluation.scoring.task import TaskData, shown_hash, titled
 from perl.evaluation.tasks.questions import PreparedTask
-from perl.policy.model import base_dtype, base_identity, base_of, public_name
+from perl.policy.fingerprint import base_dtype
+from perl.policy.model import base_identity, base_of, public_name
 from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
 from perl.run.files import write_text

@@ -237,7 +237,6 @@ def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Pass
     config = base.config.get_text_config()
     types = set(getattr(config, "layer_types", None) or ())
     whys = {
-        "its rows may hold images": config is not base.config,
         "it has an encoder": getattr(config, "is_encoder_decoder", False),
         "its attention uses dropout": _attention_drops_out(base),
     }

@@ -24,7 +24,9 @@ from perl.methods.base_parameters import is_of_the_base, name_in_base
 from perl.methods.butterflies import say_who_can_load, without_extension
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, check_task, initialisation_of, method_of
-from perl.policy.model import base_dtype, base_parameters, is_the_base, public_identity, source_fingerprint
+from perl.policy.fingerprint import base_dtype, is_the_base, source_fingerprint
+from perl.policy.model import base_parameters, public_identity
+from perl.policy.multimodal import keep_to_language
 from perl.policy.quantised import keep_type
 from perl.policy.saved.adapter import CONFIG, POSITIONS, SavedAdapter, check_facts, check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
@@ -39,6 +41,7 @@ _HARMLESS = (
     r"The following rank_pattern keys .*\.lora_E'",
     "Adapter .* LoRA tensor",
     "Specified to not save",
+    "You have passed exclude_modules=",  # of towers that were let go
 )
 # What PEFT raises for values of a config that do not fit, of which it looks at few; NotImplementedError is among them.
 _REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError)
@@ -93,6 +96,7 @@ def shaped_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
         raise ModelError(str(error).removeprefix(f"{CONFIG}: "), "peft.kwargs", "leave it out") from error
     check_patterns(config, "peft.kwargs")
     check_targets(model, config)
+    keep_to_language(model, config)
     left_out = leave_out_unreached(model, config)
     if left_out and model.device.type != "meta":
         what = "peft.target_modules all-linear without %s: the model reads their weights past an adapter"

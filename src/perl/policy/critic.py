@@ -27,7 +27,8 @@ from perl.errors import ModelError, first_line
 from perl.methods.base_parameters import is_of_the_base, name_in_base
 from perl.policy.attach import check_same_base
 from perl.policy.checkpoint import readable
-from perl.policy.model import base_dtype, base_of, public_identity, source_fingerprint
+from perl.policy.fingerprint import base_dtype, source_fingerprint
+from perl.policy.model import base_of, public_identity
 from perl.policy.quantised import quantisation_of
 from perl.policy.reference import base_only
 from perl.policy.save_adapter import sort_metadata
@@ -136,7 +137,7 @@ def facts_of_base(policy: nn.Module, fingerprint: str | None) -> dict[str, str]:
 
     Args:
         policy: With its adapter.
-        fingerprint: From :func:`perl.policy.model.source_fingerprint`; None: it is taken now.
+        fingerprint: From :func:`perl.policy.fingerprint.source_fingerprint`; None: it is taken now.
     """
     name, revision = public_identity(policy)
     facts = {

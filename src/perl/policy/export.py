@@ -14,15 +14,17 @@ from typing import Any, Literal
 import torch
 from peft import PeftModel
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError, RunFolderError, warn
 from perl.methods.base_parameters import name_in_base
 from perl.methods.delta import EXACT, adapted_layers, low_rank_update, merged_parameters
 from perl.methods.settings import method_of
 from perl.policy.attach import continue_adapter
+from perl.policy.fingerprint import base_dtype, source_fingerprint
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_model
-from perl.policy.model import base_dtype, base_parameters, clean_base, load_base, load_tokenizer, source_fingerprint
+from perl.policy.model import base_parameters, clean_base, load_base, load_tokenizer
+from perl.policy.multimodal import auto_class
 from perl.policy.reference import random_tokens
 from perl.policy.save_adapter import largest_difference, log_probs_in_float32, reload_difference, write_lora
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, SavedAdapter, find_adapter
@@ -82,7 +84,7 @@ def export(
     if saved.base_quantization is not None:
         where = f"{saved.name} was trained on a base quantised to {saved.base_quantization}"
         warn("PRL302", "%s; the export is for the unquantised base, on which it is another policy", where)
-    policy = continue_adapter(load_base(model_section, torch.device("cpu")), saved).eval()
+    policy = continue_adapter(load_base(model_section, torch.device("cpu"), with_towers=True), saved).eval()
     target = Path(destination) if destination else Path(f"{str(source).rstrip('/').split('@')[0]}-{form}")
     with new_folder(target) as staged:
         largest: int | None = None
@@ -95,7 +97,8 @@ def export(
             merged.save_pretrained(staged)
             check_saved_model(merged, staged)  # the files hold it
             load_tokenizer(model_section).save_pretrained(staged)
-            written = AutoModelForCausalLM.from_pretrained(staged, dtype="auto", use_safetensors=True).eval()
+            kind = auto_class(merged.config)
+            written = kind.from_pretrained(staged, dtype="auto", use_safetensors=True).eval()
             difference = largest_difference(log_probs_in_float32(policy, ids), log_probs_in_float32(written, ids))
         tolerance = RELOAD_TOLERANCE if form == "lora" or dtype == "float32" else _HALF_TOLERANCE
         if not difference <= tolerance:

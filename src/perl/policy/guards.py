@@ -12,7 +12,8 @@ from peft import PeftModel
 from trl import GRPOConfig
 
 from perl.errors import BrokenPromiseError, DataError, warn
-from perl.policy.model import base_fingerprint, evaluating
+from perl.policy.fingerprint import base_fingerprint
+from perl.policy.model import evaluating
 from perl.policy.precision import in_float32
 from perl.policy.published import check_published, other_tensors
 from perl.policy.quantised import checkpoint_files

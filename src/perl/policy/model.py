@@ -6,11 +6,9 @@ The base's weights are never written after this.
 """
 
 import contextlib
-import hashlib
 import importlib.util
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,31 +18,27 @@ from huggingface_hub import constants
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first_line, missing_extra
-from perl.methods.base_parameters import is_of_the_base, is_packed, name_in_base, parts_of
+from perl.methods.base_parameters import is_of_the_base, is_packed, name_in_base
 from perl.policy.hub_files import look_up
+from perl.policy.multimodal import auto_class, drop_towers, dropped_towers
 from perl.policy.quantised import (
     MARKS,
     half_precision,
     prepare_layers,
     quantisation_config,
-    quantised_fingerprint,
-    source_tensors,
-    was_quantised,
 )
 from perl.policy.sharding import loaded_in_shards, settle, shard_like
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 from perl.recipe.sections import ModelSection
-from perl.run.shards import is_sharded, whole
+from perl.run.shards import is_sharded
 from perl.sandbox import BASE_NAME, is_sandbox, model_folder, model_name, smollm2
 
 _META = torch.device("meta")
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 """How accelerate spreads a model's layers over the GPUs of a machine."""
-# Types in which people load a base.
-_LOADED_AS = ("bfloat16", "float32", "float16", "float64")
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -76,7 +70,12 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
 
 
 def load_base(
-    section: ModelSection, device: torch.device, strategy: str = "ddp", spread: DeviceMap | None = None
+    section: ModelSection,
+    device: torch.device,
+    strategy: str = "ddp",
+    spread: DeviceMap | None = None,
+    *,
+    with_towers: bool = False,
 ) -> PreTrainedModel:
     """The base on its device, in evaluation mode.
 
@@ -85,6 +84,7 @@ def load_base(
         device: Where to.
         strategy: Of the run. With ``fsdp2`` every process must call this at once, and holds its part of the base.
         spread: How its layers are spread over the GPUs of this machine; None: all lie on the device.
+        with_towers: Whether a base that also sees or hears is to be held whole, to be written again.
 
     Raises:
         ModelError: There is no such model, the Hub cannot be reached, or it does not fit on the GPUs.
@@ -95,7 +95,7 @@ def load_base(
     if section.dtype != "auto":
         dtype = getattr(torch, section.dtype)
     with _explained(section):
-        model = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = auto_class(_config(section)).from_pretrained(
             resolve_model(section.name),
             revision=section.revision,
             attn_implementation=section.attn_implementation,
@@ -105,6 +105,8 @@ def load_base(
             **loaded_in_shards(strategy),
             **({} if spread is None else {"device_map": spread}),
         )
+    if not with_towers:
+        drop_towers(model)
     prepare_layers(model)
     settle(model)
     if spread is not None:
@@ -145,8 +147,11 @@ def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreT
         problem = missing_extra("flash-attn", "flash", f"attn_implementation {section.attn_implementation}")
         raise ModelError(problem.message, "model.attn_implementation", problem.hint)
     check_quantisation(section)
+    config = _config(section)
     with _explained(section), device:
-        return AutoModelForCausalLM.from_config(_config(section), trust_remote_code=False)
+        model: PreTrainedModel = auto_class(config).from_config(config, trust_remote_code=False)
+    drop_towers(model)
+    return model
 
 
 def trainable_parameters(model: nn.Module) -> int:
@@ -159,131 +164,7 @@ def total_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def source_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str | None:
-    """SHA-256 of the base as its checkpoint has it, in the type in which it was loaded: what an adapter belongs to.
-
-    That of a base which was quantised as it was loaded is the one that it has without quantisation: of its quantised
-    layers the numbers in the checkpoint are taken. Of any other base it is :func:`base_fingerprint`.
-
-    Args:
-        model: The base, with or without an adapter.
-        dtype: As in :func:`base_fingerprint`.
-
-    Returns:
-        None where the base was quantised and its checkpoint cannot be read tensor by tensor.
-    """
-    if not was_quantised(base_of(model)):
-        return base_fingerprint(model, dtype)
-    base, held = base_of(model), dict(base_parameters(model))
-    layers = {_layer(name) for name, parameter in held.items() if is_packed(parameter)}
-    shapes = {name: tuple(parameter.shape) for name, parameter in empty_of(base).named_parameters()}
-    if not held.keys() <= shapes.keys():
-        return None
-    taken = {name: shapes[name] for name in held if _layer(name) in layers}  # biases too, bitsandbytes rounds them
-    source = source_tensors(str(base.config.name_or_path), getattr(base.config, "_commit_hash", None), taken)
-    if source is None:
-        return None
-    loaded_as, every = getattr(torch, base_dtype(model)), _as_loaded(model)
-    return digest_tensors(((n, next(source)[1].to(loaded_as) if n in taken else t) for n, t in every), dtype)
-
-
-def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
-    """SHA-256 over names, shapes, types and bytes of the base's parameters, the same with and without an adapter.
-
-    A parameter that was made float32 in a base of half precision, and still holds its numbers of half precision, counts
-    as it was loaded; so an output head that is computed in float32 makes it no other base.
-
-    Args:
-        model: The base, with or without an adapter.
-        dtype: Type that floating numbers are rounded to first; None: as they were loaded.
-    """
-    return digest_tensors(_as_loaded(model), dtype)
-
-
-def answering_fingerprint(model: nn.Module) -> str:
-    """SHA-256 that names the base as it answers: a base that was quantised is not the one that it was made from.
-
-    Scores, cards and the zoo name a base by it.
-
-    Args:
-        model: The base, with or without an adapter.
-    """
-    if not was_quantised(base_of(model)):
-        return base_fingerprint(model)
-    return quantised_fingerprint(base_of(model), source_fingerprint(model) or base_fingerprint(model))
-
-
-def base_dtype(model: nn.Module) -> str:
-    """Type of most of the base's floating numbers, as ``model.dtype`` has it: ``bfloat16``."""
-    numbers: Counter[torch.dtype] = Counter()
-    for _, parameter in base_parameters(model):
-        if parameter.is_floating_point():
-            numbers[parameter.dtype] += parameter.numel()
-    return str(numbers.most_common(1)[0][0]).removeprefix("torch.")
-
-
-def is_the_base(model: nn.Module, fingerprint: str, dtype: str | None = None) -> bool:
-    """Whether a fingerprint is of the weights that this base was loaded from, in whatever type it was taken.
-
-    Weights in float32 are rounded as loading them in half precision would; weights of a half-precision checkpoint are
-    the same numbers in float32; a base that was quantised as it was loaded is the one without quantisation. Only a base
-    that was rounded when it was loaded cannot be told from another one, and one whose checkpoint cannot be read is
-    taken for the right one.
-
-    Args:
-        model: The base.
-        fingerprint: As :func:`source_fingerprint` gave it for a base of any type.
-        dtype: That type, if it is known.
-    """
-    now = source_fingerprint(model)
-    if now in (None, fingerprint):
-        return True
-    present = {p.dtype for _, p in base_parameters(model) if p.is_floating_point()}
-    others = [getattr(torch, name) for name in _LOADED_AS if dtype in (None, name)]
-    return any(source_fingerprint(model, other) == fingerprint for other in others if present != {other})
-
-
-def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None) -> str:
-    """SHA-256 over tensors in the order in which they come, floating ones rounded to a type first.
-
-    Args:
-        tensors: By name, in the order of their names where it is to be a base's fingerprint.
-        dtype: That type; None: each keeps its own.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in tensors:
-        if dtype is not None and tensor.is_floating_point() and not is_packed(tensor):
-            tensor = tensor.to(dtype)
-        for part, plain in parts_of(name, tensor):
-            digest.update(f"{part} {tuple(plain.shape)} {plain.dtype}".encode())
-            digest.update(plain.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The base's parameters by name, each in the type in which it was loaded as far as its numbers tell."""
-    base, usual = base_of(model), getattr(torch, base_dtype(model))
-    # Parts of the names of what transformers loads in float32 whatever type is asked for.
-    lists = ["_keep_in_fp32_modules_strict", *(["_keep_in_fp32_modules"] if usual == torch.float16 else [])]
-    kept = {part.strip("*") for name in lists for part in getattr(base, name, None) or ()}
-    held, sharded = sorted(base_parameters(model)), is_sharded(base)
-    biases = {f"{_layer(name)}.bias" for name, p in held if is_packed(p)} if was_quantised(base) else set()
-    for name, parameter in held:
-        tensor = whole(parameter.detach())
-        if sharded:  # a copy of what is whole now, which FSDP2 will want to give back
-            tensor = tensor.clone()
-        if is_packed(tensor):
-            yield name, tensor
-            continue
-        if name in biases:  # bitsandbytes puts them into the type that it computes in, in the first pass
-            tensor = tensor.to(torch.bfloat16)
-        elif tensor.dtype == torch.float32 and usual in HALF and not any(part in name for part in kept):
-            narrow = tensor.to(usual)
-            tensor = narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
-        yield name, tensor
-
-
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """The module that a parameter is in."""
     return name.rpartition(".")[0]
 
@@ -379,7 +260,7 @@ def clean_base(model: PreTrainedModel | PeftModel, *, own_layers: bool = True) -
     clean.tie_weights()
     own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
     for name, buffer in list(clean.named_buffers()):
-        clean.get_submodule(_layer(name))._buffers[name.rpartition(".")[2]] = own.get(name, buffer)
+        clean.get_submodule(layer_of(name))._buffers[name.rpartition(".")[2]] = own.get(name, buffer)
     clean.generation_config = base.generation_config
     clean.eval()
     for name, module in shared.items():
@@ -393,7 +274,10 @@ def clean_base(model: PreTrainedModel | PeftModel, *, own_layers: bool = True) -
 def empty_of(base: nn.Module) -> Any:  # noqa: ANN401 (a model of transformers)
     """A model of the base's kind without weights, its buffers as at the start."""
     with init_empty_weights(include_buffers=False), warnings.catch_warnings():
-        return type(base)(base.config)
+        fresh = type(base)(base.config)
+    if dropped_towers(base):
+        drop_towers(fresh)
+    return fresh
 
 
 def _differs(module: nn.Module, fresh: nn.Module, *, only_codes: bool) -> bool:

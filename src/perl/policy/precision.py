@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from perl.methods.base_parameters import base_weight, is_packed
-from perl.policy.model import HALF, base_dtype, base_of
+from perl.policy.fingerprint import base_dtype
+from perl.policy.model import HALF, base_of
 from perl.policy.quantised import quantisation_of, was_quantised
 from perl.recipe.quantisations import QUANTISATIONS
 

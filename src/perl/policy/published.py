@@ -26,16 +26,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.errors import ModelError
 from perl.methods.base_parameters import base_weight, is_of_the_base, is_packed, name_in_base
-from perl.policy.model import (
-    base_dtype,
-    base_of,
-    base_parameters,
-    clean_base,
-    empty_of,
-    evaluating,
-    kind_of,
-    public_identity,
-)
+from perl.policy.fingerprint import base_dtype
+from perl.policy.model import base_of, base_parameters, clean_base, empty_of, evaluating, kind_of, public_identity
 from perl.policy.name import NOT_OF_THE_MODEL
 from perl.policy.quantised import checkpoint_files, was_quantised
 from perl.policy.reference import base_only, random_tokens

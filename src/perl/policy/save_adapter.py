@@ -22,7 +22,8 @@ from perl.methods.base_parameters import name_in_base
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.hooks import hooks_of
 from perl.policy.attach import without_harmless_warnings
-from perl.policy.model import base_dtype, base_identity, base_of, clean_base, evaluating, public_name
+from perl.policy.fingerprint import base_dtype
+from perl.policy.model import base_identity, base_of, clean_base, evaluating, public_name
 from perl.policy.precision import in_float32
 from perl.policy.quantised import quantisation_of
 from perl.policy.reference import token_log_probs

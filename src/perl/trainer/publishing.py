@@ -33,6 +33,7 @@ from perl.hub.push.round_trip import check_files
 from perl.methods.registry import Method
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
+from perl.policy.multimodal import loader_of
 from perl.policy.quantised import quantisation_of
 from perl.policy.reference import random_tokens
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
@@ -68,6 +69,7 @@ def write_card(
         "base": label(base),
         "revision": revision,
         "quantization": quantisation,
+        "loader": loader_of(base_of(trainer.policy).config),
         "method": trainer.adaptation.method.name,
         "dataset": plain_word(label(dataset)) if dataset else None,
         "trainable_parameters": trainable_parameters(trainer.policy),

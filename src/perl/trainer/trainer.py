@@ -26,6 +26,7 @@ from perl.packing.micro_batches import MicroBatch
 from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
 from perl.policy.guards import check_enough_prompts
+from perl.policy.multimodal import freeze_towers
 from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.run.files import named
@@ -131,6 +132,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.reward_func_names = unique_names(self.reward_func_names)
         self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
+        freeze_towers(self.policy)
         check_trainable(self.model)
         self._adapted = AdaptedPolicy(self, given.adaptation, continued=given.continued)
         self.reference, self.strategy = self._adapted.reference, self._adapted.strategy

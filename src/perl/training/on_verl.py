@@ -15,7 +15,8 @@ from typing import Any
 from perl.errors import MissingExtraError, PerlError, RecipeError, RunFolderError, raise_all, warn
 from perl.hub.push.requests import check_login
 from perl.launch.start import ProcessFailedError
-from perl.policy.model import load_base, source_fingerprint
+from perl.policy.fingerprint import source_fingerprint
+from perl.policy.model import load_base
 from perl.recipe import Recipe
 from perl.recipe.engine_section import VERL_STRATEGIES
 from perl.recipe.layers import read_layers

@@ -29,8 +29,10 @@ from perl.hub.card.facts import published_label
 from perl.hub.cards import write_card
 from perl.launch.together import see_files
 from perl.policy.checkpoint import discard_incomplete, latest_step
+from perl.policy.fingerprint import answering_fingerprint, base_dtype, source_fingerprint
 from perl.policy.guards import check_saved_adapter, check_saved_model
-from perl.policy.model import answering_fingerprint, base_dtype, base_identity, load_base, source_fingerprint
+from perl.policy.model import base_identity, load_base
+from perl.policy.multimodal import loader_of
 from perl.policy.name import weights_digest
 from perl.policy.probe import write_probe
 from perl.policy.quantised import quantisation_of
@@ -74,7 +76,8 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
     if plan.judging is not None:
         start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
     with plan.recipe.locating():
-        model = load_base(plan.recipe.model, plan.arguments.device, plan.arguments.strategy)
+        whole = plan.method.name == "full"  # it is written as a whole
+        model = load_base(plan.recipe.model, plan.arguments.device, plan.arguments.strategy, with_towers=whole)
     base, revision = base_identity(model)
     base = str(Path(base).resolve()) if Path(base).is_dir() else base  # a card is made elsewhere than the run
     fingerprint, source = answering_fingerprint(model), source_fingerprint(model)
@@ -93,6 +96,7 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
         base=base,
         revision=revision,
         quantization=quantisation_of(model),
+        loader=loader_of(model.config),
         base_dtype=dtype,
         repo_id=plan.recipe.hub.repo_id,
         method=plan.method.name,

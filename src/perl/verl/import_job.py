@@ -23,17 +23,9 @@ from perl.errors import ModelError, RunFolderError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, continued_adaptation, method_of, resolved_settings
 from perl.policy.attach import adapter_tensors, attach_adapter, continue_adapter, load_adapter_tensors, own_method
+from perl.policy.fingerprint import answering_fingerprint, base_dtype, is_the_base, source_fingerprint
 from perl.policy.guards import check_saved_adapter
-from perl.policy.model import (
-    answering_fingerprint,
-    base_dtype,
-    base_identity,
-    is_the_base,
-    load_base,
-    source_fingerprint,
-    total_parameters,
-    trainable_parameters,
-)
+from perl.policy.model import base_identity, load_base, total_parameters, trainable_parameters
 from perl.policy.probe import write_probe
 from perl.policy.save_adapter import log_probs_in_float32, write_adapter
 from perl.policy.saved.adapter import WEIGHTS, find_adapter

@@ -35,7 +35,7 @@ from perl.evaluation.scoring.samples import NOT_JUDGED, Place, Sample, SampleFil
 from perl.evaluation.scoring.score import score_samples
 from perl.evaluation.tasks.draw import DrawSharing, TaskRequest, draw, share, within_batch
 from perl.evaluation.tasks.questions import PreparedTask, prompts_hash
-from perl.policy.model import base_dtype
+from perl.policy.fingerprint import base_dtype
 from perl.policy.name import model_config_digest, policy_name
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import Engine

@@ -17,7 +17,8 @@ from perl.errors import BrokenPromiseError
 from perl.evaluation.drawing.subject import Subject
 from perl.evaluation.scoring.results import Who as Who
 from perl.policy.attach import continue_adapter
-from perl.policy.model import DeviceMap, answering_fingerprint, clean_base, load_base, load_tokenizer
+from perl.policy.fingerprint import answering_fingerprint
+from perl.policy.model import DeviceMap, clean_base, load_base, load_tokenizer
 from perl.policy.reference import base_only
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import ModelSection

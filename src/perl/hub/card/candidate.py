@@ -278,7 +278,7 @@ def run_facts(
     # Of an adapter that lies on this machine the last part of its path, as its recipe.
     continued = {"continues": without_paths(settings["continues"])} if "continues" in settings else {}
     licence = licence or base_licence(base, revision)
-    same = ("quantization", "method", "seed", "loss", "ratio_level", "algorithm")
+    same = ("quantization", "loader", "method", "seed", "loss", "ratio_level", "algorithm")
     facts = {
         **{name: known.get(name) for name in (*same, "trainable_parameters", "total_parameters")},
         "name": repo_id or plain_word(run.path.resolve().name),

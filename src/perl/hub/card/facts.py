@@ -199,6 +199,7 @@ class RunFacts:
         base: Public name of the base: a Hub id, a sandbox name, or the last part of a path.
         revision: Commit of the base.
         quantization: What the base was quantised to as it was loaded; None: it was not.
+        loader: The class of transformers that loads the base; None: AutoModelForCausalLM.
         method: As in ``peft.method``; ``full``: there is no adapter, the model itself was trained.
         licence: Of the base, which the adapter inherits.
         dataset: Name of the training problems.
@@ -233,6 +234,7 @@ class RunFacts:
     base: Text
     revision: Word | None = None
     quantization: Word | None = None
+    loader: Literal["AutoModelForImageTextToText"] | None = None
     method: Word | None = None
     licence: Licence | None = None
     dataset: Word | None = None

@@ -52,16 +52,17 @@ def load_with_peft(facts: CardFacts) -> str:
     asked = _ask(facts.asking or PromptFormat())
     imports, config, quantised, argument = _quantised(facts)
     lines = [*([] if facts.whole else ["from peft import PeftModel"]), *imports]
-    lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{config}", ""]
+    loader = facts.loader or "AutoModelForCausalLM"
+    lines += [f"from transformers import {loader}, AutoTokenizer{config}", ""]
     if facts.whole:
         lines += [f"base = {_python(place(facts))}", "tokenizer = AutoTokenizer.from_pretrained(base)"]
-        return "\n".join([*lines, f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype})", *asked])
+        return "\n".join([*lines, f"model = {loader}.from_pretrained(base, dtype={dtype})", *asked])
     if sandbox:
         lines[-1:] = ["", f"from perl.sandbox import {imported}  # {facts.base} comes with perl-rl", ""]
     lines += [
         f"tokenizer = AutoTokenizer.from_pretrained({base}{revision})",
         *quantised,
-        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{argument})",
+        f"base = {loader}.from_pretrained({base}{revision}, dtype={dtype}{argument})",
         f"model = PeftModel.from_pretrained(base, {_python(place(facts))})",
         *asked,
     ]

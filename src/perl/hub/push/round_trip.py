@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from perl.errors import BrokenPromiseError, ModelError, PerlError
 from perl.hub.card.candidate import RunAdapter, source_of_run
 from perl.policy.attach import without_harmless_warnings
+from perl.policy.fingerprint import is_the_base
 from perl.policy.guards import RELOAD_TOLERANCE
-from perl.policy.model import is_the_base, load_base
+from perl.policy.model import load_base
 from perl.policy.precision import in_float32
 from perl.policy.probe import read_probe
 from perl.policy.reference import token_log_probs

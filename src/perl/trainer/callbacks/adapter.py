@@ -13,8 +13,8 @@ from trl import GRPOTrainer
 
 from perl.errors import RecipeError, warn
 from perl.methods.hooks import hooks_of
+from perl.policy.fingerprint import base_fingerprint, source_fingerprint
 from perl.policy.guards import Movement, check_base_unchanged, check_replicas, check_start
-from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
 from perl.run.joint_work import Processes, joined
 from perl.trainer.live import most
