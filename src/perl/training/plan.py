@@ -125,7 +125,7 @@ def make_plan(recipe: Recipe, arguments: PeftRLConfig, inputs: Inputs) -> Plan:
     Raises:
         PerlError: Something does not fit.
     """
-    problems, rewards = inputs.problems, inputs.rewards
+    problems, rewards, arguments.chat_template_kwargs = inputs.problems, inputs.rewards, inputs.template_arguments
     if not arguments.learning_rate_asked:
         arguments.learning_rate = inputs.method.learning_rate
     served = _served_rank(recipe.rollout, inputs.how, quantised=recipe.model.quantization is not None)

@@ -133,6 +133,12 @@ def plan_evaluation(
     with naming_options():
         names = [recipe_of_run(adapter, "--tasks") if name == HELDOUT else name for name in tasks]
         chosen = named_tasks(names, columns=settings.columns, scorer=settings.scorer)
+        modes = {task.thinking for task in chosen} - {
+            None
+        }  # of recipes, whose held-out problems are asked as in training
+        if settings.thinking is None and len(modes) > 1:
+            raise PerlError("the recipes' data.thinking is true in one, false in another", "--thinking", "say which")
+        settings = replace(settings, thinking=modes.pop()) if settings.thinking is None and modes else settings
         limits = for_each(settings.limit, tasks, chosen, "--limit")
         examples = for_each(settings.few_shot, tasks, chosen, "--few-shot")
         counts: dict[str, Sequence[int | None]] = {"--limit": limits, "--few-shot": examples}
