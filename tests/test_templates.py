@@ -18,6 +18,7 @@ from perl.data import render_prompts, thinking_arguments
 from perl.errors import DataError, PerlError
 from perl.evaluation.drawing.request import EvalSettings, plan_evaluation
 from perl.evaluation.scoring.results import read_results
+from perl.evaluation.tasks.questions import set_template
 from perl.hub.cards import run_card
 from perl.policy.model import eos_token_ids
 from perl.recipe import load_recipe
@@ -119,7 +120,7 @@ def test_a_conversation_has_the_templates_tokens_once_and_its_thinking_mode_or_n
         assert words.decode(asked(ASKED, words, **both)) == words.decode(asked(ASKED, words, **found)) == text
     if name == "granite":  # whose own system prompt says it
         with pytest.raises(DataError, match="without a thinking mode"):
-            thinking_arguments([{"role": "system", "content": "Hi."}, *ASKED], words, True, **where)
+            set_template(words, thinking=True, system="Hi.")
 
 
 def ending_model(words: PreTrainedTokenizerFast, ends: list[int]) -> LlamaForCausalLM:

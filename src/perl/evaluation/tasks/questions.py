@@ -210,7 +210,11 @@ def _said(role: str, text: str) -> dict[str, Any]:
 
 
 def set_template(
-    tokenizer: PreTrainedTokenizerBase, file: str | Path | None = None, *, thinking: bool | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    file: str | Path | None = None,
+    *,
+    thinking: bool | None = None,
+    system: str | None = None,
 ) -> dict[str, Any]:
     """Gives a tokenizer the chat template of a file, if one is named, and finds the switch of the thinking mode.
 
@@ -218,6 +222,7 @@ def set_template(
         tokenizer: The base's, whose template is replaced.
         file: With a Jinja template; None: the base's own stays.
         thinking: Whether the template is told to think; None: it is told nothing.
+        system: The system prompt before every question, beside which a template may ignore that.
 
     Returns:
         Arguments of the template.
@@ -242,4 +247,5 @@ def set_template(
         if "1+1=" not in str(shown):
             raise PerlError(f"{file or 'the chat template'} does not show the question to the model", _TEMPLATE)
     hint = "leave it out, or name a --chat-template"
+    question = question if system is None else [_said("system", system), *question]
     return thinking_arguments(question, tokenizer, thinking, where="--thinking", hint=hint)
