@@ -178,12 +178,6 @@ def thinking_arguments(
         on, off = (render_prompts([{"prompt": prompt}], tokenizer, {**given, name: mode}) for mode in (True, False))
         if on != off:
             return {**given, name: thinking}
-    has = (
-        "a chat template without a thinking mode"
-        if chat
-        else "no chat template"
-        if tokenizer.chat_template is None
-        else ""
-    )
-    what = f"the base has {has}" if has else "the prompts are plain text"
+    what = "the base has a chat template without a thinking mode" if chat else "the prompts are plain text"
+    what = what if tokenizer.chat_template is not None else "the base has no chat template"
     raise DataError(f"{what} ({' or '.join(THINKING_SWITCHES)})", where, hint)
