@@ -39,8 +39,7 @@ class Family(NamedTuple):
 
 
 IM = "<|im_end|> <|endoftext|>"
-BEGIN = "<\uff5cbegin▁of▁sentence\uff5c>"
-DEEPSEEK = "<\uff5cend▁of▁sentence\uff5c>"
+BEGIN, DEEPSEEK = "<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>"
 # Written after their documentation, as short as what is tested here allows.
 MISTRAL = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% else %} \
 {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"""
@@ -97,7 +96,7 @@ def asked(messages, words, **arguments) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_conversation_has_the_templates_tokens_once_and_its_thinking_mode_or_none(name):
-    family, words = FAMILIES[name], tokenizer(name)
+    family, words, where = FAMILIES[name], tokenizer(name), {"where": "data.thinking", "hint": "leave it out"}
     assert words("1")["input_ids"][0] == words.bos_token_id
     for messages in (ASKED, AGAIN):
         ids = asked(messages, words)
@@ -106,7 +105,6 @@ def test_a_conversation_has_the_templates_tokens_once_and_its_thinking_mode_or_n
         assert words.decode(ids) == text
         assert ids.count(words.bos_token_id) == (family.bos is not None)
     assert ("Old." in text) is not family.drops  # of the last of them
-    where = {"where": "data.thinking", "hint": "leave it out"}
     assert thinking_arguments(ASKED, words, None, {"a": 1}, **where) == {"a": 1}
     if family.switch is None:  # though some say thinking of something else
         with pytest.raises(DataError, match=r"data.thinking: the base has a chat template without a thinking mode"):
@@ -195,8 +193,7 @@ def test_one_key_switches_training_its_scores_the_card_and_later_evaluations():
     assert "thinking off" in first_prompt(plan)
     assert plan.arguments.chat_template_kwargs == {"enable_thinking": False}
     results = read_results(run.path / "eval")
-    for said in ("'enable_thinking': False", "thinking off"):
-        assert said in run_card(run)
+    assert all(said in run_card(run) for said in ("'enable_thinking': False", "thinking off"))
     later = plan_evaluation(str(run.adapter), None, ["heldout"], 1, None, None, EvalSettings(device="cpu", limit=4))
     assert (results.subject["thinking"], later.asking) == ("off", {"thinking": "off"})
     [then], [now] = plan.tasks, later.tasks
