@@ -71,6 +71,10 @@ def test_a_completion_ends_at_the_tokenizers_end_and_at_those_the_base_declares(
     (weightless / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
     assert end_tokens(tokenizer, generation_settings(section)) == (1, 5)
     assert end_tokens(tokenizer, {}) == (1,)
+    (weightless / "generation_config.json").unlink()  # a model that is loaded takes its config's, and so do scores
+    config = weightless / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": [1, 6]}))
+    assert plan().tasks[0].request.end_token_ids == (1, 6)
 
 
 @pytest.mark.parametrize(

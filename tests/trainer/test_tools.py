@@ -107,7 +107,7 @@ def run(folder, kind, case):
     torch.manual_seed(0)
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(words), num_key_value_heads=1, head_dim=8, **small))
-    config, own = (PeftRLConfig, {"peft_method": "full"}) if kind is PeftGRPOTrainer else (GRPOConfig, {})
+    config, own = (PeftRLConfig, {"peft_method": "full"}) if kind is not GRPOTrainer else (GRPOConfig, {})
     args = config(
         str(folder), per_device_train_batch_size=8, num_generations=4, max_completion_length=200, max_steps=2,
         learning_rate=1e-2, optim="sgd", shuffle_dataset=False, seed=3, **QUIET, **own,
@@ -125,6 +125,27 @@ def run(folder, kind, case):
     trainer.model.generate = write
     trainer.train()
     return trainer, asked
+
+
+def test_a_later_turn_is_asked_and_trained_with_the_tokens_that_were_sampled_before_it(tmp_path, monkeypatch):
+    thought = f"<think>\nfirst \n\n</think>\n\n\n {CALLS[0]}"  # the template would write it with other spaces
+    monkeypatch.setitem(CASES, "thoughts", ({"tools": [multiply]}, [thought, f"12{END}"] * 2, [{}]))
+    asked, trained = [], []
+
+    class Watched(PeftGRPOTrainer):
+        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+            asked.extend(list(ids) for ids in prompt_ids)
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+        def run_micro_batch(self, model, batch):
+            trained.extend(row.prompt.tolist() + row.completion.tolist() for row in batch.rows)
+            return super().run_micro_batch(model, batch)
+
+    run(tmp_path, Watched, "thoughts")
+    first, sampled = asked[0], tokenizer()(thought)["input_ids"]
+    later = [ids for ids in asked if len(ids) > len(first)]
+    assert {tuple(ids[: len(first) + len(sampled)]) for ids in later} == {(*first, *sampled)}
+    assert all(any(row[: len(ids)] == ids for row in trained) for ids in later)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -21,6 +21,7 @@ from perl.data.prompts import checked_prompt as checked_prompt
 from perl.data.prompts import conversation
 from perl.data.prompts import prompt_text as prompt_text
 from perl.data.prompts import render_prompts as render_prompts
+from perl.data.prompts import thinking_arguments as thinking_arguments
 from perl.errors import DataError, Mistake, did_you_mean, raise_all
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource, is_data_file
 from perl.run.files import sha256_of

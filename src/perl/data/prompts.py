@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from perl.errors import DataError, did_you_mean, first_line
+from perl.recipe.sections import THINKING_SWITCHES
 from perl.types import Prompt
 
 if TYPE_CHECKING:
@@ -142,3 +143,41 @@ def render_prompts(
             raise DataError(f"prompt {number} cannot be rendered: {first_line(error)}", "data", hint) from error
         rendered.append(Prompt(tuple(prompt), tuple(encoded["input_ids"]), row.get("solution")))
     return rendered
+
+
+def thinking_arguments(
+    prompt: Any,  # noqa: ANN401 (as a data set holds it)
+    tokenizer: "PreTrainedTokenizerBase",
+    thinking: bool | None,
+    template_arguments: Mapping[str, Any] | None = None,
+    *,
+    where: str,
+    hint: str,
+) -> dict[str, Any]:
+    """Arguments of the chat template, with the switch of its thinking mode if one is asked for.
+
+    A template has a mode where on and off render the prompt differently: one may have the word for another purpose, or
+    ignore the switch beside a system prompt.
+
+    Args:
+        prompt: One of those that are asked: chat messages, or text, which has no mode.
+        tokenizer: The base's.
+        thinking: On or off; None: the template's default.
+        template_arguments: Given already.
+        where: What the user asked for the mode in.
+        hint: What else to do.
+
+    Raises:
+        DataError: There is no thinking mode, or the template refuses the prompt.
+    """
+    given = dict(template_arguments or {})
+    if thinking is None:
+        return given
+    chat = tokenizer.chat_template is not None and not isinstance(prompt, str)
+    for name in THINKING_SWITCHES if chat else ():
+        on, off = (render_prompts([{"prompt": prompt}], tokenizer, {**given, name: mode}) for mode in (True, False))
+        if on != off:
+            return {**given, name: thinking}
+    what = "the base has a chat template without a thinking mode" if chat else "the prompts are plain text"
+    what = what if tokenizer.chat_template is not None else "the base has no chat template"
+    raise DataError(f"{what} ({' or '.join(THINKING_SWITCHES)})", where, hint)

@@ -32,6 +32,7 @@ from perl.recipe.sections import (
     FIELD_OF_SETTING,
     SECTION_NAMES,
     SECTIONS,
+    THINKING_SWITCHES,
     AlarmsSection,
     DataSection,
     EngineSection,
@@ -202,6 +203,7 @@ def load_recipe(
         for one in without_rewards(ALGORITHMS.get(algorithm or ""), sections["train"], usual):
             path = (KEY,) if one.where == KEY else ("train", one.where)
             mistakes.append(replace(one, where=layer.where(path)))
+    mistakes += _two_switches(layer, sections)
     rollout, engine = sections.get("rollout"), sections.get("engine")
     if rollout is not None and rollout.started is not None and engine is not None and not engine.on_ray:
         what = f"servers are started on a Ray cluster only, and engine.name is {engine.name}"
@@ -217,6 +219,16 @@ def load_recipe(
     mistakes += [replace(one, where=layer.where(path)) for path, one in found]
     raise_all(RecipeError, mistakes)
     return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
+
+
+def _two_switches(layer: Layer, sections: Mapping[str, Any]) -> Iterator[Mistake]:
+    """A thinking mode that ``train.chat_template_kwargs`` switches the other way."""
+    mode = sections["data"].thinking if "data" in sections else None
+    given = sections["train"].get("chat_template_kwargs") or {}
+    for name in THINKING_SWITCHES if mode is not None else ():
+        if name in given and given[name] != mode:
+            what = f"{name}: {given[name]!r} contradicts data.thinking: {str(mode).lower()}"
+            yield Mistake(what, layer.where(("train", "chat_template_kwargs")), "write it once, as data.thinking")
 
 
 def _beside_recipe(layer: Layer) -> None:

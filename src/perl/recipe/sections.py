@@ -125,6 +125,10 @@ class AnsweredQuestion(Section):
     answer: str = Field(min_length=1, description="What a model should answer.")
 
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What chat templates call the switch of their thinking mode: Qwen3 and most others; DeepSeek-V3.1 and Granite."""
+
+
 class DataSection(Section):
     """Problems to train on, and problems held out."""
 
@@ -144,6 +148,9 @@ class DataSection(Section):
         [], description="Answered questions before every question: earlier turns of a chat, or text above it."
     )
     chat: bool | None = Field(None, description="Chat messages or plain text; None: as the tokenizer's template says.")
+    thinking: bool | None = Field(
+        None, description="The chat template's thinking mode, on or off; None: the template's default."
+    )
     drop_overlap: bool = Field(False, description="Drop training prompts that are also held out, instead of stopping.")
 
     @model_validator(mode="before")

@@ -21,7 +21,7 @@ from perl.evaluation.drawing.drawn_samples import draw_samples
 from perl.evaluation.drawing.policies import BaseInMemory
 from perl.evaluation.drawing.request import EvalSettings, Evaluation
 from perl.evaluation.drawing.subject import Subject, adapter_digests
-from perl.evaluation.scoring.protocol import Protocol, generation_settings
+from perl.evaluation.scoring.protocol import Protocol, asked_facts, generation_settings
 from perl.evaluation.tasks.heldout import heldout_task
 from perl.evaluation.tasks.questions import template_hash
 from perl.policy.model import end_tokens
@@ -170,16 +170,18 @@ def _evaluation(plan: Plan, count: int, subject: Subject, rows: Sequence[int] | 
     examples = [{**train[i], "solution": train[i][judging.solution]} for i in chosen]
     prompts = render_prompts(examples, plan.tokenizer, plan.arguments.chat_template_kwargs)
     ends = end_tokens(plan.tokenizer, generation_settings(recipe.model))
+    asking = asked_facts(None, thinking=recipe.data.thinking)
     return Evaluation(
         subject=subject,
         protocol=protocol,
-        tasks=(heldout_task("train", prompts, protocol, ends),),
+        tasks=(heldout_task("train", prompts, protocol, ends, asking=asking),),
         folder=subject.folder,
         engine=_engine(recipe, how),
         template=template_hash(plan.tokenizer),
         device=plan.arguments.device,
         settings=EvalSettings(with_base=False, base_cache=False, batch_size=recipe.eval.batch_size),
         judging=judging,
+        asking=asking,
     )
 
 

@@ -247,5 +247,7 @@ def first_prompt(plan: Plan) -> str:
     if len(text) > _LONGEST_PROMPT:
         text = f"{text[: _LONGEST_PROMPT // 2]} ... {text[-_LONGEST_PROMPT // 2 :]}"
     template = "no chat template" if isinstance(row["prompt"], str) else "by the chat template"
+    mode = plan.recipe.data.thinking
+    template += "" if mode is None else f", thinking {'on' if mode else 'off'}"
     gold = f", answer {json.dumps(row['solution'], ensure_ascii=False)[:80]}" if row.get("solution") is not None else ""
     return f"prompt   {text} ({len(asked.token_ids)} tokens, {template}){gold}"

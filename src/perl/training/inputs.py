@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
-from perl.data import ProblemSet, load_problem_set, render_prompts
+from perl.data import ProblemSet, load_problem_set, render_prompts, thinking_arguments
 from perl.errors import ModelError, PerlError, RecipeError
-from perl.evaluation.scoring.protocol import Protocol, generation_settings
+from perl.evaluation.scoring.protocol import Protocol, asked_facts, generation_settings
 from perl.evaluation.scoring.results import is_held_out
 from perl.evaluation.tasks.heldout import heldout_task
 from perl.evaluation.tasks.own_tasks import ChosenTask, chosen_tasks, in_keys
@@ -57,6 +57,7 @@ class Inputs:
         config: The base's.
         critic_parameters: Trained beside the adapter; 0: there is no critic.
         teacher: The adapter of the teacher, if it has one.
+        template_arguments: Of the chat template, the switch of its thinking mode included; None: there are none.
         protocol: How base and adapter are scored.
         tasks: On what: the held-out problems and the benchmark tasks.
     """
@@ -70,6 +71,7 @@ class Inputs:
     critic_parameters: int
     teacher: SavedAdapter | None
     problems: ProblemSet
+    template_arguments: Mapping[str, Any] | None
     rewards: list[Reward]
     protocol: Protocol
     tasks: tuple[PreparedTask, ...]
@@ -120,12 +122,16 @@ def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = Tr
             shapes = critic_shapes(base, arguments.critic_rank)
             find_critic(arguments.critic_adapter, model.name).check_shapes(arguments.critic_rank, shapes)
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
+    first, hint = problems.train[0]["prompt"], "leave it out, or take a base with one"
+    template_arguments = thinking_arguments(
+        first, tokenizer, recipe.data.thinking, arguments.chat_template_kwargs, where="data.thinking", hint=hint
+    )
     rewards = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
     solution = (judging_of(rewards) or Judging()).solution
-    protocol, tasks = _scoring(recipe, problems, solution, tokenizer, base.config)
+    protocol, tasks = _scoring(recipe, problems, solution, tokenizer, base.config, template_arguments)
     return Inputs(
         how=how,
         saved=saved,
@@ -136,6 +142,7 @@ def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = Tr
         critic_parameters=critic,
         teacher=teacher,
         problems=problems,
+        template_arguments=template_arguments or None,
         rewards=rewards,
         protocol=protocol,
         tasks=tasks,
@@ -185,7 +192,12 @@ def _teacher_that_fits(name: str, model: ModelSection, tokenizer: PreTrainedToke
 
 
 def _scoring(
-    recipe: Recipe, problems: ProblemSet, solution: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+    recipe: Recipe,
+    problems: ProblemSet,
+    solution: str,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    template_arguments: Mapping[str, Any],
 ) -> tuple[Protocol, tuple[PreparedTask, ...]]:
     """How policies are scored, and on what: held-out problems with gold answers in a column, tasks of the recipe."""
     settings, heldout, name = recipe.eval, problems.heldout, problems.heldout_name
@@ -193,7 +205,7 @@ def _scoring(
     if not settings.enabled:
         return protocol, ()
     chosen, found = chosen_tasks(settings, "eval.tasks") if settings.tasks else [], list[PreparedTask]()
-    template_arguments = recipe.train.get("chat_template_kwargs")
+    asking = asked_facts(None, thinking=recipe.data.thinking)
     generation = generation_settings(recipe.model)
     ends = end_tokens(tokenizer, generation)
     if heldout is not None and name is not None and solution in heldout.column_names:
@@ -202,8 +214,8 @@ def _scoring(
                 raise RecipeError(f"{name} is held out, hence scored already", one.place, "leave it out")
         examples = [{**row, "solution": row[solution]} for row in heldout]
         prompts = render_prompts(examples, tokenizer, template_arguments)
-        found.append(heldout_task(name, prompts, protocol, ends, settings.limit_of_heldout))
-    found += prepared_tasks(chosen, settings, tokenizer, protocol, ends, config, template_arguments)
+        found.append(heldout_task(name, prompts, protocol, ends, settings.limit_of_heldout, asking))
+    found += prepared_tasks(chosen, settings, tokenizer, protocol, ends, config, template_arguments, asking)
     return protocol, tuple(found)
 
 
@@ -235,6 +247,7 @@ def prepared_tasks(
     ends: tuple[int, ...],
     config: PreTrainedConfig,
     template_arguments: Mapping[str, Any] | None,
+    asking: Mapping[str, str] | None = None,
 ) -> list[PreparedTask]:
     """Tasks with their data and their prompts.
 
@@ -246,6 +259,7 @@ def prepared_tasks(
         ends: Tokens that end one.
         config: The base's.
         template_arguments: Of the chat template.
+        asking: As of :func:`perl.evaluation.tasks.questions.prepare_task`.
 
     Raises:
         PerlError: A task's data is not there, or its prompts do not fit.
@@ -256,8 +270,7 @@ def prepared_tasks(
         with in_keys(one.place, one.place.partition("tasks[")[0]):
             data = load_task_data(one.task, folder, one.limit, one.few_shot, protocol.seed)
             limit = settings.scorer_timeout
-            made = prepare_task(data, tokenizer, protocol, ends, context, template_arguments, scorer_timeout=limit)
-            found.append(made)
+            found.append(prepare_task(data, tokenizer, protocol, ends, context, template_arguments, asking, limit))
     return found
 
 

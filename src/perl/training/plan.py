@@ -125,7 +125,7 @@ def make_plan(recipe: Recipe, arguments: PeftRLConfig, inputs: Inputs) -> Plan:
     Raises:
         PerlError: Something does not fit.
     """
-    problems, rewards = inputs.problems, inputs.rewards
+    problems, rewards, arguments.chat_template_kwargs = inputs.problems, inputs.rewards, inputs.template_arguments
     if not arguments.learning_rate_asked:
         arguments.learning_rate = inputs.method.learning_rate
     served = _served_rank(recipe.rollout, inputs.how, quantised=recipe.model.quantization is not None)
@@ -305,6 +305,10 @@ def _suspicious(inputs: Inputs, section: EvalSection) -> Iterator[str]:
         yield f"data.train: {what}, e.g. {texts[(other or again)[0]]!r:.60}"
     if golds[0] is not None and len(golds) > 1 and len(set(golds)) == 1:
         yield f"data.train: all {len(golds)} gold answers are {golds[0]!r:.60}"
+    if isinstance(first := problems.train[0]["prompt"], str):
+        begins, bos = inputs.tokenizer(first)["input_ids"][:2], inputs.tokenizer.bos_token_id
+        if bos is not None and begins == [bos, bos]:
+            yield f"data.train: prompts begin with {inputs.tokenizer.bos_token}, and the tokenizer adds another"
     heldout = [] if problems.heldout is None else problems.heldout["prompt"]
     sets = {"data.eval": [prompt_text(prompt) for prompt in heldout]}
     others = [task.data for task in inputs.tasks if not held_out_here(task)]

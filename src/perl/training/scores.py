@@ -19,6 +19,7 @@ from perl.evaluation.drawing.policies import Policies
 from perl.evaluation.drawing.request import EvalSettings, Evaluation
 from perl.evaluation.drawing.subject import Subject, adapter_digests, model_digests
 from perl.evaluation.evaluate import carry_out
+from perl.evaluation.scoring.protocol import asked_facts
 from perl.evaluation.scoring.results import SAMPLES, TaskResult
 from perl.evaluation.tasks.questions import template_hash
 from perl.launch.together import see_files
@@ -141,6 +142,7 @@ def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, 
         settings=EvalSettings(lighteval=bool(settings.tasks), batch_size=settings.batch_size),
         judging=plan.judging,
         within_run=True,
+        asking=asked_facts(None, thinking=plan.recipe.data.thinking),
     )
 
 

@@ -21,7 +21,7 @@ from perl.evaluation.drawing.subject import Subject, find_subject
 from perl.evaluation.scoring.metrics import power_line
 from perl.evaluation.scoring.protocol import SHAPING, Protocol, asked_facts, generation_settings, resolve_protocol
 from perl.evaluation.scoring.reward_scorer import check_scorer_timeout
-from perl.evaluation.scoring.task import MATH
+from perl.evaluation.scoring.task import MATH, Task
 from perl.evaluation.tasks.heldout import HELDOUT, recipe_of_run
 from perl.evaluation.tasks.own_tasks import for_each, named_tasks
 from perl.evaluation.tasks.questions import PreparedTask, prepare_task, set_template, template_hash
@@ -133,6 +133,7 @@ def plan_evaluation(
     with naming_options():
         names = [recipe_of_run(adapter, "--tasks") if name == HELDOUT else name for name in tasks]
         chosen = named_tasks(names, columns=settings.columns, scorer=settings.scorer)
+        settings = _thinking_as_trained(settings, chosen)
         limits = for_each(settings.limit, tasks, chosen, "--limit")
         examples = for_each(settings.few_shot, tasks, chosen, "--few-shot")
         counts: dict[str, Sequence[int | None]] = {"--limit": limits, "--few-shot": examples}
@@ -164,7 +165,8 @@ def plan_evaluation(
             for task, limit, shown in zip(chosen, limits, examples, strict=True)
         ]
         tokenizer = load_tokenizer(subject.base)
-        arguments = set_template(tokenizer, settings.chat_template, thinking=settings.thinking)
+        system = protocol.system_prompt
+        arguments = set_template(tokenizer, settings.chat_template, thinking=settings.thinking, system=system)
     context = getattr(empty.config.get_text_config(), "max_position_embeddings", None)
     ends = end_tokens(tokenizer, generation)
     template = template_hash(tokenizer) if settings.chat_template is not None else None
@@ -184,6 +186,16 @@ def plan_evaluation(
         settings=settings,
         asking=asking,
     )
+
+
+def _thinking_as_trained(settings: EvalSettings, chosen: Sequence[Task]) -> EvalSettings:
+    """The settings with the thinking mode of recipes whose held-out problems are asked, unless they have one."""
+    modes = {task.thinking for task in chosen} - {None}
+    if settings.thinking is not None or not modes:
+        return settings
+    if len(modes) > 1:
+        raise PerlError("the recipes' data.thinking is true in one, false in another", "--thinking", "say which")
+    return replace(settings, thinking=modes.pop())
 
 
 def plan_adapters(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from perl.errors import PerlError, did_you_mean
 from perl.policy.model import resolve_model
@@ -220,10 +220,11 @@ def _check(protocol: Protocol, *, explicit_k: bool) -> None:
 
 
 def generation_settings(section: ModelSection) -> Mapping[str, Any]:
-    """What the base's ``generation_config.json`` says; nothing if it has none."""
+    """What the base's ``generation_config.json`` says; without one its config, as of a model that is loaded."""
+    name = resolve_model(section.name)
     try:
-        found = GenerationConfig.from_pretrained(resolve_model(section.name), revision=section.revision)
+        found = GenerationConfig.from_pretrained(name, revision=section.revision)
     except OSError:
-        return {}
+        found = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, revision=section.revision))
     settings: dict[str, Any] = found.to_diff_dict()
     return settings

@@ -65,6 +65,7 @@ class Task:
         examples: Split of the data set that few-shot examples come from; None: the problems themselves, of which they
             are set aside then.
         template_arguments: Of the chat template, where training asks with some.
+        thinking: The template's thinking mode, where training switches it.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Task:
     path: str | None = None
     examples: Split | None = None
     template_arguments: Mapping[str, Any] | None = None
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 recipe.yaml -> Task -> questions; prompts with solutions -> PreparedTask; model, PreparedTask -> Score
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +65,8 @@ def task_of_recipe(path: str, where: str) -> Task:
     name = heldout_name(recipe.data)
     if name is None:
         raise PerlError(f"{path} holds no problems out", where, "name them there, as data.eval")
-    return replace(held_out_by_run(name, str(file)), template_arguments=recipe.train.get("chat_template_kwargs"))
+    task, arguments = held_out_by_run(name, str(file)), recipe.train.get("chat_template_kwargs")
+    return replace(task, template_arguments=arguments, thinking=recipe.data.thinking)
 
 
 def recipe_of_run(adapter: str | None, where: str) -> str:
@@ -111,7 +112,12 @@ def heldout_questions(recipe: Recipe, *, chat: bool = True) -> tuple[Question, .
 
 
 def heldout_task(
-    name: str, prompts: Sequence[Prompt], protocol: Protocol, end_token_ids: tuple[int, ...], limit: int | None = None
+    name: str,
+    prompts: Sequence[Prompt],
+    protocol: Protocol,
+    end_token_ids: tuple[int, ...],
+    limit: int | None = None,
+    asking: Mapping[str, str] | None = None,
 ) -> PreparedTask:
     """Held-out problems as a task.
 
@@ -121,6 +127,7 @@ def heldout_task(
         protocol: How they will be asked; says how long a completion may be.
         end_token_ids: Tokens that end one.
         limit: Only the first so many are asked; None: all.
+        asking: As of :func:`perl.evaluation.tasks.questions.prepare_task`.
 
     Raises:
         ValueError: There is no problem, or one has no solution, or the protocol sets no length.
@@ -136,7 +143,7 @@ def heldout_task(
     every = tuple(rendered(question, p.token_ids) for question, p in zip(questions, prompts, strict=True))
     longest = protocol.max_new_tokens
     request = TaskRequest(name, every[: len(some)], longest, end_token_ids, further=every[len(some) :])
-    return PreparedTask(data, request, protocol_hash(protocol, data, longest))
+    return PreparedTask(data, request, protocol_hash(protocol, data, longest, asking=asking))
 
 
 def evaluate_policy(

@@ -5,7 +5,6 @@ TaskData, tokenizer, Protocol -> PreparedTask
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from perl.data import render_prompts
+from perl.data import render_prompts, thinking_arguments
 from perl.errors import PerlError, first_line
 from perl.evaluation.scoring.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol, task_facts
 from perl.evaluation.scoring.reward_scorer import find_scorer
@@ -23,10 +22,7 @@ from perl.evaluation.scoring.task import MATH, Example, Question, TaskData, show
 from perl.evaluation.tasks.draw import RenderedProblem, TaskRequest
 from perl.recipe.eval_section import SCORER_SECONDS
 
-_TEMPLATE, _THINKING = "--chat-template", "--thinking"
-# What templates call the switch of their thinking mode: Qwen3 and most others; DeepSeek-V3.1 and Granite.
-_SWITCHES = ("enable_thinking", "thinking")
-_BLOCKS = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
+_TEMPLATE = "--chat-template"
 
 
 @dataclass(frozen=True)
@@ -214,7 +210,11 @@ def _said(role: str, text: str) -> dict[str, Any]:
 
 
 def set_template(
-    tokenizer: PreTrainedTokenizerBase, file: str | Path | None = None, *, thinking: bool | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    file: str | Path | None = None,
+    *,
+    thinking: bool | None = None,
+    system: str | None = None,
 ) -> dict[str, Any]:
     """Gives a tokenizer the chat template of a file, if one is named, and finds the switch of the thinking mode.
 
@@ -222,6 +222,7 @@ def set_template(
         tokenizer: The base's, whose template is replaced.
         file: With a Jinja template; None: the base's own stays.
         thinking: Whether the template is told to think; None: it is told nothing.
+        system: The system prompt before every question, beside which a template may ignore that.
 
     Returns:
         Arguments of the template.
@@ -236,24 +237,15 @@ def set_template(
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             hint = "a file with a Jinja template, as chat_template.jinja of a model's repository"
             raise PerlError(f"{Path(file).expanduser()} cannot be read: {reason}", _TEMPLATE, hint) from None
-    arguments: dict[str, Any] = {}
-    if thinking is not None:
-        blocks = " ".join(_BLOCKS.findall(str(tokenizer.chat_template or "")))
-        switch = next((name for name in _SWITCHES if re.search(rf"\b{name}\b", blocks)), None)
-        if switch is None:
-            none = tokenizer.chat_template is None
-            what = f"the base has {'no chat template' if none else 'a chat template without a thinking mode'}"
-            hint = "leave it out, or name a --chat-template"
-            raise PerlError(f"{what} ({' or '.join(_SWITCHES)})", _THINKING, hint)
-        arguments[switch] = thinking
-    if tokenizer.chat_template is None:
-        return arguments
     question = [{"role": "user", "content": "1+1="}]  # so that a template that fails does so in one line
-    try:
-        shown = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True, **arguments)
-    except (TemplateError, TypeError, ValueError) as error:
-        what = f"{file or 'the chat template of the base'} cannot be rendered: {first_line(error)}"
-        raise PerlError(what, _TEMPLATE, "a template for chat messages") from None
-    if "1+1=" not in str(shown):
-        raise PerlError(f"{file or 'the chat template'} does not show the question to the model", _TEMPLATE)
-    return arguments
+    if tokenizer.chat_template is not None:
+        try:
+            shown = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError) as error:
+            what = f"{file or 'the chat template of the base'} cannot be rendered: {first_line(error)}"
+            raise PerlError(what, _TEMPLATE, "a template for chat messages") from None
+        if "1+1=" not in str(shown):
+            raise PerlError(f"{file or 'the chat template'} does not show the question to the model", _TEMPLATE)
+    hint = "leave it out, or name a --chat-template"
+    question = question if system is None else [_said("system", system), *question]
+    return thinking_arguments(question, tokenizer, thinking, where="--thinking", hint=hint)

@@ -21,7 +21,7 @@ from perl.methods.registry import Method, served_rank
 from perl.methods.settings import method_of
 from perl.recipe import Recipe
 from perl.recipe.quantisations import quantised_by
-from perl.recipe.sections import AnsweredQuestion
+from perl.recipe.sections import THINKING_SWITCHES, AnsweredQuestion
 from perl.sandbox import is_sandbox, load_problems
 from perl.zoo.catalogue import PREFIX
 
@@ -240,13 +240,15 @@ def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> PromptFor
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     sampling = {name: getattr(drawn, name) for name in names if getattr(drawn, name) is not None}
     data = recipe.data.train.name  # a question of the sandbox's is shown; those of others' data are theirs to show
+    mode = recipe.data.thinking  # a template reads the one of the names that it knows
+    switches = {} if mode is None else dict.fromkeys(THINKING_SWITCHES, mode)
     example = {"example": load_problems(data, "heldout")[0].question} if is_sandbox(data) else {}
     return PromptFormat(
         chat=run.chat if recipe.data.chat is None else recipe.data.chat,
         system_prompt=recipe.data.system_prompt,
         prompt_template=recipe.data.prompt_template,
         examples=recipe.data.examples,
-        template_arguments=recipe.train.get("chat_template_kwargs") or {},
+        template_arguments=(recipe.train.get("chat_template_kwargs") or {}) | switches,
         sampling={**sampling, "max_new_tokens": longest},
         **example,
     )
