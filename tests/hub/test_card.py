@@ -26,6 +26,7 @@ FULL = CardFacts(
     name="my-adapter",
     repo_id="me/my-adapter",
     quantization="nf4",
+    loader="AutoModelForImageTextToText",
     method="dora",
     licence=Licence("mit"),
     dataset="someone/problems",
@@ -66,6 +67,7 @@ FULL = CardFacts(
 SHOWN = {
     "revision": ["(revision `0123abcd`)", 'revision="0123abcd"', "--revision 0123abcd"],
     "quantization": ["loaded (nf4, by bitsandbytes)", "BitsAndBytesConfig", ", quantization_config=nf4)"],
+    "loader": ["import AutoModelForImageTextToText, ", "= AutoModelForImageTextToText.from_pretrained("],
     "name": ["# my-adapter"],
     "repo_id": ['"me/my-adapter"', "hf download me/my-adapter perl_recipe.yaml", "my-adapter=me/my-adapter"],
     "method": ["A dora adapter", "| method | dora |", "- dora\n", "arXiv:2402.09353"],
@@ -215,7 +217,9 @@ def test_a_place_of_this_machine_is_named_by_its_last_part_and_is_no_base_model_
         assert ("sandbox" in found["tags"]) == (base == BASE_NAME)
     card = render_card(replace(FULL, base=COPYIST_NAME, revision=None))
     assert "sandbox-copyist" in front_matter_of(card)["tags"]
-    assert 'base = AutoModelForCausalLM.from_pretrained(model_folder("sandbox:copyist"), dtype=' in python_block(card)
+    assert 'base = AutoModelForImageTextToText.from_pretrained(model_folder("sandbox:copyist"), dtype=' in python_block(
+        card
+    )
     assert "from perl.sandbox import model_folder  # sandbox:copyist comes with perl-rl" in python_block(card)
     assert "vllm serve \"$(python -c 'from perl.sandbox import model_folder; print(model_folder(" in card
     for dataset in ("train.jsonl", "data/train.parquet", "sandbox:chain"):
@@ -289,7 +293,7 @@ def test_the_snippets_load_the_base_at_its_revision_and_ask_as_training_asked_an
         ({"revision": None}, 'from_pretrained("owner/base-7b", dtype="bfloat16")'),
         ({"base": "tiny", "revision": None, "results": None}, 'from_pretrained("tiny", dtype="auto")'),
     ):
-        block = python_block(render_card(replace(FULL, quantization=None, **changed)))
+        block = python_block(render_card(replace(FULL, quantization=None, loader=None, **changed)))
         assert f"base = AutoModelForCausalLM.{line}\n" in block
         compile(block, "card", "exec")
     name = "x\"); import os; os.abort() #'; rm -rf ~"

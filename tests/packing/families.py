@@ -110,3 +110,35 @@ def make(name: str, **options) -> transformers.PreTrainedModel:
                 parameter += 0.1 * torch.randn_like(parameter)
     add_scored_forward(model, logit_settings(model.config, temperature=0.9, float32=False))
     return model
+
+
+SEES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIGLIP = {**SEES, "image_size": 28, "patch_size": 14}
+QWEN_SEES = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32}
+QWEN_SEES |= {"deepstack_visual_indexes": [], "num_position_embeddings": 16}
+ROTATED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+IMAGES = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
+GEMMA_IMAGES = {"image_token_id": 60, "boi_token_id": 61, "eoi_token_id": 62}
+MULTIMODAL = {  # text, vision, others
+    "Qwen3_5": ({**HEADS, **STATES, **DELTA}, QWEN_SEES, IMAGES),
+    "Qwen3VL": ({**HEADS, "rope_parameters": ROTATED}, QWEN_SEES, IMAGES),
+    "Gemma3": ({**HEADS, **WINDOW}, SIGLIP, {"mm_tokens_per_image": 4, "image_token_index": 60, "boi_token_index": 61}),
+    "Gemma4": (PACKED["Gemma4Text"], {**SIGLIP, "num_key_value_heads": 4, "head_dim": 8}, GEMMA_IMAGES),
+    "Lfm2Vl": ({**PACKED["Lfm2"], "model_type": "lfm2"}, {**SIGLIP, "num_patches": 16}, {"image_token_id": 60}),
+    "Mistral3": (
+        {**COMMON, "model_type": "mistral"},
+        {**SIGLIP, "model_type": "pixtral", "head_dim": 8},
+        {"image_token_index": 60},
+    ),
+}
+
+
+def make_multimodal(name: str, vocabulary: int = VOCABULARY, **tokens: int) -> transformers.PreTrainedModel:
+    """A random model that also sees; ``tokens`` are settings of its text."""
+    text, vision, others = MULTIMODAL[name]
+    text = {**text, "vocab_size": vocabulary, **tokens}
+    text |= {"vocab_size_per_layer_input": vocabulary} if "vocab_size_per_layer_input" in text else {}
+    vision = {"model_type": "siglip2_vision_model", **vision} if name == "Lfm2Vl" else vision
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision, **others)
+    torch.manual_seed(1)
+    return transformers.AutoModelForImageTextToText.from_config(config).eval()

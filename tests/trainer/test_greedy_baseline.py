@@ -117,6 +117,7 @@ def test_rollouts_without_a_likeliest_completion_are_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"^advantage_estimator: a rollout_func [^\n]*rloo[^\n]*$"):
         made(tmp_path, rollout_func=lambda *_: {})
     plain = {"rollout_func": None, "tools": [], "environment_factories": None, "_is_vlm": False}
+    plain |= {"train_dataset": "a stream", "eval_dataset": None}
     check_greedy(SimpleNamespace(**plain))
     for other in ({"tools": [len]}, {"environment_factories": [len]}, {"_is_vlm": True}):
         with pytest.raises(RecipeError, match=r"^advantage_estimator: [^\n]*rloo[^\n]*$"):

@@ -139,7 +139,7 @@ def _assembled(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> PreTrain
     names = {module: name for name, module in merged.named_modules()}
     embeddings, output = (f"{names[m]}.weight" for m in (merged.get_input_embeddings(), head))
     present = dict(state)
-    if merged.config.get_text_config().tie_word_embeddings:
+    if getattr(merged.config, "tie_word_embeddings", False):  # the whole model's own, which transformers goes by
         own_head = present.get(output)
         base_embeddings = dict(base_parameters(policy))[embeddings]
         changed = present[embeddings]

@@ -22,10 +22,11 @@ def auto_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 (a class with f
     return AutoModelForImageTextToText if named is not None and named is whole else AutoModelForCausalLM
 
 
-def loader_of(config: PreTrainedConfig) -> str | None:
-    """The name of that class where it is not AutoModelForCausalLM."""
-    kind = auto_class(config)
-    return None if kind is AutoModelForCausalLM else str(kind.__name__)
+def loader_of(model: nn.Module) -> str | None:
+    """The name of the class that loads a model, where it is not AutoModelForCausalLM."""
+    sees = bool(towers(model) or dropped_towers(model))
+    whole = AutoModelForImageTextToText._model_mapping.get(type(getattr(model, "config", None)), None)
+    return AutoModelForImageTextToText.__name__ if sees and type(model) is whole else None
 
 
 def towers(model: nn.Module) -> list[str]:

@@ -170,7 +170,8 @@ def leave_out_unreached(model: nn.Module, config: PeftConfig) -> list[str]:
     """
     if getattr(config, "target_modules", None) != "all-linear":
         return []
-    names = _maybe_include_all_linear_layers(copy.copy(config), model).target_modules
+    chosen = _maybe_include_all_linear_layers(copy.copy(config), model)
+    names = [name for name in chosen.target_modules if check_target_module_exists(chosen, name)]
     parents = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in names}
     read = {kind: _weights_read_by(kind) for kind in set(parents.values())}
     left_out = set[str]()

@@ -33,6 +33,7 @@ from perl.packing.products import packed_weights, quicken
 from perl.packing.rope import rope_width
 from perl.packing.rows import LEAST_COMMON, Numbers
 from perl.policy.model import base_of
+from perl.policy.multimodal import dropped_towers, towers
 from perl.run.shards import any_goes_on, is_sharded
 
 # Layers whose states are selected by rows, in any order and several times.
@@ -99,7 +100,8 @@ def why_not_branching(model: nn.Module) -> str | None:
     if why := adapter_by_row(model):
         return why
     base = base_of(model)
-    if type(base).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
+    prepares = type(base).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    if prepares and not (towers(base) or dropped_towers(base)):  # what multimodal ones prepare is images
         return "it prepares the inputs of its forward passes itself"
     if base.config.is_encoder_decoder or base.generation_config.cache_implementation not in (None, "dynamic"):
         return "its cache is not the usual one"

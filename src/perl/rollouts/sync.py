@@ -261,7 +261,7 @@ def _trained_whole(policy: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
 def _refuse_torn_ties(policy: PeftModel, changed: list[str]) -> None:
     """An engine has one tensor for embeddings and head if the base ties them; trained apart they are two."""
     base = base_of(policy)
-    if not base.config.get_text_config().tie_word_embeddings:
+    if not getattr(base.config, "tie_word_embeddings", False):
         return
     names, adapter = {module: name_in_base(name) for name, module in policy.named_modules()}, policy.active_adapter
     embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()

@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, warn
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
 from perl.policy.model import base_identity, base_of
@@ -33,7 +33,7 @@ from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.callbacks.trackers import KeptRuns
 from perl.trainer.group_rewards import GroupRewards
 from perl.trainer.live import Position
-from perl.trainer.overrides import is_replaced
+from perl.trainer.overrides import is_replaced, may_hold_images
 from perl.trainer.prompts.order import later_prompts
 from perl.trainer.prompts.selection import made_selection
 from perl.trainer.resume_state import ResumeState
@@ -53,6 +53,8 @@ _LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its
 
 def make_parts(trainer: GRPOTrainer) -> None:
     """Gives a trainer whose model and arguments are complete its parts."""
+    if may_hold_images(trainer) and trainer.args.process_index == 0:
+        warn("PRL316", "prompts may hold images, which TRL's own step trains: padded, and as fast as TRL")
     teacher = teacher_of(trainer)  # of the base as it is now, before passes change how it runs
     trainer._position = position = Position(trainer)
     trainer.rollout_source = source = _source(trainer, position)
@@ -99,7 +101,7 @@ def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:
     args, given = trainer.args, trainer.eval_dataset
     of_evaluation = list(given.values()) if isinstance(given, dict) else [given]
     # Images are read with their rows, and a subclass's tokens may need what it does not have yet.
-    known = not trainer._is_vlm and not is_replaced(trainer, "_tokenize_prompts")
+    known = not may_hold_images(trainer) and not is_replaced(trainer, "_tokenize_prompts")
     context = context_of(base_of(trainer.policy).config) if known else None
     starts_as_it = section.adapter is None and trainer._adapted.starts_as_base and _taught_alone(trainer)
     # The prompts of all data that is there, so that training does not end at one in the middle.
@@ -211,7 +213,7 @@ def longest_that_may_come(trainer: GRPOTrainer, seen: int, most: int | None = No
         most: Prompts that are looked at; None: all of them.
     """
     data = trainer.train_dataset
-    changed = trainer.rollout_func is not None or trainer.environment_factories is not None or trainer._is_vlm
+    changed = trainer.rollout_func is not None or trainer.environment_factories is not None or may_hold_images(trainer)
     if changed or not isinstance(data, Dataset) or not len(data):  # a stream can be read only once
         return seen
     prompts = data["prompt"][:most]

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from datasets import Dataset
 from trl import GRPOTrainer
 
 from perl.errors import Mistake, PerlError, raise_all
@@ -68,13 +69,35 @@ def check_overrides(trainer: GRPOTrainer) -> None:
     raise_all(PerlError, found)
 
 
+def may_hold_images(trainer: GRPOTrainer) -> bool:
+    """Whether prompts, or what tools answer, may hold images, which a model of text is never given.
+
+    They are columns of TRL's names or parts of messages; all rows of a data set are of one form.
+    """
+    if not trainer._is_vlm:
+        return False
+    if trainer.tools or trainer.environment_factories is not None or trainer.rollout_func is not None:
+        return True
+    given = trainer.eval_dataset
+    sets = [trainer.train_dataset, *(given.values() if isinstance(given, dict) else [given])]
+    return any(not _is_of_text(one) for one in sets if one is not None)
+
+
+def _is_of_text(data: Any) -> bool:  # noqa: ANN401 (as TRL takes it)
+    """Whether a data set holds prompts of text alone; of a stream that is not known."""
+    if not isinstance(data, Dataset) or {"image", "images"} & {*data.column_names}:
+        return False
+    prompt = data.select_columns("prompt")[0]["prompt"] if len(data) else ""
+    return isinstance(prompt, str) or all(isinstance(message.get("content"), str) for message in prompt)
+
+
 def reasons_for_trls_loss(trainer: GRPOTrainer) -> list[str]:
     """Why a loss that a subclass calls must be TRL's: only that has, or calls, what is named here."""
     reasons = {
         "top_entropy_quantile": trainer.top_entropy_quantile < 1.0,
         "entropy_coef or use_adaptive_entropy": trainer._entropy_bonus_enabled,
         "the model's router loss": trainer.aux_loss_enabled,
-        "the model's images": trainer._is_vlm,
+        "images in prompts": may_hold_images(trainer),
     }
     owners = [owner for owner in type(trainer).__mro__ if "_compute_loss" in vars(owner)]
     below = [owner.__name__ for owner in owners[-2:-1] if _package(owner) != "perl"]  # a parent that we inherit from

@@ -69,7 +69,7 @@ def write_card(
         "base": label(base),
         "revision": revision,
         "quantization": quantisation,
-        "loader": loader_of(base_of(trainer.policy).config),
+        "loader": loader_of(base_of(trainer.policy)),
         "method": trainer.adaptation.method.name,
         "dataset": plain_word(label(dataset)) if dataset else None,
         "trainable_parameters": trainable_parameters(trainer.policy),

@@ -39,7 +39,15 @@ from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, sha
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.group_rewards import latest_group, means_of, reads_old, scored_rollouts, selects
 from perl.trainer.live import mode_of
-from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, reasons_for_trls_loss
+from perl.trainer.overrides import (
+    LOSS,
+    OF_A_LOSS,
+    SCORES,
+    check_overrides,
+    is_replaced,
+    may_hold_images,
+    reasons_for_trls_loss,
+)
 from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
 from perl.trainer.prompts.selection import sampler_of
 from perl.trainer.sampling.generation import Opening, generated
@@ -243,7 +251,9 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:  # noqa: ANN401 (TRL's)
         """Extends TRL's tokens of prompts: a conversation that no answer can follow is refused."""
-        shown = prompts if self._is_vlm else [asked_prompt(one, "a prompt", "train_dataset") for one in prompts]
+        shown = (
+            prompts if may_hold_images(self) else [asked_prompt(one, "a prompt", "train_dataset") for one in prompts]
+        )
         return super()._tokenize_prompts(shown)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)

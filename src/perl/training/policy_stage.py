@@ -96,7 +96,7 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
         base=base,
         revision=revision,
         quantization=quantisation_of(model),
-        loader=loader_of(model.config),
+        loader=loader_of(model),
         base_dtype=dtype,
         repo_id=plan.recipe.hub.repo_id,
         method=plan.method.name,

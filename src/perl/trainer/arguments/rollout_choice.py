@@ -18,6 +18,7 @@ from perl.rollouts.sync import choose_form
 from perl.rollouts.vllm.release import check_version, missing_vllm
 from perl.run.shards import is_sharded
 from perl.trainer.arguments.argument_checks import check_sampling
+from perl.trainer.overrides import may_hold_images
 
 logger = logging.getLogger("perl")
 
@@ -89,7 +90,7 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
         raise ModelError(IN_PROCESS, what, "transformers, or vllm-server with servers of the quantised base")
     if trainer.rollout_func is not None:
         raise RecipeError("a rollout_func samples by itself", what, "leave one of them out")
-    if trainer._is_vlm:
+    if may_hold_images(trainer):
         raise ModelError("prompts may hold images, which it is not given", what, "transformers")
     if args.vllm_tensor_parallel_size > 1 and how.capabilities.in_process:
         raise RecipeError("one GPU holds the engine in this process", "train.vllm_tensor_parallel_size", "vllm-server")

@@ -25,6 +25,7 @@ from perl.recipe.sections import PromptsSection
 from perl.trainer.arguments.argument_checks import has_teacher
 from perl.trainer.arguments.config import own_setting, prompts_section
 from perl.trainer.live import Position, generation_interval
+from perl.trainer.overrides import may_hold_images
 from perl.trainer.prompts.chances import Curriculum, PromptMemory, PromptOutcome, difficulties, ranked
 from perl.trainer.prompts.choice import ChosenPrompts, PromptChoice, read_ahead
 from perl.trainer.prompts.order import ResumableRepeatSampler
@@ -260,7 +261,7 @@ def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSour
         return None
     if trainer.environment_factories is not None:
         raise RecipeError("cannot be combined with environment_factory, which makes prompts", "prompts", "leave it out")
-    if trainer._is_vlm:
+    if may_hold_images(trainer):
         raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
     numbers_N = check_choice(section, args, data, trainer.accelerator.num_processes)
     memory = curriculum = None

@@ -24,6 +24,7 @@ from perl.trainer.arguments import shown_to_trl
 
 # What decides on tokens, as the libraries had it before any script ran.
 _GENERATE = {name: method for name, method in vars(GenerationMixin).items() if inspect.isfunction(method)}
+_PREPARES = "prepare_inputs_for_generation"
 _OF_PEFT = PeftModel.generate, PeftModelForCausalLM.generate
 
 
@@ -58,7 +59,10 @@ def generates_by_itself(policy: nn.Module) -> bool:
     base = base_of(policy)
     put = "generate" in vars(policy.base_model)  # where PEFT itself puts another
     put |= any(name in vars(owner) for owner in (policy, base) for name in _GENERATE)
-    changed = any(getattr(type(base), name, None) is not theirs for name, theirs in _GENERATE.items())
+    found = {name: getattr(type(base), name, None) for name in _GENERATE}
+    if getattr(found[_PREPARES], "__module__", "").startswith("transformers.models."):  # why_not_branching judges it
+        del found[_PREPARES]
+    changed = any(method is not _GENERATE[name] for name, method in found.items())
     return put or changed or (isinstance(policy, PeftModel) and type(policy).generate not in _OF_PEFT)
 
 

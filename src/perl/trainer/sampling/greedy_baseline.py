@@ -18,6 +18,7 @@ from perl.rollouts.engine import Request
 from perl.run.joint_work import joined
 from perl.trainer.arguments.rollout_choice import holds_conversations
 from perl.trainer.live import most
+from perl.trainer.overrides import may_hold_images
 from perl.trainer.sampling.rollout_source import RolloutSource
 
 
@@ -30,7 +31,7 @@ def check_greedy(trainer: GRPOTrainer) -> None:
     reasons = {
         "a rollout_func samples by itself, and has no likeliest completion": trainer.rollout_func is not None,
         "a conversation with tools has no single likeliest completion": holds_conversations(trainer),
-        "prompts may hold images, which a second rollout is not given": trainer._is_vlm,
+        "prompts may hold images, which a second rollout is not given": may_hold_images(trainer),
     }
     for reason, holds in reasons.items():
         if holds:
