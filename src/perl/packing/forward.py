@@ -98,7 +98,7 @@ def score(
             model, rows, groups, packed=packed, entropy="alone", beside=lambda _, states: (read(states.hidden_SD),)
         )
         return scored.rectangle(values_S, len(rows), columns), None
-    log_probs_NT, entropies_NT, _ = score_beside(
+    log_probs_NT, entropies_NT, *_ = score_beside(
         model, rows, groups, packed=packed, columns=columns, entropy=entropy, beside=None
     )
     return log_probs_NT, entropies_NT
@@ -113,7 +113,8 @@ def score_beside(
     columns: int,
     entropy: EntropyKind,
     beside: MadeBeside | None,
-) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+    balance: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...], torch.Tensor | None]:
     """As :func:`score`, and what is made of the head's states besides.
 
     Args:
@@ -124,18 +125,20 @@ def score_beside(
         columns: See there.
         entropy: See there.
         beside: Scored tokens, states of the head -> tensors of (S,) each; None: nothing is made.
+        balance: Whether the loss of the routers is wanted.
 
     Returns:
-        (N, T) log-probabilities, entropies or None, and what was made, (N, T) each.
+        (N, T) log-probabilities, entropies or None, what was made, (N, T) each, and the loss of the routers or None.
     """
-    scored, found = _run(model, rows, groups, packed=packed, entropy=entropy, beside=beside)
+    scored, found = _run(model, rows, groups, packed=packed, entropy=entropy, beside=beside, balance=balance)
     log_probs_S, entropies_S, *made = found
+    balance_loss = made.pop() if balance else None
 
     def rectangle(values_S: torch.Tensor) -> torch.Tensor:
         return scored.rectangle(values_S, len(rows), columns)
 
     entropies_NT = None if entropies_S is None else rectangle(entropies_S)
-    return rectangle(log_probs_S), entropies_NT, tuple(rectangle(values_S) for values_S in made)
+    return rectangle(log_probs_S), entropies_NT, tuple(rectangle(values_S) for values_S in made), balance_loss
 
 
 @torch.no_grad()
@@ -167,6 +170,7 @@ def _run(
     packed: bool,
     entropy: EntropyKind | Literal["alone"],
     beside: MadeBeside | None,
+    balance: bool = False,
 ) -> tuple[ScoredTokens, Any]:
     """One pass, and which tokens it scored; entropy and beside as in :func:`perl.packing.head.add_scored_forward`."""
     batch = pack(rows, groups) if packed else pad_right(rows)
@@ -175,6 +179,8 @@ def _run(
         # A mask of four dimensions is passed on to the layers as it is; ours look at the layout instead.
         nothing = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=batch.input_ids.device)
         asked |= {"position_ids": batch.position_ids, "attention_mask": nothing, "packed_layout": batch.layout}
+    if balance:
+        asked["balance"] = True
     if beside is not None:
         asked["beside"] = partial(beside, batch.scored)
     with of_width(model, rows[0].width):

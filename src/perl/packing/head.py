@@ -25,6 +25,7 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from perl.packing.compiled import compiled as compiled_function
 from perl.packing.products import linear, product
+from perl.packing.router import balancing_loss
 from perl.packing.rows import ScoredTokens
 
 EntropyKind = Literal["none", "value", "gradient"]
@@ -115,7 +116,8 @@ def add_scored_forward(
 ) -> None:
     """Teaches a causal model ``model(..., scored=Scored)``, which returns (log-probabilities, entropies) of (S,) each.
 
-    With ``beside`` it returns what that makes of the head's states too; with ``entropy="alone"`` nothing else. Through
+    With ``beside`` it returns what that makes of the head's states too; with ``entropy="alone"`` nothing else. With
+    ``balance`` the loss of :func:`perl.packing.router.balancing_loss` comes last. Through
     the model's own forward, so that the wrappers around it (PEFT, DDP, autocast) act as on any other call.
 
     Args:
@@ -133,6 +135,7 @@ def add_scored_forward(
         scored: ScoredTokens | None = None,
         entropy: EntropyKind | Literal["alone"] = "value",
         beside: Beside | None = None,
+        balance: bool = False,
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         if scored is None:
@@ -140,7 +143,9 @@ def add_scored_forward(
         for name in ("labels", "use_cache"):
             kwargs.pop(name, None)
         inner = self.base_model if self.base_model is not self else self.model  # Llama 4 names none
-        hidden = inner(*args, use_cache=False, **kwargs).last_hidden_state
+        routed = {"output_router_logits": True} if balance else {}
+        outputs = inner(*args, use_cache=False, **routed, **kwargs)
+        hidden = outputs.last_hidden_state
         hidden = hidden[:, hidden.size(1) - scored.width :].flatten(0, 1)  # virtual tokens stand in front
         head = self.get_output_embeddings()
         # PEFT's wrapper of single tokens has no bias. FSDP2 has parts.
@@ -155,7 +160,10 @@ def add_scored_forward(
             log_probs = head_log_probs(
                 hidden_SD, weight_VD, bias_V, targets_S, settings, entropy=entropy, fused=fused, compiled=compiled
             )
-        return (*log_probs, *others)
+        if not balance:
+            return (*log_probs, *others)
+        mask, layout = kwargs.get("attention_mask"), kwargs.get("packed_layout")
+        return (*log_probs, *others, balancing_loss(self, outputs.router_logits, mask, layout))
 
     model.forward = types.MethodType(forward, model)
 

@@ -6,6 +6,7 @@ Pure functions of tensors. Shapes: N rows, L tokens that are run, S tokens that
 are scored, T columns of a rectangle of completions.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,11 +64,13 @@ class Segment:
         length: How many.
         prefixes: Start and length of each segment that all of them see besides, whole: what all prompts begin with,
             the rest of a prompt.
+        rows: How many rows have it.
     """
 
     start: int
     length: int
     prefixes: tuple[tuple[int, int], ...] = ()
+    rows: int = 1
 
     @cached_property
     def prefix_length(self) -> int:
@@ -123,6 +126,12 @@ class Layout:
     @cached_property
     def _masks(self) -> dict[tuple[int, int, int | None], torch.Tensor]:
         return {}
+
+    @cached_property
+    def counts(self) -> torch.Tensor:
+        """(1, L) float32, in how many rows each token stands."""
+        parts = [torch.full((segment.length,), float(segment.rows)) for segment in self.segments]
+        return torch.cat(parts).unsqueeze(0).to(self.device)
 
     @cached_property
     def query_ends(self) -> torch.Tensor:
@@ -273,7 +282,7 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
     builder = _Builder(rows[0].prompt.device)
     common = common_beginning(rows, groups)
     if common:
-        builder.add([rows[0].prompt[:common]], position=0)
+        builder.add([rows[0].prompt[:common]], position=0, rows=sum(map(len, groups)))
     prefixes = ((0, common),) if common else ()
     for group in groups:
         first, rest = rows[group[0]], rows[group[0]].prompt[common:]
@@ -282,13 +291,16 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
             builder.score(first, group[0], before=begin + rest.numel() - 1, after=begin + rest.numel())
             continue
         length = first.prompt.numel()
-        prompt = builder.add([rest], position=common, prefixes=prefixes)
+        prompt = builder.add([rest], position=common, prefixes=prefixes, rows=len(group))
         begins: dict[bytes, int] = {}
+        alike = Counter(rows[index].run for index in group)
         for index in group:
             row = rows[index]
             if row.run not in begins:
                 seen = (*prefixes, (prompt, rest.numel()))
-                begins[row.run] = builder.add([row.completion[:-1]], position=length, prefixes=seen)
+                begins[row.run] = builder.add(
+                    [row.completion[:-1]], position=length, prefixes=seen, rows=alike[row.run]
+                )
             builder.score(row, index, before=prompt + rest.numel() - 1, after=begins[row.run])
     return builder.packed()
 
@@ -339,13 +351,20 @@ class _Builder:
         self.rows: list[torch.Tensor] = []
         self.columns: list[torch.Tensor] = []
 
-    def add(self, tokens: list[torch.Tensor], *, position: int, prefixes: tuple[tuple[int, int], ...] = ()) -> int:
+    def add(
+        self,
+        tokens: list[torch.Tensor],
+        *,
+        position: int,
+        prefixes: tuple[tuple[int, int], ...] = (),
+        rows: int = 1,
+    ) -> int:
         """Appends a segment; returns where it begins."""
         start, length = self.length, sum(part.numel() for part in tokens)
         if length:
             self.tokens.extend(tokens)
             self.positions.append(torch.arange(position, position + length))
-            self.segments.append(Segment(start, length, prefixes))
+            self.segments.append(Segment(start, length, prefixes, rows))
             self.length += length
         return start
 

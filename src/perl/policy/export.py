@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
+from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from transformers import PreTrainedModel
 
@@ -116,9 +117,9 @@ def merge(policy: PeftModel, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     """
     adapter = policy.active_adapter
     state = {name: p.detach() for name, p in base_parameters(policy)}
-    layers = dict(adapted_layers(policy))
+    layers = list(adapted_layers(policy))  # parameters of one module have layers of one name
     with live_line(len(layers), "merging") as line:
-        for name, layer in layers.items():
+        for name, layer in layers:
             for part, tensor in merged_parameters(layer, adapter).items():
                 state[f"{name}.{part}"] = tensor.to(dtype)
             line.update()
@@ -159,7 +160,9 @@ def _write_lora(policy: PeftModel, source: SavedAdapter, folder: Path) -> int:
     method = method_of(policy.peft_config[adapter])
     with live_line(len(layers), "factorising") as line:
         for name, layer in layers.items():
-            if layer.get_base_layer().weight.dim() != 2 or isinstance(layer.get_base_layer(), torch.nn.Embedding):
+            inner = layer.get_base_layer()
+            of_module = isinstance(layer, ParamWrapper) or isinstance(inner, torch.nn.Embedding)
+            if of_module or inner.weight.dim() != 2:
                 what = f"{method.name} changes {name}, which is no linear layer, so it is no LoRA"
                 raise ModelError(what, "--as", "use --as merged")
             factors[name] = low_rank_update(layer, adapter)

@@ -30,6 +30,7 @@ class LiveTrainer(Protocol):
         shares_optimizer: Whether each process keeps a share of the optimizer.
         correction: For an engine that samples from other numbers, if there is one.
         current_gradient_accumulation_steps: Micro-batches in the current optimizer step.
+        aux_loss_enabled: Whether the loss of a model's routers is added, ``router_aux_loss_coef`` times.
     """
 
     args: GRPOConfig
@@ -41,6 +42,8 @@ class LiveTrainer(Protocol):
     shares_optimizer: bool
     correction: SamplingCorrection | None
     current_gradient_accumulation_steps: int
+    aux_loss_enabled: bool
+    router_aux_loss_coef: float
     _metrics: dict[Mode, dict[str, list[float]]]  # of the entry that is logged next
     _step: int  # micro-batches that were trained on
     _buffered_inputs: list[dict[str, Any]] | None  # the generation batch, cut into micro-batches

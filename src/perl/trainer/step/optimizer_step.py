@@ -66,7 +66,10 @@ class OptimizerStep:
         """
         self._live, self._passes, self._check = live, passes, check
         self._loss = LossSettings.of(live.args)
-        self._every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or teaching is not None
+        # What the loss of a model's routers is multiplied by.
+        self._balance: float = live.router_aux_loss_coef if live.aux_loss_enabled else 0.0
+        of_loss = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or self._balance != 0.0
+        self._every_row_acts = of_loss or teaching is not None
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not self._every_row_acts
         self._position, self._critic, self.teaching = position, critic, teaching
         self._selection, self._hooks = selection_of(live.args), hooks_of(live.policy)
@@ -193,7 +196,7 @@ class OptimizerStep:
         entropy: EntropyKind = "gradient" if self._loss.entropy_weight != 0.0 else "value"
         with self._live.accelerator.autocast():
             beside = self.teaching.beside(batch) if self.teaching is not None and batch.counts else None
-            policy_log_probs, entropies, taught = score_beside(
+            policy_log_probs, entropies, taught, balance = score_beside(
                 model,
                 batch.rows,
                 batch.groups,
@@ -201,9 +204,11 @@ class OptimizerStep:
                 columns=mask_NT.size(1),
                 entropy=entropy,
                 beside=beside,
+                balance=self._balance != 0.0,
             )
         if not batch.counts:
             return (policy_log_probs * 0.0).sum() + self._regulariser_if_due()
+        of_routers = 0.0 if balance is None else self._of_routers(balance, batch)
         old_log_probs = values.get("old_per_token_logps", policy_log_probs.detach())
         sampling_log_probs = values.get("sampling_per_token_logps")
         correction, threshold = self._live.correction, self._live.args.off_policy_mask_threshold
@@ -237,7 +242,14 @@ class OptimizerStep:
             age = None if sampled_step is None else self._live.state.global_step - sampled_step
             of_sampling.add_ages(policy_log_probs, sampling_log_probs, age, mask_NT)
         of_teacher = 0.0 if self.teaching is None else self.teaching.term(taught, batch)
-        return (result.per_token * batch.weights_NT).sum() + of_teacher + self._regulariser_if_due()
+        of_policy = (result.per_token * batch.weights_NT).sum()
+        return of_policy + of_teacher + of_routers + self._regulariser_if_due()
+
+    def _of_routers(self, balance: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """A micro-batch's part of the routers' loss of a step, by its share of the tokens."""
+        share = sum(row.tokens for row in batch.rows) / self._window_tokens
+        self._window_balance += balance.detach() * share
+        return self._balance * share * balance
 
     def loss_of_batch(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of an evaluation batch, or of a micro-batch as TRL cuts it, over all of its rows."""
@@ -245,10 +257,13 @@ class OptimizerStep:
         (inputs,) = acting([inputs], self._live.state.global_step)
         window = self._passes.window([inputs], [self._weights(inputs)])
         chosen = rows_with_gradient(window, largest_advantage=0.0, skip=False)
-        self._start_metrics(1)
         self._regulariser_due = False
         loss = torch.zeros((), device=self._live.args.device)
-        for batch in self._passes.plan(window, chosen, 0 if mode == "train" else self._passes.tokens_without_gradient):
+        plan = self._passes.plan(window, chosen, 0 if mode == "train" else self._passes.tokens_without_gradient)
+        self._start_metrics(1, plan)
+        if mode == "train":  # one of several of an optimizer step
+            self._window_tokens *= self._live.current_gradient_accumulation_steps
+        for batch in plan:
             loss += self.loss_of(model, batch)
         self._log_metrics(mode)
         return loss
@@ -290,7 +305,7 @@ class OptimizerStep:
 
         Processes exchange once all of them have come through.
         """
-        self._start_metrics(micro_batch_count)
+        self._start_metrics(micro_batch_count, plan)
         self._regulariser_due = True
         losses: list[torch.Tensor] | None = None
         if self._passes.in_step is not None:
@@ -347,8 +362,10 @@ class OptimizerStep:
         metrics["tokens/run"].append(tokens)
         metrics["tokens/passes"].append(passes / accelerator.num_processes)
 
-    def _start_metrics(self, count: int) -> None:
-        """Empty sums for a window of so many micro-batches."""
+    def _start_metrics(self, count: int, plan: Sequence[MicroBatch]) -> None:
+        """Empty sums for a window of so many micro-batches of TRL's, which are run as these."""
+        self._window_tokens = sum(row.tokens for batch in plan if batch.counts for row in batch.rows)
+        self._window_balance = torch.zeros((), device=self._live.accelerator.device)
         device = self._live.accelerator.device
         corrects = self._live.correction is not None
         self._window_metrics = LossMetrics(count, self._loss, device), SamplingMetrics(device, corrects=corrects)
@@ -357,6 +374,9 @@ class OptimizerStep:
 
     def _log_metrics(self, mode: Mode) -> None:
         sources = [source.values(self._live.accelerator) for source in self._window_metrics]
+        if self._balance:
+            mean = self._live.accelerator.reduce(self._window_balance, reduction="mean")
+            sources.append(iter([("aux_loss", mean.item())]))
         if self.teaching is not None:
             sources.append(self.teaching.values(trained=mode == "train"))
         for found in sources:
