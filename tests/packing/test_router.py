@@ -50,7 +50,15 @@ def trained(kind, arguments, tmp_path, **settings):
     args = arguments(
         str(tmp_path / kind.__name__),
         **{"max_steps": 2, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6},
-        **{"learning_rate": 1e-3, "report_to": [], "use_cpu": True, "logging_steps": 1, "seed": 1, "bf16": False},
+        **{
+            "learning_rate": 1.0,
+            "optim": "sgd",
+            "report_to": [],
+            "use_cpu": True,
+            "logging_steps": 1,
+            "seed": 1,
+            "bf16": False,
+        },
         **{"router_aux_loss_coef": 5.0, "activation_checkpointing": False, **settings},
     )
     trainer = kind(
