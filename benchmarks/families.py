@@ -127,7 +127,7 @@ def main() -> None:
         lines.append([name, *("yes" if single[key] else "no" for key in ("packed", "shared")), *cells])
         print(*lines[-1], single["why"] or half["why"], flush=True)
         RESULTS.write_text(as_lines(results) + "\n")
-    print(plain_table(head, lines))
+    print("\n".join(plain_table([head, *lines])))
 
 
 if __name__ == "__main__":

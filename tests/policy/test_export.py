@@ -14,9 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2C
 from perl.cli.commands import run
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.methods.registry import METHODS
+from perl.policy.attach import attach_adapter
 from perl.policy.export import export, merge
 from perl.policy.fingerprint import base_fingerprint
-from perl.policy.model import load_base
+from perl.policy.model import load_base, load_tokenizer
 from perl.policy.reference import token_log_probs
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
@@ -24,6 +25,7 @@ from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
 from tests.a_few_methods import each, few_layers
+from tests.packing.families import make
 from tests.rollouts.policies import PROBE, base, fresh, perturbed
 
 pytestmark = [
@@ -196,6 +198,30 @@ def test_a_merged_model_is_whole():
     assert changed == {
         f"model.layers.{i}.{part}.weight" for i in range(4) for part in ("self_attn.q_proj", "mlp.down_proj")
     }
+
+
+def test_parameters_of_experts_are_merged_all_of_them_and_are_no_lora():
+    """Those of one module have layers of one name, one around the other."""
+    tokenizer = load_tokenizer(ModelSection())
+    make("Qwen3Moe", vocab_size=len(tokenizer)).save_pretrained("experts")
+    tokenizer.save_pretrained("experts")
+    base = load_base(ModelSection(name="experts"), torch.device("cpu"))
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=parameters, task_type="CAUSAL_LM")
+    policy = attach_adapter(base, config)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
+    write_adapter(policy, Path("adapter"), "experts", None)
+    assert export("adapter", "merged").difference <= 1e-4
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in ("experts", "adapter-merged"))
+    assert before.keys() == after.keys()
+    changed = {name.rpartition("layers.")[2][2:] for name in after if not torch.equal(before[name], after[name])}
+    experts = {f"mlp.experts.{i}.{part}_proj.weight" for i in range(4) for part in ("gate", "up", "down")}
+    assert changed == {*experts, "self_attn.q_proj.weight"}
+    with pytest.raises(ModelError, match=r"--as: .*mlp.experts, which is no linear layer.*--as merged"):
+        export("adapter", "lora")
 
 
 def test_merging_leaves_the_policy_and_its_base_alone():

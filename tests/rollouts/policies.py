@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
@@ -55,9 +55,17 @@ def log_probs(model):
 def engine_of(update, clean):
     """What answers an engine's requests: the clean base with the update, loaded by plain PEFT or torch."""
     if update.form == "merged":
-        loaded = clean.load_state_dict(dict(update.tensors), strict=False)
-        assert not loaded.unexpected_keys
-        return clean
+        if update.tensors.keys() <= dict(clean.named_parameters()).keys():
+            clean.load_state_dict(dict(update.tensors), strict=False)
+            return clean
+        clean.save_pretrained("published")  # as a checkpoint has it
+        weights = Path("published") / "model.safetensors"
+        held = load_file(weights)
+        assert update.tensors.keys() <= held.keys()
+        save_file(held | dict(update.tensors), weights, metadata={"format": "pt"})
+        loaded = type(clean).from_pretrained("published", dtype=clean.dtype)
+        loaded.set_experts_implementation(clean.config._experts_implementation)
+        return loaded
     folder = Path("served")
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(update.config))

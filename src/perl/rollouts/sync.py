@@ -18,6 +18,7 @@ from peft.tuners.hra.layer import HRALayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods.anchor import anchor_of
@@ -95,7 +96,8 @@ def choose_form(policy: nn.Module, setting: SyncSetting = "auto") -> SyncPlan:
         return SyncPlan("adapter", why, numbers * compute_dtype(policy).itemsize, 2 * len(factors), largest)
     changed, usual = _changed(policy), compute_dtype(policy)
     nbytes = sum(number_count(tensor) * _own_dtype(tensor, usual).itemsize for tensor in changed.values())
-    return SyncPlan("merged", obstacle or "rollout.sync requests it", nbytes, len(changed))
+    sent = published(policy, {name: torch.empty(t.shape, device="meta") for name, t in changed.items()})
+    return SyncPlan("merged", obstacle or "rollout.sync requests it", nbytes, len(sent))
 
 
 def make_update(policy: nn.Module, form: Form, name: str) -> Update:
@@ -168,7 +170,8 @@ def merged_update(policy: nn.Module, name: str) -> Update:
         for part, tensor in merged_parameters(layer, policy.active_adapter).items():
             key = f"{layer_name}.{part}"
             merged[key] = tensor.to(_own_dtype(changed[key], usual))  # at once: in float64 there is one layer at a time
-    return Update(name, "merged", _as_the_base(policy, {key: merged.get(key, base) for key, base in changed.items()}))
+    tensors = _as_the_base(policy, {key: merged.get(key, base) for key, base in changed.items()})
+    return Update(name, "merged", published(policy, tensors))
 
 
 def base_update(policy: nn.Module, name: str) -> Update:
@@ -178,7 +181,16 @@ def base_update(policy: nn.Module, name: str) -> Update:
         policy: As in :func:`merged_update`.
         name: As in :func:`make_update`.
     """
-    return Update(name, "merged", _as_the_base(policy, dict(base_parameters(policy))))
+    return Update(name, "merged", published(policy, _as_the_base(policy, dict(base_parameters(policy)))))
+
+
+def published(policy: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors under the names and in the form that the base's checkpoint has them, which engines load.
+
+    transformers joins the experts of a layer, and renames a few families' modules, as it loads them.
+    """
+    found: dict[str, torch.Tensor] = revert_weight_conversion(base_of(policy), tensors)
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def without_effect(update: Update) -> Update:
