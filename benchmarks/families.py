@@ -80,7 +80,7 @@ def differences(name: str, dtype: torch.dtype) -> dict[str, object]:
     """Of a tiny model's gradients from those of rows alone."""
     model = make(name).to(dtype)
     how = choose_passes(model, padding_free=True, share=True)
-    rows = workload(3, 20, 3, 2, 40)
+    rows = workload(3, 20, 3, 2, 40 if how.longest is None else how.longest - 20)
     alone = gradient(model, rows, packed=False, share=False, budget=1)
     found = {"padded": gradient(model, rows, packed=False, share=False)}
     if how.packed:

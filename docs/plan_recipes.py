@@ -11,7 +11,16 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    AutoTokenizer,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3_5Config,
+    Qwen3MoeConfig,
+)
 
 from perl.recipe.assets import packaged_recipes
 from perl.sandbox import BASE_FOLDER
@@ -54,6 +63,37 @@ def llama_70b() -> LlamaConfig:
     )
 
 
+def qwen35(layers: int, hidden: int, inner: int, heads: tuple[int, int], values: int) -> Qwen3_5Config:
+    """The sizes of a Qwen3.5, of whose layers every fourth has attention; it also sees."""
+    text = {
+        **{"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner, "vocab_size": 248320},
+        **{"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 256},
+        **{"linear_num_key_heads": 16, "linear_num_value_heads": values, "max_position_embeddings": 32768},
+    }
+    config = Qwen3_5Config(text_config=text, tie_word_embeddings=True)
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    return config
+
+
+def gemma3_1b() -> Gemma3TextConfig:
+    """The sizes of Gemma 3 1B."""
+    sizes = {"num_hidden_layers": 26, "hidden_size": 1152, "intermediate_size": 6912, "vocab_size": 262144}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
+    return Gemma3TextConfig(**sizes, **heads, tie_word_embeddings=True)
+
+
+def gpt_oss_20b() -> GptOssConfig:
+    """The sizes of gpt-oss-20b."""
+    return GptOssConfig(num_hidden_layers=24, num_local_experts=32)
+
+
+def qwen3_30b() -> Qwen3MoeConfig:
+    """The sizes of Qwen3-30B-A3B."""
+    sizes = {"num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    return Qwen3MoeConfig(**sizes, **heads, num_experts=128, num_experts_per_tok=8, tie_word_embeddings=False)
+
+
 # Recipes whose head has the figures of a plan: sizes of the model, and the GPU.
 HEADED: dict[str, tuple[PretrainedConfig, str]] = {
     "t4-0.5b": (qwen(24, 896, 4864, (14, 2), 151936, tied=True), "T4"),
@@ -72,6 +112,12 @@ HEADED: dict[str, tuple[PretrainedConfig, str]] = {
     "node-7b": (qwen(28, 3584, 18944, (28, 4)), "H100"),
     "fsdp2-32b": (qwen(64, 5120, 27648, (40, 8)), "H100"),
     "fsdp2-70b": (llama_70b(), "H100"),
+    "qwen3.5-0.8b": (qwen35(24, 1024, 3584, (8, 2), 16), "RTX 4090"),
+    "qwen3.5-4b-nf4": (qwen35(32, 2560, 9216, (16, 4), 32), "RTX 4090"),
+    "qwen3.5-4b": (qwen35(32, 2560, 9216, (16, 4), 32), "H100"),
+    "gemma3-1b": (gemma3_1b(), "RTX 4090"),
+    "gpt-oss-20b": (gpt_oss_20b(), "H100"),
+    "qwen3-30b-a3b": (qwen3_30b(), "H100"),
 }
 
 
@@ -85,13 +131,14 @@ def write_prompts(path: Path) -> None:
 
 def forecast(name: str, config: PretrainedConfig, gpu: str, folder: Path) -> Forecast:
     """What a packaged recipe costs on a GPU, with stand-ins for model and data."""
-    config.max_position_embeddings, config.dtype = 32768, "bfloat16"
+    config.get_text_config().max_position_embeddings, config.dtype = 32768, "bfloat16"
     config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(folder)
     write_prompts(folder / "prompts.jsonl")
     data = f"{{name: {folder / 'prompts.jsonl'}, columns: {{prompt: prompt, answer: solution}}}}"
     stand_ins = [f"model.name={folder}", f"data.train={data}", "data.eval=null", "data.prompt_template=null"]
-    recipe = read_recipe(name, [*stand_ins, "data.chat=false", "data.drop_overlap=false"])
+    plain = ["data.chat=false", "data.drop_overlap=false", "data.thinking=null"]
+    recipe = read_recipe(name, [*stand_ins, *plain])
     return answer(recipe, gpu=gpu)
 
 

@@ -1,12 +1,14 @@
 """Attention over packed rows against a masked softmax by hand, and models that use it against themselves."""
 
 import copy
+import functools
 import inspect
 import math
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import perl.packing.attention
 from perl.packing.attention import (
@@ -16,7 +18,7 @@ from perl.packing.attention import (
     Scores,
     kernel_call,
     packed_attention,
-    refuse_unknown,
+    register,
     use_packed_attention,
     why_by_segment,
 )
@@ -345,11 +347,14 @@ def test_sdpa_takes_the_place_of_a_flash_attention_in_passes_that_are_not_packed
 
 
 def test_what_packed_rows_do_not_have_is_refused_by_name():
-    asked = {"position_bias": torch.zeros(1), "dropout": 0.1}
-    for name, value in asked.items():
+    register("sdpa")
+    attend = functools.partial(ALL_ATTENTION_FUNCTIONS["perl_packed_sdpa"], torch.nn.Module())
+    tensors = [tensor.detach() for tensor in inputs(4, 2)]
+    for name, value in {"position_bias": torch.zeros(1), "dropout": 0.1}.items():
         with pytest.raises(NotImplementedError, match=name):
-            refuse_unknown({"scaling": 1.0, name: value})
-    refuse_unknown({"scaling": 1.0, "softcap": 5.0, "position_bias": None, "dropout": 0.0, "sliding_window": None})
+            attend(*tensors, None, packed_layout=SHARED, **{name: value})
+    plain = {"scaling": None, "softcap": None, "position_bias": None, "dropout": 0.0, "sliding_window": None}
+    assert torch.equal(attend(*tensors, None, packed_layout=SHARED, **plain)[0], packed_attention(*tensors, SHARED))
 
 
 @pytest.mark.parametrize("groups", [4, 2])

@@ -14,7 +14,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import ModelError, RecipeError
 from perl.packing.attention import use_packed_attention
 from perl.packing.compiled import check_compiler, compile_layers
-from perl.packing.forward import score
+from perl.packing.forward import choose_passes, score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import LogitSettings, add_scored_forward, head_log_probs
 from perl.packing.memory import measure
@@ -22,6 +22,8 @@ from perl.packing.rows import Row
 from perl.policy.reference import Reference
 from tests.oracles.rollouts import VOCABULARY
 from tests.oracles.two_trainers import base, relative_difference, train
+from tests.packing.families import make as make_family
+from tests.packing.test_forward import COLUMNS, GROUPS, ROWS, alone, gradients
 
 COLUMNS = 12
 # What torch's compiler uses of itself and of Python and warns of.
@@ -115,6 +117,21 @@ def test_compiled_layers_have_the_numbers_and_the_gradient_of_those_as_they_were
         for found, expected in zip(with_gradient(twin, seed), with_gradient(policy, seed), strict=True):
             assert_close(found, expected)
     assert graphs() > before
+
+
+@pytest.mark.parametrize("names", [("Qwen3", "Mistral", "GptOss"), ("Qwen3_5Text", "GraniteMoeHybrid", "Lfm2")])
+def test_compiled_layers_of_one_family_after_another_have_windows_sinks_and_states(names, monkeypatch):
+    """A graph of one family is not another's, whatever code they share."""
+    monkeypatch.setattr(perl.packing.compiled, "_BACKEND", "eager")
+    for name in names:
+        model = make_family(name).train()
+        expected = alone(model)
+        wanted = gradients(model, expected)
+        assert choose_passes(model, padding_free=True, share=True).shared
+        assert compile_layers(model, packed=True) is None
+        found, _ = score(model, ROWS, GROUPS, packed=True, columns=COLUMNS)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+        assert (gradients(model, found) - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 @pytest.mark.nightly

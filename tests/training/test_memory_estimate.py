@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from perl.methods.base_parameters import parts_of
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
-from perl.packing.forward import score
+from perl.packing.forward import choose_passes, score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import LogitSettings, add_scored_forward
 from perl.packing.memory import measure
@@ -19,10 +19,12 @@ from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base, total_parameters, trainable_parameters
 from perl.recipe.quantisations import QUANTISATIONS
 from perl.recipe.sections import ModelSection, PeftSection
+from perl.training.counted import counted_decoder
 from perl.training.decoder import Decoder, Types, cached_bytes, decoder_of, weight_bytes
 from perl.training.hardware import GIB, sold_as
 from perl.training.memory_estimate import Attention, GpuWork, estimate_memory, token_bytes
 from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
+from tests.packing.families import PACKED, make
 
 WITHIN = 0.01
 # Type, layers, hidden, inner, heads, key-value heads, vocabulary, rank, further.
@@ -167,3 +169,29 @@ def test_bytes_of_shared_prompts_are_those_that_are_measured_whatever_way_attent
     assert estimated.kept_copy <= measured.kept_copy <= estimated.kept_copy + 13
     assert estimated.recomputed_copy <= measured.recomputed_copy <= estimated.recomputed_copy + 13
     assert estimated.kept_pair == pytest.approx(measured.kept_pair, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["Gemma3Text", "Olmo3", "Phi3", "GptOss", "Qwen3Moe", "Mixtral", "Glm4Moe", "Lfm3"])
+def test_bytes_of_a_token_of_other_layers_are_about_those_that_are_measured(name):
+    base = make(name)
+    counted = counted_decoder(base.config)
+    policy = attach_adapter(base, adaptation(PeftSection(rank=8))).train()
+    fuse_lora(policy)
+    assert choose_passes(policy, padding_free=True, share=False).packed
+    measured = measure(policy, packed=True)
+    estimated = token_bytes(counted, Types(weights=4, compute=4), 8, BY_SEGMENT)
+    assert estimated.kept == pytest.approx(measured.kept, rel=0.12)
+
+
+def test_numbers_of_models_with_experts_and_states_are_counted_exactly():
+    for name in set(PACKED) - {"GPT2", "Gemma3nText", "Mamba2", "Llama4Text"}:
+        base = make(name)
+        assert counted_decoder(base.config).parameters == total_parameters(base), name
+    hybrid, experts = (counted_decoder(make(name).config) for name in ("Qwen3_5Text", "Qwen3Moe"))
+    assert (hybrid.attention_layers, hybrid.layers) == (1, 2)
+    assert hybrid.state_numbers == 4 * 8 * 8  # heads, keys, values of one layer
+    assert cached_bytes(hybrid, Types()) == 2 * 1 * 2 * 8 * 2  # keys and values of two heads in bfloat16
+    # Of two layers: attention, and two of four experts with gate, up and down of 32 x 16.
+    assert experts.active_parameters == 2 * (2 * 32 * (32 + 16) + 2 * 3 * 32 * 16)
+    assert experts.linear_parameters == 2 * (2 * 32 * (32 + 16))
+    assert weight_bytes(experts, Types(quantised=QUANTISATIONS["nf4"])) > 2 * 2 * 4 * 3 * 32 * 16  # in bfloat16

@@ -31,6 +31,9 @@ from perl.policy.model import HALF
 from perl.policy.precision import with_attention
 
 _PREFIX = "perl_packed_"
+# Of transformers' arguments those of :class:`Scores`, in its order, and those that packed rows do not have.
+_ASKED = ("scaling", "sliding_window", "softcap", "s_aux")
+_UNKNOWN = ("position_bias", "dropout")
 # What the variable-length kernel takes, as FlashAttention 2 in torch 2.11 to 2.15 checks it.
 _OLDEST_GPU = (8, 0)
 _LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
@@ -81,10 +84,12 @@ def register(original: str) -> None:
         attention_mask: torch.Tensor | None,
         **options: Any,  # noqa: ANN401 (transformers')
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        layout = options.pop("packed_layout", None)
+        layout = options.get("packed_layout")
         if layout is None:
             return unpacked(module, query, key, value, attention_mask, **options)
-        return _outside_graphs(query, key, value, layout, options), None
+        # One by one: torch's compiler hands on a dict as it was when the graph was made, whatever has come into it.
+        asked = [options.get(name) for name in (*_ASKED, *_UNKNOWN)]
+        return _outside_graphs(query, key, value, layout, *asked), None
 
     AttentionInterface.register(_PREFIX + original, attention)
     AttentionMaskInterface.register(_PREFIX + original, AttentionMaskInterface()[original])
@@ -99,24 +104,21 @@ def _eager(module: torch.nn.Module, *args: Any, **options: Any) -> tuple[torch.T
 
 @torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")
 def _outside_graphs(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, options: dict[str, Any]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    *asked: Any,  # noqa: ANN401 (transformers')
 ) -> torch.Tensor:
-    """Attention of a packed row, never part of a compiled graph, which would be made anew for each layout."""
-    refuse_unknown(options)
-    scores = Scores(options.get("scaling"), options.get("sliding_window"), options.get("softcap"), options.get("s_aux"))
-    return packed_attention(query, key, value, layout, scores)
-
-
-def refuse_unknown(options: dict[str, Any]) -> None:
-    """What a model asks of its attention and packed rows do not have.
+    """Attention of a packed row, never part of a compiled graph, which would be made anew for each layout.
 
     Raises:
-        NotImplementedError: It would be left out in silence.
+        NotImplementedError: A model asks for what packed rows do not have, which would be left out in silence.
     """
-    if options.get("position_bias") is not None:
-        raise NotImplementedError("its attention uses position_bias")
-    if options.get("dropout"):
-        raise NotImplementedError("its attention uses dropout")
+    for name, value_of in zip(_UNKNOWN, asked[len(_ASKED) :], strict=True):
+        if isinstance(value_of, torch.Tensor) or value_of:
+            raise NotImplementedError(f"its attention uses {name}")
+    return packed_attention(query, key, value, layout, Scores(*asked[: len(_ASKED)]))
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,6 @@ def _knowing(function: Function, name: str) -> Function:
     """The function that is told of the segments where there is a layout."""
     signature = inspect.signature(function)
 
-    @torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")
     def by_segment(layout: Layout, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         if name == _FUSED:
             return None
@@ -95,12 +94,13 @@ def _knowing(function: Function, name: str) -> Function:
         others = bound.arguments.pop("kwargs", {})
         return _scan(functools.partial(function, **others), _SCANS[name], layout, bound.arguments)
 
+    @torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")
     @functools.wraps(function)
     def called(*args: Any, **options: Any) -> Any:  # noqa: ANN401
         layout = options.pop("packed_layout", None)
         return function(*args, **options) if layout is None else by_segment(layout, *args, **options)
 
-    called.knows_segments = True  # type: ignore[attr-defined]
+    called.knows_segments = True
     return called
 
 

@@ -39,6 +39,7 @@ _HARMLESS = (
     "Failed to load the CUDA extension",
     "Setting boft_n_butterfly_factor",
     r"The following rank_pattern keys .*\.lora_E'",
+    r"The following (rank|alpha)_pattern keys .*\.gate_up_proj'",  # PEFT's own, which are followed
     "Adapter .* LoRA tensor",
     "Specified to not save",
     "You have passed exclude_modules=",  # of towers that were let go

@@ -127,11 +127,11 @@ class StepFlops:
 def size_of(model: Decoder, rank: int, *, dora: bool = False) -> ModelSize:
     """The sizes of a model with a LoRA, or a DoRA, of this rank on all linear layers but the head."""
     return ModelSize(
-        block=model.linear_parameters,
+        block=model.active_parameters,
         adapter=model.lora_parameters(rank),
         to_embeddings=model.hidden * (model.queries + 2 * model.keys) + 3 * rank * model.hidden,
         head=model.head_parameters,
-        attention=model.queries * model.layers,
+        attention=model.queries * model.attention_layers,
         each_pass=model.factor_products(rank) if dora else 0,
     )
 

@@ -62,6 +62,21 @@ class Decoder:
         return self.layers * (attention + 3 * self.hidden * self.inner)
 
     @property
+    def active_parameters(self) -> int:
+        """Weights inside the layers that a token is multiplied with: all of them, without experts."""
+        return self.linear_parameters
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with attention."""
+        return self.layers
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers of the states that a row carries from token to token."""
+        return 0
+
+    @property
     def parameters(self) -> int:
         """All, a tied head once."""
         norms = 2 * self.hidden + (2 * self.head_size if self.normed_heads else 0)
@@ -109,7 +124,7 @@ class Types:
 
 
 def decoder_of(config: Any) -> Decoder | None:  # noqa: ANN401 (a config of transformers)
-    """The sizes in a model's config; None for a model that is not known here."""
+    """The sizes in the config of a decoder as Llama has it; None for another model."""
     if config.model_type not in _KNOWN:
         return None
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
@@ -146,7 +161,7 @@ def weight_bytes(model: Decoder, types: Types) -> float:
 
 def cached_bytes(model: Decoder, types: Types) -> int:
     """Keys and values of a token in a cache of rollouts."""
-    return 2 * model.layers * model.keys * types.compute
+    return 2 * model.attention_layers * model.keys * types.compute
 
 
 def types_of(recipe: Recipe, base: Any, *, on_cpu: bool = False) -> Types:  # noqa: ANN401 (a config of transformers)

@@ -14,6 +14,7 @@ import torch
 from perl.packing.divergence import divergence_bytes
 from perl.packing.head import head_bytes
 from perl.packing.memory import BYTES_PER_TRAINED, CPU_TOKENS, MemoryPlan, TokenBytes, plan_memory
+from perl.training.counted import CountedDecoder
 from perl.training.decoder import (
     ALONE,
     Decoder,
@@ -173,10 +174,13 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention, *
         # What the segments return is copied together.
         inputs = stream * 2 * model.hidden + (0 if kernel else compute * model.queries)
         mlp = compute * 4 * model.inner  # and their product, the input of down
-    layer = norms + attended + inputs + mlp + compute * _LINEARS * rank
+    kept_of_layers = layers * (norms + attended + inputs + mlp + compute * _LINEARS * rank)
+    if isinstance(model, CountedDecoder):
+        kept_of_layers = layers * (norms + compute * _LINEARS * rank) + model.attention_layers * attended
+        kept_of_layers += stream * model.given + compute * model.kept
     # Rotary factors and positions; the last norm is there for the first one's, whose input has no gradient; the head
     # keeps a float32 gradient of its input.
-    kept = float(layers * layer + 2 * stream * model.head_size + 24 + 4 * model.hidden)
+    kept = float(kept_of_layers + 2 * stream * model.head_size + 24 + 4 * model.hidden)
     # Autocast's copies of A and B, which the fused layers do without; the largest matrix as numbers, one at a time.
     fixed = float(compute * model.lora_parameters(rank)) if types.quantised else 0.0
     unpacked = compute * model.inner * model.hidden if types.quantised else 0
@@ -224,7 +228,7 @@ def estimate_memory(
     held = trained_bytes(count, sharing)
     context = _CONTEXT_ON_CPU if on_cpu else _CONTEXT
     engine = work.engine_share * available
-    of_row = cached_bytes(model, types) * work.longest_row
+    of_row = cached_bytes(model, types) * work.longest_row + _FLOAT32 * model.state_numbers
     weights, gathered = base_bytes(model, types, sharing)
     stored, compute = (torch.float32 if size == _FLOAT32 else torch.bfloat16 for size in (types.weights, types.compute))
     sizes, of_gpu = (model.vocabulary, model.hidden), None if on_cpu else int(available)

@@ -18,6 +18,7 @@ from perl.recipe.batch_plan import BatchPlan
 from perl.recipe.sections import Strategy
 from perl.run.logs import read_log
 from perl.training.cost_flops import Execution, Group, ModelSize, largest_pass, size_of
+from perl.training.counted import counted_decoder
 from perl.training.decoder import Decoder, ModelSharing, Types, decoder_of, types_of
 from perl.training.hardware import Hardware, Range
 from perl.training.memory_estimate import Attention, GpuWork, MemoryEstimate, estimate_memory
@@ -156,9 +157,9 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
     Raises:
         ModelError: The model's layers are not known to the formulas.
     """
-    model, adapter = decoder_of(plan.config), plan.how.config
+    model, adapter = decoder_of(plan.config) or counted_decoder(plan.config), plan.how.config
     if model is None:
-        known = "Llama, Mistral, Qwen2 and Qwen3 are"
+        known = "those of decoders that transformers builds of layers are"
         raise ModelError(f"costs of a {plan.config.model_type} are not derived", "model.name", known)
     written = getattr(adapter, "r", None) or getattr(adapter, "init_r", None)
     rank = written if isinstance(written, int) else 8
