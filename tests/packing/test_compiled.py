@@ -23,7 +23,7 @@ from perl.policy.reference import Reference
 from tests.oracles.rollouts import VOCABULARY
 from tests.oracles.two_trainers import base, relative_difference, train
 from tests.packing.families import make as make_family
-from tests.packing.test_forward import COLUMNS, GROUPS, ROWS, alone, gradients
+from tests.packing.test_forward import GROUPS, ROWS, alone, gradients
 
 COLUMNS = 12
 # What torch's compiler uses of itself and of Python and warns of.
@@ -129,7 +129,7 @@ def test_compiled_layers_of_one_family_after_another_have_windows_sinks_and_stat
         wanted = gradients(model, expected)
         assert choose_passes(model, padding_free=True, share=True).shared
         assert compile_layers(model, packed=True) is None
-        found, _ = score(model, ROWS, GROUPS, packed=True, columns=COLUMNS)
+        found, _ = score(model, ROWS, GROUPS, packed=True, columns=expected.size(1))
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
         assert (gradients(model, found) - wanted).norm() <= 1e-5 * wanted.norm()
 

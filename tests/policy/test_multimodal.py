@@ -10,6 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.data import load_problem_set
+from perl.errors import DataError
 from perl.methods.settings import adaptation
 from perl.packing.forward import choose_passes, score
 from perl.packing.head import add_scored_forward, logit_settings
@@ -20,7 +22,7 @@ from perl.policy.model import base_identity, load_base, load_empty_base, load_to
 from perl.policy.multimodal import auto_class, dropped_towers, loader_of, towers
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
-from perl.recipe.sections import ModelSection, PeftSection
+from perl.recipe.sections import DataSection, ModelSection, PeftSection
 from tests.packing.families import MULTIMODAL, make_multimodal
 from tests.packing.test_forward import ALONE, COLUMNS, GROUPS, ROWS, alone, gradients
 
@@ -148,3 +150,17 @@ def test_a_script_trains_text_by_our_step_and_images_by_trls_and_says_so(holds, 
     moved = [p for name, p in trainer.policy.named_parameters() if "lora_B" in name and p.abs().max() > 0]
     assert moved
     assert not [n for n, p in trainer.policy.named_parameters() if p.requires_grad and ".language_model." not in n]
+
+
+def test_a_recipe_refuses_images_in_one_line(tmp_path):
+    cell, columns = {"bytes": b"x", "path": None}, {"prompt": "prompt", "answer": "solution"}
+    Dataset.from_list([{"prompt": "What is it?", "solution": "3", "images": [cell]}]).to_parquet(
+        tmp_path / "seen.parquet"
+    )
+    section = DataSection.model_validate({"train": {"name": str(tmp_path / "seen.parquet"), "columns": columns}})
+    with pytest.raises(DataError, match=r"has images \(images\), and a recipe asks with text"):
+        load_problem_set(section, chat=False)
+    rows = Dataset.from_list([{"prompt": "What is it?", "solution": "3", "images": "a word"}])  # a column of text
+    rows.to_parquet(tmp_path / "text.parquet")
+    section = DataSection.model_validate({"train": {"name": str(tmp_path / "text.parquet"), "columns": columns}})
+    assert len(load_problem_set(section, chat=False).train) == 1

@@ -213,6 +213,10 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
             hint = hint if hint.startswith("did") else f"name the column that holds the {role}{_OR_NONE[role]}"
             what = f"{source.name} has no column {column!r}, it has {has}"
             problems.append(Mistake(what, f"{where}.columns.{role}", hint))
+    for column in ("image", "images"):  # TRL's names for what a prompt shows besides
+        if column in raw.column_names and not isinstance(raw.features[column], datasets.Value):
+            hint = "train in a script, whose prompts may hold images; or leave the column out of the data"
+            problems.append(Mistake(f"{source.name} has images ({column}), and a recipe asks with text", where, hint))
     raise_all(DataError, problems)
     if section.prompt_template is not None:
         try:

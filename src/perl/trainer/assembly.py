@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
+from perl.data.prompts import asked_prompt
 from perl.errors import RecipeError, warn
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
@@ -202,6 +203,17 @@ def _tokens(trainer: GRPOTrainer, prompts: list[Any]) -> list[list[int]]:
     """The prompts' tokens, by the trainer's own method or a subclass's, either of which may change what it is given."""
     ids: list[list[int]] = trainer._tokenize_prompts(copy.deepcopy(prompts))[0]
     return ids
+
+
+def askable(trainer: GRPOTrainer, prompts: list[Any]) -> list[Any]:
+    """Prompts as they are asked, without keys that hold nothing; those with images stay as they are.
+
+    Raises:
+        DataError: A conversation that no answer can follow.
+    """
+    if may_hold_images(trainer):
+        return prompts
+    return [asked_prompt(one, "a prompt", "train_dataset") for one in prompts]
 
 
 def longest_that_may_come(trainer: GRPOTrainer, seen: int, most: int | None = None) -> int:

@@ -18,7 +18,6 @@ from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput,
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.importance import SamplingCorrection
-from perl.data.prompts import asked_prompt
 from perl.errors import ModelError, warn
 from perl.hub.push.requests import retry
 from perl.packing.head import EntropyKind
@@ -26,7 +25,6 @@ from perl.packing.micro_batches import MicroBatch
 from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
 from perl.policy.guards import check_enough_prompts
-from perl.policy.multimodal import freeze_towers
 from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.run.files import named
@@ -35,7 +33,7 @@ from perl.trainer import publishing
 from perl.trainer.arguments import shown_to_trl
 from perl.trainer.arguments.argument_checks import check_arguments, check_sets, check_step, unknown_to_trl
 from perl.trainer.arguments.config import own_setting
-from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
+from perl.trainer.assembly import add_callbacks, askable, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.group_rewards import latest_group, means_of, reads_old, scored_rollouts, selects
 from perl.trainer.live import mode_of
@@ -45,7 +43,6 @@ from perl.trainer.overrides import (
     SCORES,
     check_overrides,
     is_replaced,
-    may_hold_images,
     reasons_for_trls_loss,
 )
 from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
@@ -140,7 +137,6 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.reward_func_names = unique_names(self.reward_func_names)
         self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
-        freeze_towers(self.policy)
         check_trainable(self.model)
         self._adapted = AdaptedPolicy(self, given.adaptation, continued=given.continued)
         self.reference, self.strategy = self._adapted.reference, self._adapted.strategy
@@ -251,10 +247,7 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:  # noqa: ANN401 (TRL's)
         """Extends TRL's tokens of prompts: a conversation that no answer can follow is refused."""
-        shown = (
-            prompts if may_hold_images(self) else [asked_prompt(one, "a prompt", "train_dataset") for one in prompts]
-        )
-        return super()._tokenize_prompts(shown)
+        return super()._tokenize_prompts(askable(self, prompts))
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Replaces TRL's generation by the engine's; with transformers by a loop that draws the same in less time."""
