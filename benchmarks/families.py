@@ -76,17 +76,18 @@ def gradient(model: nn.Module, rows: list[Row], *, packed: bool, share: bool, bu
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 
-def differences(name: str, dtype: torch.dtype) -> dict[str, object]:
-    """Of a tiny model's gradients from those of rows alone."""
+def differences(name: str, dtype: torch.dtype) -> tuple[str, float, float | None]:
+    """Why a tiny model's rows are not packed, how far its gradients are from those of rows alone: padded, packed."""
     model = make(name).to(dtype)
     how = choose_passes(model, padding_free=True, share=True)
     rows = workload(3, 20, 3, 2, 40 if how.longest is None else how.longest - 20)
     alone = gradient(model, rows, packed=False, share=False, budget=1)
-    found = {"padded": gradient(model, rows, packed=False, share=False)}
-    if how.packed:
-        found["packed"] = gradient(model, rows, packed=True, share=how.shared)
-    apart = {way: float((one - alone).norm() / alone.norm()) for way, one in found.items()}
-    return {"packed": how.packed, "shared": how.shared, "why": how.why, "difference": apart}
+
+    def apart(*, packed: bool) -> float:
+        found = gradient(model, rows, packed=packed, share=packed and how.shared)
+        return float(f"{(found - alone).norm() / alone.norm():.2g}")
+
+    return how.why, apart(packed=False), apart(packed=True) if how.packed else None
 
 
 def speed(name: str) -> dict[str, float]:
@@ -115,18 +116,17 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    head, lines = ["family", "packed", "shared", "float32", "bfloat16", "(padded)", "long", "short"], []
+    head = ["family", "float32", "bfloat16", "(padded)", "long", "short"]
     for name in names:
-        single, half = differences(name, torch.float32), differences(name, torch.bfloat16)
-        results[name] = {"float32": single, "bfloat16": half}
-        cells = [f"{one['difference'].get('packed', float('nan')):.1e}" for one in (single, half)]
-        cells += [f"{half['difference']['padded']:.1e}"]
-        times = speed(name) if single["packed"] else {}
-        results[name] |= {"times as fast": times}
-        cells += [f"{times[work]:.1f}" if times else "-" for work in ("long", "short")]
-        lines.append([name, *("yes" if single[key] else "no" for key in ("packed", "shared")), *cells])
-        print(*lines[-1], single["why"] or half["why"], flush=True)
+        why, padded, packed = differences(name, torch.float32)
+        _, padded_half, packed_half = differences(name, torch.bfloat16)
+        times = {} if why else speed(name)
+        gradients = {"float32": packed, "padded": padded, "bfloat16": packed_half, "padded bfloat16": padded_half}
+        results[name] = {"why not": why, **gradients, **times}
+        print(name, results[name], flush=True)
         RESULTS.write_text(as_lines(results) + "\n")
+    keys = ("float32", "bfloat16", "padded bfloat16", "long", "short")
+    lines = [[name, *(str(results[name].get(key, "-")) for key in keys)] for name in names]
     print("\n".join(plain_table([head, *lines])))
 
 

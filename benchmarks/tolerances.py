@@ -45,6 +45,7 @@ import perl.packing.attention
 import perl.packing.forward
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
+from perl.packing.attention import Scores
 from perl.packing.forward import choose_passes
 from perl.packing.head import add_scored_forward, logit_settings
 from perl.packing.rows import Layout
@@ -263,9 +264,9 @@ def _as_it_is() -> Iterator[None]:
 
 @contextmanager
 def _neighbours() -> Iterator[None]:
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: Layout, *, scaling: float | None = None):  # noqa: ANN202
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: Layout, scores: Scores):  # noqa: ANN202
         seen = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, enable_gqa=q.size(1) != k.size(1)
+            q, k, v, is_causal=True, scale=scores.scaling, enable_gqa=q.size(1) != k.size(1)
         )
         return seen.transpose(1, 2).contiguous()
 
@@ -289,12 +290,12 @@ def _positions_go_on() -> Iterator[None]:
 def _prompt_lacks_a_token() -> Iterator[None]:
     original = perl.packing.attention.packed_attention
 
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, *, scaling: float | None = None):  # noqa: ANN202
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scores: Scores):  # noqa: ANN202
         k, v = k.clone(), v.clone()
         for segment in layout.segments:
             for start, _ in segment.prefixes:
                 v[:, :, start] = 0
-        return original(q, k, v, layout, scaling=scaling)
+        return original(q, k, v, layout, scores)
 
     with mock.patch.object(perl.packing.attention, "packed_attention", attention):
         yield

@@ -57,12 +57,12 @@ def test_a_row_that_fails_crashes_or_hangs_costs_itself_alone(tmp_path, monkeypa
     assert "Traceback" in log.read_text()
 
 
-def wrong_scale(query, key, value, layout, **_):
-    return RIGHT(1.05 * query, key, value, layout)
+def wrong_scale(query, key, value, layout, scores):
+    return RIGHT(1.05 * query, key, value, layout, scores)
 
 
-def no_gradient_of_keys(query, key, value, layout, **_):
-    return RIGHT(query, key + 0.1 * (key - key.detach()), value, layout)
+def no_gradient_of_keys(query, key, value, layout, scores):
+    return RIGHT(query, key + 0.1 * (key - key.detach()), value, layout, scores)
 
 
 RIGHT = attention.packed_attention

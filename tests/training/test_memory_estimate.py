@@ -171,7 +171,7 @@ def test_bytes_of_shared_prompts_are_those_that_are_measured_whatever_way_attent
     assert estimated.kept_pair == pytest.approx(measured.kept_pair, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["Gemma3Text", "Olmo3", "Phi3", "GptOss", "Qwen3Moe", "Mixtral", "Glm4Moe", "Lfm3"])
+@pytest.mark.parametrize("name", ["Gemma3Text", "Olmo3", "Phi3", "GptOss", "Qwen3Moe", "Mixtral", "Lfm3"])
 def test_bytes_of_a_token_of_other_layers_are_about_those_that_are_measured(name):
     base = make(name)
     counted = counted_decoder(base.config)

@@ -126,7 +126,10 @@ def add_scored_forward(
         fused: As in :func:`head_log_probs`.
         compiled: As in :func:`head_log_probs`.
     """
-    original = model.forward
+    held = model.forward
+    # By its function: a copy of the model has its own weights then.
+    bound = getattr(held, "__self__", None) is model
+    original = held.__func__ if bound else lambda _, *args, **kwargs: held(*args, **kwargs)
 
     @functools.wraps(type(model).forward)  # generation reads the signature
     def forward(
@@ -139,7 +142,7 @@ def add_scored_forward(
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         if scored is None:
-            return original(*args, **kwargs)
+            return original(self, *args, **kwargs)
         for name in ("labels", "use_cache"):
             kwargs.pop(name, None)
         inner = self.base_model if self.base_model is not self else self.model  # Llama 4 names none

@@ -93,17 +93,33 @@ class _Linear(torch.autograd.Function):
         return dx, dW, dy_NO.sum(0) if bias_needed else None
 
 
-def quicken(model: nn.Module) -> None:
+@contextlib.contextmanager
+def quickened(model: nn.Module) -> Iterator[None]:
+    """The model as :func:`quicken` makes it, for a while: then whoever looks for ``nn.Linear`` finds it again."""
+    layers = quicken(model)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            if type(layer) is QuickLinear:
+                layer.__class__ = QuickLinear.stands_for  # type: ignore[assignment]
+
+
+def quicken(model: nn.Module) -> list[nn.Module]:
     """Has the linear layers of a model multiply by oneDNN where that is quicker; once more changes nothing.
 
     Args:
         model: Any; layers on the CPU that are exactly ``nn.Linear`` become :class:`QuickLinear`, which is one too.
+
+    Returns:
+        Those layers.
     """
-    if not _is_quicker():
-        return
-    for layer in model.modules():
+    layers: list[nn.Module] = []
+    for layer in model.modules() if _is_quicker() else ():
         if type(layer) is nn.Linear and "forward" not in vars(layer) and layer.weight.is_cpu:
             layer.__class__ = QuickLinear
+            layers.append(layer)
+    return layers
 
 
 @contextlib.contextmanager

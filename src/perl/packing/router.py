@@ -26,16 +26,18 @@ def balances(model: nn.Module) -> bool:
 
 
 def balancing_loss(
-    model: nn.Module, logits: tuple[torch.Tensor, ...], mask_NL: torch.Tensor | None, layout: Layout | None
+    model: nn.Module, logits: tuple[torch.Tensor, ...] | None, mask_NL: torch.Tensor | None, layout: Layout | None
 ) -> torch.Tensor:
     """The loss, of equation 4 to 6 of Switch Transformer (arXiv:2101.03961), a scalar.
 
     Args:
         model: Without wrappers.
-        logits: Of each layer with experts, (tokens, experts).
+        logits: Of each layer with experts, (tokens, experts); None or empty where there is none.
         mask_NL: Of padded rows, 1 for tokens; None: there is no padding.
         layout: Of packed rows.
     """
+    if not logits:  # no layer has experts
+        return torch.zeros(())
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     experts = getattr(config, "num_local_experts", None) or config.num_experts
     function: Callable[..., torch.Tensor] = getattr(sys.modules[type(model).__module__], _FUNCTION)

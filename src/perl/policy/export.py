@@ -24,8 +24,8 @@ from perl.methods.settings import method_of
 from perl.policy.attach import continue_adapter
 from perl.policy.fingerprint import base_dtype, source_fingerprint
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_model
-from perl.policy.model import base_parameters, clean_base, load_base, load_tokenizer
-from perl.policy.multimodal import auto_class
+from perl.policy.model import base_parameters, clean_base, load_base, load_tokenizer, resolve_model
+from perl.policy.multimodal import auto_class, copy_processor
 from perl.policy.reference import random_tokens
 from perl.policy.save_adapter import largest_difference, log_probs_in_float32, reload_difference, write_lora
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, SavedAdapter, find_adapter
@@ -98,6 +98,7 @@ def export(
             merged.save_pretrained(staged)
             check_saved_model(merged, staged)  # the files hold it
             load_tokenizer(model_section).save_pretrained(staged)
+            copy_processor(resolve_model(model_section.name), model_section.revision, staged)
             kind = auto_class(merged.config)
             written = kind.from_pretrained(staged, dtype="auto", use_safetensors=True).eval()
             difference = largest_difference(log_probs_in_float32(policy, ids), log_probs_in_float32(written, ids))

@@ -7,12 +7,17 @@ checkpoints, PEFT and servers have the same. Its towers are let go where no imag
 """
 
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import transformers
 from peft import PeftConfig
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
+
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
 def auto_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 (a class with from_pretrained and from_config)
@@ -56,10 +61,30 @@ def dropped_towers(model: nn.Module) -> list[str]:
     return names
 
 
-def freeze_towers(model: nn.Module) -> None:
-    """Takes a model's towers out of training."""
-    for name in towers(model):
-        model.get_submodule(name).requires_grad_(False)
+def freeze_towers(model: nn.Module) -> list[str]:
+    """Takes a model's towers out of training; returns the names of what was trained there."""
+    trained = []
+    for tower in towers(model):
+        for name, parameter in model.get_submodule(tower).named_parameters():
+            if parameter.requires_grad:
+                trained.append(f"{tower}.{name}")
+                parameter.requires_grad_(False)
+    return trained
+
+
+def copy_processor(source: str, revision: str | None, folder: Path) -> None:
+    """Puts the settings of a checkpoint's processor beside a model that is written, as far as it has them."""
+    for name in _PROCESSOR_FILES:
+        found = cached_file(
+            source,
+            name,
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+        if found is not None and not (folder / name).exists():
+            shutil.copyfile(found, folder / name)
 
 
 def keep_to_language(model: nn.Module, config: PeftConfig) -> None:

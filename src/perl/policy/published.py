@@ -149,14 +149,16 @@ def other_tensors(model: nn.Module, files: Mapping[str, Path], *, shapes_only: b
 
 def _as_in_files(base: Any, held: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ANN401
     """Tensors as transformers would save them, one layer after another; it joins some as it loads them."""
-    quantised, layers = getattr(base, "hf_quantizer", None), defaultdict[str, dict[str, torch.Tensor]](dict)
+    # What a quantiser joins or splits as it loads is no part of the file: the architecture's own conversions are.
+    written = empty_of(base) if getattr(base, "hf_quantizer", None) else base
+    layers = defaultdict[str, dict[str, torch.Tensor]](dict)
     codes = tuple(name for name, p in held.items() if was_quantised(base) and is_packed(p))
     for name, tensor in held.items():
         if not name.startswith(codes):
             layers[re.sub(r"(\.\d+)\..*", r"\1", name)][name] = tensor
     for parts in layers.values():
         tensors = {name: whole(part) for name, part in parts.items()}
-        yield from (tensors if quantised else revert_weight_conversion(base, tensors)).items()
+        yield from revert_weight_conversion(written, tensors).items()
 
 
 def _equal(there: torch.Tensor, here: torch.Tensor, usual: torch.dtype) -> bool:

@@ -24,6 +24,7 @@ from perl.methods.hooks import hooks_of
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.fingerprint import base_dtype
 from perl.policy.model import base_identity, base_of, clean_base, evaluating, public_name
+from perl.policy.multimodal import copy_processor, towers
 from perl.policy.precision import in_float32
 from perl.policy.quantised import quantisation_of
 from perl.policy.reference import token_log_probs
@@ -117,6 +118,8 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dest
     with new_folder(destination) as staged:
         model.save_pretrained(staged)
         tokenizer.save_pretrained(staged)
+        if towers(model):
+            copy_processor(str(model.config.name_or_path), getattr(model.config, "_commit_hash", None), staged)
 
 
 def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConfig, dict[str, torch.Tensor]]:

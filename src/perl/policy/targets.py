@@ -181,7 +181,9 @@ def leave_out_unreached(model: nn.Module, config: PeftConfig) -> list[str]:
             _check_lora_target_modules_mamba(config, model, last)
         except ValueError:  # PEFT does not allow it
             left_out.add(name)
-        if last in read[kind]:
+        own = type(model.get_submodule(name))  # a router of Llama 4 is a linear layer that returns a pair
+        routes = own.__module__.startswith("transformers.models.") and own.forward is not nn.Linear.forward
+        if last in read[kind] or routes:
             left_out.add(name)
     if left_out:
         config.target_modules = sorted(set(names) - left_out)
@@ -198,6 +200,8 @@ def linear_names(model: nn.Module) -> list[str]:
 def _weights_read_by(kind: type[nn.Module]) -> set[str]:
     """Names of layers whose weights a module reads in its forward pass, as its source says."""
     passes = [getattr(kind, name) for name in dir(kind) if "forward" in name and not name.startswith("register")]
+    # Gemma 3n's parts of a pass have names of their own.
+    passes += [function for name, function in vars(kind).items() if inspect.isfunction(function) and name[0] != "_"]
     found: set[str] = set()
     for function in passes:
         with contextlib.suppress(OSError, TypeError):  # made without a file

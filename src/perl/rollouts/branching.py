@@ -29,7 +29,7 @@ from transformers.cache_utils import (
 )
 
 from perl.packing.forward import adapter_by_row
-from perl.packing.products import packed_weights, quicken
+from perl.packing.products import packed_weights, quickened
 from perl.packing.rope import rope_width
 from perl.packing.rows import LEAST_COMMON, Numbers
 from perl.policy.model import base_of
@@ -103,7 +103,8 @@ def why_not_branching(model: nn.Module) -> str | None:
     prepares = type(base).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     if prepares and not (towers(base) or dropped_towers(base)):  # what multimodal ones prepare is images
         return "it prepares the inputs of its forward passes itself"
-    if base.config.is_encoder_decoder or base.generation_config.cache_implementation not in (None, "dynamic"):
+    usual = base.generation_config.cache_implementation in (None, "dynamic") and base._supports_default_dynamic_cache()
+    if base.config.is_encoder_decoder or not usual:
         return "its cache is not the usual one"
     parameters = inspect.signature(type(base).forward).parameters.keys()
     if "position_ids" not in parameters or not parameters & {"cache", "past_key_values"}:
@@ -144,10 +145,10 @@ def write(
     tokens_NT, lengths = numpy.zeros((len(rows), longest), dtype=numpy.int64), numpy.zeros(len(rows), numpy.int64)
     found: list[tuple[Numbers, torch.Tensor]] = []
     base = base_of(model)
-    quicken(base)
-    state = _State(base, list(places), padding, longest, keeps_tokens=needs_tokens)
-    logits_BV = state.read()
     with contextlib.ExitStack() as held:
+        held.enter_context(quickened(base))
+        state = _State(base, list(places), padding, longest, keeps_tokens=needs_tokens)
+        logits_BV = state.read()
         for step in range(longest):
             if step == _PACKED_AFTER and longest > 2 * _PACKED_AFTER:
                 held.enter_context(packed_weights(base, len(slots)))
@@ -164,7 +165,7 @@ def write(
                 break
             slots = state.branch(slots, tokens)
             logits_BV = state.go_on()
-    state.wait()
+        state.wait()
     token_ids = [tokens_NT[row, :length].tolist() for row, length in enumerate(lengths)]
     if not found:
         return WrittenCompletions(token_ids, None, state.ran)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from trl import GRPOTrainer
 
 from perl.data.prompts import asked_prompt
@@ -20,6 +21,7 @@ from perl.errors import RecipeError, warn
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
 from perl.policy.model import base_identity, base_of
+from perl.policy.multimodal import freeze_towers
 from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, teacher_settings
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
@@ -54,8 +56,7 @@ _LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its
 
 def make_parts(trainer: GRPOTrainer) -> None:
     """Gives a trainer whose model and arguments are complete its parts."""
-    if may_hold_images(trainer) and trainer.args.process_index == 0:
-        warn("PRL316", "prompts may hold images, which TRL's own step trains: padded, and as fast as TRL")
+    _take_towers(trainer)
     teacher = teacher_of(trainer)  # of the base as it is now, before passes change how it runs
     trainer._position = position = Position(trainer)
     trainer.rollout_source = source = _source(trainer, position)
@@ -203,6 +204,19 @@ def _tokens(trainer: GRPOTrainer, prompts: list[Any]) -> list[list[int]]:
     """The prompts' tokens, by the trainer's own method or a subclass's, either of which may change what it is given."""
     ids: list[list[int]] = trainer._tokenize_prompts(copy.deepcopy(prompts))[0]
     return ids
+
+
+def _take_towers(trainer: GRPOTrainer) -> None:
+    """Freezes what text does not reach of a multimodal model; where images may come TRL trains it, which is said."""
+    main = trainer.args.process_index == 0
+    if may_hold_images(trainer):
+        if main:
+            warn("PRL316", "prompts may hold images, which TRL's own step trains: padded, and as fast as TRL")
+        return
+    adapted = freeze_towers(base_of(trainer.policy))
+    if adapted and isinstance(trainer.policy, PeftModel) and main:
+        what = "%d tensors of the adapter are on %s, which text does not reach: they are frozen"
+        warn("PRL316", what, len(adapted), adapted[0])
 
 
 def askable(trainer: GRPOTrainer, prompts: list[Any]) -> list[Any]:

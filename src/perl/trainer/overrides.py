@@ -13,7 +13,6 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from perl.errors import Mistake, PerlError, raise_all
-from perl.packing.router import balances
 
 # Packages whose methods work together here.
 _LIBRARIES = ("perl", "trl", "transformers")
@@ -97,8 +96,6 @@ def reasons_for_trls_loss(trainer: GRPOTrainer) -> list[str]:
     reasons = {
         "top_entropy_quantile": trainer.top_entropy_quantile < 1.0,
         "entropy_coef or use_adaptive_entropy": trainer._entropy_bonus_enabled,
-        "the model's router loss": trainer.aux_loss_enabled
-        and not balances(trainer.accelerator.unwrap_model(trainer.model)),
         "images in prompts": may_hold_images(trainer),
     }
     owners = [owner for owner in type(trainer).__mro__ if "_compute_loss" in vars(owner)]

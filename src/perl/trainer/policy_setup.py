@@ -45,7 +45,6 @@ from perl.policy.model import (
     resolve_model,
     trainable_parameters,
 )
-from perl.policy.multimodal import freeze_towers
 from perl.policy.precision import in_float32
 from perl.policy.published import check_published
 from perl.policy.quantised import leave_in_processes, prepare_layers, quantisation_of
@@ -339,7 +338,6 @@ class AdaptedPolicy:
         """
         self._live, self._how, self.continued = live, how, continued
         args, policy = live.args, live.policy
-        freeze_towers(policy)
         self.strategy = strategy_of(live.accelerator, policy)
         needed = isinstance(policy, PeftModel) or args.beta != 0.0
         asked = args.reference if isinstance(args, PeftRLConfig) else None

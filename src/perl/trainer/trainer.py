@@ -22,6 +22,7 @@ from perl.errors import ModelError, warn
 from perl.hub.push.requests import retry
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
+from perl.packing.products import quickened
 from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
 from perl.policy.guards import check_enough_prompts
@@ -339,7 +340,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         bind_callbacks(self)  # those that were added since it was made
         self.optimizer_step.begin_training()
         save = partial(self._save_checkpoint, self.model, trial=None)
-        with self.rollout_source.serving(partial(self.resume_state.keep_last_step, save)):
+        with quickened(self.policy), self.rollout_source.serving(partial(self.resume_state.keep_last_step, save)):
             checkpoint = self.resume_state.chosen(resume_from_checkpoint)
             self.resume_state.restore(checkpoint)
             return super().train(checkpoint, *args, **kwargs)

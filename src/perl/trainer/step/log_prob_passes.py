@@ -27,7 +27,6 @@ from perl.packing.micro_batches import (
     micro_batches,
     rows_of,
 )
-from perl.packing.products import quicken
 from perl.packing.rope import rope_width
 from perl.packing.rows import Row
 from perl.policy.critic import Critic
@@ -91,7 +90,6 @@ class LogProbPasses:
         self._shares: bool = own_setting(args, "share_prompts")
         if own_setting(args, "fused_lora"):
             fuse_lora(live.policy)
-        quicken(live.policy)
         self._width_of = rope_width(model)
         if self._compiles:
             check_compiler(live.accelerator.device)

@@ -23,6 +23,7 @@ from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
 from perl.packing.in_step import Kind
 from perl.packing.micro_batches import SAMPLED_STEP, SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
+from perl.packing.router import balances
 from perl.run.devices import fitting_threads, threads_for
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.group_rewards import acting, selection_of, warn_without_second_update
@@ -67,7 +68,7 @@ class OptimizerStep:
         self._live, self._passes, self._check = live, passes, check
         self._loss = LossSettings.of(live.args)
         # What the loss of a model's routers is multiplied by.
-        self._balance: float = live.router_aux_loss_coef if live.aux_loss_enabled else 0.0
+        self._balance: float = live.router_aux_loss_coef if live.aux_loss_enabled and balances(live.policy) else 0.0
         of_loss = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or self._balance != 0.0
         self._every_row_acts = of_loss or teaching is not None
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not self._every_row_acts
