@@ -20,13 +20,13 @@ from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.head import LogitSettings, add_scored_forward
-from perl.packing.products import quicken
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import eos_token_ids
 from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import PeftSection
 from perl.rollouts.branching import write
+from perl.run.products import quicken
 from perl.sandbox.smollm2 import MODEL
 from perl.training.prepare import prepare, read_recipe
 from perl.zoo.catalogue import open_zoo

@@ -98,6 +98,10 @@ PADDED = {  # and why
 
 def make(name: str, **options) -> transformers.PreTrainedModel:
     """A random model in which biases and sinks show, prepared for packed rows."""
+    if name in MULTIMODAL:
+        model = make_multimodal(name)
+        add_scored_forward(model, logit_settings(model.config, temperature=0.9, float32=False))
+        return model
     settings = PACKED.get(name) or PADDED[name][0]
     config = getattr(transformers, f"{name}Config")(**{**settings, **options})
     torch.manual_seed(1)

@@ -1,5 +1,7 @@
 """The head on chosen tokens against log_softmax over all logits and TRL's heads, also in float32 over bfloat16."""
 
+import copy
+
 import pytest
 import torch
 from datasets import Dataset
@@ -36,6 +38,7 @@ from perl.policy.save_adapter import reload_difference
 from perl.policy.saved.adapter import find_adapter
 from perl.rewards import accuracy_reward
 from perl.sandbox import load_problems
+from tests.packing.families import make
 from tests.packing.test_attention import COMMON
 from tests.trainer.untied_bases import write_untied_base
 
@@ -331,3 +334,12 @@ def test_it_is_continued_where_it_was_with_and_without_the_cast(trained, untied,
         torch.testing.assert_close(found, token_log_probs(continued, PROBE, mask), rtol=0, atol=1e-4)
     trainer_.train()
     assert trainer_.state.log_history[0]["grad_norm"] > 0
+
+
+def test_a_copy_of_a_model_computes_with_its_own_weights():
+    model = make("Llama")
+    again = copy.deepcopy(model)
+    with torch.no_grad():
+        again.lm_head.weight.zero_()
+        assert again(torch.arange(5)[None]).logits.abs().max() == 0
+        assert model(torch.arange(5)[None]).logits.abs().max() > 0

@@ -31,6 +31,7 @@ from perl.policy.targets import check_targets
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.training.inputs import policy_without_weights
 from tests.a_few_methods import each, few_layers
+from tests.packing.families import make
 from tests.rollouts.policies import PROBE, base, fresh
 from tests.rollouts.policies import perturbed as move
 
@@ -393,3 +394,9 @@ def test_tensors_are_those_in_memory_and_those_of_another_adapter_are_refused():
             load_adapter_tensors(policy, tensors)
         assert ("another" if change == "further" else name) in str(caught.value).partition(": ")[2]
         assert torch.equal(logits(policy), before)
+
+
+@pytest.mark.parametrize(("family", "left_out"), [("Gemma3nText", "correction_coefs"), ("Llama4Text", "router")])
+def test_layers_whose_weights_are_read_elsewhere_or_that_return_more_are_left_out_of_all_linear(family, left_out):
+    policy = attach_adapter(make(family), adaptation(PeftSection(rank=2)))
+    assert not [name for name, p in policy.named_parameters() if p.requires_grad and left_out in name]

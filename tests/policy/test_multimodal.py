@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -13,18 +13,16 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.data import load_problem_set
 from perl.errors import DataError
 from perl.methods.settings import adaptation
-from perl.packing.forward import choose_passes, score
-from perl.packing.head import add_scored_forward, logit_settings
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.export import export
 from perl.policy.fingerprint import source_fingerprint
 from perl.policy.model import base_identity, load_base, load_empty_base, load_tokenizer
 from perl.policy.multimodal import auto_class, dropped_towers, loader_of, towers
+from perl.policy.published import check_published
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import DataSection, ModelSection, PeftSection
-from tests.packing.families import MULTIMODAL, make_multimodal
-from tests.packing.test_forward import ALONE, COLUMNS, GROUPS, ROWS, alone, gradients
+from tests.packing.families import MULTIMODAL, make, make_multimodal
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 9, 12, 30, 7, 8], [44, 3, 4, 5, 40, 17]])
@@ -44,20 +42,6 @@ def published(request, tmp_path_factory):
 
 def whole(folder):
     return transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-@pytest.mark.parametrize("name", MULTIMODAL)
-def test_text_is_packed_with_the_numbers_and_the_gradient_of_rows_alone(name):
-    model = make_multimodal(name)
-    add_scored_forward(model, logit_settings(model.config, temperature=0.9, float32=False))
-    expected = alone(model)
-    expected_gradient = gradients(model, expected)
-    found = choose_passes(model, padding_free=True, share=True)
-    assert (found.packed, found.shared) == (True, True), found.why
-    for groups in (ALONE, GROUPS):
-        log_probs, _ = score(model, ROWS, groups, packed=True, columns=COLUMNS)
-        torch.testing.assert_close(log_probs, expected, rtol=0, atol=2e-5)
-        assert (gradients(model, log_probs) - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
 
 
 def test_a_base_is_loaded_without_its_towers_and_is_the_one_that_was_published(published):
@@ -125,24 +109,26 @@ def processor(folder):
     return transformers.Gemma3Processor(images, tokenizer, chat_template=template, image_seq_length=4)
 
 
-@pytest.mark.parametrize("holds", ["text", "images"])
-def test_a_script_trains_text_by_our_step_and_images_by_trls_and_says_so(holds, tmp_path, caplog):
+def trainer_on(rows, tmp_path, model=None, **given):
     reads = processor(load_tokenizer(ModelSection()).name_or_path)
-    size, token = len(reads.tokenizer), reads.tokenizer.image_token_id
-    model = make_multimodal("Gemma3", size, eos_token_id=reads.tokenizer.eos_token_id)
-    model.config.image_token_id = model.config.image_token_index = token
-    rows = [{"prompt": [{"role": "user", "content": f"{i}+{i}="}]} for i in range(4)]
-    if holds == "images":
-        image = numpy.arange(28 * 28 * 3, dtype=numpy.uint8).reshape(28, 28, 3)
-        rows = [{**row, "images": [Image.fromarray(image)]} for row in rows]
+    model = make_multimodal("Gemma3", len(reads.tokenizer)) if model is None else model(len(reads.tokenizer))
+    model.config.image_token_id = model.config.image_token_index = reads.tokenizer.image_token_id
     args = PeftRLConfig(
         str(tmp_path), peft_method="lora", max_steps=1, per_device_train_batch_size=8, num_generations=4, use_cpu=True
     )
     args.max_completion_length, args.learning_rate, args.report_to = 8, 1e-3, []
+    data = Dataset.from_list(rows)
+    return PeftGRPOTrainer(model, few_digits, args=args, train_dataset=data, processing_class=reads, **given)
+
+
+@pytest.mark.parametrize("holds", ["text", "images"])
+def test_a_script_trains_text_by_our_step_and_images_by_trls_and_says_so(holds, tmp_path, caplog):
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+{i}="}]} for i in range(4)]
+    if holds == "images":
+        image = numpy.arange(28 * 28 * 3, dtype=numpy.uint8).reshape(28, 28, 3)
+        rows = [{**row, "images": [Image.fromarray(image)]} for row in rows]
     with caplog.at_level("WARNING"):
-        trainer = PeftGRPOTrainer(
-            model, few_digits, args=args, train_dataset=Dataset.from_list(rows), processing_class=reads
-        )
+        trainer = trainer_on(rows, tmp_path)
     assert trainer._is_vlm
     assert trainer.step_is_ours == (holds == "text")
     assert ("TRL's own step" in caplog.text) == (holds == "images")
@@ -150,6 +136,25 @@ def test_a_script_trains_text_by_our_step_and_images_by_trls_and_says_so(holds, 
     moved = [p for name, p in trainer.policy.named_parameters() if "lora_B" in name and p.abs().max() > 0]
     assert moved
     assert not [n for n, p in trainer.policy.named_parameters() if p.requires_grad and ".language_model." not in n]
+
+
+def test_an_adapter_that_a_script_put_on_the_tower_is_frozen_there_and_that_is_said(tmp_path, caplog):
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+{i}="}]} for i in range(4)]
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with caplog.at_level("WARNING"):
+        trainer = trainer_on(rows, tmp_path, lambda size: get_peft_model(make_multimodal("Gemma3", size), config))
+    assert "2 tensors of the adapter are on model.vision_tower" in caplog.text
+    trained = [name for name, p in trainer.policy.named_parameters() if p.requires_grad]
+    assert trained
+    assert all(".language_model." in name for name in trained)
+
+
+@pytest.mark.parametrize("make", [lambda: make_multimodal("Gemma3"), lambda: make("Qwen3Moe")])
+def test_a_quantised_base_whose_parts_transformers_renames_or_joins_is_the_published_one(make, tmp_path):
+    pytest.importorskip("torchao")
+    make().save_pretrained(tmp_path)
+    model = load_base(ModelSection(name=str(tmp_path), dtype="bfloat16", quantization="int8"), CPU)
+    assert check_published(model, loaded_here=True) == ""
 
 
 def test_a_recipe_refuses_images_in_one_line(tmp_path):

@@ -47,7 +47,7 @@ FAMILIES = {
     "lfm2": CONVOLUTIONS,
     "qwen3_next": DELTA,
 }
-BY_GENERATE = {"mamba": {"state_size": 4}, "phi3": {}}
+BY_GENERATE = {"mamba": {"state_size": 4}, "phi3": {}, "minimax": {"layer_types": DELTA["layer_types"], **EXPERTS}}
 SAMPLINGS = {
     "warm": EngineSampling(1.3, 18, (END, 7)),
     "greedy": EngineSampling(0.0, 18, (END, 7)),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from perl.packing.head import HeadStates, LogitSettings, memory_of, tile_rows, transformed_logits
-from perl.packing.products import linear, product
+from perl.run.products import linear, product
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 policy -> the same policy, whose plain LoRA layers run fused; x, W, bias, A, B, s -> y
 
 In float32 and float64 the output is PEFT's bit for bit, at every rank and scale, where the same library multiplies
-(:mod:`perl.packing.products` may take a quicker one): the same products are taken and added in place, in one go where
+(:mod:`perl.run.products` may take a quicker one): the same products are taken and added in place, in one go where
 the library gives the same bits then. In half precision they always are, with one rounding where PEFT has three.
 Backward keeps A x and x as it came, which projections of the same input share; where dtypes differ PEFT keeps a cast
 copy of x for each of them and, under autocast, of W, A and B. Layers of other methods and of LoRA's variants keep
@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from perl.packing.products import QuickLinear, linear, product
+from perl.run.products import QuickLinear, linear, product
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -24,9 +24,9 @@ from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from perl.packing.compiled import compiled as compiled_function
-from perl.packing.products import linear, product
 from perl.packing.router import balancing_loss
 from perl.packing.rows import ScoredTokens
+from perl.run.products import linear, product
 
 EntropyKind = Literal["none", "value", "gradient"]
 

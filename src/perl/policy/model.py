@@ -254,9 +254,6 @@ def clean_base(model: PreTrainedModel | PeftModel, *, own_layers: bool = True) -
         for name, p in base_parameters(model)
         if name in fresh and not is_packed(p) and p.shape == fresh[name].shape
     }
-    for _, own, fresh_layer in pairs:
-        if kind_of(own) is type(fresh_layer) is not type(own):  # by another library, which rounds otherwise
-            fresh_layer.__class__ = type(own)
     for name, p in parameters.items():
         fresh[name].requires_grad_(p.requires_grad)  # which assigning hands on to the base's own parameter
     clean.load_state_dict(parameters, strict=False, assign=True)

@@ -31,6 +31,7 @@ from perl.policy.reference import token_log_probs
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
 from perl.policy.sharding import whole_targets
 from perl.run.files import new_folder, write_text
+from perl.run.products import by_torch
 from perl.run.shards import is_sharded, whole_state
 
 
@@ -189,7 +190,7 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
     Returns:
         Largest difference of any token's log-probability, in nats; infinity if either is not a number.
     """
-    with evaluating(policy):  # the clean base has some of its modules
+    with evaluating(policy), by_torch():  # the clean base has some of its modules
         # First: an adapter whose config asks for it is loaded by changing the base, which is the policy's too.
         expected_BT = log_probs_in_float32(policy, input_ids_BT)
         with without_harmless_warnings():

@@ -29,11 +29,11 @@ from transformers.cache_utils import (
 )
 
 from perl.packing.forward import adapter_by_row
-from perl.packing.products import packed_weights, quickened
 from perl.packing.rope import rope_width
 from perl.packing.rows import LEAST_COMMON, Numbers
 from perl.policy.model import base_of
 from perl.policy.multimodal import dropped_towers, towers
+from perl.run.products import packed_weights, quickened
 from perl.run.shards import any_goes_on, is_sharded
 
 # Layers whose states are selected by rows, in any order and several times.

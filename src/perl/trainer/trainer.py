@@ -22,13 +22,13 @@ from perl.errors import ModelError, warn
 from perl.hub.push.requests import retry
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
-from perl.packing.products import quickened
 from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
 from perl.policy.guards import check_enough_prompts
 from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.run.files import named
+from perl.run.products import quickened
 from perl.run.shards import is_sharded
 from perl.trainer import publishing
 from perl.trainer.arguments import shown_to_trl

@@ -28,7 +28,6 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import LogitSettings, add_scored_forward
-from perl.packing.products import quicken
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
 from perl.policy.model import eos_token_ids, load_base, resolve_model
@@ -36,6 +35,7 @@ from perl.rollouts.branching import why_not_branching
 from perl.rollouts.engine import EngineSampling
 from perl.rollouts.next_token import write_as_generate
 from perl.run.devices import accelerator
+from perl.run.products import quicken
 from perl.training.cost_flops import Execution, Group, executed_flops
 from perl.training.decoder import weight_bytes
 from perl.training.hardware import cpu

@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from perl.packing import products
-from perl.packing.products import QuickLinear, linear, packed_weights, product, quicken
+from perl.packing.fused_lora import fuse_lora
 from perl.policy.export import merge
+from perl.policy.save_adapter import log_probs_in_float32, reload_difference, write_adapter
+from perl.run import products
+from perl.run.products import QuickLinear, by_torch, linear, packed_weights, product, quicken, quickened
 
 IN, OUT = 192, 160
 quick = pytest.mark.skipif(not products._is_quicker(), reason="needs AVX-512 and torch's oneDNN")
@@ -138,3 +140,22 @@ def test_a_quick_policy_is_merged_from_its_base_and_leaves_it_alone():
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
     with torch.no_grad():
         assert torch.allclose(policy(ids).logits, plain, atol=1e-5)
+
+
+@quick
+def test_what_is_saved_is_compared_as_whoever_loads_it_computes_and_layers_are_given_back(monkeypatch, tmp_path):
+    monkeypatch.setattr(products, "_LEAST", 1)  # every product is worth it
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=64, pad_token_id=0, initializer_range=0.3, **shape))
+    policy = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval()
+    fuse_lora(policy)
+    kinds = [type(layer) for layer in policy.modules()]
+    ids = torch.arange(8, 40)[None]
+    with quickened(policy):
+        assert QuickLinear in {type(layer) for layer in policy.modules()}
+        write_adapter(policy, tmp_path / "adapter", "base", None)
+        quick = log_probs_in_float32(policy, ids)
+        assert reload_difference(policy, tmp_path / "adapter", ids) == 0.0
+        with by_torch():
+            assert not torch.equal(log_probs_in_float32(policy, ids), quick)
+    assert [type(layer) for layer in policy.modules()] == kinds
