@@ -28,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.packing.rows import Layout
 from perl.policy.model import HALF
-from perl.policy.precision import with_attention
+from perl.policy.precision import set_attention, with_attention
 
 _PREFIX = "perl_packed_"
 # Of transformers' arguments those of :class:`Scores`, in its order, and those that packed rows do not have.
@@ -63,7 +63,7 @@ def use_packed_attention(model: PreTrainedModel) -> str | None:
     if not model._can_set_attn_implementation():
         return "its attention is written into the model and cannot be exchanged"
     register(original)
-    model.set_attn_implementation(_PREFIX + original)
+    set_attention(model, _PREFIX + original)
     return None
 
 

@@ -17,6 +17,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from perl.errors import ModelError
+
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
@@ -96,10 +98,19 @@ def keep_to_language(model: nn.Module, config: PeftConfig) -> None:
     Args:
         model: The base.
         config: Changed if its base has towers.
+
+    Raises:
+        ModelError: A target is a part of towers alone.
     """
     targets, asked = getattr(config, "target_modules", None), getattr(config, "exclude_modules", "")
     if asked or not hasattr(config, "exclude_modules") or (isinstance(targets, str) and targets != "all-linear"):
         return
-    names = [name.rpartition(".")[2] for name in (*towers(model), *dropped_towers(model))]
+    held = towers(model)
+    names = [name.rpartition(".")[2] for name in (*held, *dropped_towers(model))]
+    for target in targets or () if held and targets != "all-linear" else ():
+        named = [name for name, _ in model.named_modules() if f".{name}".endswith(f".{target}")]
+        if named and all(name.startswith(tuple(held)) for name in named):
+            what = f"{target} is a part of {named[0].partition(f'.{target}')[0]} alone, which text does not reach"
+            raise ModelError(what, "peft.target_modules", "leave it out")
     if names and not any(name in target for target in targets or () for name in names):
         config.exclude_modules = rf"(?:.*\.)?(?:{'|'.join(map(re.escape, names))})(?:\..*)?"

@@ -197,8 +197,15 @@ def with_attention(model: PreTrainedModel, name: str | None) -> Iterator[None]:
     if name is None or name == own:
         yield
         return
-    model.set_attn_implementation(name)
+    set_attention(model, name)
     try:
         yield
     finally:
-        model.set_attn_implementation(own)
+        set_attention(model, own)
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Gives a model an attention; of a multimodal one its language model, and its towers keep theirs."""
+    config, text = model.config, model.config.get_text_config()
+    parts = {key: name for key in config.sub_configs if getattr(config, key, None) is text}
+    model.set_attn_implementation({"": name, **parts})
