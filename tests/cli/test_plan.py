@@ -7,12 +7,12 @@ import sys
 from functools import partial
 
 import pytest
+from transformers import AutoModelForCausalLM
 
-from perl.policy import model as policy_model
 from perl.recipe.sections import STRATEGIES
 from perl.training import measured_rates
 
-LOADED = policy_model.AutoModelForCausalLM.from_pretrained
+LOADED = AutoModelForCausalLM.from_pretrained
 ON_TWO = ("train.per_device_train_batch_size=null", "--processes", "2")
 
 
@@ -21,7 +21,7 @@ def _no_weights(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("weights are loaded")
 
-    monkeypatch.setattr(policy_model.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_is_measured_takes_the_place_of_data_sheets(plan, weights, monkeypa
     if weights == "random":
         monkeypatch.setattr(measured_rates, "resolve_model", lambda _: str(tmp_path))
     else:
-        monkeypatch.setattr(policy_model.AutoModelForCausalLM, "from_pretrained", LOADED)
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", LOADED)
     said = plan("--measure", "train.max_steps=20")
     assert (said.code, said.err) == (0, "")
     assert re.search(

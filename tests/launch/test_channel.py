@@ -95,6 +95,8 @@ def test_processes_that_are_started_again_hear_only_of_what_would_end_them_as_be
         with contextlib.closing(open_channel(Meeting(HashStore(), 1, 3))) as again:
             assert again.cause(20.0).rank == 2
             left.close()
+            monkeypatch.setenv("PERL_RL_HUB", f"{place}/first")
+            tell_launcher(Failure(0, "error", (Mistake("of its own"),)))  # which comes late
             hub.wait(lambda: 1 in hub.ends, 0.5)
             assert list(hub.ends) == [2]
 

@@ -85,7 +85,7 @@ class Hub(Channel):
         """
         super().__init__()
         self.token, self._names_killed = secrets.token_hex(16), names_killed
-        self._start = ""
+        self._starts = [""]  # the current one last
         self._links: dict[int, socket.socket] = {}
         self._heard_of: set[int] = set()
         dual = socket.has_dualstack_ipv6() and not local
@@ -144,8 +144,11 @@ class Hub(Channel):
             rank, pid, host = int(hello["rank"]), int(hello["pid"]), str(hello["host"])
             _keep_alive(connection)
             with self._changed:
-                if start != self._start:  # all are started again: what would end them as before is all that counts
-                    self._start, self._links = start, {}
+                if start in self._starts[:-1]:  # its word comes late
+                    return
+                if start != self._starts[-1]:  # all are started again: what would end them as before is all that counts
+                    self._starts.append(start)
+                    self._links = {}
                     self.ends = {r: e for r, e in self.ends.items() if e.kind == "mistake" and not e.restartable}
                 self._links[rank] = connection
                 self._heard_of.add(rank)
