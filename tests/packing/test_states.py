@@ -1,5 +1,7 @@
 """Convolutions and scans of packed rows against those of each row by itself, its prompt included."""
 
+import functools
+import inspect
 import sys
 
 import pytest
@@ -70,6 +72,24 @@ def test_functions_are_told_once_and_stay_what_they_were_without_a_layout(family
     assert torch.equal(layer(hidden), before)
 
 
+def test_a_kernel_with_other_names_for_what_comes_by_place_is_called_as_the_layer_calls_it(monkeypatch):
+    """As flash-linear-attention's."""
+    layer, name = make("Qwen3_5Text").model.layers[0].linear_attn, "torch_chunk_gated_delta_rule"
+    file = sys.modules[type(layer).__module__]
+    plain = inspect.unwrap(getattr(file, name))
+
+    @functools.wraps(plain)
+    def kernel(q, k, v, g, beta, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **_):
+        how = {"output_final_state": output_final_state, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        return plain(q, k, v, g=g, beta=beta, initial_state=initial_state, **how)
+
+    monkeypatch.setattr(file, name, kernel)
+    assert use_packed_states(layer) is None
+    hidden = torch.randn(1, LENGTH, 32)
+    expected = torch.cat([by_itself(layer, hidden, segment) for segment in LAYOUT.segments], dim=1)
+    assert (layer(hidden, packed_layout=LAYOUT) - expected).norm() <= 1e-5 * expected.norm()
+
+
 def test_waves_run_what_others_follow_first_and_as_many_together_as_have_as_many_chunks():
     waves = LAYOUT.waves(64)
     assert [wave.starts for wave in waves] == [(0,), (279, 343), (70, 75), (80, 81), (83,), (149,)]
@@ -78,7 +98,8 @@ def test_waves_run_what_others_follow_first_and_as_many_together_as_have_as_many
     assert waves[1].tokens.tolist() == [*range(279, 343), 343, *[LENGTH] * 63]
     rows = torch.cat([wave.tokens for wave in waves])
     assert torch.equal(rows[LAYOUT.scanned(64)], torch.arange(LENGTH))
-    assert sum(len(wave.tokens) for wave in LAYOUT.waves(1)) == LENGTH  # chunks of a token: nothing is padded
+    many = Layout(tuple(Segment(0, length) for length in range(64, 64 * 130, 64)), CPU)
+    assert len(many.waves(64)) == 3 + 4 * 5 + 2  # four of each octave from 4 on
 
 
 def test_a_convolution_sees_the_end_of_what_a_segment_follows_and_zeros_before_a_row():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.data import load_problem_set
-from perl.errors import DataError, ModelError
+from perl.errors import DataError
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.export import export
@@ -149,18 +149,15 @@ def test_an_adapter_that_a_script_put_on_the_tower_is_frozen_there_and_that_is_s
     assert all(".language_model." in name for name in trained)
 
 
-def test_a_target_that_only_a_tower_has_is_refused_by_name():
-    config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], task_type="CAUSAL_LM")
-    with pytest.raises(ModelError, match=r"target_modules: fc1 is a part of model.vision_tower.* alone"):
-        attach_adapter(make_multimodal("Gemma3"), config)
-
-
-@pytest.mark.parametrize("make", [lambda: make_multimodal("Gemma3"), lambda: make("Qwen3Moe")])
+@pytest.mark.parametrize("make", [lambda: make_multimodal("Gemma4"), lambda: make("Qwen3Moe")])
 def test_a_quantised_base_whose_parts_transformers_renames_or_joins_is_the_published_one(make, tmp_path):
     pytest.importorskip("torchao")
     make().save_pretrained(tmp_path)
     model = load_base(ModelSection(name=str(tmp_path), dtype="bfloat16", quantization="int8"), CPU)
     assert check_published(model, loaded_here=True) == ""
+    whole = load_base(ModelSection(name=str(tmp_path), dtype="bfloat16", quantization="int8"), CPU, with_towers=True)
+    plain = load_base(ModelSection(name=str(tmp_path), dtype="bfloat16"), CPU)
+    assert source_fingerprint(whole) == source_fingerprint(model) == source_fingerprint(plain)
 
 
 def test_a_recipe_refuses_images_in_one_line(tmp_path):

@@ -98,7 +98,8 @@ def register(original: str) -> None:
 def _eager(module: torch.nn.Module, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:  # noqa: ANN401
     """The attention that is written beside the layer, which has no entry in transformers' list."""
     plain: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-    plain = sys.modules[type(module).__module__].eager_attention_forward
+    files = [sys.modules[kind.__module__] for kind in type(module).__mro__]  # a script's class stands before theirs
+    plain = next(file.eager_attention_forward for file in files if hasattr(file, "eager_attention_forward"))
     return plain(module, *args, **options)
 
 

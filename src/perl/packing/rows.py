@@ -176,14 +176,14 @@ class Layout:
         """The segments by what they follow and their lengths, the first without any before them.
 
         Args:
-            chunk: Tokens that a scan takes at once: those of as many chunks run together, which costs no more.
+            chunk: Tokens that a scan takes at once: those of about as many chunks run together.
         """
         if chunk not in self._waves:
             followed = {start for segment in self.segments for start, _ in segment.prefixes}
             alike: dict[tuple[int, bool, int], list[Segment]] = {}
             for segment in self.segments:
                 leads = segment.start in followed
-                size = segment.length if leads else -(-segment.length // chunk)
+                size = segment.length if leads else _rounded(-(-segment.length // chunk))
                 alike.setdefault((len(segment.prefixes), not leads, size), []).append(segment)
             self._waves[chunk] = tuple(self._wave(alike[key], followed=not key[1]) for key in sorted(alike))
         return self._waves[chunk]
@@ -263,6 +263,12 @@ class PackedBatch:
     attention_mask: torch.Tensor | None
     layout: Layout | None
     scored: ScoredTokens
+
+
+def _rounded(chunks: int) -> int:
+    """Up to one of four numbers in each octave: waves run one after another, and more of them than that cost time."""
+    step = 1 << max(chunks.bit_length() - 3, 0)
+    return -(-chunks // step) * step
 
 
 def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:

@@ -90,9 +90,9 @@ def _knowing(function: Function, name: str) -> Function:
             return None
         if name == _CONVOLUTION:
             return _convolve(function, layout, *args, **options)
-        bound = signature.bind(*args, **options)
-        others = bound.arguments.pop("kwargs", {})
-        return _scan(functools.partial(function, **others), _SCANS[name], layout, bound.arguments)
+        # By place or by name as the layer has it: kernels have other names for what comes by place.
+        given = {name: value for name, value in zip(signature.parameters, args, strict=False)} | options
+        return _scan(function, list(signature.parameters)[: len(args)], _SCANS[name], layout, given)
 
     @torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")
     @functools.wraps(function)
@@ -120,7 +120,7 @@ def _convolve(
     return convolved.index_select(2, own_L)
 
 
-def _scan(function: Function, how: Scan, layout: Layout, given: dict[str, Any]) -> Any:  # noqa: ANN401
+def _scan(function: Function, places: list[str], how: Scan, layout: Layout, given: dict[str, Any]) -> Any:  # noqa: ANN401
     """A scan of the packed row, waves of segments at once; each wave needs the states of those before it.
 
     A wave's segments that others follow are of one length. Others end with tokens of zeros, whose states nobody reads.
@@ -138,7 +138,9 @@ def _scan(function: Function, how: Scan, layout: Layout, given: dict[str, Any]) 
             for name, value in padded.items()
         }
         given[how.begin] = torch.stack([states[start] for start in wave.follows]) if wave.follows else None
-        found = function(**taken, **given)
+        asked = given | taken
+        by_place = [asked.pop(name) for name in places]
+        found = function(*by_place, **asked)
         result, ends = found if layout.shares or not how.alone else (found, None)
         results.append(result.flatten(0, 1))
         if wave.followed and ends is not None:

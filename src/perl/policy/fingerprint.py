@@ -37,7 +37,8 @@ def source_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> st
     """
     if not was_quantised(base_of(model)):
         return base_fingerprint(model, dtype)
-    base, held = base_of(model), dict(base_parameters(model))
+    base = base_of(model)
+    held = {name: p for name, p in base_parameters(model) if not name.startswith(_of_towers(base))}
     layers = {layer_of(name) for name, parameter in held.items() if is_packed(parameter)}
     shapes = {name: tuple(parameter.shape) for name, parameter in empty_of(base).named_parameters()}
     if not held.keys() <= shapes.keys():
@@ -129,8 +130,8 @@ def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     # Parts of the names of what transformers loads in float32 whatever type is asked for.
     lists = ["_keep_in_fp32_modules_strict", *(["_keep_in_fp32_modules"] if usual == torch.float16 else [])]
     kept = {part.strip("*") for name in lists for part in getattr(base, name, None) or ()}
-    sharded, unread = is_sharded(base), tuple(f"{tower}." for tower in towers(base))
-    held = sorted((name, p) for name, p in base_parameters(model) if not name.startswith(unread))
+    held = sorted((name, p) for name, p in base_parameters(model) if not name.startswith(_of_towers(base)))
+    sharded = is_sharded(base)
     biases = {f"{layer_of(name)}.bias" for name, p in held if is_packed(p)} if was_quantised(base) else set()
     for name, parameter in held:
         tensor = whole(parameter.detach())
@@ -145,3 +146,8 @@ def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             narrow = tensor.to(usual)
             tensor = narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
         yield name, tensor
+
+
+def _of_towers(base: nn.Module) -> tuple[str, ...]:
+    """What the names of parameters begin with that no fingerprint counts."""
+    return tuple(f"{tower}." for tower in towers(base))

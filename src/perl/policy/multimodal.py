@@ -17,8 +17,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from perl.errors import ModelError
-
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
@@ -33,7 +31,7 @@ def loader_of(model: nn.Module) -> str | None:
     """The name of the class that loads a model, where it is not AutoModelForCausalLM."""
     sees = bool(towers(model) or dropped_towers(model))
     whole = AutoModelForImageTextToText._model_mapping.get(type(getattr(model, "config", None)), None)
-    return AutoModelForImageTextToText.__name__ if sees and type(model) is whole else None
+    return AutoModelForImageTextToText.__name__ if sees and whole and isinstance(model, whole) else None
 
 
 def towers(model: nn.Module) -> list[str]:
@@ -98,19 +96,16 @@ def keep_to_language(model: nn.Module, config: PeftConfig) -> None:
     Args:
         model: The base.
         config: Changed if its base has towers.
-
-    Raises:
-        ModelError: A target is a part of towers alone.
     """
     targets, asked = getattr(config, "target_modules", None), getattr(config, "exclude_modules", "")
     if asked or not hasattr(config, "exclude_modules") or (isinstance(targets, str) and targets != "all-linear"):
         return
     held = towers(model)
     names = [name.rpartition(".")[2] for name in (*held, *dropped_towers(model))]
-    for target in targets or () if held and targets != "all-linear" else ():
-        named = [name for name, _ in model.named_modules() if f".{name}".endswith(f".{target}")]
-        if named and all(name.startswith(tuple(held)) for name in named):
-            what = f"{target} is a part of {named[0].partition(f'.{target}')[0]} alone, which text does not reach"
-            raise ModelError(what, "peft.target_modules", "leave it out")
+    modules = [name for name, _ in model.named_modules()] if held and targets != "all-linear" else []
+    for target in targets or () if modules else ():
+        named = [name for name in modules if f".{name}".endswith(f".{target}")]
+        if named and all(name.startswith(tuple(f"{tower}." for tower in held)) for name in named):
+            return
     if names and not any(name in target for target in targets or () for name in names):
         config.exclude_modules = rf"(?:.*\.)?(?:{'|'.join(map(re.escape, names))})(?:\..*)?"

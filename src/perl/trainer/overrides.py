@@ -87,8 +87,10 @@ def _is_of_text(data: Any) -> bool:  # noqa: ANN401 (as TRL takes it)
     """Whether a data set holds prompts of text alone; of a stream that is not known."""
     if not isinstance(data, Dataset) or {"image", "images"} & {*data.column_names}:
         return False
-    prompt = data.select_columns("prompt")[0]["prompt"] if len(data) else ""
-    return isinstance(prompt, str) or all(isinstance(message.get("content"), str) for message in prompt)
+    prompt = Dataset(data.data, indices_table=data._indices)[0]["prompt"] if len(data) else ""
+    contents = [] if isinstance(prompt, str) else [message.get("content") or "" for message in prompt]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    return all(part.get("type") == "text" for part in parts)
 
 
 def reasons_for_trls_loss(trainer: GRPOTrainer) -> list[str]:

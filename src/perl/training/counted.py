@@ -71,29 +71,40 @@ class CountedDecoder(Decoder):
 def counted_decoder(whole: Any) -> CountedDecoder | None:  # noqa: ANN401 (a config of transformers)
     """The sizes of a model of this config; None: it has no decoder layers that transformers knows as such."""
     config = whole.get_text_config()
-    with torch.device("meta"):
-        model = auto_class(whole).from_config(whole, trust_remote_code=False)
+    try:
+        with torch.device("meta"):
+            model = auto_class(whole).from_config(whole, trust_remote_code=False)
+    except (ValueError, TypeError, AttributeError):  # of a kind that is no language model, or of sizes that do not fit
+        return None
     drop_towers(model)
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    inner_ones = {id(one) for layer in layers for one in layer.modules() if one is not layer}
+    layers = [layer for layer in layers if id(layer) not in inner_ones]
     heads = getattr(config, "num_attention_heads", None)
     if not layers or not heads:
         return None
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     counts = _counted(layers, config)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if not (counts["attending"] or counts["states"]) or not 0 < counts["linear"] <= total:
+        return None  # its layers are written in another way
+    keys = (getattr(config, "num_key_value_heads", None) or heads) * head_size
+    if latent := getattr(config, "kv_lora_rank", None):  # which is cached in the place of keys and values
+        keys = (latent + config.qk_rope_head_dim) // 2
     inner: int = getattr(config, "intermediate_size", None) or getattr(config, "moe_intermediate_size", None) or 0
     return CountedDecoder(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         inner=inner,
         queries=heads * head_size,
-        keys=(getattr(config, "num_key_value_heads", None) or heads) * head_size,
+        keys=keys,
         heads=heads,
         head_size=head_size,
         vocabulary=config.vocab_size,
         tied=bool(getattr(whole, "tie_word_embeddings", False)),
         normed_heads=any(hasattr(module, "q_norm") for module in model.modules()),
         biases=0,
-        total=sum(parameter.numel() for parameter in model.parameters()),
+        total=total,
         **counts,
     )
 

@@ -17,7 +17,7 @@ import torch
 from perl.algorithms.importance import on_policy_rows, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
-from perl.errors import warn
+from perl.errors import RecipeError, warn
 from perl.methods.hooks import hooks_of
 from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
@@ -248,6 +248,9 @@ class OptimizerStep:
 
     def _of_routers(self, balance: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         """A micro-batch's part of the routers' loss of a step, by its share of the tokens."""
+        if torch.is_grad_enabled() and not balance.requires_grad and not self._policy_waits:
+            what = "the routers' loss has no gradient with reentrant checkpointing"
+            raise RecipeError(what, "gradient_checkpointing_kwargs", "use_reentrant: false, or router_aux_loss_coef: 0")
         share = sum(row.tokens for row in batch.rows) / self._window_tokens
         self._window_balance += balance.detach() * share
         return self._balance * share * balance
