@@ -144,17 +144,16 @@ class Hub(Channel):
             rank, pid, host = int(hello["rank"]), int(hello["pid"]), str(hello["host"])
             _keep_alive(connection)
             with self._changed:
-                if start in self._starts[:-1]:  # its word comes late
-                    return
-                if start != self._starts[-1]:  # all are started again: what would end them as before is all that counts
-                    self._starts.append(start)
-                    self._links = {}
-                    self.ends = {r: e for r, e in self.ends.items() if e.kind == "mistake" and not e.restartable}
-                self._links[rank] = connection
-                self._heard_of.add(rank)
-                for end in self.ends.values():
-                    _send(connection, end.encoded())
-                self._changed.notify_all()
+                if start not in self._starts[:-1]:  # else it is left of an earlier start, and leaves by itself
+                    if start != self._starts[-1]:  # all are started again: what would end them as before is what counts
+                        self._starts.append(start)
+                        self._links = {}
+                        self.ends = {r: e for r, e in self.ends.items() if e.kind == "mistake" and not e.restartable}
+                    self._links[rank] = connection
+                    self._heard_of.add(rank)
+                    for end in self.ends.values():
+                        _send(connection, end.encoded())
+                    self._changed.notify_all()
             try:
                 for line in said:
                     if self._links.get(rank) is connection:  # else it is of an earlier start
