@@ -14,8 +14,6 @@ are made in full, a segment at a time, as transformers' eager attention makes th
 
 import contextlib
 import inspect
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from perl.packing.rows import Layout
-from perl.policy.model import HALF
+from perl.policy.model import HALF, beside
 from perl.policy.precision import set_attention, with_attention
 
 _PREFIX = "perl_packed_"
@@ -97,10 +95,9 @@ def register(original: str) -> None:
 
 def _eager(module: torch.nn.Module, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:  # noqa: ANN401
     """The attention that is written beside the layer, which has no entry in transformers' list."""
-    plain: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-    files = [sys.modules[kind.__module__] for kind in type(module).__mro__]  # a script's class stands before theirs
-    plain = next(file.eager_attention_forward for file in files if hasattr(file, "eager_attention_forward"))
-    return plain(module, *args, **options)
+    plain = beside(module, "eager_attention_forward")
+    attended: tuple[torch.Tensor, torch.Tensor | None] = plain(module, *args, **options)
+    return attended
 
 
 @torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")

@@ -8,30 +8,22 @@ nothing and is not run, has no part in it.
 """
 
 import inspect
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from perl.packing.rows import Layout
-from perl.policy.model import base_of
+from perl.policy.model import base_of, beside
 
 _FUNCTION = "load_balancing_loss_func"
 
 
 def balances(model: nn.Module) -> bool:
     """Whether transformers has that loss for a model, and it has experts."""
-    function, config = _function(base_of(model)), base_of(model).config.get_text_config()
+    function, config = beside(base_of(model), _FUNCTION), base_of(model).config.get_text_config()
     takes = set() if function is None else set(inspect.signature(function).parameters)
-    return {"num_experts", "top_k", "attention_mask"} <= takes and bool(_experts(config))
-
-
-def _function(model: nn.Module) -> Callable[..., torch.Tensor] | None:
-    """Beside the model's class, whatever class a script or FSDP2 has made of it."""
-    files = [sys.modules[kind.__module__] for kind in type(model).__mro__]
-    return next((getattr(file, _FUNCTION) for file in files if hasattr(file, _FUNCTION)), None)
+    return {"num_experts", "top_k", "attention_mask"} <= takes and _experts(config) > 1
 
 
 def _experts(config: Any) -> int:  # noqa: ANN401 (of transformers)
@@ -52,8 +44,7 @@ def balancing_loss(
     if not logits:  # no layer has experts
         return torch.zeros(())
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
-    function = _function(model)
-    if function is None:
-        raise ValueError(f"transformers has no such loss for {type(model).__name__}")
     weights_NL = mask_NL if layout is None else layout.counts
-    return function(logits, _experts(config), top_k=config.num_experts_per_tok, attention_mask=weights_NL)
+    how = {"top_k": config.num_experts_per_tok, "attention_mask": weights_NL}
+    loss: torch.Tensor = beside(model, _FUNCTION)(logits, _experts(config), **how)
+    return loss

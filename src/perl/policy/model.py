@@ -7,6 +7,7 @@ The base's weights are never written after this.
 
 import contextlib
 import importlib.util
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -288,6 +289,12 @@ def _differs(module: nn.Module, fresh: nn.Module, *, only_codes: bool) -> bool:
         return is_packed(getattr(module, "weight", None))
     hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in (module, fresh)]  # FSDP2's are on both
     return kind_of(module) is not kind_of(fresh) or hooks[0] != hooks[1] or "forward" in vars(module)
+
+
+def beside(module: nn.Module, name: str) -> Any:  # noqa: ANN401 (a function of transformers)
+    """What stands under this name in the file of a module's class, whatever class a script or FSDP2 has made of it."""
+    files = [sys.modules[kind.__module__] for kind in type(module).__mro__]
+    return next((getattr(file, name) for file in files if hasattr(file, name)), None)
 
 
 def kind_of(module: nn.Module) -> Any:  # noqa: ANN401 (a class)

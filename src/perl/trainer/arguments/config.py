@@ -314,8 +314,8 @@ class PeftRLConfig(GRPOConfig):
         if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
             self.peft_target_modules = "all-linear"
         on_cpu = self.use_cpu or accelerator() is None
-        # Or transformers takes the accelerator that is there, and accelerate each process for the only one.
-        if on_cpu and (torch.accelerator.is_available() or world_size() > 1):
+        # Or transformers takes an accelerator that is there or refuses bf16, and accelerate takes each process for all.
+        if on_cpu and (torch.accelerator.is_available() or world_size() > 1 or self.bf16):
             self.use_cpu: bool = True
         if self.bf16 is None and on_cpu:
             self.bf16 = False

@@ -248,7 +248,7 @@ class OptimizerStep:
 
     def _of_routers(self, balance: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         """A micro-batch's part of the routers' loss of a step, by its share of the tokens."""
-        if torch.is_grad_enabled() and not balance.requires_grad and not self._policy_waits:
+        if torch.is_grad_enabled() and balance and not balance.requires_grad and not self._policy_waits:
             what = "the routers' loss has no gradient with reentrant checkpointing"
             raise RecipeError(what, "gradient_checkpointing_kwargs", "use_reentrant: false, or router_aux_loss_coef: 0")
         share = sum(row.tokens for row in batch.rows) / self._window_tokens
