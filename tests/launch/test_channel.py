@@ -84,21 +84,23 @@ def assert_sent_away(port: int, said: bytes) -> None:
 
 def test_processes_that_are_started_again_hear_only_of_what_would_end_them_as_before(monkeypatch):
     """As Ray starts them; the word of one that is left of the earlier start counts no more."""
-    with contextlib.closing(Hub(local=True, names_killed=True)) as hub:
+    with contextlib.ExitStack() as opened:
+        hub = opened.enter_context(contextlib.closing(Hub(local=True, names_killed=True)))
         place = f"127.0.0.1:{hub.port}:{hub.token}"
         monkeypatch.setenv("PERL_RL_HUB", f"{place}/first")
-        left = open_channel(Meeting(HashStore(), 1, 3))
+        left = opened.enter_context(contextlib.closing(open_channel(Meeting(HashStore(), 1, 3))))
         tell_launcher(Failure(2, "mistake", (Mistake("no such key"),), 2, restartable=False))
+        hub.wait(lambda: 2 in hub.ends, 20.0)  # each connection has a thread: the next one's word could come first
         tell_launcher(Failure(0, "error", (Mistake("of its own"),)))
         assert left.cause(20.0).rank == 2
         monkeypatch.setenv("PERL_RL_HUB", f"{place}/second")
-        with contextlib.closing(open_channel(Meeting(HashStore(), 1, 3))) as again:
-            assert again.cause(20.0).rank == 2
-            left.close()
-            monkeypatch.setenv("PERL_RL_HUB", f"{place}/first")
-            tell_launcher(Failure(0, "error", (Mistake("of its own"),)))  # which comes late
-            hub.wait(lambda: 1 in hub.ends, 0.5)
-            assert list(hub.ends) == [2]
+        again = opened.enter_context(contextlib.closing(open_channel(Meeting(HashStore(), 1, 3))))
+        assert again.cause(20.0).rank == 2
+        left.close()
+        monkeypatch.setenv("PERL_RL_HUB", f"{place}/first")
+        tell_launcher(Failure(0, "error", (Mistake("of its own"),)))  # which comes late
+        hub.wait(lambda: 1 in hub.ends, 0.5)
+        assert list(hub.ends) == [2]
 
 
 def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):
