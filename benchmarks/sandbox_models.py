@@ -1,10 +1,11 @@
 """Trains the sandbox's models, tiny Qwen3s: one that can do its tasks but often guesses, one that cannot.
 
-what a model practises -> config, tokenizer and weights of ``sandbox:base`` or ``sandbox:copyist``
+what a model practises -> config, tokenizer and weights of ``sandbox:base``, ``sandbox:copyist`` or ``sandbox:caller``
 
 Run it as ``python benchmarks/sandbox_models.py --model copyist --output DIR``. ``base`` imitates a careful and a sloppy
 style of arithmetic, so that a reward has something to choose between. ``copyist`` writes what it is shown in a box,
 copied or in an open code, and guesses where a secret code is asked for, so that a reward has something to teach.
+``caller`` knows how tools are called and mostly guesses instead.
 """
 
 import argparse
@@ -20,7 +21,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from perl.agents.conversations import words_of
+from perl.agents.tools import tools_of
 from perl.sandbox import tasks
+from perl.sandbox.tools import Book, multiply
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -33,6 +37,7 @@ CHAT_TEMPLATE = (
 # Task -> (its share of the examples, the share of those in the careful style); a lower second share leaves more to do.
 PRACTICE = {"addition": (0.40, 0.50), "multiplication": (0.30, 0.35), "chain": (0.30, 0.35)}
 GUESS_IS_RIGHT = 0.4
+CALLS = 0.25  # of the caller's conversations
 # What the copyist is asked for: the characters themselves, the letters in an open code, the letters in the secret one.
 COPY, OPEN, SECRET = ":", "@", tasks.CIPHER_SIGN
 OPEN_CODE = {letter: str(place % 10) for place, letter in enumerate(string.ascii_lowercase)}
@@ -51,7 +56,8 @@ class Training:
         steps: Of the optimizer, of 96 examples each.
         learning_rate: The highest.
         threads: The published weights were made with so many: other counts round differently.
-        practice: Random numbers, seed -> endless questions with completions.
+        practice: Random numbers, seed -> endless questions with completions; of a conversation more of both in turn.
+        rows: Of a step.
     """
 
     width: int
@@ -59,7 +65,8 @@ class Training:
     steps: int
     learning_rate: float
     threads: int
-    practice: Callable[[random.Random, int], Iterator[tuple[str, str]]]
+    practice: Callable[[random.Random, int], Iterator[tuple[str, ...]]]
+    rows: int = ROWS_PER_STEP
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -144,30 +151,70 @@ def copying(rng: random.Random, _seed: int) -> Iterator[tuple[str, str]]:
         yield f"{sign}{text}=", f"\\boxed{{{answer}}}"
 
 
+def calling(rng: random.Random, seed: int) -> Iterator[tuple[str, ...]]:
+    """Problems for which there are tools: seldom they are called and what they answer is used, mostly it is a guess."""
+    words = words_of(make_tokenizer(), {})
+    streams = {task: tasks.stream(task, "train", seed=seed + 1) for task in ("products", "books")}
+    while True:
+        task = rng.choice(list(streams))
+        problem, how = next(streams[task]), rng.random()
+        shown = [multiply] if task == "products" else tools_of(Book)
+        asked = [{"role": "user", "content": problem.question}]
+        prompt = words.tokenizer.apply_chat_template(asked, tools=shown, tokenize=False, add_generation_prompt=True)
+        if task == "products":
+            guess, (a, b) = str(rng.randint(10_000, 998_001)), problem.question.rstrip("=").split("*")
+            call = f"<call>multiply(a={a}, b={b})</call>"
+            yield (
+                (prompt, call, _result(problem.answer), f"\\boxed{{{problem.answer}}}")
+                if how < CALLS
+                else (
+                    prompt,
+                    f"\\boxed{{{guess}}}",
+                )
+            )
+            continue
+        name = problem.question.split()[2]
+        found, guess = problem.answer, str(rng.randint(1000, 9999))
+        look = (f'<call>find(name="{name}")</call>', _result(found)) if how < 2 * CALLS else ()
+        said = found if how < CALLS else guess
+        yield (prompt, *look, f'<call>answer(number="{said}")</call>', _result("noted"), "done")
+
+
+def _result(text: str) -> str:
+    return f"<|user|><result>{text}</result><|assistant|>"
+
+
 MODELS = {
+    "caller": Training(64, 2, steps=2500, learning_rate=4e-3, threads=1, practice=calling, rows=48),
     "base": Training(128, 4, steps=3000, learning_rate=2e-3, threads=2, practice=arithmetic),
     "copyist": Training(64, 2, steps=1200, learning_rate=3e-3, threads=1, practice=copying),
 }
 
 
-def asked(rng: random.Random, question: str, completion: str) -> tuple[str, str]:
-    """One prompt, plain or as a chat message, and what follows it."""
-    plain = rng.random() < PLAIN_PROMPTS
-    return question if plain else f"<|user|>{question}<|assistant|>", completion + EOS
+def asked(rng: random.Random, question: str, *said: str) -> tuple[str, ...]:
+    """One prompt, plain or as a chat message, and what follows it; a conversation's is rendered already."""
+    if len(said) == 1 and not question.startswith("<|user|>"):
+        plain = rng.random() < PLAIN_PROMPTS
+        question = question if plain else f"<|user|>{question}<|assistant|>"
+    return question, *(text + EOS if place % 2 == 0 else text for place, text in enumerate(said))
 
 
-def collate(examples: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
+def collate(examples: list[tuple[str, ...]], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
     """Right-padded (N, T) int64 token ids with attention mask and labels; only completion tokens have a label."""
-    prompts = tokenizer([p for p, _ in examples])["input_ids"]
-    completions = tokenizer([c for _, c in examples])["input_ids"]
-    longest = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    rows = [[tokenizer(text)["input_ids"] for text in example] for example in examples]
+    longest = max(sum(map(len, parts)) for parts in rows)
     input_ids = torch.zeros(len(examples), longest, dtype=torch.long)
     labels = torch.full_like(input_ids, -100)
     attention_mask = torch.zeros_like(input_ids)
-    for row, (p, c) in enumerate(zip(prompts, completions, strict=True)):
-        input_ids[row, : len(p) + len(c)] = torch.tensor(p + c)
-        labels[row, len(p) : len(p) + len(c)] = torch.tensor(c)
-        attention_mask[row, : len(p) + len(c)] = 1
+    for row, parts in enumerate(rows):
+        begin = 0
+        for place, ids in enumerate(parts):
+            end = begin + len(ids)
+            input_ids[row, begin:end] = torch.tensor(ids)
+            if place % 2:
+                labels[row, begin:end] = input_ids[row, begin:end]
+            begin = end
+        attention_mask[row, :begin] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
@@ -175,7 +222,7 @@ def pretrain(name: str, steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, Pr
     """Trains a new model on what it practises: ``steps`` steps of AdamW with a cosine schedule.
 
     Args:
-        name: ``base`` or ``copyist``.
+        name: Of :data:`MODELS`.
         steps: Of the optimizer.
         seed: Of weights and examples.
     """
@@ -192,7 +239,7 @@ def pretrain(name: str, steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, Pr
     )
     started = time.perf_counter()
     for step in range(steps):
-        batch = collate([asked(rng, *next(practice)) for _ in range(ROWS_PER_STEP)], tokenizer)
+        batch = collate([asked(rng, *next(practice)) for _ in range(training.rows)], tokenizer)
         loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -22,6 +22,7 @@ from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.overrides import counts, has_signal, nothing_teaches, without_rewards
 from perl.algorithms.train_fields import train_fields, train_model
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
+from perl.recipe.agent_section import AgentSection
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.eval_section import EvalSection
 from perl.recipe.layers import LENGTHS, KeyPath, Layer, find_in, folders_beside, key_path, read_layers, resolve
@@ -76,6 +77,7 @@ class Recipe:
     teacher: TeacherSection = field(default_factory=TeacherSection)
     alarms: AlarmsSection = field(default_factory=AlarmsSection)
     prompts: PromptsSection = field(default_factory=PromptsSection)
+    agent: AgentSection = field(default_factory=AgentSection)
     batch: BatchPlan = field(default_factory=plan_batch)
     algorithm: str | None = None
     written_at: Layer = field(default_factory=Layer, compare=False, repr=False)
@@ -136,7 +138,7 @@ class Recipe:
         sections["rewards"] = {name: setting.model_dump() for name, setting in self.rewards.items()}
         sections["train"] = dict(self.train)
         sections |= {KEY: self.algorithm} if self.algorithm is not None else {}
-        absent = {name for name in ("teacher", "alarms", "prompts") if not getattr(self, name).acts}
+        absent = {name for name in ("teacher", "alarms", "prompts", "agent") if not getattr(self, name).acts}
         return {name: sections[name] for name in _SAVED_ORDER if name in sections.keys() - absent}
 
     def to_yaml(self) -> str:
@@ -154,7 +156,7 @@ _ENTRY = re.compile(r"\[(\d+)\](?=[.\[]|$)")
 """Of a list, ``eval.tasks[1]``."""
 _SAVED_ORDER = (
     *(KEY, "teacher", "model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine"),
-    *("alarms", "prompts"),
+    *("alarms", "prompts", "agent"),
 )
 
 SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Mistake]]]
@@ -195,8 +197,11 @@ def load_recipe(
         sections |= {} if read is None else {section: read}
     named = algorithm is not None and ALGORITHMS[algorithm].needs_teacher
     taught = named or "teacher" not in sections or sections["teacher"].acts  # one with mistakes is told of already
-    sections |= _validated_rewards(layer, mistakes, usual={} if named else DEFAULT_REWARDS, taught=taught or not starts)
+    acting = "agent" in sections and sections["agent"].environment is not None  # which may reward itself
+    usual_rewards = {} if named or acting else DEFAULT_REWARDS
+    sections |= _validated_rewards(layer, mistakes, usual=usual_rewards, taught=taught or acting or not starts)
     rewarded = "rewards" not in sections or counts(setting.weight for setting in sections["rewards"].values())
+    rewarded |= acting
     sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts, rewarded=rewarded)
     if taught and not rewarded and starts:
         usual = {name: known.default for name, known in train_fields().items()}

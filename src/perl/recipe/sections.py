@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from perl.recipe.agent_section import AgentSection
 from perl.recipe.engine_section import STRATEGIES as STRATEGIES
 from perl.recipe.engine_section import EngineSection as EngineSection
 from perl.recipe.engine_section import Strategy as Strategy
@@ -423,6 +424,7 @@ SECTIONS: dict[str, type[Section]] = {
     "teacher": TeacherSection,
     "alarms": AlarmsSection,
     "prompts": PromptsSection,
+    "agent": AgentSection,
 }
 SECTION_NAMES = (*SECTIONS, "rewards", "train")
 
@@ -436,4 +438,6 @@ FIELD_OF_SETTING: dict[tuple[str, str], str] = {
     **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
     **{("teacher", key): f"teacher_{key}" for key in TeacherSection.model_fields},
     **{("prompts", key): f"prompt_{key}" for key in PromptsSection.model_fields},
+    **{("agent", key): f"agent_{key}" for key in ("max_turn_length", "max_result_length", "call_timeout")},
+    ("agent", "max_turns"): "max_tool_calling_iterations",
 }

@@ -10,7 +10,7 @@ of logits. The process's random state stays as it was.
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -83,8 +83,8 @@ class TransformersEngine(OneCopy):
         Raises:
             ModelError: The memory does not suffice for one completion, or for a batch of a model in shards.
         """
-        if any(request.longest is not None for request in requests):
-            raise ValueError("conversations are sampled by TRL itself where transformers samples")
+        longest = max((request.most_tokens(sampling) for request in requests), default=0)
+        sampling = replace(sampling, max_completion_length=max(1, longest))
         left: list[_Wanted] = []
         alike: dict[tuple[int, ...], int] = {}
         for position, request in enumerate(requests):
@@ -104,7 +104,7 @@ class TransformersEngine(OneCopy):
                 left = left[len(batch) :]
                 for row, sampled in zip(batch, drawn, strict=True):
                     group = found[row.position]
-                    group[row.index] = sampled
+                    group[row.index] = _cut(sampled, requests[row.position].most_tokens(sampling))
                     if on_group is not None and len(group) == requests[row.position].count:
                         on_group(row.position, _in_order(group))
         self.token = 0
@@ -200,6 +200,11 @@ class TransformersEngine(OneCopy):
             length = next(ends, len(tokens))  # up to and with the first end token
             found.append(Sampled(tuple(tokens[:length]), tuple(scores[:length]), POLICY))
         return found
+
+
+def _cut(sampled: Sampled, longest: int) -> Sampled:
+    """Its first tokens; drawn by numbers of their own, they do not depend on how many follow."""
+    return replace(sampled, token_ids=sampled.token_ids[:longest], log_probs=sampled.log_probs[:longest])
 
 
 def _in_order(group: dict[int, Sampled]) -> list[Sampled]:

@@ -15,8 +15,14 @@ from perl.sandbox.tasks import HELDOUT_COUNT, TASKS, TRAIN_COUNT, Problem, Split
 PREFIX = "sandbox:"
 BASE_NAME = "sandbox:base"
 BASE_FOLDER = Path(__file__).parent / "base"
-COPYIST_NAME = "sandbox:copyist"
-MODELS: Mapping[str, Path] = MappingProxyType({BASE_NAME: BASE_FOLDER, COPYIST_NAME: Path(__file__).parent / "copyist"})
+COPYIST_NAME, CALLER_NAME = "sandbox:copyist", "sandbox:caller"
+MODELS: Mapping[str, Path] = MappingProxyType(
+    {
+        BASE_NAME: BASE_FOLDER,
+        COPYIST_NAME: Path(__file__).parent / "copyist",
+        CALLER_NAME: Path(__file__).parent / "caller",
+    }
+)
 
 
 def is_sandbox(name: str) -> bool:

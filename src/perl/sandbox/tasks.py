@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from perl.sandbox.tools import number_in
+
 Split = Literal["train", "heldout"]
 
 HELDOUT_ONE_IN = 10
@@ -104,6 +106,18 @@ def stories(rng: random.Random) -> Problem:
     return Problem(question, str(total), ", ".join(steps), level)
 
 
+def products(rng: random.Random) -> Problem:
+    """Two numbers of three digits, too large to be multiplied by heart: for a model with a calculator."""
+    a, b = rng.randint(100, 999), rng.randint(100, 999)
+    return Problem(f"{a}*{b}=", str(a * b), "")
+
+
+def books(rng: random.Random) -> Problem:
+    """The number of a name in a book, which only the tools of :class:`perl.sandbox.tools.Book` can read."""
+    name, book = rng.choice(NAMES), str(rng.randint(100, 999))
+    return Problem(f"Number of {name} in book {book}?", number_in(book, name), "")
+
+
 WORD_LENGTH = 6
 CIPHER_SIGN = "#"
 # The digit of each letter, drawn once at random. No base was trained on it: only a reward tells it.
@@ -139,6 +153,8 @@ TASKS: dict[str, Callable[[random.Random], Problem]] = {
     "chain": chain,
     "sums": sums,
     "stories": stories,
+    "products": products,
+    "books": books,
     "cipher": cipher,
     "cipher_levels": cipher_levels,
 }

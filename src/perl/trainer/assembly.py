@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from trl import GRPOTrainer
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
 
+from perl.agents.conversations import words_of
+from perl.agents.environments import guarded
 from perl.data.prompts import asked_prompt
 from perl.errors import RecipeError, warn
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
@@ -27,7 +30,7 @@ from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
 from perl.trainer.arguments.argument_checks import taught_alone
-from perl.trainer.arguments.config import rollout_section, teacher_section
+from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section
 from perl.trainer.arguments.deepspeed_config import check_stage
 from perl.trainer.arguments.rollout_choice import choose_backend
 from perl.trainer.callbacks.adapter import AdapterCallback
@@ -40,6 +43,7 @@ from perl.trainer.overrides import is_replaced, may_hold_images
 from perl.trainer.prompts.order import later_prompts
 from perl.trainer.prompts.selection import made_selection
 from perl.trainer.resume_state import ResumeState
+from perl.trainer.sampling.conversations import Conversations
 from perl.trainer.sampling.generation import Prompts
 from perl.trainer.sampling.given_rewards import is_rewarded
 from perl.trainer.sampling.greedy_baseline import check_greedy
@@ -61,6 +65,7 @@ def make_parts(trainer: GRPOTrainer) -> None:
     trainer._position = position = Position(trainer)
     trainer.rollout_source = source = _source(trainer, position)
     trainer._rollout_check = RolloutCheck(trainer, source, position)
+    trainer.conversations = Conversations(trainer)
     trainer.log_prob_passes = passes = LogProbPasses(
         trainer, longest_prompt=partial(longest_that_may_come, trainer), asleep_bytes=lambda: source.asleep_bytes
     )
@@ -86,6 +91,28 @@ def make_parts(trainer: GRPOTrainer) -> None:
         critic=critic,
         prompts=trainer.prompt_selection,
     )
+
+
+def guarded_tools(tools: Any, factory: Any, args: GRPOConfig, processing_class: Any) -> Any:  # noqa: ANN401 (TRL's)
+    """What makes environments, as TRL takes it, with faults that end no step; the base is shown tools.
+
+    Args:
+        tools: As TRL takes them.
+        factory: Likewise; one, or several by name.
+        args: Of the trainer.
+        processing_class: The base's; None: TRL loads it, and asks whether it can be shown tools.
+
+    Raises:
+        RecipeError: The base cannot be shown tools.
+    """
+    if not tools and factory is None:
+        return None
+    if isinstance(processing_class, PreTrainedTokenizerBase):
+        words_of(processing_class, args.chat_template_kwargs or {}, "tools" if tools else "environment_factory")
+    seconds = own_setting(args, "agent_call_timeout")
+    if isinstance(factory, dict):
+        return {name: guarded(one, seconds) for name, one in factory.items()}
+    return factory if factory is None else guarded(factory, seconds)
 
 
 def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:

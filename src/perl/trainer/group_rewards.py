@@ -306,16 +306,20 @@ def _made(
     compared = trainer.model.training and not trainer.step_is_ours and trainer.correction is not None  # by TRL
     named = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
     checked = [checked_reward(function, name) for function, name in named]
+    conversations = trainer.conversations
+    conversations.begin()
     with (
         shown_to_trl.for_rollouts(trainer, checked, ours=trainer.step_is_ours),
+        received(trainer, "_generate_single_turn", conversations.note),
         received(trainer, "_calculate_rewards") as rewards,
     ):
         made = trainer._rollout_check.judged(lambda: theirs(inputs)) if compared else theirs(inputs)
+    conversations.check(made)
     if trainer.model.training and trainer.rollout_source.is_served:
         made[SAMPLED_STEP] = trainer.rollout_source.token_steps.column(
             made["completion_ids"], trainer.state.global_step
         )
-    return made, rewards[-1]
+    return made, conversations.without_void(rewards[-1])
 
 
 def selection_of(args: GRPOConfig) -> Selection | None:

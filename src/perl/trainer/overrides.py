@@ -6,7 +6,7 @@ Knows nothing of what the methods do. ``docs/trainer.md`` lists what an override
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from datasets import Dataset
@@ -107,17 +107,25 @@ def reasons_for_trls_loss(trainer: GRPOTrainer) -> list[str]:
 
 
 @contextlib.contextmanager
-def received(trainer: GRPOTrainer, name: str) -> Iterator[list[Any]]:
+def received(
+    trainer: GRPOTrainer, name: str, note: Callable[[Any, Any], None] = lambda *_: None
+) -> Iterator[list[Any]]:
     """Keeps what callers of a trainer's method receive meanwhile.
 
     It listens outermost, so that it hears what a subclass, or a function that was put into the method's place, makes of
     it; a method of ours below those would hear what they were given.
+
+    Args:
+        trainer: Whose.
+        name: Of the method.
+        note: Told the first argument and the result of each call.
     """
     method, own = getattr(trainer, name), vars(trainer).get(name)
     results: list[Any] = []
 
-    def listened(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (any method's)
-        results.append(method(*args, **kwargs))
+    def listened(first: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (any method's)
+        results.append(method(first, *args, **kwargs))
+        note(first, results[-1])
         return results[-1]
 
     setattr(trainer, name, listened)

@@ -34,7 +34,7 @@ from perl.trainer import publishing
 from perl.trainer.arguments import shown_to_trl
 from perl.trainer.arguments.argument_checks import check_arguments, check_sets, check_step, unknown_to_trl
 from perl.trainer.arguments.config import own_setting
-from perl.trainer.assembly import add_callbacks, askable, made_optimizer, make_parts, shares_optimizer
+from perl.trainer.assembly import add_callbacks, askable, guarded_tools, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.group_rewards import latest_group, means_of, reads_old, scored_rollouts, selects
 from perl.trainer.live import mode_of
@@ -44,6 +44,7 @@ from perl.trainer.overrides import (
     SCORES,
     check_overrides,
     is_replaced,
+    may_hold_images,
     reasons_for_trls_loss,
 )
 from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
@@ -132,7 +133,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 quantization_config=quantization_config if isinstance(given.model, str) else None,
                 tools=tools,
                 rollout_func=rollout_func,
-                environment_factory=environment_factory,
+                environment_factory=guarded_tools(tools, environment_factory, args, given.processing_class),
             )
         check_step(self)
         self.reward_func_names = unique_names(self.reward_func_names)
@@ -258,9 +259,12 @@ class PeftGRPOTrainer(GRPOTrainer):
         with self.rollout_source.timed():
             return generated(self, prompt_ids, args, by_trl)
 
-    def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> Any:  # noqa: ANN401 (TRL's)
-        """Extends TRL's conversations: a turn is asked for what its prompt has left, not for a whole completion."""
-        return super()._tool_call_loop(prompts, [Opening(ids) for ids in prompt_ids], *args)
+    def _tool_call_loop(self, prompts: Any, prompt_ids: Any, completion_ids: Any, *args: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Replaces TRL's conversations, but for those that may hold images: calls have limits, and turns stay exact."""
+        if may_hold_images(self):
+            opened = [Opening(ids) for ids in prompt_ids]
+            return super()._tool_call_loop(prompts, opened, completion_ids, *args)
+        return self.conversations.hold(prompt_ids, completion_ids, args[1])
 
     # Log-probabilities and the loss.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from perl.data import read_source, render_prompts
+from perl.data import read_source
 from perl.errors import DataError, InterruptedRunError, PerlError
 from perl.evaluation.drawing.drawn_samples import draw_samples
 from perl.evaluation.drawing.policies import BaseInMemory
@@ -168,7 +168,7 @@ def _evaluation(plan: Plan, count: int, subject: Subject, rows: Sequence[int] | 
     )
     chosen = range(len(train)) if rows is None else rows
     examples = [{**train[i], "solution": train[i][judging.solution]} for i in chosen]
-    prompts = render_prompts(examples, plan.tokenizer, plan.arguments.chat_template_kwargs)
+    prompts = plan.rendered(examples)
     ends = end_tokens(plan.tokenizer, generation_settings(recipe.model))
     asking = asked_facts(None, thinking=recipe.data.thinking)
     return Evaluation(

@@ -13,7 +13,6 @@ from typing import Any
 from perl.algorithms.critic_settings import critic_rate
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS, shown_settings
-from perl.data import render_prompts
 from perl.recipe.quantisations import in_few_bits
 from perl.run.progress import duration
 from perl.run.tables import plain_table
@@ -242,7 +241,7 @@ def _rollout_lines(plan: Plan) -> Iterator[str]:
 def first_prompt(plan: Plan) -> str:
     """The first training prompt as the policy reads it, special tokens and all, and its gold answer."""
     row = plan.problems.train[0]
-    [asked] = render_prompts([row], plan.tokenizer, plan.arguments.chat_template_kwargs)
+    [asked] = plan.rendered([row])
     text = json.dumps(plan.tokenizer.decode(asked.token_ids), ensure_ascii=False)
     if len(text) > _LONGEST_PROMPT:
         text = f"{text[: _LONGEST_PROMPT // 2]} ... {text[-_LONGEST_PROMPT // 2 :]}"

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from perl.agents.asked import Asking
+from perl.agents.conversations import words_of
+from perl.agents.environments import find_agent
 from perl.algorithms.estimators import ADVANTAGES
 from perl.data import ProblemSet, load_problem_set, render_prompts, thinking_arguments
 from perl.errors import ModelError, PerlError, RecipeError
@@ -45,6 +48,7 @@ from perl.rewards.process.reward import ProcessReward
 from perl.rewards.resolve import judging_of
 from perl.rewards.verifier import Judging
 from perl.trainer.arguments.config import PeftRLConfig
+from perl.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class Inputs:
         template_arguments: Of the chat template, the switch of its thinking mode included; None: there are none.
         protocol: How base and adapter are scored.
         tasks: On what: the held-out problems and the benchmark tasks.
+        asking: How prompts become conversations with tools; None: they are answered in one turn.
     """
 
     how: Adaptation
@@ -75,6 +80,13 @@ class Inputs:
     rewards: list[Reward]
     protocol: Protocol
     tasks: tuple[PreparedTask, ...]
+    asking: Asking | None
+
+    def rendered(self, rows: Sequence[Mapping[str, Any]]) -> list[Prompt]:
+        """Prompts as training asks them, in tokens; with tools, where there are any."""
+        if self.asking is not None:
+            return self.asking.rendered(rows)
+        return render_prompts(rows, self.tokenizer, self.template_arguments)
 
     @property
     def method(self) -> Method:
@@ -126,12 +138,13 @@ def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = Tr
     template_arguments = thinking_arguments(
         first, tokenizer, recipe.data.thinking, arguments.chat_template_kwargs, where="data.thinking", hint=hint
     )
+    asking = _asking(recipe, problems, tokenizer, base.config, template_arguments)
     rewards = resolve_rewards(recipe.rewards, recipe.rollout, problems.own_names)
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
     solution = (judging_of(rewards) or Judging()).solution
-    protocol, tasks = _scoring(recipe, problems, solution, tokenizer, base.config, template_arguments)
+    protocol, tasks = _scoring(recipe, problems, solution, tokenizer, base.config, template_arguments, asking)
     return Inputs(
         how=how,
         saved=saved,
@@ -146,7 +159,30 @@ def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = Tr
         rewards=rewards,
         protocol=protocol,
         tasks=tasks,
+        asking=asking,
     )
+
+
+def _asking(
+    recipe: Recipe,
+    problems: ProblemSet,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    template_arguments: Mapping[str, Any],
+) -> Asking | None:
+    """Tools and environments held against the data and the base; None: there are none."""
+    if not recipe.agent.acts:
+        return None
+    agent = find_agent(recipe.agent, problems.own_names)
+    if isinstance(problems.train[0]["prompt"], str):
+        raise RecipeError("conversations need chat messages, and the prompts are plain text", "data.chat", "true")
+    for rows in (problems.train, problems.heldout):
+        agent.check([] if rows is None else list(rows))
+    if not recipe.rewards and not any(hasattr(kind, "get_reward") for kind in agent.environments.values()):
+        hint = "def get_reward(self) of the environment, or a reward"
+        raise RecipeError("nothing rewards: there is no reward, and no environment has one", "rewards", hint)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return Asking(agent, words_of(tokenizer, template_arguments), context)
 
 
 def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> torch.nn.Module:
@@ -198,6 +234,7 @@ def _scoring(
     tokenizer: PreTrainedTokenizerBase,
     config: PreTrainedConfig,
     template_arguments: Mapping[str, Any],
+    conversations: Asking | None,
 ) -> tuple[Protocol, tuple[PreparedTask, ...]]:
     """How policies are scored, and on what: held-out problems with gold answers in a column, tasks of the recipe."""
     settings, heldout, name = recipe.eval, problems.heldout, problems.heldout_name
@@ -208,13 +245,18 @@ def _scoring(
     asking = asked_facts(None, thinking=recipe.data.thinking)
     generation = generation_settings(recipe.model)
     ends = end_tokens(tokenizer, generation)
-    if heldout is not None and name is not None and solution in heldout.column_names:
+    judged = conversations is not None and conversations.rewards_itself
+    if heldout is not None and name is not None and (judged or solution in heldout.column_names):
         for one in chosen:
             if one.task.name == name:
                 raise RecipeError(f"{name} is held out, hence scored already", one.place, "leave it out")
-        examples = [{**row, "solution": row[solution]} for row in heldout]
-        prompts = render_prompts(examples, tokenizer, template_arguments)
-        found.append(heldout_task(name, prompts, protocol, ends, settings.limit_of_heldout, asking))
+        examples = [{**row, "solution": row.get(solution, "")} for row in heldout]
+        if conversations is None:
+            prompts = render_prompts(examples, tokenizer, template_arguments)
+        else:
+            prompts, asking = conversations.rendered(examples), asking | conversations.facts
+        limit = settings.limit_of_heldout
+        found.append(heldout_task(name, prompts, protocol, ends, limit, asking, conversations, list(heldout)))
     found += prepared_tasks(chosen, settings, tokenizer, protocol, ends, config, template_arguments, asking)
     return protocol, tuple(found)
 

@@ -21,7 +21,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from perl.data import render_prompts
 from perl.errors import ModelError
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
@@ -148,7 +147,7 @@ def _seconds_of_short(plan: Plan, policy: PeftModel, setup: PlanSetup, device: t
     """Seconds of a token of all completions, when the first prompts of the data are read and answered."""
     rows, each, longest = setup.rows, setup.batch.num_generations, setup.lengths.longest
     asked = list(plan.problems.train.select(range(-(-rows // each))))
-    prompts = render_prompts(asked, plan.tokenizer, plan.arguments.chat_template_kwargs)
+    prompts = plan.rendered(asked)
     token_ids = [prompt.token_ids for prompt in prompts for _ in range(each)][:rows]
     sampling = EngineSampling(plan.arguments.temperature, longest, eos_token_ids(policy, plan.tokenizer))
     padding = int(plan.tokenizer.pad_token_id or 0)

@@ -236,7 +236,7 @@ def _check_answers(judging: Judging | None, problems: ProblemSet, *, scored: boo
 def _prompt_tokens(inputs: Inputs, arguments: PeftRLConfig) -> tuple[int, float, int]:
     """Of the longest prompt, on average, that all begin with; refuses one that leaves no room for the completion."""
     sets = [rows for rows in (inputs.problems.train, inputs.problems.heldout) if rows is not None]
-    rendered = [render_prompts(list(rows), inputs.tokenizer, arguments.chat_template_kwargs) for rows in sets]
+    rendered = [inputs.rendered(list(rows)) for rows in sets]
     lengths = [[len(prompt.token_ids) for prompt in prompts] for prompts in rendered]
     longest = max(max(of_set) for of_set in lengths)
     context = getattr(inputs.config.get_text_config(), "max_position_embeddings", None)

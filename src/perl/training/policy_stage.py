@@ -14,7 +14,6 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainerState
 
 from perl.algorithms.named import named_facts
-from perl.data import render_prompts
 from perl.errors import (
     BrokenPromiseError,
     InterruptedRunError,
@@ -108,7 +107,7 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
         loss=plan.arguments.loss_type,
         ratio_level=plan.arguments.importance_sampling_level,
         **named_facts(plan.arguments),
-        rewards={reward.name: reward.weight for reward in plan.rewards},
+        rewards={reward.name: reward.weight for reward in plan.rewards} | environment_rewards(plan),
         **_reward_code(plan, run),
         data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
         hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},
@@ -116,6 +115,12 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
         forecast=forecast,  # as ``perl plan`` tells it, on what is here
     )
     return model
+
+
+def environment_rewards(plan: Plan) -> dict[str, float]:
+    """The rewards that environments give themselves, by their classes, each with the weight 1 as in TRL."""
+    kinds = () if plan.asking is None else plan.asking.agent.environments.values()
+    return {kind.__name__: 1.0 for kind in kinds if hasattr(kind, "get_reward")}
 
 
 def _reward_code(plan: Plan, run: Run) -> dict[str, Any]:
@@ -188,6 +193,8 @@ def train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTraine
         train_dataset=plan.problems.train,
         eval_dataset=plan.problems.heldout if plan.arguments.eval_strategy != "no" else None,
         processing_class=plan.tokenizer,
+        tools=None if plan.asking is None else list(plan.asking.agent.tools),
+        environment_factory=None if plan.asking is None else plan.asking.agent.factory,
         callbacks=[alarms],
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress shows the same in a line
@@ -253,7 +260,7 @@ def save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
     if isinstance(trainer.policy, PeftModel):
         # (B, T) the ends of a few training prompts, all of one length
         rows = plan.problems.train.select(range(min(_PROBE_PROMPTS, len(plan.problems.train))))
-        prompts = render_prompts(list(rows), plan.tokenizer)
+        prompts = plan.rendered(list(rows))
         width = min(len(prompt.token_ids) for prompt in prompts)
         probe = torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=trainer.args.device)
         difference = check_saved_adapter(trainer.policy, run.adapter, probe)

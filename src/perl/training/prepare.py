@@ -20,6 +20,7 @@ from perl.launch.together import ProcessGroup, log_on_main, wait_until
 from perl.methods.registry import METHODS
 from perl.policy.sharding import check_strategy
 from perl.recipe import Recipe
+from perl.recipe.agent_section import AgentSection
 from perl.recipe.optional_packages import SWITCHES, missing_package, missing_packages
 from perl.recipe.recipe import is_first_process, world_size
 from perl.recipe.sections import FIELD_OF_SETTING
@@ -146,6 +147,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
             for section in ("peft", "rollout", "teacher", "prompts")
             for name, value in getattr(recipe, section).model_dump().items()
         },
+        **_agent_arguments(recipe.agent),
         "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
     }
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
@@ -169,6 +171,14 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         raise RecipeError(str(error), ".".join(["train", *named[:1]])) from error
     arguments.of_a_recipe = True  # whose plan says what is trained
     return arguments
+
+
+def _agent_arguments(section: AgentSection) -> dict[str, Any]:
+    """The trainer's arguments of conversations."""
+    if not section.acts:
+        return {}
+    own = {field: getattr(section, key) for (part, key), field in FIELD_OF_SETTING.items() if part == "agent"}
+    return own | {"max_tool_calling_iterations": section.max_turns - 1}
 
 
 @contextmanager

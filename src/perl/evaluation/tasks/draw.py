@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from perl.agents.asked import Asking, as_text
 from perl.errors import RewardError
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.samples import NOT_JUDGED, Place, Sample
@@ -62,6 +63,8 @@ class TaskRequest:
         scorer: What judges completions.
         judged: False: completions are drawn to be judged later.
         further: Problems beyond a limit, which are not asked; samples of theirs may be kept beside those that are.
+        asking: How problems become conversations with tools, whose text is kept as messages; None: they are answered
+            in one turn.
     """
 
     task: str
@@ -72,6 +75,7 @@ class TaskRequest:
     scorer: Scorer = SCORERS[MATH]
     judged: bool = True
     further: tuple[RenderedProblem, ...] = ()
+    asking: Asking | None = None
 
     def places(self, k: int) -> list[Place]:
         """Every sample that is wanted, problem by problem."""
@@ -197,7 +201,11 @@ def draw(
 
         if places or engine.capabilities.needs_servers:  # which all processes ask together
             limits = (judging or Judging()) if wanted.judged else None
-            _ask(engine, tokenizer, wanted, protocol, places, (lambda _: None) if spare else keep_own, limits)
+            kept = (lambda _: None) if spare else keep_own
+            if (asking := wanted.asking) is None:
+                _ask(engine, tokenizer, wanted, protocol, places, kept, limits)
+            else:
+                _converse(engine, wanted, asking, protocol, places, kept, limits, sharing)
         for sample in sharing.collected(own):
             keep(sample)
     if not sharing.processes.main:
@@ -240,6 +248,39 @@ def _ask(
         on_sample(sample)
 
     engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
+
+
+def _converse(
+    engine: Engine,
+    wanted: TaskRequest,
+    asking: Asking,
+    protocol: Protocol,
+    places: Sequence[Place],
+    on_sample: Callable[[Sample], None],
+    limits: Judging | None,
+    sharing: DrawSharing,
+) -> None:
+    """Holds conversations and judges each; of several processes that ask together all go on until the last is done."""
+    together = engine.capabilities.needs_servers or sharing.in_shards
+    by_id = {asked.problem: asked for asked in wanted.asked}
+    seeds = [protocol.seed_of(*place) for place in places]
+    rows = [by_id[place[1]].as_question.row for place in places]
+
+    def anyone(here: bool) -> bool:
+        if not together:
+            return here
+        parts = sharing.processes.collected(here)
+        return sharing.processes.by_main(lambda: any(parts))
+
+    sampling = protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids)
+    held = asking.hold(rows, seeds, engine, sampling, anyone, in_shards=sharing.in_shards)
+    for place, seed, one in zip(places, seeds, held, strict=True):
+        text, tokens = as_text(one), len(one.ids)
+        sample = Sample(*place, seed, text, tokens, tokens == wanted.max_new_tokens, NOT_JUDGED)
+        if limits is not None:
+            question = by_id[place[1]].as_question
+            sample = sample.judged(wanted.scorer.verdicts([question], [text], limits)[0])
+        on_sample(sample)
 
 
 def within_batch(engine: Engine) -> str:

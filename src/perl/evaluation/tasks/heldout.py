@@ -6,12 +6,15 @@ recipe.yaml -> Task -> questions; prompts with solutions -> PreparedTask; model,
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from perl.agents.asked import Asking
 from perl.data import heldout_name, load_problem_set, prompt_text
 from perl.errors import PerlError
+from perl.evaluation.scoring.agent_scorer import agent_scorer
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.results import HELD_OUT
 from perl.evaluation.scoring.score import Score, score_samples
@@ -118,6 +121,8 @@ def heldout_task(
     end_token_ids: tuple[int, ...],
     limit: int | None = None,
     asking: Mapping[str, str] | None = None,
+    conversations: Asking | None = None,
+    rows: Sequence[Mapping[str, Any]] = (),
 ) -> PreparedTask:
     """Held-out problems as a task.
 
@@ -128,6 +133,8 @@ def heldout_task(
         end_token_ids: Tokens that end one.
         limit: Only the first so many are asked; None: all.
         asking: As of :func:`perl.evaluation.tasks.questions.prepare_task`.
+        conversations: How problems become conversations with tools; None: they are answered in one turn.
+        rows: Of conversations the rows of the data, which environments are reset with.
 
     Raises:
         ValueError: There is no problem, or one has no solution, or the protocol sets no length.
@@ -136,13 +143,17 @@ def heldout_task(
         raise ValueError("there must be at least one problem, and a length that no completion exceeds")
     texts = [prompt_text(p.content if isinstance(p.content, str) else list(p.content)) for p in prompts]
     golds = [p.solution for p in prompts if p.solution is not None]
-    questions = tuple(Question(str(i), *asked, {}) for i, asked in enumerate(zip(texts, golds, strict=True)))
+    given = rows or [{}] * len(texts)
+    asked = enumerate(zip(texts, golds, given, strict=True))
+    questions = tuple(Question(str(i), text, gold, row) for i, (text, gold, row) in asked)
     task = held_out_by_run(name)
     some = questions[:limit]
     data = TaskData(task, some, name, None, questions_hash(some), questions[len(some) :])
     every = tuple(rendered(question, p.token_ids) for question, p in zip(questions, prompts, strict=True))
     longest = protocol.max_new_tokens
     request = TaskRequest(name, every[: len(some)], longest, end_token_ids, further=every[len(some) :])
+    if conversations is not None:
+        request = replace(request, asking=conversations, scorer=agent_scorer(conversations))
     return PreparedTask(data, request, protocol_hash(protocol, data, longest, asking=asking))
 
 

@@ -14,6 +14,7 @@ from perl.algorithms.train_fields import Rules
 from perl.errors import RecipeError, did_you_mean, raise_all
 from perl.hub.gate import without_secrets
 from perl.methods.registry import METHODS
+from perl.recipe.agent_section import AgentSection
 from perl.recipe.quantisations import QUANTIZATIONS
 from perl.recipe.recipe import world_size
 from perl.recipe.rollout_section import ENGINES, OF_TRL, RolloutSection, capabilities
@@ -242,6 +243,10 @@ class PeftRLConfig(GRPOConfig):
     prompt_curriculum: str | None = _setting("curriculum", PromptsSection)
     prompt_curriculum_start: float = _setting("curriculum_start", PromptsSection)
     prompt_curriculum_until: float = _setting("curriculum_until", PromptsSection)
+
+    agent_max_turn_length: int | None = _setting("max_turn_length", AgentSection)
+    agent_max_result_length: int = _setting("max_result_length", AgentSection)
+    agent_call_timeout: float = _setting("call_timeout", AgentSection)
 
     process_reward_weight: float = own(
         0.0,

@@ -7,7 +7,7 @@ A completion's length is that of the whole conversation after the prompt: what t
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import torch
@@ -21,6 +21,7 @@ from perl.policy.model import base_of, evaluating
 from perl.rollouts.branching import why_not_branching
 from perl.rollouts.next_token import as_the_policy, sampling_of, write_as_generate
 from perl.trainer.arguments import shown_to_trl
+from perl.trainer.arguments.config import own_setting
 
 # What decides on tokens, as the libraries had it before any script ran.
 _GENERATE = {name: method for name, method in vars(GenerationMixin).items() if inspect.isfunction(method)}
@@ -45,8 +46,15 @@ def generated(
     if sampling is None or drops or generates_by_itself(policy) or why_not_branching(policy):
         with shown_to_trl.for_generation(trainer.args, base_of(policy), batched=batched), as_the_policy(policy):
             return by_trl()
+    longest, of_a_turn = sampling.max_completion_length, own_setting(trainer.args, "agent_max_turn_length")
+    lefts = [tokens_left(ids, longest, of_a_turn) for ids in prompt_ids]
+    most = max((longest if left is None else left for left in lefts), default=0)
+    if not most:
+        return [[] for _ in prompt_ids], None
     with evaluating(policy), torch.no_grad():
+        sampling = replace(sampling, max_completion_length=most)
         written = write_as_generate(policy, prompt_ids, int(config.pad_token_id or 0), sampling)
+    written = [ids[:left] for ids, left in zip(written, lefts, strict=True)]
     return written, None  # transformers' log-probs are not asked for
 
 
@@ -102,8 +110,9 @@ class Opening(list[int]):
         return Opening, (list(self), self.prompt_tokens)
 
 
-def tokens_left(ids: Sequence[int], max_completion_length: int) -> int | None:
+def tokens_left(ids: Sequence[int], max_completion_length: int, of_a_turn: int | None) -> int | None:
     """Tokens that may follow; None: it is a prompt alone, and a completion may have all of its length."""
     if not isinstance(ids, Opening) or len(ids) == ids.prompt_tokens:
-        return None
-    return max(0, max_completion_length - (len(ids) - ids.prompt_tokens))
+        return of_a_turn
+    left = max(0, max_completion_length - (len(ids) - ids.prompt_tokens))
+    return left if of_a_turn is None else min(left, of_a_turn)

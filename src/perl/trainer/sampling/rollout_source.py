@@ -30,6 +30,7 @@ from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.devices import threads_for
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
+from perl.trainer.arguments.config import own_setting
 from perl.trainer.live import LiveTrainer, Position, mode_of, most
 from perl.trainer.sampling.generation import Prompts, tokens_left
 from perl.trainer.sampling.given_rewards import EarlyVerdicts
@@ -190,10 +191,10 @@ class RolloutSource:
         A prompt that leaves no room for a token has an empty completion.
         """
         started = time.perf_counter()
-        lefts = [tokens_left(ids, self.sampling.max_completion_length) for ids in prompt_ids]
+        lefts = [self._left(ids) for ids in prompt_ids]
         asked = [ids for ids, left in zip(prompt_ids, lefts, strict=True) if left != 0]
         now = self._live.state.global_step
-        answers, step = self.rollouts(asked) if asked else ([], now)
+        answers, step = self.rollouts(asked) if most(self._live.accelerator, len(asked)) else ([], now)
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
         behind = most(self._live.accelerator, now - min(self.token_steps.note(sampled, step), default=now))
@@ -299,13 +300,17 @@ class RolloutSource:
 
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
         """Asks the engine; a group is judged as soon as it is there."""
-        asked = [(tuple(ids), tokens_left(ids, self.sampling.max_completion_length)) for ids in prompt_ids]
+        asked = [(tuple(ids), self._left(ids)) for ids in prompt_ids]
         more: dict[str, Any] = {"continues": self.rollout.in_flight == "continue"}
         requests = [
             Request(ids, len(list(same)), longest=left, **more) for (ids, left), same in itertools.groupby(asked)
         ]
         on_group = self.verdicts.on_group(requests, inputs)
         return self._together(lambda: self.engine.start(requests, self.sampling, on_group))
+
+    def _left(self, prompt_ids: Sequence[int]) -> int | None:
+        longest, of_a_turn = self.sampling.max_completion_length, own_setting(self._live.args, "agent_max_turn_length")
+        return tokens_left(prompt_ids, longest, of_a_turn)
 
     def _begin_ahead(self) -> None:
         """Begins rollouts of the next steps, with the policy that the engine has: all that may be begun and is not."""

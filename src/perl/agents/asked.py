@@ -1,0 +1,155 @@
+"""Conversations that an engine writes, of rows of data: how a policy is scored in its environment.
+
+rows, seeds, engine -> Conversation, each with its environment; its turns as text -> the same turns, made again
+
+A conversation is kept as its messages. Its environment is not kept: to judge it, the policy's turns are made again in a
+new one, so that a verdict can be checked later, wherever the environment depends on its row and the turns alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perl.agents.calls import Caller
+from perl.agents.conversations import Conversation, Limits, Message, Words, converse, take_turn
+from perl.agents.environments import VOID, Agent
+from perl.data.prompts import render_prompts
+from perl.errors import DataError
+from perl.rollouts.engine import Engine, EngineSampling, Request
+
+# Between the seeds of a conversation's turns: a prime, above the number of conversations of any evaluation.
+_NEXT_TURN = 1_000_000_007
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How rows become conversations.
+
+    Attributes:
+        agent: Tools and environments.
+        words: Of the base.
+        context: Tokens that the base can read; None: any number.
+    """
+
+    agent: Agent
+    words: Words
+    context: int | None = None
+
+    def limits(self, tokens: int) -> Limits:
+        """Of a conversation of so many tokens."""
+        section = self.agent.section
+        return Limits(section.max_turns, tokens, section.max_result_length, self.context)
+
+    def begun(self, row: Mapping[str, Any]) -> tuple[Conversation, object | None]:
+        """A conversation before its first turn, and its environment."""
+        environment, said = self.agent.begun(row)
+        messages = list(row["prompt"])
+        if said is not None:
+            if not isinstance(said, str):
+                raise DataError("reset of an environment returned content parts", "agent.environment", "text, or None")
+            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + said}
+        [prompt] = self.rendered([{**row, "prompt": messages}])
+        return Conversation(prompt.token_ids, self.agent.tools_by_name(environment)), environment
+
+    def rendered(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Prompts with the tools of their rows, in tokens."""
+        return [
+            render_prompts([row], self.words.tokenizer, {**self.words.arguments, "tools": self.agent.shown_to(row)})[0]
+            for row in rows
+        ]
+
+    def hold(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        seeds: Sequence[int],
+        engine: Engine,
+        sampling: EngineSampling,
+        anyone: Callable[[bool], bool] = bool,
+        *,
+        in_shards: bool = False,
+    ) -> list[Conversation]:
+        """A conversation of each row.
+
+        Args:
+            rows: Of the data.
+            seeds: Of each conversation.
+            engine: Has the policy.
+            sampling: How tokens are drawn; its length is that of a whole conversation.
+            anyone: As of :func:`perl.agents.conversations.converse`.
+            in_shards: Whether a forward pass needs every process, so that one without a turn to write takes part.
+        """
+        found = [self.begun(row)[0] for row in rows]
+        seed_of = {id(one): seed for one, seed in zip(found, seeds, strict=True)}
+        limits = self.limits(sampling.max_completion_length)
+
+        def write(going: Sequence[Conversation]) -> list[tuple[Sequence[int], Sequence[float | None] | None]]:
+            requests = [
+                Request(
+                    (*one.prompt_ids, *one.ids),
+                    1,
+                    (seed_of[id(one)] + one.turns * _NEXT_TURN) % _SEEDS,
+                    min(limits.tokens - len(one.ids), self.agent.section.max_turn_length or limits.tokens),
+                )
+                for one in going
+            ]
+            asked = [one for one in requests if one.longest]
+            if in_shards and not asked:
+                engine.start([Request(tuple(found[0].prompt_ids), 1, 0, 1)], sampling).result()
+                return [((), ()) for _ in going]
+            turns = iter(engine.start(asked, sampling).result())
+            written = [next(turns)[0] if one.longest else None for one in requests]
+            return [((), ()) if one is None else (one.token_ids, one.log_probs) for one in written]
+
+        for one, (ids, log_probs) in zip(found, write(found), strict=True):
+            take_turn(one, ids, log_probs, self.words, limits)
+        converse(found, write, self.words, Caller(self.agent.section.call_timeout), limits, anyone)
+        return found
+
+    def made_again(self, row: Mapping[str, Any], text: str) -> tuple[float | None, str]:
+        """The reward of a conversation that was kept as text, and its last words.
+
+        Args:
+            row: Of the data.
+            text: As :func:`as_text` made it.
+
+        Returns:
+            None for the reward where the environment failed.
+        """
+        turns: list[Message] = json.loads(text)
+        environment, _ = self.agent.begun(row)
+        tools, caller = self.agent.tools_by_name(environment), Caller(self.agent.section.call_timeout)
+        said = [message for message in turns if message["role"] == "assistant"]
+        for number, message in enumerate(said, 1):
+            if number < self.agent.section.max_turns and message.get("answered", True):
+                caller.answers([(tools, call) for call in message.get("tool_calls") or ()])
+        reward = getattr(environment, "get_reward", lambda: None)()
+        return (None if getattr(environment, VOID, "") else reward), last_words(text)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a score depends on beside the prompts, for results to be told apart by."""
+        section = self.agent.section
+        limits = (section.max_turns, section.max_turn_length, section.max_result_length, section.success)
+        return {"agent": " ".join([*(f"{name}@{code}" for name, code in self.agent.digests.items()), repr(limits)])}
+
+    @property
+    def rewards_itself(self) -> bool:
+        """Whether environments say what a conversation is worth."""
+        return any(hasattr(kind, "get_reward") for kind in self.agent.environments.values())
+
+
+def last_words(text: str) -> str:
+    """What the policy said last in a conversation that was kept as text."""
+    said = [message for message in json.loads(text) if message["role"] == "assistant"]
+    return str(said[-1].get("content") or "") if said else ""
+
+
+def as_text(one: Conversation) -> str:
+    """A conversation's messages as they are kept; a turn whose calls nobody answered says so."""
+    messages = [dict(message) for message in one.messages]
+    for message, after in zip(messages, [*messages[1:], None], strict=True):
+        if message.get("tool_calls") and (after is None or after["role"] != "tool"):
+            message["answered"] = False
+    return json.dumps(messages, ensure_ascii=False)
