@@ -21,6 +21,8 @@ from perl.rollouts.engine import Engine, EngineSampling, Request
 # Between the seeds of a conversation's turns: a prime, above the number of conversations of any evaluation.
 _NEXT_TURN = 1_000_000_007
 _SEEDS = 2**63
+# Processes of environments that run at once while a policy is scored.
+_MOST_ISOLATED = 64
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,25 @@ class Asking:
             anyone: As of :func:`perl.agents.conversations.converse`.
             in_shards: Whether a forward pass needs every process, so that one without a turn to write takes part.
         """
+        found: list[Conversation] = []
+        most = _MOST_ISOLATED if self.agent.section.isolate else max(len(rows), 1)
+        begin = 0
+        while anyone(begin < len(rows)):
+            some = slice(begin, begin + most)
+            found += self._held(rows[some], seeds[some], engine, sampling, anyone, in_shards=in_shards)
+            begin += most
+        return found
+
+    def _held(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        seeds: Sequence[int],
+        engine: Engine,
+        sampling: EngineSampling,
+        anyone: Callable[[bool], bool],
+        *,
+        in_shards: bool,
+    ) -> list[Conversation]:
         found = [self.begun(row)[0] for row in rows]
         seed_of = {id(one): seed for one, seed in zip(found, seeds, strict=True)}
         limits = self.limits(sampling.max_completion_length)
@@ -96,7 +117,7 @@ class Asking:
             ]
             asked = [one for one in requests if one.longest]
             if in_shards and not asked:
-                engine.start([Request(tuple(found[0].prompt_ids), 1, 0, 1)], sampling).result()
+                engine.start([Request((sampling.end_token_ids[0],), 1, 0, 1)], sampling).result()
                 return [((), ()) for _ in going]
             turns = iter(engine.start(asked, sampling).result())
             written = [next(turns)[0] if one.longest else None for one in requests]

@@ -8,13 +8,16 @@ the user's under the same name, so that reward functions find what they expect.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from perl.agents.calls import Caller, OutOfTimeError
+from perl.agents.isolated import STARTS, isolated
 from perl.agents.tools import (
+    NOT_TOOLS,
     Tool,
     environment_mistakes,
     find,
@@ -54,7 +57,7 @@ def guarded(
         if inspect.isfunction(getattr(kind, "reset", None)):  # else TRL refuses it
             try:
                 names = tuple(own_names.items())
-                environment.__class__ = _guarded_class(kind, seconds, names)  # type: ignore[arg-type]  # a class
+                environment.__class__ = _guarded_class(kind, seconds, names)  # type: ignore[arg-type]
             except TypeError as error:  # of slots, or not written in Python
                 what = f"{kind.__name__} cannot be guarded: {error}"
                 raise RecipeError(what, "environment_factory", "a plain class of Python") from error
@@ -70,6 +73,7 @@ def _guarded_class(kind: type, seconds: float, own_names: tuple[tuple[str, str],
 
     def reset(self: Any, **row: Any) -> Any:  # noqa: ANN401
         setattr(self, VOID, "")
+        getattr(self, STARTS, lambda: None)()
         row |= by_own_names(row, dict(own_names))
         found = _kept(self, "reset", lambda: kind.reset(self, **row), caller)  # type: ignore[attr-defined]
         if found is None or isinstance(found, str) or (isinstance(found, list) and found):
@@ -81,7 +85,10 @@ def _guarded_class(kind: type, seconds: float, own_names: tuple[tuple[str, str],
         if getattr(self, VOID, ""):
             return None
         found = _kept(self, "get_reward", lambda: kind.get_reward(self), caller)  # type: ignore[attr-defined]
-        return found
+        if found is None or (isinstance(found, int | float) and math.isfinite(found)):
+            return None if found is None else float(found)
+        setattr(self, VOID, f"{kind.__name__}.get_reward returned {found!r:.60}, which is no finite number")
+        return None
 
     members: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "reset": reset}
     if inspect.isfunction(getattr(kind, "get_reward", None)):
@@ -118,6 +125,16 @@ class Agent:
     tools: tuple[Tool, ...]
     environments: Mapping[str | None, type]
     own_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """In one line, for a plan."""
+        kinds = [f"{kind.__name__} ({', '.join(methods_of(kind))})" for kind in self.environments.values()]
+        names = ", ".join([*(tool.__name__ for tool in self.tools), *kinds])
+        section = self.section
+        turn = "" if section.max_turn_length is None else f" of {section.max_turn_length} tokens"
+        alone = ", in processes of their own" if section.isolate else ""
+        return f"{names}; up to {section.max_turns} turns{turn}, a call up to {section.call_timeout:g} s{alone}"
 
     @property
     def several(self) -> bool:
@@ -168,7 +185,11 @@ class Agent:
             raise_all(RecipeError, [mistake] if mistake else [])
 
     def _guarded(self, kind: type) -> Callable[[], Any]:
-        return guarded(kind, self.section.call_timeout, self.own_names)
+        seconds = self.section.call_timeout
+        if self.section.isolate:
+            methods = (*methods_of(kind), *NOT_TOOLS)
+            kind = isolated(kind, methods, VOID, seconds, OutOfTimeError)
+        return guarded(kind, seconds, self.own_names)
 
     @property
     def digests(self) -> dict[str, str]:

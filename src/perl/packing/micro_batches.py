@@ -230,7 +230,7 @@ def group_tokens(rows: Sequence[Row]) -> int:
 
 def _distinct(rows: Sequence[Row]) -> list[Row]:
     """Of rows with one prompt those that are run: one for each completion."""
-    return list({row.run: row for row in rows}.values())
+    return list({row.run.tobytes(): row for row in rows}.values())
 
 
 def _group_cost(rows: Sequence[Row], copy_cost: float) -> float:

@@ -6,8 +6,7 @@ Pure functions of tensors. Shapes: N rows, L tokens that are run, S tokens that
 are scored, T columns of a rectangle of completions.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -45,9 +44,9 @@ class Row:
         return self.prompt.numel() + max(self.completion.numel() - 1, 0)
 
     @cached_property
-    def run(self) -> bytes:
+    def run(self) -> Numbers:
         """The tokens of the completion that are run, to be compared with those of other rows with this prompt."""
-        return self.completion[:-1].cpu().numpy().tobytes()
+        return self.completion[:-1].cpu().numpy()
 
     @cached_property
     def asked(self) -> Numbers:
@@ -277,8 +276,9 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
     Args:
         rows: N rows; the order of ``Scored.rows``.
         groups: Every row's index once, by group. The rows of a group of two or more have the same prompt, which is
-            run once; every completion sees it and itself, and counts positions from its end. So is a completion that
-            several of them have. Where there is such a group, what all prompts begin with is run once too.
+            run once; every completion sees it and itself, and counts positions from its end. So is what several of
+            them begin with, as conversations do that call the same tool: the group is a tree. Where there is such a
+            group, what all prompts begin with is run once too.
 
     Returns:
         The packed row.
@@ -294,21 +294,51 @@ def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> PackedBatch:
         first, rest = rows[group[0]], rows[group[0]].prompt[common:]
         if len(group) == 1:
             begin = builder.add([rest, first.completion[:-1]], position=common, prefixes=prefixes)
-            builder.score(first, group[0], before=begin + rest.numel() - 1, after=begin + rest.numel())
+            builder.score(first, group[0], torch.arange(begin + rest.numel() - 1, builder.length))
             continue
         length = first.prompt.numel()
         prompt = builder.add([rest], position=common, prefixes=prefixes, rows=len(group))
-        begins: dict[bytes, int] = {}
-        alike = Counter(rows[index].run for index in group)
-        for index in group:
-            row = rows[index]
-            if row.run not in begins:
-                seen = (*prefixes, (prompt, rest.numel()))
-                begins[row.run] = builder.add(
-                    [row.completion[:-1]], position=length, prefixes=seen, rows=alike[row.run]
-                )
-            builder.score(row, index, before=prompt + rest.numel() - 1, after=begins[row.run])
+        last = torch.tensor([prompt + rest.numel() - 1])
+        seen = (*prefixes, (prompt, rest.numel()))
+        _branch(builder, {index: rows[index] for index in group}, 0, length, seen, last)
     return builder.packed()
+
+
+def _branch(
+    builder: "_Builder",
+    rows: Mapping[int, Row],
+    begin: int,
+    position: int,
+    prefixes: tuple[tuple[int, int], ...],
+    before: torch.Tensor,
+) -> None:
+    """Adds completions as a tree: what several of them go on with is run once, then what each has alone.
+
+    Args:
+        builder: Gets the segments.
+        rows: By their index; their completions are one up to ``begin``.
+        begin: Tokens of the completions that are there already.
+        position: Of the prompt's end.
+        prefixes: What all of them see.
+        before: (1 + begin,) where the prompt's last token is, and those tokens.
+    """
+    clusters: dict[bytes, dict[int, Row]] = {}
+    for index, row in rows.items():
+        clusters.setdefault(row.run[begin : begin + LEAST_COMMON].tobytes(), {})[index] = row
+    for cluster in clusters.values():
+        runs = [row.run[begin:] for row in cluster.values()]
+        shared = min(run.size for run in runs)
+        same = (numpy.stack([run[:shared] for run in runs]) == runs[0][:shared]).all(axis=0)
+        shared = shared if same.all() else int(same.argmin())
+        tokens = next(iter(cluster.values())).completion[begin : begin + shared]
+        start = builder.add([tokens], position=position + begin, prefixes=prefixes, rows=len(cluster))
+        places, end = torch.cat([before, torch.arange(start, start + shared)]), begin + shared
+        for index, row in cluster.items():
+            if row.run.size == end:
+                builder.score(row, index, places)
+        longer = {index: row for index, row in cluster.items() if row.run.size > end}
+        if longer:
+            _branch(builder, longer, end, position, (*prefixes, (start, shared)), places)
 
 
 def common_beginning(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> int:
@@ -339,7 +369,7 @@ def pad_right(rows: Sequence[Row]) -> PackedBatch:
         ids_NL[index, : row.tokens] = torch.cat([row.prompt, row.completion[:-1]])
         mask_NL[index, : row.tokens] = 1
         prompt_end = index * width + row.prompt.numel()
-        builder.score(row, index, before=prompt_end - 1, after=prompt_end)
+        builder.score(row, index, torch.arange(prompt_end - 1, prompt_end + row.completion.numel()))
     return PackedBatch(ids_NL, None, mask_NL, None, builder.scored(width))
 
 
@@ -374,11 +404,10 @@ class _Builder:
             self.length += length
         return start
 
-    def score(self, row: Row, index: int, *, before: int, after: int) -> None:
-        """Wants a row's scored tokens: ``before`` predicts the first, ``after`` is the first that is run."""
+    def score(self, row: Row, index: int, places: torch.Tensor) -> None:
+        """Wants a row's scored tokens; ``places`` are where its prompt's last token and its completion's are run."""
         columns = row.scored.nonzero().flatten()
-        # the hidden state before a token predicts it: the prompt's last for column 0, else column - 1 of what is run
-        self.predictors.append(torch.where(columns == 0, before, after + columns - 1))
+        self.predictors.append(places[columns])  # the hidden state before a token predicts it
         self.targets.append(row.completion[columns.to(row.completion.device)])
         self.rows.append(torch.full_like(columns, index))
         self.columns.append(columns)

@@ -13,6 +13,7 @@ from perl.recipe.sections import FIELD_OF_SETTING, SECTION_NAMES, SECTIONS
 REFUSED: dict[str, str] = {
     "auto_find_batch_size": "a smaller batch would break the prompt groups; set train.per_device_train_batch_size",
     "disable_tqdm": "use --quiet",
+    "max_tool_calling_iterations": "write agent.max_turns, which is one more",
     "hub_token": "a token must not stand in a file that is saved with the run; use `hf auth login`",
     "model_init_kwargs": "the model section holds them",
     "process_reward_kwargs": "write rewards: {process_reward: {weight: 0.5, args: {model: ...}}}",
@@ -52,6 +53,7 @@ _CALLED = {
     "data.train.name": ("dataset_name",),
     "rollout.max_completion_length": ("max_length", "max_tokens", "max_new_tokens"),
     "engine.device": ("cuda",),
+    "agent.environment": ("environment_factory", "env"),
     "engine.processes": ("gpu", "gpus", "num_gpus", "n_gpus", "num_processes", "world_size"),
 }
 _OTHER_NAMES = {name: place for place, names in _CALLED.items() for name in names}

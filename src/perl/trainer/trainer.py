@@ -44,12 +44,11 @@ from perl.trainer.overrides import (
     SCORES,
     check_overrides,
     is_replaced,
-    may_hold_images,
     reasons_for_trls_loss,
 )
 from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_policy
 from perl.trainer.prompts.selection import sampler_of
-from perl.trainer.sampling.generation import Opening, generated
+from perl.trainer.sampling.generation import generated
 from perl.trainer.sampling.given_rewards import given_rewards, unique_names
 from perl.trainer.step.log_prob_passes import images_of, scored_as_trl
 
@@ -115,7 +114,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         args = default_arguments(model) if args is None else args
         check_overrides(self)
         check_arguments(args, own_loss=is_replaced(self, *LOSS))
-        check_sets(args, train_dataset, eval_dataset)
+        check_sets(args, train_dataset, eval_dataset, asks=environment_factory is not None)
         rewards, reward_classes, weights = given_rewards(self, reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
@@ -259,12 +258,9 @@ class PeftGRPOTrainer(GRPOTrainer):
         with self.rollout_source.timed():
             return generated(self, prompt_ids, args, by_trl)
 
-    def _tool_call_loop(self, prompts: Any, prompt_ids: Any, completion_ids: Any, *args: Any) -> Any:  # noqa: ANN401 (TRL's)
+    def _tool_call_loop(self, prompts: Any, *args: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Replaces TRL's conversations, but for those that may hold images: calls have limits, and turns stay exact."""
-        if may_hold_images(self):
-            opened = [Opening(ids) for ids in prompt_ids]
-            return super()._tool_call_loop(prompts, opened, completion_ids, *args)
-        return self.conversations.hold(prompt_ids, completion_ids, args[1])
+        return self.conversations.hold(partial(super()._tool_call_loop, prompts), *args)
 
     # Log-probabilities and the loss.
 

@@ -206,7 +206,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield first_prompt(plan)
     yield f"tokens   prompts up to {plan.longest_prompt}, completions up to {arguments.max_completion_length}"
     yield from _rollout_lines(plan)
-    yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in plan.rewards) or 'none: the teacher alone'}"
+    shown = ", ".join(f"{name} x {weight:g}" for name, weight in plan.reward_weights.items())
+    yield f"rewards  {shown or 'none: the teacher alone'}"
     greedy = ADVANTAGES[arguments.advantage_estimator].writes_greedy
     yield f"batch    {recipe.batch}" + (f", and {recipe.batch.prompts_per_step} greedy completions" if greedy else "")
     if recipe.batch.world_size > 1:
@@ -234,6 +235,8 @@ def _rollout_lines(plan: Plan) -> Iterator[str]:
         quantised = recipe.model.quantization is not None
         of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantised else ""
         yield f"rollouts {recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
+    if plan.asking is not None:
+        yield f"tools    {plan.asking.agent.shown}"
     if recipe.teacher.acts:
         yield f"teacher  {recipe.teacher.shown}" + (f" ({recipe.teacher.adapter})" if recipe.teacher.adapter else "")
 

@@ -77,6 +77,13 @@ class Plan(Inputs):
         return {name: shown[name] for name in ("continues", *shown) if shown[name] is not None}
 
     @property
+    def reward_weights(self) -> dict[str, float]:
+        """By name; an environment's own has the weight 1, as in TRL."""
+        kinds = () if self.asking is None else self.asking.agent.environments.values()
+        own = {kind.__name__: 1.0 for kind in kinds if hasattr(kind, "get_reward")}
+        return {reward.name: reward.weight for reward in self.rewards} | own
+
+    @property
     def teacher_parameters(self) -> int | None:
         """Of the teacher's adapter; 0: the teacher is the base; None: no teacher."""
         if not self.recipe.teacher.acts:

@@ -5,6 +5,7 @@ Plan, base, run -> trainer, trained -> adapter/ -> curves, card
 
 import logging
 import math
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
         loss=plan.arguments.loss_type,
         ratio_level=plan.arguments.importance_sampling_level,
         **named_facts(plan.arguments),
-        rewards={reward.name: reward.weight for reward in plan.rewards} | environment_rewards(plan),
+        rewards=plan.reward_weights,
         **_reward_code(plan, run),
         data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
         hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},
@@ -117,15 +118,10 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
     return model
 
 
-def environment_rewards(plan: Plan) -> dict[str, float]:
-    """The rewards that environments give themselves, by their classes, each with the weight 1 as in TRL."""
-    kinds = () if plan.asking is None else plan.asking.agent.environments.values()
-    return {kind.__name__: 1.0 for kind in kinds if hasattr(kind, "get_reward")}
-
-
 def _reward_code(plan: Plan, run: Run) -> dict[str, Any]:
-    """What custom rewards are, and after which steps they were changed, which is said where it is found."""
+    """What custom rewards and tools are, and after which steps they were changed, which is said where it is found."""
     code = {reward.name: code_digest(reward.name) for reward in plan.rewards if reward.failures is not None}
+    code |= {} if plan.asking is None else plan.asking.agent.digests
     then, changed = run.facts.get("reward_code", code), list(run.facts.get("rewards_changed", []))
     other = [name for name in code if name in then and then[name] != code[name]]
     step = latest_step(run.checkpoints)
@@ -186,6 +182,7 @@ def train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTraine
     newest = joined().by_main(lambda: latest_step(run.checkpoints))  # another process may see an older one
     checkpoint = run.checkpoints / f"checkpoint-{newest}" if newest else None
     alarms = HealthAlarms(plan.recipe.alarms.stop, run.path)
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # of environments, which are a recipe's own setting here
     trainer = PeftGRPOTrainer(
         model=model,
         reward_funcs=[reward.function for reward in plan.rewards],

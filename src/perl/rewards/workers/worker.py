@@ -65,7 +65,7 @@ def main() -> None:
     _, arguments, channel = sys.argv[1:]
     task: dict[str, Any] = json.loads(arguments)
     del sys.argv[1:]
-    threading.Thread(target=_watch, args=(os.getppid(),), name="perl-parent-watch", daemon=True).start()
+    threading.Thread(target=watch_parent, args=(os.getppid(),), name="perl-parent-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Neither for processes that the function starts, or they would keep the channel open, nor lost to it.
     os.set_inheritable(int(channel), False)
@@ -162,7 +162,7 @@ def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) ->
     return answer or _as_json("error", None, error, seconds)
 
 
-def _watch(parent: int) -> None:
+def watch_parent(parent: int) -> None:
     """Kills this process and those that it started once the parent is gone, however that ended."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that calls the function
     never = threading.Event()

@@ -171,15 +171,21 @@ def algorithm_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLCon
     return found + critic_mistakes(args) + selection_mistakes(args)
 
 
-def check_sets(args: GRPOConfig, train_dataset: Any, eval_dataset: Any) -> None:  # noqa: ANN401 (TRL's)
+def check_sets(args: GRPOConfig, train_dataset: Any, eval_dataset: Any, *, asks: bool = False) -> None:  # noqa: ANN401
     """Refuses data without prompts, and a best checkpoint by a metric that none of several evaluation sets has.
+
+    Args:
+        args: Of the trainer.
+        train_dataset: As TRL takes it.
+        eval_dataset: Likewise.
+        asks: Whether an environment makes the prompts.
 
     Raises:
         DataError: Names the columns that there are.
         RecipeError: Names the metrics that there are.
     """
     columns = getattr(train_dataset, "column_names", None)
-    if columns and "prompt" not in columns:
+    if columns and "prompt" not in columns and not asks:
         what = f"has no column 'prompt', it has {', '.join(map(str, columns))}"
         raise DataError(what, "train_dataset", "rename_column(..., 'prompt')")
     metric = args.metric_for_best_model

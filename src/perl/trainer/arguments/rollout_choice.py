@@ -16,7 +16,6 @@ from perl.policy.quantised import was_quantised
 from perl.recipe.rollout_section import TRANSFORMERS, RolloutSection, best_backend
 from perl.rollouts.sync import choose_form
 from perl.rollouts.vllm.release import check_version, missing_vllm
-from perl.run.shards import is_sharded
 from perl.trainer.arguments.argument_checks import check_sampling
 from perl.trainer.overrides import may_hold_images
 
@@ -36,8 +35,6 @@ def choose_backend(how: RolloutSection, trainer: GRPOTrainer) -> RolloutSection:
             raise_all(MissingExtraError, [missing_vllm("rollout.backend")])
         if how.capabilities.takes_updates:  # else TRL's own generation samples, with transformers
             check_served(how, trainer)
-        else:
-            check_own(trainer)
         return how
     args = trainer.args
     on_gpu = torch.cuda.is_available() and not args.use_cpu
@@ -45,7 +42,6 @@ def choose_backend(how: RolloutSection, trainer: GRPOTrainer) -> RolloutSection:
     own = how.model_copy(update={"backend": TRANSFORMERS.name})
     asked = hasattr(args, "rollout_backend") and not args.use_transformers_continuous_batching
     if not best.capabilities.takes_updates or not asked:
-        check_own(trainer)
         return own
     try:
         check_version(importlib.metadata.version("vllm"))
@@ -53,20 +49,8 @@ def choose_backend(how: RolloutSection, trainer: GRPOTrainer) -> RolloutSection:
         choose_form(trainer.policy, how.sync)
     except PerlError as reason:
         logger.info("rollouts from transformers: %s", reason)
-        check_own(trainer)
         return own
     return best
-
-
-def check_own(trainer: GRPOTrainer) -> None:
-    """Refuses what transformers cannot sample from this model.
-
-    Raises:
-        RecipeError: Each process would wait for turns of conversations that the others do not have.
-    """
-    if holds_conversations(trainer) and is_sharded(trainer.model):
-        what = "tools and environments are not supported with fsdp2, whose processes would wait for each other's turns"
-        raise RecipeError(what, "strategy", "ddp or zero2")
 
 
 def holds_conversations(trainer: GRPOTrainer) -> bool:
@@ -82,7 +66,6 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
         ModelError: It cannot be given this model.
     """
     what, args = f"rollout.backend {how.backend}", trainer.args
-    conversations = holds_conversations(trainer)
     check_sampling(args, how)
     if args.max_completion_length is None:
         raise RecipeError("is open, and an engine must be told", "rollout.max_completion_length", "a number of tokens")
@@ -94,7 +77,5 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
         raise ModelError("prompts may hold images, which it is not given", what, "transformers")
     if args.vllm_tensor_parallel_size > 1 and how.capabilities.in_process:
         raise RecipeError("one GPU holds the engine in this process", "train.vllm_tensor_parallel_size", "vllm-server")
-    if how.prefetch and conversations:
+    if how.prefetch and holds_conversations(trainer):
         raise RecipeError("conversations with tools cannot be sampled ahead", "rollout.prefetch", "0")
-    if conversations and trainer.accelerator.num_processes > 1:
-        raise RecipeError("tools and environments are not supported in several processes", what, "transformers")

@@ -8,7 +8,7 @@ environment failed has no reward. What is trained is compared, token by token, w
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from perl.errors import BrokenPromiseError, RewardError, warn
 from perl.policy.model import base_of
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.live import mode_of, most
+from perl.trainer.overrides import may_hold_images
 from perl.trainer.sampling.generation import Opening
 
 logger = logging.getLogger("perl")
@@ -53,17 +54,25 @@ class Conversations:
 
     def hold(
         self,
+        by_trl: Callable[..., HeldConversations],
         prompt_ids: Sequence[Sequence[int]],
         first: Sequence[Sequence[int]],
+        messages: Any,  # noqa: ANN401 (TRL's)
         log_probs: Sequence[Sequence[float | None]] | None,
+        *others: Any,  # noqa: ANN401
     ) -> HeldConversations:
         """Goes on with conversations whose first turn was sampled, until none of them calls anything.
 
         Args:
+            by_trl: TRL's own loop, for those that may hold images.
             prompt_ids: Of each.
             first: Its first turn.
+            messages: The same as TRL reads it.
             log_probs: Of the first turn's tokens; None: nobody knows them.
+            others: TRL's further arguments.
         """
+        if may_hold_images(self._trainer):
+            return by_trl([Opening(ids) for ids in prompt_ids], first, messages, log_probs, *others)
         trainer, limits = self._trainer, self._limits()
         words = Words(trainer._tokenizer, trainer.chat_template, trainer.chat_template_kwargs)
         dicts = zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)
@@ -150,6 +159,8 @@ class Conversations:
         """The next turns; a process that has none to write takes part where all must."""
         trainer = self._trainer
         asked = [Opening([*one.prompt_ids, *one.ids], len(one.prompt_ids)) for one in going]
+        if not asked and trainer.whole_tensors and not trainer.rollout_source.is_served:
+            return []
         spare = not asked and not trainer.whole_tensors  # a forward pass of shards needs every process
         if spare:
             asked = [Opening(every[0].prompt_ids)]

@@ -43,11 +43,12 @@ def generated(
     policy, config, batched = trainer.policy, trainer.generation_config, trainer.use_transformers_continuous_batching
     sampling = None if batched or any(others[:2]) else sampling_of(config)
     drops = policy.training and drops_out(policy)  # it would draw what it drops for each row
+    longest, of_a_turn = trainer.max_completion_length, own_setting(trainer.args, "agent_max_turn_length")
+    lefts = [tokens_left(ids, longest, of_a_turn) for ids in prompt_ids]
     if sampling is None or drops or generates_by_itself(policy) or why_not_branching(policy):
         with shown_to_trl.for_generation(trainer.args, base_of(policy), batched=batched), as_the_policy(policy):
-            return by_trl()
-    longest, of_a_turn = sampling.max_completion_length, own_setting(trainer.args, "agent_max_turn_length")
-    lefts = [tokens_left(ids, longest, of_a_turn) for ids in prompt_ids]
+            written, log_probs = by_trl()
+        return [ids[:left] for ids, left in zip(written, lefts, strict=True)], log_probs
     most = max((longest if left is None else left for left in lefts), default=0)
     if not most:
         return [[] for _ in prompt_ids], None

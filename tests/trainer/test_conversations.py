@@ -1,0 +1,178 @@
+"""Conversations of a trainer: every token as it was sampled, every fault counted, and no step lost."""
+
+import time
+from collections import Counter
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import BrokenPromiseError, RewardError
+from tests.oracles.two_trainers import QUIET
+from tests.trainer.test_tools import COUNTS, END, Counting, by_calls, run, tokenizer
+
+
+class Watched(PeftGRPOTrainer):
+    """Keeps what was sampled after what, and what is trained."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        ids, log_probs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        self.__dict__.setdefault("asked", []).extend(zip(map(list, prompt_ids), ids, strict=True))
+        return ids, log_probs
+
+    def run_micro_batch(self, model, batch):
+        loss = super().run_micro_batch(model, batch)
+        self.__dict__.setdefault("trained", []).append((batch, loss))
+        return loss
+
+
+def pieces(row):
+    """The tokens of a trained row that the policy wrote, turn by turn, with all that stands before each."""
+    ids, scored = row.completion.tolist(), row.scored.tolist()
+    edges = [n for n in range(len(ids) + 1) if (scored[n - 1] if n else False) != ([*scored, False][n])]
+    return [(row.prompt.tolist() + ids[:a], ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def test_what_was_sampled_is_what_is_trained_id_for_id_and_nothing_else_is(tmp_path):
+    trainer, _ = run(tmp_path, Watched, "environment")
+    sampled = Counter((tuple(before), tuple(ids)) for before, ids in trainer.asked if ids)
+    trained = Counter(
+        (tuple(before), tuple(ids)) for batch, _ in trainer.trained for row in batch.rows for before, ids in pieces(row)
+    )
+    assert trained <= sampled
+    assert trained.total() == 2 * 14  # of 8 conversations a step 6 have two turns
+    assert trainer.state.log_history[0]["tools/turns"] == 14 / 8
+
+
+def test_the_gradient_is_a_plain_float64_ones_and_answers_of_tools_have_none(tmp_path):
+    words, gradients = tokenizer(), []
+
+    class Stopped(Watched):
+        def training_step(self, *args, **kwargs):
+            loss = super().training_step(*args, **kwargs)
+            gradients.append({name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None})
+            return loss
+
+    trainer, _ = run(tmp_path, Stopped, "environment")
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    plain = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(words), num_key_value_heads=1, head_dim=8, **small)).double()
+    batches = [batch for batch, _ in trainer.trained][: len(trainer.trained) // 2]
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    rows = [row for batch in batches for row in batch.rows]
+    advantages = torch.cat([batch.advantages.flatten() for batch in batches]).double()
+    for row, advantage in zip(rows, advantages, strict=True):
+        ids = torch.cat([row.prompt, row.completion])[None]
+        log_probs = plain(ids).logits[0, row.prompt.numel() - 1 : -1].log_softmax(-1)
+        own = log_probs.gather(1, row.completion[:, None])[:, 0]
+        total = total - advantage * own[row.scored].sum()
+        tokens += int(row.scored.sum())
+    (total / tokens).backward()
+    for name, parameter in plain.named_parameters():
+        expected = parameter.grad.float()
+        assert torch.allclose(gradients[0][name], expected, atol=1e-6, rtol=1e-4), name
+
+
+def test_a_turn_that_was_rendered_again_is_refused(tmp_path):
+    class Rendering(PeftGRPOTrainer):
+        def _tool_call_loop(self, *args):
+            masks, messages, ids, *rest = super()._tool_call_loop(*args)
+            again = [self._tokenizer.encode(self._tokenizer.decode(one).replace(": 1}", ":1}")) for one in ids]
+            masks = [
+                [1] * len(one) if len(one) != len(old) else mask
+                for one, old, mask in zip(again, ids, masks, strict=True)
+            ]
+            return masks, messages, again, *rest
+
+    with pytest.raises(BrokenPromiseError, match=r"what is trained is not what was sampled: tokens \d+ to \d+ of"):
+        run(tmp_path, Rendering, "environment")
+
+
+class Failing(Counting):
+    """Fails in the ways of its row."""
+
+    def reset(self, **row):
+        super().reset(**row)
+        if row["start"] == "raise":
+            raise ValueError("no such row")
+
+    def increment(self, step: int) -> int:
+        if self.row["start"] == "hang":
+            time.sleep(60)
+        return "7" * 10_000_000 if self.row["start"] == "long" else super().increment(step)
+
+    increment.__doc__ = Counting.increment.__doc__
+
+
+def trained(folder, rows, environment=Failing, **settings):
+    """One step with a conversation each of four ways for each row."""
+    words = tokenizer()
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(words), num_key_value_heads=1, head_dim=8, **small))
+    usual = {"num_generations": 4, "max_completion_length": 200, "max_steps": 1, "learning_rate": 1e-2}
+    usual |= {"agent_call_timeout": 0.5, "peft_method": "full", "per_device_train_batch_size": 4 * len(rows)}
+    args = PeftRLConfig(str(folder), **{**QUIET, **usual, "shuffle_dataset": False, **settings})
+    trainer = Watched(
+        model=model, args=args, processing_class=words, reward_funcs=by_calls,
+        train_dataset=Dataset.from_list(rows), environment_factory=environment,
+    )  # fmt: skip
+
+    def write(input_ids, **_):
+        texts = words.batch_decode(input_ids)
+        answers = [f"So be it{END}" if "<tool_response>" in text else COUNTS[n % 4] for n, text in enumerate(texts)]
+        ids = words(answers, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
+        return torch.cat([input_ids, ids], dim=1)
+
+    trainer.model.generate = write
+    trainer.train()
+    return trainer
+
+
+def rows_of(*starts):
+    return [{"prompt": [{"role": "user", "content": "Count"}], "start": start} for start in starts]
+
+
+def test_faults_are_counted_and_cost_no_step(tmp_path, caplog):
+    trainer = trained(tmp_path, rows_of("raise", "hang", "long", "0"), agent_max_result_length=20)
+    [log, *_] = trainer.state.log_history
+    assert log["tools/void"] == 4 / 16
+    assert log["rows/unscored"] == 4
+    assert log["tools/call_frequency"] == 9 / 16  # three of four conversations of three rows call
+    assert log["tools/timeout_frequency"] == 2 / 9
+    assert log["tools/arguments_frequency"] == 3 / 9
+    assert log["grad_norm"] > 0
+    said = [record.getMessage() for record in caplog.records if "tools:" in record.getMessage()]
+    assert any("a conversation has no reward: Failing.reset failed: test_conversations.py" in line for line in said)
+    assert any("a call failed: increment did not answer within 0.5 s" in line for line in said)
+    asked = [trainer._tokenizer.decode(before) for before, _ in trainer.asked]
+    assert any(f"{'7' * 20}... (cut off: 10,000,000 characters)\n</tool_response>" in text for text in asked)
+
+
+def test_an_environment_that_fails_everywhere_ends_the_run_in_one_line(tmp_path):
+    with pytest.raises(RewardError, match=r"in all 8 conversations of a step: Failing.reset failed: .*no such row"):
+        trained(tmp_path, rows_of("raise", "raise"))
+
+
+@pytest.mark.parametrize(("field", "value"), [("max_tool_calling_iterations", 0), ("agent_max_turn_length", 5)])
+def test_turns_are_bounded_in_number_and_length(field, value, tmp_path):
+    trainer = trained(tmp_path, rows_of("0"), **{field: value})
+    [log, *_] = trainer.state.log_history
+    assert log["tools/turns"] == 1.0
+    assert value == 0 or log["completions/max_length"] <= 5
+
+
+def test_an_environment_that_owns_the_data_needs_no_prompts(tmp_path):
+    class Owner(Counting):
+        def reset(self, **row):
+            super().reset(**row)
+            return "Count to three"
+
+        def get_reward(self):
+            return float(self.count)
+
+    trainer = trained(tmp_path, [{"start": "0"}] * 2, Owner)
+    assert "Count to three" in trainer._tokenizer.decode(trainer.asked[0][0])
+    assert trainer.state.log_history[0]["grad_norm"] > 0
