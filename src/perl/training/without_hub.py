@@ -27,7 +27,7 @@ from perl.training.plan import Plan, make_plan
 from perl.training.prepare import plan_of, planned_arguments
 
 CHARACTERS_OF_A_TOKEN = 4
-"""Of English text, as the makers of tokenizers with 50,000 words and more say; digits and formulas are more tokens."""
+"""Of problems in words (3.9 of GSM8K with SmolLM2's tokenizer); LaTeX has more tokens (2.6 characters in MATH-500)."""
 _CHAT = "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 
 
