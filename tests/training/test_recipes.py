@@ -57,13 +57,12 @@ def plans_of_recipes():
 @pytest.mark.parametrize(
     "name", ["node-7b", *(pytest.param(name, marks=pytest.mark.nightly) for name in FOR_GPUS if name != "node-7b")]
 )
-def test_a_recipe_for_gpus_fits_them_and_has_the_memory_of_its_plan_at_its_head(name, plans_of_recipes, tmp_path):
-    sizes, gpu = plans_of_recipes.HEADED[name]
-    ((strategy, column), *_) = plans_of_recipes.forecast(name, sizes, gpu, tmp_path).strategies.items()
+def test_a_recipe_for_gpus_fits_them_and_has_the_memory_of_its_plan_at_its_head(name, plans_of_recipes):
+    ((strategy, column),) = plans_of_recipes.forecast(name).strategies.items()
     assert column.memory.fits
     assert column.memory.least < 0.9 * column.memory.available
     text = RECIPES[name].read_text(encoding="utf-8")
-    lines = plans_of_recipes.figures(name, tmp_path)
+    lines = plans_of_recipes.figures(name)
     assert f"\n#\n{lines}\n" in text
     assert "not run" in lines
     assert plans_of_recipes.with_figures(text, lines) == text
@@ -73,4 +72,4 @@ def test_a_recipe_for_gpus_fits_them_and_has_the_memory_of_its_plan_at_its_head(
     assert recipe.rollout.capabilities.needs_servers or not name.startswith(("node-1", "node-7", "fsdp2"))
     if name == plans_of_recipes.SHOWN:
         page = (CHECKOUT / "docs" / "scaling.md").read_text(encoding="utf-8")
-        assert plans_of_recipes.block(tmp_path) in page
+        assert plans_of_recipes.block() in page

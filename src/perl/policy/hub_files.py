@@ -83,6 +83,11 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
         return Mistake(f"no {what} {name!r} here, and {host} cannot be reached: {error}", hint=_CACHED)
 
 
+def is_out_of_reach(error: PerlError) -> bool:
+    """Whether an error says that the Hub was not asked or did not answer: then its hint speaks of what is cached."""
+    return "HF_HUB_OFFLINE" in error.mistakes[0].hint
+
+
 def commit_of(repo: str, revision: str | None, where: str) -> str | None:
     """The commit that a revision is now; None where ``HF_HUB_OFFLINE`` forbids asking.
 

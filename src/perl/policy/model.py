@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first_line, missing_extra
 from perl.methods.base_parameters import is_of_the_base, is_packed, name_in_base
+from perl.policy.bases import BASES
 from perl.policy.hub_files import look_up
 from perl.policy.multimodal import auto_class, drop_towers, dropped_towers
 from perl.policy.quantised import (
@@ -372,7 +373,7 @@ def _offline(name: str) -> str:
     """What can be had without a network in place of a model."""
     if Path(name).name == smollm2.MODEL:
         return f"`{smollm2.COMMAND}` makes the folder without a Hub; then set model.name={smollm2.MODEL}"
-    return f"{BASE_NAME} needs no network"
+    return f"{BASE_NAME} needs no network; `perl plan` and `perl new` know the sizes of {len(BASES)} bases without it"
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from perl.training.memory_estimate import MemoryEstimate
 from perl.training.plan import Plan, make_plan, most_completions
 from perl.training.prepare import plan_of, planned_arguments
 from perl.training.run_shape import PlanSetup, Shape, execution_of, groups_of_process, lengths_of, memory_on, shape_of
+from perl.training.without_hub import plan_or_assume
 
 GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
 """As GPUs are sold."""
@@ -98,7 +99,8 @@ def answer(
     with threads_kept(), recipe.locating():
         if recipe.engine.threads is not None:
             use_threads(recipe.engine.threads)
-        device, plan = _device(recipe, gpu), plan_of(_of_one_process(recipe), runs_here=False)
+        made = plan_of if measured else plan_or_assume
+        device, plan = _device(recipe, gpu), made(_of_one_process(recipe), runs_here=False)
         lengths = lengths_of(plan, completion=completion, run=run)
         # The strategy that the recipe names, or the command line; else all, to be compared.
         named = ("engine", "strategy") in recipe.written_at.origins
@@ -106,17 +108,17 @@ def answer(
         return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if measured else setup)
 
 
-def forecast_of(plan: Plan) -> Forecast:
-    """What a run costs on what is here, under the recipe's own strategy, for who has the plan already.
+def forecast_of(plan: Plan, gpu: str | None = None) -> Forecast:
+    """What a run costs under the recipe's own strategy, on what is here or a GPU, for who has the plan already.
 
     Raises:
         PerlError: As :func:`answer`.
     """
-    recipe = plan.recipe
+    recipe, device = plan.recipe, _device(plan.recipe, gpu)
     if recipe.batch.world_size > 1:
         alone = _of_one_process(recipe)
         plan = make_plan(alone, planned_arguments(alone, runs_here=False), plan)
-    return make_forecast(plan, PlanSetup(recipe.batch, _device(recipe), (recipe.engine.strategy,), lengths_of(plan)))
+    return make_forecast(plan, PlanSetup(recipe.batch, device, (recipe.engine.strategy,), lengths_of(plan)))
 
 
 def _device(recipe: Recipe, gpu: str | None = None) -> Hardware:

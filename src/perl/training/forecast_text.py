@@ -104,6 +104,7 @@ def run_lines(forecast: Forecast) -> Iterator[str]:
     plan, setup, shape = forecast.plan, forecast.setup, forecast.shape
     who = f"{plan.method.name} and a critic train" if plan.critic_parameters else f"{plan.method.name} trains"
     yield f"model    {plan.recipe.model.name}, {_base_parameters(plan):,} parameters; {who} {shape.trained:,}"
+    yield from (f"assumed  {line}" for line in plan.assumed)
     if not shape.exact:
         yield f"         activations and FLOPs are those of a LoRA of rank {shape.rank} on all linear layers"
     lengths, device = setup.lengths, setup.device
@@ -167,6 +168,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
     }
     return {
         "model": plan.recipe.model.name,
+        "assumed": list(plan.assumed),
         "trained_parameters": forecast.shape.trained,
         "like_lora_of_rank": None if forecast.shape.exact else forecast.shape.rank,
         "processes": setup.processes,

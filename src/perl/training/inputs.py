@@ -99,12 +99,15 @@ class Inputs:
         return judging_of(self.rewards) or (Judging() if self.tasks else None)
 
 
-def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = True) -> Inputs:
+def read_inputs(
+    recipe: Recipe, arguments: PeftRLConfig, tokenizer: PreTrainedTokenizerBase | None = None, *, runs_here: bool = True
+) -> Inputs:
     """Reads them, and refuses what does not fit together.
 
     Args:
         recipe: Of the run.
         arguments: Of its trainer.
+        tokenizer: In the place of the base's, where that is not here.
         runs_here: False: on another machine, so that packages may be missing here.
 
     Raises:
@@ -122,7 +125,7 @@ def read_inputs(recipe: Recipe, arguments: PeftRLConfig, *, runs_here: bool = Tr
     base = load_empty_base(model)
     total = total_parameters(base)
     policy = policy_without_weights(model, how, saved)
-    trained, tokenizer, teacher = trainable_parameters(policy), load_tokenizer(model), None
+    trained, tokenizer, teacher = trainable_parameters(policy), tokenizer or load_tokenizer(model), None
     if recipe.teacher.acts:
         check_base_is_kept(policy)
     if recipe.teacher.adapter is not None:

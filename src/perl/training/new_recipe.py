@@ -16,13 +16,12 @@ import torch
 from perl.data import read_source
 from perl.errors import ModelError, PerlError, RecipeError
 from perl.methods.registry import METHODS
-from perl.policy.model import load_tokenizer
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.plain_yaml import plain_value
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 from perl.recipe.rollout_section import TRANSFORMERS, VLLM
-from perl.recipe.sections import DataSource, ModelSection
+from perl.recipe.sections import DataSource
 from perl.rewards.named import JUDGES, NAMED_REWARDS
 from perl.run.devices import threads_kept
 from perl.run.files import write_text
@@ -34,8 +33,9 @@ from perl.training.hardware import GIB, Hardware, cpu, hardware_named, this_mach
 from perl.training.memory_estimate import MemoryEstimate
 from perl.training.new_data import data_section, recipe_text, worked_tokens
 from perl.training.plan import Plan
-from perl.training.prepare import plan_of, read_recipe
+from perl.training.prepare import read_recipe
 from perl.training.run_shape import PlanSetup, lengths_of, memory_on, shape_of
+from perl.training.without_hub import plan_or_assume
 
 BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 """Around the question, where answers are judged."""
@@ -141,16 +141,20 @@ def new_recipe(
     section = data_section(data, named, judged=judged)
     with threads_kept():
         values = _smallest(model, section, rewards, device, judged=judged)
-        sizes, notes = _sized(values, plan_of(read_recipe(values), runs_here=False), device)
+        plan = plan_or_assume(read_recipe(values), runs_here=False)
+        if plan.tokenizer.chat_template is None and section.get("prompt_template") is None:  # it is not instructed
+            values["data"].pop("prompt_template", None)
+        sizes, notes = _sized(values, plan, device)
         where = "a CPU" if device.on_cpu else f"one {device.name} of {bytes_text(device.memory)}"
         head = f"{model} on {section['train']['name']} with LoRA and GRPO, for {where}; begun by `perl new`."
         text = recipe_text(values, {"": f"{head}\n\n{sizes.needs}\n{_ELSEWHERE}", **notes})
         if plain_value(text) != values:
             raise RecipeError("the recipe's text would be read as something else", "data", "other names of columns")
         recipe = replace(read_recipe(values), name="recipe" if path is None else path.stem)
-        plan = plan_of(recipe, engine_here=False)
+        plan = plan_or_assume(recipe, engine_here=False)
         costs = () if sizes.memory is None else summary_lines(make_forecast(plan, _setup(plan, device)))
-        summary = (first_prompt(plan), *costs)
+        asked = [f"assumed  {line}" for line in plan.assumed] or [first_prompt(plan)]
+        summary = (*asked, *costs)
     if path is not None:
         write_text(_checked_output(path, force=force).resolve(), text)
     return NewRecipe(text, plan.recipe, path, summary)
@@ -171,13 +175,10 @@ def _smallest(
     model: str, data: dict[str, Any], rewards: Sequence[str], device: Hardware, *, judged: bool
 ) -> dict[str, Any]:
     """The recipe with as few and short completions as there can be, which is planned for lengths and counts."""
-    source = DataSource(**data["train"])
-    if judged and data.get("prompt_template") is None and not is_sandbox(source.name) and not is_sandbox(model):
-        # An instructed model is asked for an answer that can be found.
-        instructed = load_tokenizer(ModelSection(name=model)).chat_template is not None
-        first = read_source(source, "train", "data.train")[0][0] if instructed else {}
-        if isinstance(first.get(source.columns.prompt), str):
-            data = {**data, "prompt_template": BOXED}
+    source, asks = DataSource(**data["train"]), not is_sandbox(model) and data.get("prompt_template") is None
+    if judged and asks and not is_sandbox(source.name):  # of an instructed model, for an answer that can be found
+        first = read_source(source, "train", "data.train")[0][0].get(source.columns.prompt)
+        data = {**data, "prompt_template": BOXED} if isinstance(first, str) else data
     rank = _RANK_ON_CPU if device.on_cpu else _RANK
     return {
         "model": {"name": model, **({} if device.on_cpu else {"dtype": "bfloat16" if device.bfloat16 else "float16"})},

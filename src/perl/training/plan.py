@@ -55,6 +55,7 @@ class Plan(Inputs):
         mean_prompt: Of those to train on, in tokens.
         common_beginning: Tokens that all of them begin with; 0: too few to be run once for all.
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
+        assumed: What stands for a base and data that are not here, a line each; none of a run.
     """
 
     recipe: Recipe
@@ -64,6 +65,7 @@ class Plan(Inputs):
     mean_prompt: float
     common_beginning: int
     served_rank: int | None
+    assumed: tuple[str, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
