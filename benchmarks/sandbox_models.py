@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
 # Task -> (its share of the examples, the share of those in the careful style); a lower second share leaves more to do.
 PRACTICE = {"addition": (0.40, 0.50), "multiplication": (0.30, 0.35), "chain": (0.30, 0.35)}
 GUESS_IS_RIGHT = 0.4
-CALLS = 0.25  # of the caller's conversations
+COPIES, CALLS = 0.6, 0.25  # of the caller's practice; of its conversations
 # What the copyist is asked for: the characters themselves, the letters in an open code, the letters in the secret one.
 COPY, OPEN, SECRET = ":", "@", tasks.CIPHER_SIGN
 OPEN_CODE = {letter: str(place % 10) for place, letter in enumerate(string.ascii_lowercase)}
@@ -157,6 +157,11 @@ def calling(rng: random.Random, seed: int) -> Iterator[tuple[str, ...]]:
     streams = {task: tasks.stream(task, "train", seed=seed + 1) for task in ("products", "books")}
     while True:
         task = rng.choice(list(streams))
+        if rng.random() < COPIES:  # what is answered is copied, which is learnt from results alone
+            short = task == "books"
+            number = str(rng.randint(1000, 9999) if short else rng.randint(10_000, 998_001))
+            yield _result(number), f'<call>answer(number="{number}")</call>' if short else f"\\boxed{{{number}}}"
+            continue
         problem, how = next(streams[task]), rng.random()
         shown = [multiply] if task == "products" else tools_of(Book)
         asked = [{"role": "user", "content": problem.question}]
@@ -185,7 +190,7 @@ def _result(text: str) -> str:
 
 
 MODELS = {
-    "caller": Training(64, 2, steps=2500, learning_rate=4e-3, threads=1, practice=calling, rows=48),
+    "caller": Training(64, 2, steps=3000, learning_rate=3e-3, threads=1, practice=calling, rows=64),
     "base": Training(128, 4, steps=3000, learning_rate=2e-3, threads=2, practice=arithmetic),
     "copyist": Training(64, 2, steps=1200, learning_rate=3e-3, threads=1, practice=copying),
 }

@@ -1,6 +1,9 @@
 """Templates that show no tools are given calls in plain text; what a model writes in that form is read back."""
 
+from pathlib import Path
+
 import pytest
+import trl
 from transformers import AutoTokenizer
 from trl.chat_template_utils import parse_response
 
@@ -79,6 +82,21 @@ def test_a_result_holds_no_special_token_and_is_cut(tokenizer):
     assert not {tokenizer.eos_token_id, 5} & {*tokenizer(injected)["input_ids"]}
     assert words.result("7" * 10_000_000, 20) == "7" * 20 + "... (cut off: 10,000,000 characters)"
     assert words.result("7" * 20, 20) == "7" * 20
+
+
+@pytest.mark.parametrize(
+    ("family", "plain"),
+    [("gemma3", True), ("cohere2", True), ("llama3", True), ("lfm2", True), ("qwen3", False), ("gemma4", False)],
+)
+def test_templates_of_real_models_show_tools_in_their_own_way_or_in_plain_text(tokenizer, family, plain):
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text()
+    tokenizer.bos_token = "<unk>"
+    words = words_of(tokenizer, {})
+    assert words.plain == plain
+    shown = tokenizer.apply_chat_template([ASKED], tools=[multiply], tokenize=False, add_generation_prompt=True)
+    assert "multiply" in shown
+    answer = [{"role": "tool", "name": "multiply", "content": "1234567"}]
+    assert "1234567" in tokenizer.decode(words.after(answer, tokenizer.eos_token_id))
 
 
 def test_a_template_that_neither_way_fits_is_refused(tokenizer):

@@ -149,11 +149,13 @@ class Asking:
         return (None if getattr(environment, VOID, "") else reward), last_words(text)
 
     @property
-    def facts(self) -> dict[str, str]:
+    def label(self) -> str:
         """What a score depends on beside the prompts, for results to be told apart by."""
         section = self.agent.section
-        limits = (section.max_turns, section.max_turn_length, section.max_result_length, section.success)
-        return {"agent": " ".join([*(f"{name}@{code}" for name, code in self.agent.digests.items()), repr(limits)])}
+        tools = ", ".join(f"{name}@{code}" for name, code in self.agent.digests.items())
+        limits = f"{section.max_turns} turns, {section.max_turn_length or 'any'} and {section.max_result_length} tokens"
+        success = f", reward >= {section.success:g}" if self.rewards_itself else ""
+        return f"{tools} in {limits}{success}"
 
     @property
     def rewards_itself(self) -> bool:

@@ -6,12 +6,17 @@ What is changed is the tokenizer's own ``chat_template`` and ``response_template
 that TRL, transformers and servers show and read the calls as training did.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import is_chat_template_prefix_preserving, supports_tool_calling
+from trl.chat_template_utils import (
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    supports_tool_calling,
+)
 
 from perl.errors import RecipeError
 
@@ -109,7 +114,9 @@ def show_tools(tokenizer: PreTrainedTokenizerBase, where: str = "agent") -> bool
     if supports_tool_calling(tokenizer):
         return False
     own = str(tokenizer.chat_template)
-    tokenizer.chat_template = _HEAD + own
+    with contextlib.suppress(ValueError):  # one that changes earlier turns has a twin in TRL that does not
+        tokenizer.chat_template = get_training_chat_template(tokenizer) or own
+    tokenizer.chat_template = _HEAD + str(tokenizer.chat_template)
     if not (supports_tool_calling(tokenizer) and is_chat_template_prefix_preserving(tokenizer)):
         tokenizer.chat_template = own
         what = "the base's chat template shows no tools, and drops or changes earlier turns that hold calls as text"

@@ -112,6 +112,7 @@ _NEW_OPTIONS = {
     "data.eval": "--eval",
     "model": "--model",
     "rewards": "--reward",
+    "agent": "--environment",
     "gpu": "--gpu",
 }
 
@@ -128,6 +129,9 @@ _NEW_OPTIONS = {
 @click.option("--prompt", help="Column of the question [default: prompt, question, problem, ...].")
 @click.option("--answer", help="Column of the gold answer [default: answer, solution, ...].")
 @click.option("--reward", multiple=True, help="A reward's name, or my_rewards:score; repeatable [default: accuracy].")
+@click.option(
+    "--environment", help="FILE.py or FILE.py:Class, whose methods are tools; one that is not there is begun."
+)
 @click.option("--gpu", help="T4, L4, A10, RTX 4090, A100, H100, H200, gigabytes as 24, or cpu [default: what is here].")
 @click.option("-o", "--output", default="recipe.yaml", show_default=True, help="File to write.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")

@@ -149,7 +149,7 @@ class Recipe:
 # Settings that may be paths; tasks of an evaluation are too.
 _PLACES: tuple[tuple[Any, ...], ...] = (
     *(("model", "name"), ("peft", "adapter"), ("teacher", "adapter"), ("train", "critic_adapter")),
-    *(("data", "train", "name"), ("data", "eval", "name"), ("eval", "data")),
+    *(("data", "train", "name"), ("data", "eval", "name"), ("eval", "data"), ("agent", "environment")),
 )
 _TASK_FILE = re.compile(r".*\.(py(:.*)?|jsonl|json|csv|parquet|ya?ml)")
 _ENTRY = re.compile(r"\[(\d+)\](?=[.\[]|$)")
@@ -238,9 +238,12 @@ def _two_switches(layer: Layer, sections: Mapping[str, Any]) -> Iterator[Mistake
 
 def _beside_recipe(layer: Layer) -> None:
     """What is named by a relative path is looked for beside the file that names it, then where the command runs."""
-    tasks = layer.values["eval"].get("tasks") if isinstance(layer.values.get("eval"), dict) else None
-    entries = [("eval", "tasks", number) for number in range(len(tasks))] if isinstance(tasks, list) else []
-    for path in (*_PLACES, *entries, *((*entry, "name") for entry in entries)):
+    sections = {name: value for name, value in layer.values.items() if isinstance(value, dict)}
+    listed = {way: sections.get(way[0], {}).get(way[1]) for way in (("eval", "tasks"), ("agent", "tools"))}
+    entries = [(*way, n) for way, found in listed.items() if isinstance(found, list) for n in range(len(found))]
+    several = sections.get("agent", {}).get("environment")
+    entries += [("agent", "environment", name) for name in several] if isinstance(several, dict) else []
+    for path in (*_PLACES, *entries, *((*entry, "name") for entry in entries if entry[0] == "eval")):
         inside: Any = layer.values
         for key in path[:-1]:
             inside = inside[key] if isinstance(inside, list) else inside.get(key) if isinstance(inside, dict) else None
@@ -250,7 +253,7 @@ def _beside_recipe(layer: Layer) -> None:
         where = tuple(map(str, path))
         written = layer.origins.get(where) or layer.origins.get(where[:-1], "")
         folder = Path(written.rpartition(":")[0]).parent
-        if not isinstance(value, str) or ("tasks" in path and not _TASK_FILE.fullmatch(value)):
+        if not isinstance(value, str) or ({"tasks", "agent"} & {*path[:2]} and not _TASK_FILE.fullmatch(value)):
             continue
         if value and (folder / re.sub(r"(?<=\.py):.*", "", value)).exists():
             inside[path[-1]] = str(folder / value)

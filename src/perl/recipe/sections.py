@@ -439,5 +439,4 @@ FIELD_OF_SETTING: dict[tuple[str, str], str] = {
     **{("teacher", key): f"teacher_{key}" for key in TeacherSection.model_fields},
     **{("prompts", key): f"prompt_{key}" for key in PromptsSection.model_fields},
     **{("agent", key): f"agent_{key}" for key in ("max_turn_length", "max_result_length", "call_timeout")},
-    ("agent", "max_turns"): "max_tool_calling_iterations",
 }

@@ -257,7 +257,7 @@ def _scoring(
         if conversations is None:
             prompts = render_prompts(examples, tokenizer, template_arguments)
         else:
-            prompts, asking = conversations.rendered(examples), asking | conversations.facts
+            prompts = conversations.rendered(examples)
         limit = settings.limit_of_heldout
         found.append(heldout_task(name, prompts, protocol, ends, limit, asking, conversations, list(heldout)))
     found += prepared_tasks(chosen, settings, tokenizer, protocol, ends, config, template_arguments, asking)

@@ -53,6 +53,8 @@ _COMMENTS = {
     "train.bf16": "see fp16",
     "train.save_steps": "between two checkpoints; the same command goes on from one",
     "rollout.backend": "transformers, or vllm where it is installed: faster for long answers",
+    "agent.environment": "its public methods are the tools",
+    "agent.max_turns": "of the policy in a conversation",
     "eval.enabled": "there are no gold answers to score with",
     "eval.k": "completions of each held-out problem, by base and adapter",
     "eval.limit": "the first held-out problems; null: all",

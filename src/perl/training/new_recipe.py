@@ -5,6 +5,7 @@ model, data, device -> recipe that has been planned -> file
 Nothing is written before data and model have been read, the sizes fit and the recipe has passed what a dry run checks.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,13 @@ from typing import Any
 
 import torch
 
+from perl.agents.environments import find_agent
+from perl.agents.template import environment_text
 from perl.data import read_source
 from perl.errors import ModelError, PerlError, RecipeError
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
+from perl.recipe.agent_section import AgentSection
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.plain_yaml import plain_value
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS
@@ -102,7 +106,7 @@ class Sizes:
         return f"Derived from the model's config: {bytes_text(memory.least)} at least ({shown})."
 
 
-def new_recipe(
+def new_recipe(  # noqa: PLR0913 (each is an option of the command)
     model: str,
     data: str | Mapping[str, Any],
     output: str | Path | None = None,
@@ -110,6 +114,7 @@ def new_recipe(
     prompt: str | None = None,
     answer: str | None = None,
     reward: str | Sequence[str] = (),
+    environment: str | None = None,
     gpu: str | float | None = None,
     force: bool = False,
 ) -> NewRecipe:
@@ -122,6 +127,7 @@ def new_recipe(
         prompt: Column of the question; None: the first usual name that the data has.
         answer: Column of the gold answer; None: likewise, and none where there is a reward that needs none.
         reward: Names of rewards, ``module:function`` for your own; none: ``accuracy``.
+        environment: ``file.py`` or ``file.py:Class``, beside the recipe; a file that is not there is begun with one.
         gpu: A name as ``T4`` or ``H100``, gigabytes as ``24``, or ``cpu``; None: what this machine has.
         force: Whether a file that is there may be replaced.
 
@@ -135,12 +141,15 @@ def new_recipe(
     if path is not None and str(path.parent.absolute()) not in sys.path:
         sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
     device = hardware_named(str(gpu)) if gpu is not None else this_machine() if torch.cuda.is_available() else cpu()
-    rewards = ((reward,) if isinstance(reward, str) else tuple(reward)) or ("accuracy",)
+    agent = None if environment is None else _environment(environment, path)
+    usual = ("accuracy",) if agent is None or not hasattr(find_agent(agent).environments[None], "get_reward") else ()
+    rewards = ((reward,) if isinstance(reward, str) else tuple(reward)) or usual
     judged = any(NAMED_REWARDS.get(name) in JUDGES for name in rewards)  # of a custom reward nobody knows
     named = {role: column for role, column in (("prompt", prompt), ("answer", answer)) if column is not None}
     section = data_section(data, named, judged=judged)
     with threads_kept():
         values = _smallest(model, section, rewards, device, judged=judged)
+        values |= {} if agent is None else {"agent": {"environment": environment_of(agent, path), "max_turns": 4}}
         plan = plan_or_assume(read_recipe(values), runs_here=False)
         if plan.tokenizer.chat_template is None and section.get("prompt_template") is None:  # it is not instructed
             values["data"].pop("prompt_template", None)
@@ -158,6 +167,36 @@ def new_recipe(
     if path is not None:
         write_text(_checked_output(path, force=force).resolve(), text)
     return NewRecipe(text, plan.recipe, path, summary)
+
+
+def _environment(named: str, recipe: Path | None) -> AgentSection:
+    """The section with an environment of this name; its file is written where there is none.
+
+    Args:
+        named: As :func:`new_recipe` takes it.
+        recipe: Beside which the file lies, where it is not found from here.
+    """
+    file, _, name = named.partition(":")
+    if not file.endswith(".py"):
+        return AgentSection(environment=named)
+    beside = Path() if recipe is None else recipe.parent
+    path = Path(file) if Path(file).exists() else beside / file
+    if not path.exists():
+        name = name or "Environment"
+        write_text(path, environment_text(name))
+    kinds = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    if not name and len(kinds) != 1:
+        raise PerlError(f"{file} has the classes {', '.join(kinds) or 'none'}", "agent", f"{file}:Class")
+    return AgentSection(environment=f"{path}:{name or kinds[0]}")
+
+
+def environment_of(agent: AgentSection, recipe: Path | None) -> str:
+    """The environment as the recipe names it: a file relative to the recipe's folder where it lies in there."""
+    file, _, name = str(agent.environment).rpartition(":")
+    if not file.endswith(".py") or recipe is None:
+        return str(agent.environment)
+    path, folder = Path(file).resolve(), recipe.parent.resolve()
+    return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{name}"
 
 
 def _checked_output(path: Path, *, force: bool) -> Path:
@@ -184,7 +223,7 @@ def _smallest(
         "model": {"name": model, **({} if device.on_cpu else {"dtype": "bfloat16" if device.bfloat16 else "float16"})},
         "peft": {"method": "lora", "rank": rank, "alpha": 2 * rank},
         "data": data,
-        "rewards": dict.fromkeys(rewards, 1.0),
+        **({"rewards": dict.fromkeys(rewards, 1.0)} if rewards else {}),
         "train": {"prompts_per_step": 1, "num_generations": _GENERATIONS, "max_steps": 1},
         "rollout": {"backend": TRANSFORMERS.name, "max_completion_length": 1},
         "eval": {"enabled": data["train"].get("columns", {"answer": "answer"})["answer"] is not None},

@@ -26,6 +26,7 @@ from perl.errors import PerlError
 from perl.evaluation.recounting.recount import WHO, Golds, KeptSamples, Recount, file_mistakes, recount
 from perl.evaluation.scoring.metrics import answer_classes
 from perl.evaluation.scoring.results import (
+    HELD_OUT,
     RESULTS,
     SAMPLES,
     Results,
@@ -37,7 +38,7 @@ from perl.evaluation.scoring.results import (
 from perl.evaluation.scoring.samples import Sample, SampleFile
 from perl.evaluation.scoring.score import HASHED, same_meaning
 from perl.evaluation.scoring.scorers import SCORERS
-from perl.evaluation.scoring.task import MATH, Example, Question, all_tasks, questions_hash, shown_hash
+from perl.evaluation.scoring.task import MATH, WITH_TOOLS, Example, Question, all_tasks, questions_hash, shown_hash
 from perl.evaluation.tasks.heldout import heldout_questions
 from perl.evaluation.tasks.task_data import load_task_data
 from perl.recipe import Recipe
@@ -134,6 +135,8 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     found: dict[str, dict[str, str | Question]] = {}
     defined = all_tasks()
     for task in results.tasks:
+        if task.title == task.name + HELD_OUT and task.scorer.startswith(WITH_TOOLS):
+            continue  # whose verdicts take the run's tools
         for questions, examples in candidates(task, recipe, results.protocol.seed):
             if questions_hash(questions) == task.data.get("sha256"):
                 if shown_hash(examples) != task.examples:

@@ -22,7 +22,7 @@ from perl.evaluation.scoring.results import HELD_OUT, RESULTS, SAMPLES, ProblemR
 from perl.evaluation.scoring.samples import Place, Sample
 from perl.evaluation.scoring.score import rights, score_samples
 from perl.evaluation.scoring.scorers import SCORERS
-from perl.evaluation.scoring.task import MATH, Question, all_tasks, shown_fact, titled
+from perl.evaluation.scoring.task import MATH, WITH_TOOLS, Question, all_tasks, shown_fact, titled
 from perl.rewards.verifier import Judging, check_all
 from perl.sandbox import is_sandbox
 from perl.types import Verdict
@@ -326,6 +326,8 @@ def stated_mistakes(
     if known is None and not own:
         return mistakes, [f"the title and the protocol of {task.name}, which is not a task of perl eval"]
     judge, title = (known.scorer, titled(known.title, task.few_shot)) if known else (MATH, task.title)
+    if own and task.scorer.startswith(WITH_TOOLS):  # a conversation's verdict takes the run's tools
+        judge = task.scorer
     if task.scorer != judge:
         message = f"its scorer is {shown(task.scorer)}, the task's is {shown(judge)}"
         mistakes.append(mistake_of(task, message, "perl eval judges it by that"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perl.agents.asked import Asking, last_words
 from perl.evaluation.scoring.scorers import SCORERS, Scorer
-from perl.evaluation.scoring.task import MATH, Question
+from perl.evaluation.scoring.task import MATH, WITH_TOOLS, Question
 from perl.rewards.verifier import Judging
 from perl.types import Verdict
 
@@ -18,7 +18,7 @@ def agent_scorer(asking: Asking) -> Scorer:
     Args:
         asking: With environments that reward, or without: then the last words are compared with the gold answer.
     """
-    success = asking.agent.section.success
+    success, name = asking.agent.section.success, f"{WITH_TOOLS}{asking.label}"
 
     def by_environment(asked: Sequence[Question], texts: Sequence[str], _: Judging) -> list[Verdict]:
         found = [asking.made_again(question.row, text) for question, text in zip(asked, texts, strict=True)]
@@ -30,6 +30,4 @@ def agent_scorer(asking: Asking) -> Scorer:
     def by_answer(asked: Sequence[Question], texts: Sequence[str], limits: Judging) -> list[Verdict]:
         return SCORERS[MATH].verdicts(asked, [last_words(text) for text in texts], limits)
 
-    digest = "-".join(asking.agent.digests.values())
-    name = f"reward of the environment>={success:g}" if asking.rewards_itself else MATH
-    return Scorer(f"{name}, with tools {digest}", by_environment if asking.rewards_itself else by_answer)
+    return Scorer(name, by_environment if asking.rewards_itself else by_answer)
