@@ -161,6 +161,20 @@ def merged(given: dict) -> list[dict]:
     return found
 
 
+def experts(given: dict) -> dict[str, list]:
+    """What engines of models with experts write: at first, and with each update."""
+    found = {}
+    for name, (model, updates) in given["experts"].items():
+        engine = InProcessEngine(model, dtype="float32", max_model_len=128)
+        found[name] = []
+        for update in (None, *updates):
+            if update is not None:
+                engine.load(update)
+            found[name].append(engine.trial(Request(given["text"], 2), given["sampling"]))
+        engine.close()
+    return found
+
+
 def one_of_several(given: dict) -> dict:
     """One of the processes of a distributed run, which has its group already."""
     torch.distributed.init_process_group("gloo")
@@ -185,7 +199,8 @@ def main() -> None:
     if "RANK" in os.environ:
         torch.save(one_of_several(given), folder / f"found-{os.environ['RANK']}.pt")
     else:
-        torch.save({"adapters": adapters(given), "merged": merged(given)}, folder / "found.pt")
+        found = {"adapters": adapters(given), "merged": merged(given), "experts": experts(given)}
+        torch.save(found, folder / "found.pt")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.policy.fingerprint import base_fingerprint
 from perl.rollouts.sync import base_update, choose_form, merged_update
-from tests.rollouts.policies import engine_of, log_prob_difference, perturbed, policy_of
+from tests.packing.families import make
+from tests.rollouts.policies import RANK, engine_of, log_prob_difference, perturbed, policy_of
 
 # PEFT's advice about training one of two tied weights, which is what some tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
@@ -105,6 +106,28 @@ def test_merged_layers_that_vllm_loads_together_are_complete(targets, changed, s
     moved = {name for name, tensor in update.tensors.items() if not torch.equal(tensor, before[name])}
     assert moved == {f"model.layers.{i}.{layer}.weight" for i in (0, 1) for layer in changed}
     assert log_prob_difference(engine_of(update, model), policy) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("Qwen3Moe", ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]),
+        ("GptOss", ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"]),
+    ],
+)
+def test_experts_are_sent_one_by_one_with_all_their_parts_where_one_is_changed(name, parts):
+    base = make(name)
+    kwargs = {"target_parameters": ["layers.0.mlp.experts.down_proj"]}
+    policy = policy_of("lora", copy.deepcopy(base), kwargs=kwargs, target_modules=["o_proj"])
+    sent = merged_update(policy, "v1").tensors
+    prefix = "model.layers.0.mlp.experts."
+    assert {key for key in sent if ".experts." in key} == {f"{prefix}{i}.{part}" for i in range(4) for part in parts}
+    down, up = (torch.stack([sent[f"{prefix}{i}.{part}"] for i in range(4)]) for part in (parts[2], parts[0]))
+    before = dict(base.named_parameters())
+    assert torch.equal(up, before[f"{prefix}gate_up_proj"][:, : up.size(1)])  # of Qwen3Moe the first half
+    moved = (down - before[f"{prefix}down_proj"]).flatten(1)
+    assert torch.linalg.matrix_rank(moved.view_as(down), rtol=1e-3).tolist() == [RANK] * 4
+    assert choose_form(policy).tensors == len(sent)
 
 
 @pytest.mark.parametrize("whole", [["embed_tokens"], ["lm_head"]])

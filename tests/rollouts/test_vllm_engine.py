@@ -22,6 +22,11 @@ from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.in_process import BASE
 from perl.sandbox import BASE_FOLDER
 from tests.oracles.sampling import likeliest_completion, plain_log_probs
+from tests.packing.families import make
+
+# Sizes that vLLM's kernels for CPUs take.
+ROUTED = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "vocab_size": 128}
+ROUTED |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256}
 
 pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).with_name("in_process.py")
@@ -86,7 +91,23 @@ def policies() -> dict[str, list[torch.nn.Module]]:
 
 
 @pytest.fixture(scope="module")
-def given(policies) -> dict:
+def routed() -> dict[str, list[torch.nn.Module]]:
+    """Models with experts: the base; one matrix of the first layer's changed; both of every layer's."""
+    found = {}
+    for name in ("Qwen3Moe", "Mixtral", "GptOss"):
+        found[name] = [make(name, **ROUTED).eval()]
+        for parts in (["layers.0.mlp.experts.down_proj"], ["experts.gate_up_proj", "experts.down_proj"]):
+            kwargs = {"target_parameters": parts}
+            section = PeftSection(method="lora", rank=RANK, target_modules=["q_proj"], kwargs=kwargs)
+            found[name].append(moved(attach_adapter(make(name, **ROUTED), adaptation(section)), 6, scale=0.2))
+    return found
+
+
+@pytest.fixture(scope="module")
+def given(policies, routed, tmp_path_factory) -> dict:
+    served = {name: tmp_path_factory.mktemp(name) for name in routed}
+    for name, (base, *_) in routed.items():
+        base.save_pretrained(served[name])
     _, lora, later, pissa = policies["adapters"]
     first = as_peft_saves(lora, "v1")
     stranger = {name.replace("q_proj", "x_proj"): tensor for name, tensor in first.tensors.items()}
@@ -102,6 +123,10 @@ def given(policies) -> dict:
         "adapters": [first, make_update(later, "adapter", "v2"), make_update(pissa, "adapter", "v3")],
         "stranger": Update("v4", "adapter", stranger, first.config),
         "merged": [make_update(dora, "merged", f"m{i}") for i, dora in enumerate(policies["merged"][1:])],
+        "experts": {
+            name: (str(served[name]), [make_update(policy, "merged", f"e{i}") for i, policy in enumerate(changed)])
+            for name, (_, *changed) in routed.items()
+        },
     }
 
 
@@ -156,6 +181,15 @@ def test_every_version_answers_like_its_policy(found, given, policies, form, ver
         close_to_policy(answer["written"], policies[form][number], given)
     for i, own in enumerate(expected):
         assert all(apart(own, other) for other in expected[:i])
+
+
+@pytest.mark.parametrize("name", ["Qwen3Moe", "Mixtral", "GptOss"])
+def test_experts_with_merged_weights_answer_like_the_policy_each_time_they_are_loaded(found, given, routed, name):
+    assert len(found["experts"][name]) == len(routed[name])
+    for written, policy in zip(found["experts"][name], routed[name], strict=True):
+        close_to_policy(written, policy, given)
+    base, *changed = (plain_log_probs(policy, given["text"]) for policy in routed[name])
+    assert all(apart(base, other) for other in changed)
 
 
 @pytest.mark.parametrize("form", ["adapters", "merged"])

@@ -16,7 +16,7 @@ from perl.errors import PerlError, RolloutError
 from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection
 from perl.recipe.server_address import server_address
-from perl.rollouts.engine import EngineSampling, Request
+from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.vllm import release as vllm_version
 from perl.rollouts.vllm.answers import AccessError, ChangedServerError, ServerDownError
 from perl.rollouts.vllm.http import VllmServer
@@ -216,6 +216,14 @@ def test_an_error_of_one_request_or_of_its_receiver_is_raised_and_the_others_go_
 
 def sampled(pool):
     return [len(group) for group in pool.start([Request((1, 2), 1)] * 8, SAMPLING).result()]
+
+
+def test_a_server_for_cpus_is_not_given_weights_of_experts(open_pool):
+    with FakeVllm(on_cpu=True)() as url:
+        pool = open_pool([url])
+        with pytest.raises(PerlError, match=r"servers for CPUs compute .*experts.*backend vllm") as raised:
+            pool.load(Update("v1", "merged", {"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(2, 2)}))
+        assert len(str(raised.value).splitlines()) == 1
 
 
 def test_each_server_is_sent_the_key_of_its_own_variable_and_one_that_refuses_it_is_left(open_pool, monkeypatch):

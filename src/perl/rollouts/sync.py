@@ -8,6 +8,7 @@ sent is the engine's part.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -46,6 +47,9 @@ _FUSED = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
+# Experts that a checkpoint has joined and vLLM loads again only one by one, by model type: its loader of GPT-OSS
+# (``_load_weights_other``) copies joined ones into tensors that are thrown away, without a word.
+_ONE_BY_ONE = {"gpt_oss": re.compile(r"(.*\.mlp\.experts)\.((?:gate_up|down)_proj(?:_bias)?)")}
 
 
 @dataclass(frozen=True)
@@ -185,12 +189,18 @@ def base_update(policy: nn.Module, name: str) -> Update:
 
 
 def published(policy: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under the names and in the form that the base's checkpoint has them, which engines load.
+    """Tensors under the names and in the form that engines load: as the base's checkpoint has them, but for GPT-OSS.
 
     transformers joins the experts of a layer, and renames a few families' modules, as it loads them.
     """
-    found: dict[str, torch.Tensor] = revert_weight_conversion(base_of(policy), tensors)
-    return {name: tensor.contiguous() for name, tensor in found.items()}
+    base = base_of(policy)
+    found: dict[str, torch.Tensor] = revert_weight_conversion(base, tensors)
+    joined = _ONE_BY_ONE.get(base.config.model_type)
+    sent: dict[str, torch.Tensor] = {}
+    for name, tensor in found.items():
+        part = joined and joined.fullmatch(name)
+        sent |= {f"{part[1]}.{i}.{part[2]}": one for i, one in enumerate(tensor)} if part else {name: tensor}
+    return {name: tensor.contiguous() for name, tensor in sent.items()}
 
 
 def without_effect(update: Update) -> Update:
@@ -244,9 +254,10 @@ def _changed(policy: nn.Module) -> dict[str, torch.Tensor]:
         return base
     names: list[str] = []
     for name, layer in adapted_layers(policy):
-        single, inner = isinstance(layer, ParamWrapper), layer.get_base_layer()
-        parts = [layer.parameter_name] if single else [part for part, _ in inner.named_parameters()]
-        names += [f"{name}.{part}" for part in parts]
+        # Of a module that is sent in part vLLM takes the rest from memory that nobody has written: experts go with all
+        # their matrices and biases.
+        inner, whole_tree = layer.get_base_layer(), not isinstance(layer, ParamWrapper)
+        names += [f"{name}.{part}" for part, _ in inner.named_parameters(recurse=whole_tree)]
     names += [name for name, _ in _trained_whole(policy)]
     _refuse_torn_ties(policy, names)
     for name in list(names):

@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy
@@ -151,7 +151,7 @@ class InProcessEngine(OneCopy):
                 self._llm.collective_rpc(_put_adapter, args=(update, number))
                 self._adapter = LoRARequest(update.name, number, os.devnull)
             else:
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(update.tensors.items())})
+                self._llm.collective_rpc(_put_weights, args=(update.tensors,))
                 if not self._llm.reset_prefix_cache():
                     raise BrokenPromiseError("vLLM kept what it had computed with the weights before")
                 self._adapter = None
@@ -328,6 +328,24 @@ def _vllm() -> _Vllm:
 
 def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _put_weights(worker: _Vllm, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Loads weights in the place of the base's.
+
+    vLLM for CPUs packs experts only when it makes their layer's kernel
+    (``UnquantizedFusedMoEMethod._setup_kernel``), not when it loads them again, and would read what is not packed as if
+    it were. So the kernels are made anew.
+    """
+    platform = importlib.import_module("vllm.platforms").current_platform
+    modules = worker.model_runner.get_model().modules() if platform.is_cpu() else ()
+    methods: set[_Vllm] = {getattr(module, "quant_method", None) for module in modules}
+    kernels = {method: method.moe_kernel for method in methods if getattr(method, "moe_kernel", None)}
+    for method in kernels:
+        method.moe_kernel = None
+    worker.reload_weights(weights_iterator=iter(tensors.items()))
+    for method, kernel in kernels.items():
+        method.moe_kernel = method.moe_kernel or kernel  # of layers that were sent nothing
 
 
 def _put_adapter(worker: _Vllm, update: Update, number: int) -> None:

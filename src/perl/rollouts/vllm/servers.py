@@ -172,6 +172,9 @@ class ServerPool:
 
     def computes_base_alone(self) -> bool:
         """Whether a server computes the base wrongly in one batch with requests for adapters: vLLM for CPUs."""
+        return self._on_cpu()
+
+    def _on_cpu(self) -> bool:
         members = self._dispatcher.servers.members
         return any(member.facts is not None and member.facts.on_cpu for member in members)
 
@@ -196,6 +199,9 @@ class ServerPool:
         Raises:
             PerlError: A server cannot load it before something is fixed, or the folder cannot be written.
         """
+        if update.form == "merged" and self._on_cpu() and any(".experts." in name for name in update.tensors):
+            what = "vLLM servers for CPUs compute with experts' weights wrongly once they have loaded them again"
+            raise PerlError(what, hint="use backend vllm or transformers, or adapt other layers (peft.target_modules)")
         version = Version(update.name, update.form, proof=update.proof)
         if self._fleet is not None:
             version.path, version.forget = self._fleet.path(update.name), partial(self._fleet.forget, update.name)
