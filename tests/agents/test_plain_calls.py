@@ -90,7 +90,7 @@ def test_a_result_holds_no_special_token_and_is_cut(tokenizer):
 )
 def test_templates_of_real_models_show_tools_in_their_own_way_or_in_plain_text(tokenizer, family, plain):
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text()
-    tokenizer.bos_token = "<unk>"
+    tokenizer.bos_token = "<unk>"  # noqa: S105
     words = words_of(tokenizer, {})
     assert words.plain == plain
     shown = tokenizer.apply_chat_template([ASKED], tools=[multiply], tokenize=False, add_generation_prompt=True)

@@ -21,6 +21,7 @@ from transformers import AutoProcessor, PreTrainedModel
 from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
 
+from perl.agents.plain_calls import is_plain, show_tools
 from perl.errors import ModelError, RecipeError, warn
 from perl.methods.base_checks import IN_PROCESS, check_on_quantised
 from perl.methods.registry import METHODS
@@ -399,6 +400,8 @@ class AdaptedPolicy:
                 with contextlib.suppress(Exception):  # a remark, which costs no training
                     own = AutoProcessor.from_pretrained(resolve_model(name), revision=revision, local_files_only=True)
                     given = processing_class
+                    if is_plain(given):  # tools are shown as text, which loading it with show_tools does again
+                        show_tools(own)
                     one, other = ((it.chat_template, getattr(it, "tokenizer", it).get_vocab()) for it in (given, own))
                     if one != other and not self._said:
                         self._said, what = True, "vocabulary" if one[1] != other[1] else "chat template"

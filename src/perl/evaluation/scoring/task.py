@@ -21,9 +21,9 @@ Split = Literal["train", "test", "heldout"]
 DEFAULT_TASKS = ("aime24", "aime25", "math_500")
 """What ``perl eval`` asks where no task is named."""
 MATH = "math"
+"""The scorer that is training's verifier."""
 WITH_TOOLS = "tools: "
 """What the name of a scorer of conversations begins with; their verdicts take the run's tools."""
-"""The scorer that is training's verifier."""
 
 # The words of Qwen2.5-Math's evaluation, which most reports on RL with verifiable rewards use.
 BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."

@@ -154,7 +154,7 @@ def heldout_task(
     request = TaskRequest(name, every[: len(some)], longest, end_token_ids, further=every[len(some) :])
     if conversations is not None:
         request = replace(request, asking=conversations, scorer=agent_scorer(conversations))
-    return PreparedTask(data, request, protocol_hash(protocol, data, longest, asking=asking))
+    return PreparedTask(data, request, protocol_hash(protocol, data, longest, request.scorer.label, asking))
 
 
 def evaluate_policy(
