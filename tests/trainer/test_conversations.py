@@ -1,17 +1,23 @@
 """Conversations of a trainer: every token as it was sampled, every fault counted, and no step lost."""
 
+import re
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import BrokenPromiseError, RewardError
+from perl.sandbox import BASE_FOLDER
+from tests import warm
 from tests.oracles.two_trainers import QUIET
 from tests.trainer.test_tools import COUNTS, END, Counting, by_calls, run, tokenizer
+from tests.trainer.test_trainer import problems
 
 
 class Watched(PeftGRPOTrainer):
@@ -176,3 +182,82 @@ def test_an_environment_that_owns_the_data_needs_no_prompts(tmp_path):
     trainer = trained(tmp_path, [{"start": "0"}] * 2, Owner)
     assert "Count to three" in trainer._tokenizer.decode(trainer.asked[0][0])
     assert trainer.state.log_history[0]["grad_norm"] > 0
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + ('user' if m.role == 'tool' else m.role) + '|>' + m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name ~ call.function.arguments }}{% endfor %}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+class Asking:
+    """Asks again whatever is answered."""
+
+    def reset(self, prompt, **_):
+        self.question, self.given = prompt[-1]["content"], []
+
+    def boxed(self, number: str) -> str:
+        """Looks at an answer.
+
+        Args:
+            number: The answer.
+        """
+        self.given.append(number)
+        return self.question
+
+    def get_reward(self):
+        return float(len(self.given)) + float(len("".join(self.given))) / 100
+
+
+def served(folder, url, **settings):
+    """Two steps of conversations that a server's turns make: what the sandbox's base boxes is a call."""
+    words = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    words.chat_template = TEMPLATE
+    call = {"type": "function", "function": {"name": "{name}", "arguments": {"number": "{content}"}}}
+    reading = {"open_pattern": r"\\(?P<name>boxed)\{", "close_pattern": r"\}", "content": "text", "repeats": True}
+    content = {"close_pattern": r"<eos>|$", "content": "text"}
+    fields = {"tool_calls": reading | {"transform": call}, "content": content}
+    words.response_template = {"start_anchor": "<|assistant|>", "defaults": {"role": "assistant"}, "fields": fields}
+    usual = {"num_generations": 4, "max_completion_length": 120, "agent_max_turn_length": 40, "max_steps": 2}
+    usual |= {"max_tool_calling_iterations": 2, "learning_rate": 1e-3, "prompts_per_step": 4, "use_cpu": True}
+    usual |= {"rollout_backend": "vllm-server", "rollout_servers": [url], "per_device_train_batch_size": 8}
+    trainer = Watched(
+        model="sandbox:base",
+        args=PeftRLConfig(str(folder), **{**QUIET, **usual, **settings}),
+        processing_class=words,
+        train_dataset=problems(16),
+        environment_factory=Asking,
+    )
+    trainer.train()
+    return trainer
+
+
+def check_served(trainer):
+    sampled = Counter((tuple(before), tuple(ids)) for before, ids in trainer.asked if ids)
+    trained = Counter(
+        (tuple(before), tuple(ids)) for batch, _ in trainer.trained for row in batch.rows for before, ids in pieces(row)
+    )
+    assert trained <= sampled
+    logs = [log for log in trainer.state.log_history if "tools/turns" in log]
+    assert all(log["tools/turns"] > 1.5 for log in logs)
+    assert all(log["sampling/sampling_logp_difference/max"] < 1e-3 for log in logs)
+    texts = [trainer._tokenizer.decode(before + ids) for before, ids in trainer.asked]
+    for environment in trainer.environments:  # what it was told stands in one conversation about its question
+        own = [re.findall(r"boxed\{(.*?)\}", text) for text in texts if f"<|user|>{environment.question}" in text]
+        assert any(told[: len(environment.given)] == environment.given for told in own), environment.given
+
+
+def test_turns_of_a_server_are_trained_as_they_were_sampled_each_in_its_conversation(tmp_path, vllm_server):
+    check_served(served(tmp_path, vllm_server))
+
+
+@pytest.mark.nightly
+def test_so_are_those_of_two_processes(tmp_path, vllm_server):
+    done = warm.run_distributed(["-m", "tests.trainer.test_conversations", str(tmp_path / "run"), vllm_server], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    check_served(served(Path(sys.argv[1]), sys.argv[2], per_device_train_batch_size=4))
