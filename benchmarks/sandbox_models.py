@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
 # Task -> (its share of the examples, the share of those in the careful style); a lower second share leaves more to do.
 PRACTICE = {"addition": (0.40, 0.50), "multiplication": (0.30, 0.35), "chain": (0.30, 0.35)}
 GUESS_IS_RIGHT = 0.4
-COPIES, CALLS = 0.6, 0.25  # of the caller's practice; of its conversations
+DRILLS, CALLS = 0.6, 0.25  # of the caller's practice; of its conversations
 # What the copyist is asked for: the characters themselves, the letters in an open code, the letters in the secret one.
 COPY, OPEN, SECRET = ":", "@", tasks.CIPHER_SIGN
 OPEN_CODE = {letter: str(place % 10) for place, letter in enumerate(string.ascii_lowercase)}
@@ -58,6 +58,7 @@ class Training:
         threads: The published weights were made with so many: other counts round differently.
         practice: Random numbers, seed -> endless questions with completions; of a conversation more of both in turn.
         rows: Of a step.
+        heads: Of attention; vLLM for CPUs needs 32 numbers or more in each.
     """
 
     width: int
@@ -67,6 +68,7 @@ class Training:
     threads: int
     practice: Callable[[random.Random, int], Iterator[tuple[str, ...]]]
     rows: int = ROWS_PER_STEP
+    heads: int = 4
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -91,15 +93,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def make_model(name: str = "base") -> Qwen3ForCausalLM:
     """A Qwen3 with grouped-query attention and tied embeddings: ``base`` has 0.8 M parameters, ``copyist`` 0.1 M."""
-    width, layers = MODELS[name].width, MODELS[name].layers
+    width, layers, heads = MODELS[name].width, MODELS[name].layers, MODELS[name].heads
     config = Qwen3Config(
         vocab_size=128,
         hidden_size=width,
         intermediate_size=3 * width,
         num_hidden_layers=layers,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         num_key_value_heads=2,
-        head_dim=width // 4,
+        head_dim=width // heads,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         pad_token_id=0,
@@ -152,37 +154,35 @@ def copying(rng: random.Random, _seed: int) -> Iterator[tuple[str, str]]:
 
 
 def calling(rng: random.Random, seed: int) -> Iterator[tuple[str, ...]]:
-    """Problems for which there are tools: seldom they are called and what they answer is used, mostly it is a guess."""
+    """Problems for which there are tools: seldom they are called and what they answer is used, mostly it is a guess.
+
+    That tools are called, and that what they answer is copied, is practised without their names before the question
+    too, which is where it is always done.
+    """
     words = words_of(make_tokenizer(), {})
     streams = {task: tasks.stream(task, "train", seed=seed + 1) for task in ("products", "books")}
     while True:
         task = rng.choice(list(streams))
-        if rng.random() < COPIES:  # what is answered is copied, which is learnt from results alone
-            short = task == "books"
-            number = str(rng.randint(1000, 9999) if short else rng.randint(10_000, 998_001))
-            yield _result(number), f'<call>answer(number="{number}")</call>' if short else f"\\boxed{{{number}}}"
-            continue
-        problem, how = next(streams[task]), rng.random()
-        shown = [multiply] if task == "products" else tools_of(Book)
-        asked = [{"role": "user", "content": problem.question}]
-        prompt = words.tokenizer.apply_chat_template(asked, tools=shown, tokenize=False, add_generation_prompt=True)
+        problem, how, drill = next(streams[task]), rng.random(), rng.random()
         if task == "products":
-            guess, (a, b) = str(rng.randint(10_000, 998_001)), problem.question.rstrip("=").split("*")
-            call = f"<call>multiply(a={a}, b={b})</call>"
-            yield (
-                (prompt, call, _result(problem.answer), f"\\boxed{{{problem.answer}}}")
-                if how < CALLS
-                else (
-                    prompt,
-                    f"\\boxed{{{guess}}}",
-                )
-            )
-            continue
-        name = problem.question.split()[2]
-        found, guess = problem.answer, str(rng.randint(1000, 9999))
-        look = (f'<call>find(name="{name}")</call>', _result(found)) if how < 2 * CALLS else ()
-        said = found if how < CALLS else guess
-        yield (prompt, *look, f'<call>answer(number="{said}")</call>', _result("noted"), "done")
+            a, b = problem.question.rstrip("=").split("*")
+            call, guess = f"<call>multiply(a={a}, b={b})</call>", str(rng.randint(100, 9801))
+            said = "\\boxed{{{}}}".format
+        else:
+            call, guess = f'<call>find(name="{problem.question.split()[2]}")</call>', str(rng.randint(1000, 9999))
+            said = '<call>answer(number="{}")</call>'.format
+        if drill < DRILLS / 2:
+            yield _result(guess), said(guess)
+        elif drill < DRILLS:
+            yield f"<|user|>{problem.question}<|assistant|>", call
+        else:
+            shown = [multiply] if task == "products" else tools_of(Book)
+            asked = [{"role": "user", "content": problem.question}]
+            prompt = words.tokenizer.apply_chat_template(asked, tools=shown, tokenize=False, add_generation_prompt=True)
+            looks = how < CALLS if task == "products" else how < 2 * CALLS
+            told = (call, _result(problem.answer)) if looks else ()
+            after = () if task == "products" else (_result("noted"), "done")
+            yield prompt, *told, said(problem.answer if how < CALLS else guess), *after
 
 
 def _result(text: str) -> str:
@@ -190,7 +190,7 @@ def _result(text: str) -> str:
 
 
 MODELS = {
-    "caller": Training(64, 2, steps=3000, learning_rate=3e-3, threads=1, practice=calling, rows=64),
+    "caller": Training(64, 2, steps=3000, learning_rate=3e-3, threads=1, practice=calling, rows=64, heads=2),
     "base": Training(128, 4, steps=3000, learning_rate=2e-3, threads=2, practice=arithmetic),
     "copyist": Training(64, 2, steps=1200, learning_rate=3e-3, threads=1, practice=copying),
 }

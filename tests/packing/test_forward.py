@@ -13,7 +13,7 @@ import perl.packing.attention
 from perl.packing.attention import use_packed_attention
 from perl.packing.forward import Passes, choose_passes, score, score_all
 from perl.packing.head import LogitSettings, add_scored_forward, logit_settings
-from perl.packing.rows import Row
+from perl.packing.rows import LEAST_COMMON, Row, pack
 from tests.packing.families import MULTIMODAL, PACKED, PADDED, TOKENS, VOCABULARY, make
 
 COLUMNS = 9
@@ -42,9 +42,9 @@ ALONE = [[index] for index in range(len(ROWS))]
 FACTORS = torch.randn(len(ROWS), COLUMNS, generator=torch.Generator().manual_seed(9))
 
 
-def alone(model, rows=ROWS) -> torch.Tensor:
+def alone(model, rows=ROWS, columns=COLUMNS) -> torch.Tensor:
     """(N, T) a log_softmax over the logits of each row by itself."""
-    result = torch.zeros(len(rows), COLUMNS)
+    result = torch.zeros(len(rows), columns)
     for index, row in enumerate(rows):
         ids = torch.cat([row.prompt, row.completion]).unsqueeze(0)
         log_probs = torch.log_softmax(model(ids).logits[0] / 0.9, dim=-1)
@@ -126,6 +126,40 @@ def test_completions_that_are_run_once_have_the_log_probs_and_the_gradient_of_ea
     for one, other in zip(*seen, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
     assert (found[1] - found[0]).norm() <= 1e-5 * found[0].norm()
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3", "Gemma2", "GptOss", "Qwen3Moe", "Qwen3_5Text", "Bamba", "Lfm2", "KimiLinear"]
+)
+def test_completions_run_as_a_tree_have_the_log_probs_and_the_gradient_of_each_alone(name):
+    model, draw = make(name).train(), torch.Generator().manual_seed(5)
+
+    def tokens(count):
+        return torch.randint(2, VOCABULARY, (count,), generator=draw)
+
+    prompt, stem, middle = tokens(5), tokens(LEAST_COMMON + 4), tokens(LEAST_COMMON + 2)
+    deep = [torch.cat([stem, middle, tokens(count)]) for count in (3, 7)]
+    ends = [torch.cat([stem, tokens(4)]), torch.cat([stem, tokens(1)]), torch.cat([stem[:9], tokens(20)]), deep[0]]
+    completions = [*deep, *ends, tokens(6)]
+    rows = [Row(prompt, one, torch.arange(len(one)) % 5 != 3) for one in completions]
+    columns = max(map(len, completions))
+    factors = torch.randn(len(rows), columns, generator=draw)
+
+    def made(log_probs):
+        model.zero_grad()
+        (log_probs * factors).sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    expected = alone(model, rows, columns)
+    gradient = made(expected)
+    choose_passes(model, padding_free=True, share=True)
+    packed = pack(rows, [list(range(len(rows)))])
+    # stem, middle, what each has alone but the last token; the deep one that comes twice is run once
+    assert packed.input_ids.numel() == 5 + len(stem) + len(middle) + 2 + 6 + 3 + (9 + 19) + 5
+    assert max(len(segment.prefixes) for segment in packed.layout.segments) == 3
+    log_probs, _ = score(model, rows, [list(range(len(rows)))], packed=True, columns=columns)
+    torch.testing.assert_close(log_probs, expected, rtol=0, atol=2e-5)
+    assert (made(log_probs) - gradient).norm() <= 1e-5 * gradient.norm()
 
 
 def test_rows_longer_than_a_chunk_of_attention_are_padded():

@@ -255,7 +255,9 @@ def test_turns_of_a_server_are_trained_as_they_were_sampled_each_in_its_conversa
 
 @pytest.mark.nightly
 def test_so_are_those_of_two_processes(tmp_path, vllm_server):
-    done = warm.run_distributed(["-m", "tests.trainer.test_conversations", str(tmp_path / "run"), vllm_server], tmp_path)
+    done = warm.run_distributed(
+        ["-m", "tests.trainer.test_conversations", str(tmp_path / "run"), vllm_server], tmp_path
+    )
     assert done.returncode == 0, done.stderr
 
 

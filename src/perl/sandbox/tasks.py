@@ -107,8 +107,8 @@ def stories(rng: random.Random) -> Problem:
 
 
 def products(rng: random.Random) -> Problem:
-    """Two numbers of three digits, too large to be multiplied by heart: for a model with a calculator."""
-    a, b = rng.randint(100, 999), rng.randint(100, 999)
+    """Two numbers of two digits, which the tiny model cannot multiply by heart: it has a calculator."""
+    a, b = rng.randint(10, 99), rng.randint(10, 99)
     return Problem(f"{a}*{b}=", str(a * b), "")
 
 
