@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from perl.agents.calls import Caller
-from perl.agents.conversations import Conversation, Limits, Message, Words, converse, take_turn
-from perl.agents.environments import VOID, Agent
+from perl.agents.conversations import Conversation, Limits, Message, Words, converse, take_turn, words_of
+from perl.agents.environments import VOID, Agent, find_agent
 from perl.data.prompts import render_prompts
 from perl.errors import DataError
+from perl.recipe.agent_section import AgentSection
 from perl.rollouts.engine import Engine, EngineSampling, Request
 
 # Between the seeds of a conversation's turns: a prime, above the number of conversations of any evaluation.
@@ -161,6 +164,28 @@ class Asking:
     def rewards_itself(self) -> bool:
         """Whether environments say what a conversation is worth."""
         return any(hasattr(kind, "get_reward") for kind in self.agent.environments.values())
+
+
+def asking_of(
+    section: AgentSection,
+    own_names: Mapping[str, str],
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any],
+    context: int | None,
+) -> Asking:
+    """How a recipe's rows become conversations.
+
+    Args:
+        section: Has tools.
+        own_names: As of :class:`perl.agents.environments.Agent`.
+        tokenizer: The base's; its templates may be replaced.
+        arguments: Further ones of the chat template.
+        context: Tokens that the base can read; None: any number.
+
+    Raises:
+        RecipeError: A tool cannot be found or shown.
+    """
+    return Asking(find_agent(section, own_names), words_of(tokenizer, arguments), context)
 
 
 def last_words(text: str) -> str:

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from perl.agents.asked import Asking
-from perl.agents.conversations import words_of
-from perl.agents.environments import find_agent
+from perl.agents.asked import Asking, asking_of
 from perl.algorithms.estimators import ADVANTAGES
 from perl.data import ProblemSet, load_problem_set, render_prompts, thinking_arguments
 from perl.errors import ModelError, PerlError, RecipeError
@@ -176,16 +174,16 @@ def _asking(
     """Tools and environments held against the data and the base; None: there are none."""
     if not recipe.agent.acts:
         return None
-    agent = find_agent(recipe.agent, problems.own_names)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    asking = asking_of(recipe.agent, problems.own_names, tokenizer, template_arguments, context)
     if isinstance(problems.train[0]["prompt"], str):
         raise RecipeError("conversations need chat messages, and the prompts are plain text", "data.chat", "true")
     for rows in (problems.train, problems.heldout):
-        agent.check([] if rows is None else list(rows))
-    if not recipe.rewards and not any(hasattr(kind, "get_reward") for kind in agent.environments.values()):
+        asking.agent.check([] if rows is None else list(rows))
+    if not recipe.rewards and not asking.rewards_itself:
         hint = "def get_reward(self) of the environment, or a reward"
         raise RecipeError("nothing rewards: there is no reward, and no environment has one", "rewards", hint)
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return Asking(agent, words_of(tokenizer, template_arguments), context)
+    return asking
 
 
 def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from perl.evaluation.scoring.metrics import power_line
 from perl.evaluation.scoring.protocol import SHAPING, Protocol, asked_facts, generation_settings, resolve_protocol
 from perl.evaluation.scoring.reward_scorer import check_scorer_timeout
 from perl.evaluation.scoring.task import MATH, Task
-from perl.evaluation.tasks.heldout import HELDOUT, recipe_of_run
+from perl.evaluation.tasks.heldout import HELDOUT, asked_with_tools, recipe_of_run
 from perl.evaluation.tasks.own_tasks import for_each, named_tasks
 from perl.evaluation.tasks.questions import PreparedTask, prepare_task, set_template, template_hash
 from perl.evaluation.tasks.task_data import check_examples, check_files, load_task_data
@@ -172,9 +172,8 @@ def plan_evaluation(
     template = template_hash(tokenizer) if settings.chat_template is not None else None
     asking = asked_facts(template, thinking=settings.thinking)
     may_take = settings.scorer_timeout
-    prepared = tuple(
-        prepare_task(each, tokenizer, protocol, ends, context, arguments, asking, may_take) for each in found
-    )
+    alone = [prepare_task(each, tokenizer, protocol, ends, context, arguments, asking, may_take) for each in found]
+    prepared = [asked_with_tools(each, tokenizer, protocol, context, arguments, asking) for each in alone]
     return Evaluation(
         subject=subject,
         protocol=protocol,

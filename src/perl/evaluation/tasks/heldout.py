@@ -11,7 +11,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.agents.asked import Asking
+from perl.agents.asked import Asking, asking_of
 from perl.data import heldout_name, load_problem_set, prompt_text
 from perl.errors import PerlError
 from perl.evaluation.scoring.agent_scorer import agent_scorer
@@ -105,13 +105,51 @@ def heldout_questions(recipe: Recipe, *, chat: bool = True) -> tuple[Question, .
         DataError: The data cannot be read.
     """
     rows = load_problem_set(recipe.data, chat=chat).heldout
-    if rows is None or "solution" not in rows.column_names:
+    if rows is None or ("solution" not in rows.column_names and not recipe.agent.environment):
         return ()
     prompts = [own if isinstance(own, str) else tuple(own) for own in rows["prompt"]]
     return tuple(
-        Question(str(number), prompt_text(row["prompt"]), row["solution"], row, prompt=prompt)
+        Question(str(number), prompt_text(row["prompt"]), row.get("solution", ""), row, prompt=prompt)
         for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
     )
+
+
+def asked_with_tools(
+    prepared: PreparedTask,
+    tokenizer: PreTrainedTokenizerBase,
+    protocol: Protocol,
+    context: int | None,
+    template_arguments: Mapping[str, Any],
+    asking: Mapping[str, str],
+) -> PreparedTask:
+    """A task as its recipe asks it, where that has tools; any other as it is.
+
+    Args:
+        prepared: The task.
+        tokenizer: The base's; its templates may be replaced.
+        protocol: How it is asked.
+        context: Tokens that the base can read; None: any number.
+        template_arguments: Of the chat template.
+        asking: As of :func:`perl.evaluation.tasks.questions.prepare_task`.
+
+    Raises:
+        PerlError: The tools cannot be found, or the base cannot be shown them.
+    """
+    task, request = prepared.data.task, prepared.request
+    if not holds_problems_out(task):
+        return prepared
+    recipe = Recipe.of_run(str(task.path))
+    if not recipe.agent.acts:
+        return prepared
+    names = load_problem_set(recipe.data, chat=True).own_names
+    conversations = asking_of(recipe.agent, names, tokenizer, template_arguments, context)
+    scorer = agent_scorer(conversations)
+    every = [*request.asked, *request.further]
+    shown = conversations.rendered([one.as_question.row for one in every])
+    again = tuple(replace(one, prompt_ids=prompt.token_ids) for one, prompt in zip(every, shown, strict=True))
+    count, longest = len(request.asked), request.max_new_tokens
+    made = replace(request, asked=again[:count], further=again[count:], asking=conversations, scorer=scorer)
+    return PreparedTask(prepared.data, made, protocol_hash(protocol, prepared.data, longest, scorer.label, asking))
 
 
 def heldout_task(

@@ -1,0 +1,83 @@
+"""A recipe with an environment: it is planned, learns, is scored in it, and its verdicts can be made again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import perl
+from perl.agents.asked import Asking
+from perl.agents.conversations import words_of
+from perl.agents.environments import find_agent
+from perl.cli.commands import run
+from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, RecipeError
+from perl.policy.model import load_tokenizer
+from perl.recipe.agent_section import AgentSection
+from perl.recipe.sections import ModelSection
+from perl.sandbox.tools import Book
+
+SHORT = ["train.max_steps=6", "train.learning_rate=4e-3", "eval.limit=20", "eval.k=2", "-q"]
+
+
+def test_a_tool_is_learnt_and_base_and_adapter_are_scored_in_the_environment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "books", "--dry-run"], "perl") == EXIT_DONE
+    shown = capsys.readouterr().out
+    assert "Functions, called as <call>answer(number=...)</call>:\\nanswer(number): Answers the question." in shown
+    assert "# tools    Book (answer, find); up to 4 turns, a call up to 20 s" in shown
+    assert "# rewards  Book x 1" in shown
+    done = perl.train("books", SHORT[:-1], "run")
+    [score] = done.facts["eval"].values()
+    assert score["base"] < 0.3 < score["adapter"]
+    assert done.facts["rewards"] == {"Book": 1.0}
+    assert [*done.facts["reward_code"]] == ["perl.sandbox.tools:Book"]
+    rows = [json.loads(line) for line in Path("run/eval/samples.jsonl").read_text().splitlines()]
+    section = AgentSection(environment="perl.sandbox.tools:Book", max_turns=4)
+    asking = Asking(find_agent(section), words_of(load_tokenizer(ModelSection(name="sandbox:caller")), {}))
+    questions = perl.sandbox.load_problems("sandbox:books", "heldout")
+    for row in rows:
+        prompt = [{"role": "user", "content": questions[int(row["problem"])].question}]
+        reward, _ = asking.made_again({"prompt": prompt}, row["text"])
+        assert (reward == 1.0) == (row["status"] == "right")
+    assert {message["role"] for row in rows for message in json.loads(row["text"])} == {"assistant", "tool"}
+    assert run(["card", "run", "--check"], "perl") == EXIT_DONE
+    assert "judged by `tools: perl.sandbox.tools:Book@" in Path("run/adapter/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["agent.environment=perl.sandbox.tools:Bok"], "agent.environment: perl.sandbox.tools has no 'Bok'"),
+        (["data.chat=false"], "data.chat: conversations need chat messages"),
+        (["agent.environment=null"], "no reward"),
+        (["agent.max_turns=0"], "agent.max_turns"),
+        (["train.max_tool_calling_iterations=2"], "write agent.max_turns, which is one more"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line_before_a_model_loads(overrides, line, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "books", *overrides], "perl") == EXIT_USER_MISTAKE
+    said = capsys.readouterr().err
+    assert line in said
+    assert "Traceback" not in said
+
+
+def test_a_new_recipe_has_an_environment_that_is_begun_and_one_that_is_there_is_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(8) for b in range(8)]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["new", "--model", "sandbox:caller", "--data", "sums.jsonl", "--gpu", "cpu", "--environment", "my_env.py"]
+    assert run(command, "perl") == EXIT_DONE
+    assert "environment: my_env.py:Environment" in Path("recipe.yaml").read_text()
+    capsys.readouterr()
+    assert run(["train", "recipe.yaml", "--dry-run"], "perl") == EXIT_DONE
+    assert "# tools    Environment (answer, calculate)" in capsys.readouterr().out
+    Path("my_env.py").write_text(Path("my_env.py").read_text().replace("class Environment", "class Mine"))
+    assert run([*command, "--force"], "perl") == EXIT_DONE
+    assert "environment: my_env.py:Mine" in Path("recipe.yaml").read_text()
+
+
+def test_a_reward_is_needed(monkeypatch):
+    monkeypatch.delattr(Book, "get_reward")
+    with pytest.raises(RecipeError, match="nothing rewards: there is no reward, and no environment has one"):
+        perl.train("books", ["train.max_steps=1"], "run")
