@@ -249,8 +249,14 @@ def check_served(trainer):
         assert any(told[: len(environment.given)] == environment.given for told in own), environment.given
 
 
-def test_turns_of_a_server_are_trained_as_they_were_sampled_each_in_its_conversation(tmp_path, vllm_server):
-    check_served(served(tmp_path, vllm_server))
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_turns_of_a_server_are_trained_as_they_were_sampled_each_in_its_conversation(ahead, tmp_path, vllm_server):
+    trainer = served(tmp_path, vllm_server, rollout_prefetch=ahead, max_steps=3)
+    check_served(trainer)
+    logs = [log for log in trainer.state.log_history if "tools/turns" in log]
+    assert [log["rollout/steps_behind"] for log in logs] == [0, ahead, ahead]
+    if ahead:  # first turns were sampled by the policy before; later ones by the one of their step
+        assert all(0 < log["sampling/staleness/mean"] < 1 for log in logs[1:])
 
 
 @pytest.mark.nightly

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from perl.agents.calls import Caller
-from perl.agents.conversations import Conversation, Limits, Message, Words, converse, take_turn, words_of
+from perl.agents.conversations import Conversation, Limits, Message, Turn, Words, converse, take_turn, words_of
 from perl.agents.environments import VOID, Agent, find_agent
 from perl.data.prompts import render_prompts
 from perl.errors import DataError
@@ -108,7 +108,7 @@ class Asking:
         seed_of = {id(one): seed for one, seed in zip(found, seeds, strict=True)}
         limits = self.limits(sampling.max_completion_length)
 
-        def write(going: Sequence[Conversation]) -> list[tuple[Sequence[int], Sequence[float | None] | None]]:
+        def write(going: Sequence[Conversation]) -> list[Turn]:
             requests = [
                 Request(
                     (*one.prompt_ids, *one.ids),
@@ -121,13 +121,13 @@ class Asking:
             asked = [one for one in requests if one.longest]
             if in_shards and not asked:
                 engine.start([Request((sampling.end_token_ids[0],), 1, 0, 1)], sampling).result()
-                return [((), ()) for _ in going]
+                return [Turn((), ()) for _ in going]
             turns = iter(engine.start(asked, sampling).result())
             written = [next(turns)[0] if one.longest else None for one in requests]
-            return [((), ()) if one is None else (one.token_ids, one.log_probs) for one in written]
+            return [Turn((), ()) if one is None else Turn(one.token_ids, one.log_probs) for one in written]
 
-        for one, (ids, log_probs) in zip(found, write(found), strict=True):
-            take_turn(one, ids, log_probs, self.words, limits)
+        for one, turn in zip(found, write(found), strict=True):
+            take_turn(one, turn, self.words, limits)
         converse(found, write, self.words, Caller(self.agent.section.call_timeout), limits, anyone)
         return found
 

@@ -9,7 +9,7 @@ puts around answers, in the order in which they came.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, get_training_chat_template, parse_response
@@ -24,8 +24,29 @@ from perl.errors import RecipeError
 _CHARACTERS = 16
 
 Message = dict[str, Any]
-Write = Callable[[Sequence["Conversation"]], Sequence[tuple[Sequence[int], Sequence[float | None] | None]]]
-"""The next turn of each conversation: token ids, and the log-probabilities that they were sampled with, if known."""
+
+
+class Turn(NamedTuple):
+    """What the policy wrote in one turn.
+
+    Attributes:
+        ids: Its tokens.
+        log_probs: That they were sampled with; None: nobody knows them.
+        steps: Of each, from how many optimizer steps the policy came that sampled it; None: it is the one of now.
+    """
+
+    ids: Sequence[int]
+    log_probs: Sequence[float | None] | None = None
+    steps: Sequence[int] | None = None
+
+    def cut(self, count: int) -> "Turn":
+        """Its first tokens."""
+        log_probs, steps = (part if part is None else part[:count] for part in (self.log_probs, self.steps))
+        return Turn(self.ids[:count], log_probs, steps)  # type: ignore[arg-type]  # each of its own kind
+
+
+Write = Callable[[Sequence["Conversation"]], Sequence[Turn]]
+"""The next turn of each conversation."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +76,7 @@ class Conversation:
         ids: All tokens after the prompt.
         written: For each of them whether the policy wrote it.
         log_probs: Of each, 0 where the policy did not write; None: nobody knows them.
+        steps: Of each, as of :class:`Turn`; None: now.
         messages: What was said after the prompt.
         turns: Of the policy.
         calls: Asked for in its last turn, and not answered yet.
@@ -66,14 +88,17 @@ class Conversation:
     ids: list[int] = field(default_factory=list)
     written: list[bool] = field(default_factory=list)
     log_probs: list[float | None] | None = field(default_factory=list)
+    steps: list[int | None] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     turns: int = 0
     calls: list[Mapping[str, Any]] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
 
-    def add(self, ids: Sequence[int], log_probs: Sequence[float | None] | None, *, written: bool) -> None:
+    def add(self, turn: Turn, *, written: bool) -> None:
         """More tokens at its end."""
+        ids, log_probs, steps = turn
         self.ids += ids
+        self.steps += [None] * len(ids) if steps is None else steps
         self.written += [written] * len(ids)
         if self.log_probs is not None and (log_probs is not None or not written):
             self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
@@ -179,18 +204,13 @@ def words_of(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], w
     return Words(tokenizer, template, arguments, plain)
 
 
-def take_turn(
-    one: Conversation,
-    ids: Sequence[int],
-    log_probs: Sequence[float | None] | None,
-    words: Words,
-    limits: Limits,
-) -> None:
-    """A turn of the policy was sampled."""
-    message = words.read(ids, [*one.prompt_ids, *one.ids], one.tools)
-    one.add(ids, log_probs, written=True)
+def take_turn(one: Conversation, turn: Turn, words: Words, limits: Limits) -> None:
+    """A turn of the policy was sampled; what no longer fits is cut off."""
+    turn = turn.cut(limits.tokens - len(one.ids))
+    message = words.read(turn.ids, [*one.prompt_ids, *one.ids], one.tools)
+    one.add(turn, written=True)
     one.turns += 1
-    if ids:
+    if turn.ids:
         one.messages.append(message)
     asked = message.get("tool_calls") or []
     one.calls = list(asked) if one.turns < limits.turns else []
@@ -225,8 +245,8 @@ def converse(
         every += answers
         left = iter(answers)
         going = [one for one in asking if _answered(one, [next(left) for _ in one.calls], words, limits)]
-        for one, (ids, log_probs) in zip(going, write(going), strict=True):
-            take_turn(one, ids[: limits.tokens - len(one.ids)], log_probs, words, limits)
+        for one, turn in zip(going, write(going), strict=True):
+            take_turn(one, turn, words, limits)
     return every
 
 
@@ -245,5 +265,5 @@ def _answered(one: Conversation, answers: Sequence[Answer], words: Words, limits
     if length > limits.tokens or (limits.context is not None and len(one.prompt_ids) + length >= limits.context):
         return False
     one.messages += messages
-    one.add(further, None, written=False)
+    one.add(Turn(further), written=False)
     return True

@@ -229,7 +229,13 @@ def _source(trainer: GRPOTrainer, position: Position) -> RolloutSource:
 
 def _tokens(trainer: GRPOTrainer, prompts: list[Any]) -> list[list[int]]:
     """The prompts' tokens, by the trainer's own method or a subclass's, either of which may change what it is given."""
-    ids: list[list[int]] = trainer._tokenize_prompts(copy.deepcopy(prompts))[0]
+    if trainer.environment_factories is not None:  # whose tools TRL shows by the batch at hand
+        now, trainer._batch_environments = getattr(trainer, "_batch_environments", None), [None] * len(prompts)
+    try:
+        ids: list[list[int]] = trainer._tokenize_prompts(copy.deepcopy(prompts))[0]
+    finally:
+        if trainer.environment_factories is not None:
+            trainer._batch_environments = now
     return ids
 
 

@@ -77,5 +77,7 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
         raise ModelError("prompts may hold images, which it is not given", what, "transformers")
     if args.vllm_tensor_parallel_size > 1 and how.capabilities.in_process:
         raise RecipeError("one GPU holds the engine in this process", "train.vllm_tensor_parallel_size", "vllm-server")
-    if how.prefetch and holds_conversations(trainer):
-        raise RecipeError("conversations with tools cannot be sampled ahead", "rollout.prefetch", "0")
+    data = getattr(trainer.train_dataset, "column_names", None) or ["prompt"]
+    if how.prefetch and (trainer._multi_environment or "prompt" not in data):
+        why = "prompts that environments make are not known ahead"
+        raise RecipeError(why, "rollout.prefetch", "0, or one environment and a column prompt")

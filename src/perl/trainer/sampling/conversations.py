@@ -16,7 +16,7 @@ import torch
 from trl import GRPOTrainer
 
 from perl.agents.calls import OUTCOMES, Answer, Caller
-from perl.agents.conversations import Conversation, Limits, Words, converse, take_turn
+from perl.agents.conversations import Conversation, Limits, Turn, Words, converse, take_turn
 from perl.agents.environments import VOID
 from perl.errors import BrokenPromiseError, RewardError, warn
 from perl.policy.model import base_of
@@ -80,12 +80,15 @@ class Conversations:
             Conversation(ids, {**sync, **waits}, log_probs=None if log_probs is None else [])
             for ids, (sync, waits) in zip(prompt_ids, dicts, strict=True)
         ]
-        for place, (one, ids) in enumerate(zip(found, first, strict=True)):
-            take_turn(one, ids, None if log_probs is None else log_probs[place], words, limits)
+        for place, (one, turn) in enumerate(zip(found, self._turns(first, log_probs), strict=True)):
+            take_turn(one, turn, words, limits)
             if self._is_void(place):
                 one.calls = []
         answers = converse(found, partial(self._write, found), words, self._caller, limits, self._anyone)
         self._tell(found, answers)
+        if trainer.rollout_source.is_served:
+            now = trainer.state.global_step
+            trainer.rollout_source.token_steps.take([[now if s is None else s for s in one.steps] for one in found])
         failed = sum(answer.outcome != "answered" for answer in answers)
         known: Any = None if any(one.log_probs is None for one in found) else [one.log_probs for one in found]
         masks = [[int(written) for written in one.written] for one in found]
@@ -153,9 +156,7 @@ class Conversations:
     def _anyone(self, here: bool) -> bool:
         return bool(most(self._trainer.accelerator, int(here)))
 
-    def _write(
-        self, every: Sequence[Conversation], going: Sequence[Conversation]
-    ) -> list[tuple[Sequence[int], Sequence[float | None] | None]]:
+    def _write(self, every: Sequence[Conversation], going: Sequence[Conversation]) -> list[Turn]:
         """The next turns; a process that has none to write takes part where all must."""
         trainer = self._trainer
         asked = [Opening([*one.prompt_ids, *one.ids], len(one.prompt_ids)) for one in going]
@@ -165,9 +166,14 @@ class Conversations:
         if spare:
             asked = [Opening(every[0].prompt_ids)]
         ids, log_probs = trainer._generate_single_turn(asked, None, {}, trainer.num_generations)
-        if spare:
-            return []
-        return [(turn, None if log_probs is None else log_probs[place]) for place, turn in enumerate(ids)]
+        return [] if spare else self._turns(ids, log_probs)
+
+    def _turns(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float | None]] | None) -> list[Turn]:
+        """Turns that were sampled just now, each with the steps of the policies that wrote it."""
+        source = self._trainer.rollout_source
+        steps = source.token_steps.latest if source.is_served else [None] * len(ids)
+        known = [None] * len(ids) if log_probs is None else log_probs
+        return [Turn(*turn) for turn in zip(ids, known, steps, strict=True)]
 
     def _tell(self, found: Sequence[Conversation], answers: Sequence[Answer]) -> None:
         """Logs turns and what became of calls, and says each kind of fault once."""

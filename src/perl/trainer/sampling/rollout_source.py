@@ -32,7 +32,7 @@ from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.live import LiveTrainer, Position, mode_of, most
-from perl.trainer.sampling.generation import Prompts, tokens_left
+from perl.trainer.sampling.generation import Opening, Prompts, tokens_left
 from perl.trainer.sampling.given_rewards import EarlyVerdicts
 from perl.trainer.sampling.rollouts_ahead import LaterPrompts, LookAhead, TokenSteps
 
@@ -95,7 +95,7 @@ class RolloutSource:
         self._engine: Engine | None = None
         self._parity_check: ParityCheck
         self._versions = itertools.count()
-        self._syncs, self._loaded_step = 0, -1
+        self._syncs, self._loaded_step, self._told = 0, -1, False
         self._ahead: deque[_Ahead] = deque()
         self._sight = LookAhead(live, position, prefetch=rollout.prefetch, bound=rollout.max_staleness, later=later)
         self._in_turn = True
@@ -194,7 +194,9 @@ class RolloutSource:
         lefts = [self._left(ids) for ids in prompt_ids]
         asked = [ids for ids, left in zip(prompt_ids, lefts, strict=True) if left != 0]
         now = self._live.state.global_step
-        answers, step = self.rollouts(asked) if most(self._live.accelerator, len(asked)) else ([], now)
+        later = not prompt_ids or isinstance(prompt_ids[0], Opening)  # turns of conversations, never sampled ahead
+        with self.out_of_turn() if later else contextlib.nullcontext():
+            answers, step = self.rollouts(asked) if most(self._live.accelerator, len(asked)) else ([], now)
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
         behind = most(self._live.accelerator, now - min(self.token_steps.note(sampled, step), default=now))
@@ -220,8 +222,11 @@ class RolloutSource:
         training = self._live.model.training
         ready = self._ahead.popleft() if training and self._ahead else None
         if most(self._live.accelerator, int(ready is not None and ready.prompt_ids != prompt_ids)):
-            ready = None  # a template that tells the time has other tokens now
+            ready = None
             self._ahead.clear()
+            if not self._told:
+                self._told, why = True, "a template tells the time, or an environment adds to the question"
+                warn("PRL367", "what was sampled ahead is thrown away, its prompts have other tokens now: %s", why)
         self.sync(prompt_ids)
         if ready is None:
             pending = self._begin(prompt_ids, self.inputs)

@@ -139,12 +139,20 @@ class LookAhead:
 
 
 class TokenSteps:
-    """Of the latest completions. Several updates may have written one, where requests continue."""
+    """Of the latest completions. Several updates may have written one: of requests that continue, or of turns.
+
+    Attributes:
+        latest: By completion and token.
+    """
 
     def __init__(self) -> None:
         """Knows no update yet."""
         self._step_of: dict[str, int] = {}
-        self._latest: list[list[int]] = []
+        self.latest: list[list[int]] = []
+
+    def take(self, latest: Sequence[Sequence[int]]) -> None:
+        """Completions that were put together of several requests: the steps of their tokens."""
+        self.latest = [list(steps) for steps in latest]
 
     def loaded(self, name: str, step: int) -> None:
         """An update is of the policy after so many optimizer steps."""
@@ -157,21 +165,21 @@ class TokenSteps:
             sampled: In the order of the prompts.
             step: Of the update that they were begun with, for tokens of one that is not known by its name.
         """
-        self._latest = []
+        self.latest = []
         for one in sampled:
             versions = one.versions or (one.version,) * len(one.token_ids)
-            self._latest.append([self._step_of.get(version, step) for version in versions])
-        return [step for steps in self._latest for step in steps]
+            self.latest.append([self._step_of.get(version, step) for version in versions])
+        return [step for steps in self.latest for step in steps]
 
     def column(self, completion_ids: torch.Tensor, now: int) -> torch.Tensor:
         """(N, T) int64, of the latest completions.
 
         Args:
-            completion_ids: (N, T), as TRL pads them. A conversation's turns, of which there are fewer, are of now.
+            completion_ids: (N, T), as TRL pads them.
             now: Optimizer steps that the policy has taken.
         """
         steps_NT = torch.full_like(completion_ids, now)
-        if len(self._latest) == len(steps_NT):
-            for row_T, steps in zip(steps_NT, self._latest, strict=True):
+        if len(self.latest) == len(steps_NT):
+            for row_T, steps in zip(steps_NT, self.latest, strict=True):
                 row_T[: len(steps)] = row_T.new_tensor(steps)
         return steps_NT
