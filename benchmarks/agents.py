@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.agents.conversations import words_of
+from perl.rollouts.agents.conversations import words_of
 from perl.sandbox import CALLER_NAME, load_problems, model_folder
 from perl.sandbox.tools import Book, number_in
 

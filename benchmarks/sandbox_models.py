@@ -21,8 +21,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from perl.agents.conversations import words_of
-from perl.agents.tools import tools_of
+from perl.rollouts.agents.conversations import words_of
+from perl.rollouts.agents.tools import tools_of
 from perl.sandbox import tasks
 from perl.sandbox.tools import Book, multiply
 

@@ -24,8 +24,8 @@ from result_lines import as_lines
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all, start_workers, unreadable
 from perl.rewards.verifier.verdicts import _verifier, told_at_once
-from perl.rewards.workers.pool import WorkerPool
 from perl.run.folder import installed_versions
+from perl.run.workers.pool import WorkerPool
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SETS = (

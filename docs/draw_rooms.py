@@ -41,7 +41,6 @@ ROOMS = {
     "hub": ("what others see", "cards, pushes, zoo entries; the gate for published files"),
     "evaluation": ("what is generated and judged", "policy to score: base and adapter, paired"),
     "verl": ("a run", "a recipe as a job for verl, and back"),
-    "agents": ("what is generated and judged", "tools and turns to conversations"),
     "rewards": ("what is generated and judged", "completions to verdicts to rewards"),
     "rollouts": ("what is generated and judged", "prompts to completions; adapter to engine"),
     "packing": ("what is computed", "log-probs of packed rows; why a step is fast"),

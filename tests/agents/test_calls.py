@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from perl.agents.calls import MOST_TIMEOUTS, Caller
-from perl.agents.environments import VOID, find_agent, guarded
-from perl.agents.isolated import isolated
 from perl.errors import RecipeError
 from perl.recipe.agent_section import AgentSection
+from perl.rollouts.agents.calls import MOST_TIMEOUTS, Caller
+from perl.rollouts.agents.environments import VOID, find_agent, guarded
+from perl.rollouts.agents.isolated import isolated
 
 LIMIT = 0.5
 

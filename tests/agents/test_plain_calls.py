@@ -7,9 +7,9 @@ import trl
 from transformers import AutoTokenizer
 from trl.chat_template_utils import parse_response
 
-from perl.agents.conversations import words_of
-from perl.agents.plain_calls import is_plain, show_tools
 from perl.errors import RecipeError
+from perl.rollouts.agents.conversations import words_of
+from perl.rollouts.agents.plain_calls import is_plain, show_tools
 from perl.sandbox import BASE_FOLDER
 from perl.sandbox.tools import multiply
 from tests.trainer.test_tools import tokenizer as with_tools

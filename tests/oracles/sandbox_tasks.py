@@ -3,6 +3,7 @@
 question -> answer, derivation
 """
 
+import binascii
 import itertools
 import re
 
@@ -18,6 +19,9 @@ def value_of(expression: str) -> int | str:
     """What an expression with one kind of precedence is worth, or a word in the secret code, from its text alone."""
     if expression.startswith("#"):
         return "".join(CODE.get(character, character) for character in expression[1:])
+    if "in book" in expression:
+        _, _, name, _, _, book = expression.rstrip("?").split()
+        return str(binascii.crc32(f"{book}/{name}".encode("ascii")) % 9000 + 1000)
     if " has " in expression:
         sentences = [sentence.strip() for sentence in expression.split(".")[:-1]]
         return sum(int(re.search(r"\d+", s)[0]) * (-1 if " loses " in s else 1) for s in sentences)

@@ -79,9 +79,10 @@ def test_a_saved_recipe_is_the_same_recipe():
     for text in (*numbers, "2001-01-01", "a: b", "- a"):
         assert written_and_read(load_recipe({"model": {"revision": text}})).model.revision == text
     saved = yaml.safe_load(load_recipe({}).to_yaml())
-    where_there_is_one = {"teacher", "alarms", "prompts"}
+    where_there_is_one = {"teacher", "alarms", "prompts", "agent"}
     assert set(saved) == {*SECTIONS, "rewards", "train"} - where_there_is_one
     further = {"teacher": {"hint": "h"}, "alarms": {"stop": ["rewards_flat"]}, "prompts": {"memory": True}}
+    further |= {"agent": {"tools": ["perl.sandbox.tools:multiply"]}}
     further |= {"engine": {"name": "verl"}}  # whose own keys are saved with it alone
     saved |= yaml.safe_load(load_recipe(further).to_yaml())
     settings = {name: set(model.model_fields) for name, model in SECTIONS.items()}
@@ -123,7 +124,8 @@ def test_train_takes_every_field_of_the_trainers_arguments():
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}
     homes |= {name: (section, name) for section, name in (("peft", "adapter"), ("model", "quantization"))}
     homes |= {"strategy": ("engine", "strategy")}
-    homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] in ("rollout", "teacher", "prompts")}
+    mirrored = ("rollout", "teacher", "prompts", "agent")
+    homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] in mirrored}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
     fields = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and not f.name.startswith("_")]
     names = [name for name in fields if name not in {*REFUSED, "algorithm"}]  # tests/recipe/test_algorithm_name.py

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perl.rewards.custom import Failures
-from perl.rewards.workers.pool import WorkerPool
+from perl.run.workers.pool import WorkerPool
 from tests.rewards.pool_work import FUNCTIONS, LONG
 
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from perl.errors import PerlError, RecipeError, RewardError
-from perl.rewards.custom import Failures, code_digest, guarded, is_async
+from perl.rewards.custom import Failures, guarded, is_async
+from perl.run.code import code_digest
 from tests.rewards.loggers import Log
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from perl.errors import DataError
 from perl.rewards.custom import Failures, in_workers, unsendable
-from perl.rewards.workers.pool import WorkerStartError
-from perl.rewards.workers.worker import imported
+from perl.run.workers.pool import WorkerStartError
+from perl.run.workers.worker import imported
 from tests.rewards.loggers import Log
 
 LONG = 120.0  # seconds; for what must be done, on whatever machine

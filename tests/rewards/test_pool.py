@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.rewards.workers.pool import WorkerPool, WorkerStartError
+from perl.run.workers.pool import WorkerPool, WorkerStartError
 from tests.rewards.pool_work import values
 
 if os.name != "posix":

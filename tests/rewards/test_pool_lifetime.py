@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.rewards.workers.pool import WorkerPool
+from perl.run.workers.pool import WorkerPool
 from tests.rewards.pool_work import FUNCTIONS, LONG, values
 
 if os.name != "posix":
@@ -138,7 +138,7 @@ def test_processes_that_a_function_started_end_with_its_worker(pool_of):
 )
 def test_no_worker_and_nothing_that_it_started_outlives_a_parent_that_is_killed(action, limit):
     parent = run_script(
-        "from perl.rewards.workers.pool import WorkerPool\n"
+        "from perl.run.workers.pool import WorkerPool\n"
         f"pool = WorkerPool('own_work:act_after_a_sign', workers=1, timeout_seconds={limit})\n"
         f"pool.map([{action!r}])\n"
         "print('idle', flush=True)\n"
@@ -160,7 +160,7 @@ def test_no_worker_and_nothing_that_it_started_outlives_a_parent_that_is_killed(
 
 def test_workers_end_when_python_does_without_a_warning():
     script = (
-        "from perl.rewards.workers.pool import WorkerPool\n"
+        "from perl.run.workers.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:pid', workers=1)\n"
         "print(pool.map([0])[0].value)\n"
     )
@@ -174,7 +174,7 @@ def test_ctrl_c_ends_the_call_and_the_pool_goes_on():
     script = (
         "import json, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
-        "from perl.rewards.workers.pool import WorkerPool\n"
+        "from perl.run.workers.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:act_after_a_sign', workers=2, timeout_seconds=3600)\n"
         "try:\n"
         "    pool.map(['sleep', 'sleep', 'pid'])\n"

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 import perl
-from perl.agents.asked import Asking
-from perl.agents.conversations import words_of
-from perl.agents.environments import find_agent
 from perl.cli.commands import run
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, RecipeError
 from perl.policy.model import load_tokenizer
 from perl.recipe.agent_section import AgentSection
 from perl.recipe.sections import ModelSection
+from perl.rollouts.agents.asked import Asking
+from perl.rollouts.agents.conversations import words_of
+from perl.rollouts.agents.environments import find_agent
 from perl.sandbox.tools import Book
 
 SHORT = ["train.max_steps=6", "train.learning_rate=4e-3", "eval.limit=20", "eval.k=2", "-q"]

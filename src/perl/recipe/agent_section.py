@@ -24,7 +24,7 @@ class AgentSection(Section):
         None, ge=1, description="Tokens of one turn. None: what rollout.max_completion_length leaves the conversation."
     )
     max_result_length: int = Field(
-        512, ge=16, description="Tokens of what one call answers; the rest is cut off, and said to be."
+        512, ge=1, description="Tokens of what one call answers; the rest is cut off, and said to be."
     )
     call_timeout: float = Field(
         20.0, gt=0, le=86_400, description="Seconds that a call, a reset or a reward of an environment may take."

@@ -17,8 +17,6 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
-from perl.agents.conversations import words_of
-from perl.agents.environments import guarded
 from perl.data.prompts import asked_prompt
 from perl.errors import RecipeError, warn
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
@@ -28,6 +26,8 @@ from perl.policy.multimodal import freeze_towers
 from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, teacher_settings
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
+from perl.rollouts.agents.conversations import words_of
+from perl.rollouts.agents.environments import guarded
 from perl.rollouts.engine import EngineSampling
 from perl.trainer.arguments.argument_checks import taught_alone
 from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section

@@ -21,7 +21,6 @@ from transformers import AutoProcessor, PreTrainedModel
 from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
 
-from perl.agents.plain_calls import is_plain, show_tools
 from perl.errors import ModelError, RecipeError, warn
 from perl.methods.base_checks import IN_PROCESS, check_on_quantised
 from perl.methods.registry import METHODS
@@ -56,6 +55,7 @@ from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_sh
 from perl.policy.teacher import find_teacher
 from perl.recipe.quantisations import Quantization, quantised_base
 from perl.recipe.sections import ModelSection, PeftSection
+from perl.rollouts.agents.plain_calls import is_plain, show_tools
 from perl.trainer.arguments.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 from perl.trainer.live import LiveTrainer
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from perl.agents.asked import Asking, asking_of
 from perl.algorithms.estimators import ADVANTAGES
 from perl.data import ProblemSet, load_problem_set, render_prompts, thinking_arguments
 from perl.errors import ModelError, PerlError, RecipeError
@@ -45,6 +44,7 @@ from perl.rewards.process.model import read_process_config
 from perl.rewards.process.reward import ProcessReward
 from perl.rewards.resolve import judging_of
 from perl.rewards.verifier import Judging
+from perl.rollouts.agents.asked import Asking, asking_of
 from perl.trainer.arguments.config import PeftRLConfig
 from perl.types import Prompt
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from perl.agents.environments import find_agent
-from perl.agents.template import environment_text
 from perl.data import read_source
 from perl.errors import ModelError, PerlError, RecipeError
 from perl.methods.registry import METHODS
@@ -27,6 +25,8 @@ from perl.recipe.quantisations import EXTRA, QUANTISATIONS
 from perl.recipe.rollout_section import TRANSFORMERS, VLLM
 from perl.recipe.sections import DataSource
 from perl.rewards.named import JUDGES, NAMED_REWARDS
+from perl.rollouts.agents.environments import find_agent
+from perl.rollouts.agents.template import environment_text
 from perl.run.devices import threads_kept
 from perl.run.files import write_text
 from perl.sandbox import is_sandbox

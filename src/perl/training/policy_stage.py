@@ -39,8 +39,8 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import WEIGHTS
 from perl.policy.teacher import teacher_settings
 from perl.recipe.recipe import is_first_process
-from perl.rewards.custom import code_digest
 from perl.rewards.verifier import start_workers
+from perl.run.code import code_digest
 from perl.run.devices import processor_name
 from perl.run.files import sha256_of
 from perl.run.folder import Run

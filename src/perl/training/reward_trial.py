@@ -27,8 +27,8 @@ from perl.rewards.custom import Failures, row_of, unsendable
 from perl.rewards.named import MADE_REWARDS
 from perl.rewards.resolve import GOLD, by_own_names
 from perl.rewards.verifier import Judging, check_all, unreadable
-from perl.rewards.workers.pool import WorkerPool
 from perl.run.progress import live_line
+from perl.run.workers.pool import WorkerPool
 
 ROWS = 16
 """Problems that are tried, evenly spaced."""

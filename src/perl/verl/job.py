@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from perl.errors import DataError, Mistake, RecipeError, RunFolderError, raise_all
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.rewards.custom import code_files
 from perl.rewards.one_by_one import settings_text
+from perl.run.code import code_files
 from perl.run.files import new_folder, sha256_of
 from perl.run.folder import installed_versions
 from perl.sandbox import is_sandbox, model_folder

@@ -5,10 +5,10 @@ rows, conversations as text -> Verdicts
 
 from collections.abc import Sequence
 
-from perl.agents.asked import Asking, last_words
 from perl.evaluation.scoring.scorers import SCORERS, Scorer
 from perl.evaluation.scoring.task import MATH, WITH_TOOLS, Question
 from perl.rewards.verifier import Judging
+from perl.rollouts.agents.asked import Asking, last_words
 from perl.types import Verdict
 
 

@@ -25,11 +25,12 @@ from perl.recipe.eval_section import SCORER_SECONDS
 from perl.recipe.rollout_section import RolloutSection
 from perl.recipe.sections import RewardSetting
 from perl.rewards.answers import conclusion, extract_answer
-from perl.rewards.custom import Failures, code_digest, shown_prompt, unsendable
+from perl.rewards.custom import Failures, shown_prompt, unsendable
 from perl.rewards.named import NAMED_REWARDS
 from perl.rewards.resolve import GOLD, Reward, resolve_rewards, reward_mistakes
 from perl.rewards.verifier import Judging
-from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS
+from perl.run.code import code_digest
+from perl.run.workers.pool import LONGEST_LIMIT_SECONDS
 from perl.types import Verdict
 
 # What a reward may ask for beside the columns; an evaluation keeps texts, not tokens.

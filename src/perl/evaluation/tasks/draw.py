@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from perl.agents.asked import Asking, as_text
 from perl.errors import RewardError
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.samples import NOT_JUDGED, Place, Sample
@@ -21,6 +20,7 @@ from perl.evaluation.scoring.scorers import SCORERS, Scorer
 from perl.evaluation.scoring.task import MATH, Question
 from perl.recipe.rollout_section import Capabilities
 from perl.rewards.verifier import Judging
+from perl.rollouts.agents.asked import Asking, as_text
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 from perl.run.joint_work import Processes
 from perl.run.shards import is_sharded

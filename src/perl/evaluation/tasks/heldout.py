@@ -11,7 +11,6 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.agents.asked import Asking, asking_of
 from perl.data import heldout_name, load_problem_set, prompt_text
 from perl.errors import PerlError
 from perl.evaluation.scoring.agent_scorer import agent_scorer
@@ -23,6 +22,7 @@ from perl.evaluation.tasks.draw import TaskRequest, draw
 from perl.evaluation.tasks.questions import PreparedTask, protocol_hash, rendered
 from perl.policy.model import eos_token_ids
 from perl.recipe import Recipe
+from perl.rollouts.agents.asked import Asking, asking_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.run.facts import RECIPE, is_run, run_above
 from perl.types import Prompt

@@ -20,8 +20,8 @@ from typing import Any
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
-from perl.rewards.workers.pool import WorkerPool, WorkerStartError, check_limit
 from perl.run.launched import own_share
+from perl.run.workers.pool import WorkerPool, WorkerStartError, check_limit
 from perl.types import Verdict, VerdictStatus
 
 # Processor time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from perl.agents.calls import OUTCOMES, Answer, Caller
-from perl.agents.conversations import Conversation, Limits, Turn, Words, converse, take_turn
-from perl.agents.environments import VOID
 from perl.errors import BrokenPromiseError, RewardError, warn
 from perl.policy.model import base_of
+from perl.rollouts.agents.calls import OUTCOMES, Answer, Caller
+from perl.rollouts.agents.conversations import Conversation, Limits, Turn, Words, converse, take_turn
+from perl.rollouts.agents.environments import VOID
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.live import mode_of, most
 from perl.trainer.overrides import may_hold_images

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
-from perl.agents.tools import Tool
 from perl.errors import PerlError
-from perl.rewards.workers.worker import placed_line
+from perl.rollouts.agents.tools import Tool
+from perl.run.workers.worker import placed_line
 
 Outcome = Literal["answered", "unknown", "arguments", "error", "timeout", "given_up"]
 OUTCOMES: tuple[Outcome, ...] = ("answered", "unknown", "arguments", "error", "timeout", "given_up")

@@ -2,7 +2,7 @@
 
 item, limits -> status, value, error, seconds as JSON
 
-Runs in a separate process, started by :mod:`perl.rewards.workers.pool`. When the parent is gone, the end of the
+Runs in a separate process, started by :mod:`perl.run.workers.pool`. When the parent is gone, the end of the
 channel ends an idle worker and a thread that looks for the parent a busy one. In a long call into C, during which no
 thread of Python runs, a timer of the kernel does at the limit of the item.
 """

@@ -22,11 +22,13 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from perl.rewards.workers.worker import START_SECONDS, imported, placed_line, watch_parent
+from perl.run.workers.worker import START_SECONDS, imported, placed_line, watch_parent
 
 STARTS = "_perl_start"
 """Method that starts the process of an environment, before the time of a call counts."""
-_START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from perl.agents.isolated import main; main()"
+_START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from perl.rollouts.agents.isolated import main; main()"
+)
 
 
 @functools.cache

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from perl.agents.calls import Caller, OutOfTimeError
-from perl.agents.isolated import STARTS, isolated
-from perl.agents.tools import (
+from perl.errors import Mistake, PerlError, RecipeError, raise_all
+from perl.recipe.agent_section import AgentSection
+from perl.rollouts.agents.calls import Caller, OutOfTimeError
+from perl.rollouts.agents.isolated import STARTS, isolated
+from perl.rollouts.agents.tools import (
     NOT_TOOLS,
     Tool,
     environment_mistakes,
@@ -26,11 +28,8 @@ from perl.agents.tools import (
     tool_mistakes,
     tools_of,
 )
-from perl.errors import Mistake, PerlError, RecipeError, raise_all
-from perl.recipe.agent_section import AgentSection
-from perl.rewards.custom import code_digest
-from perl.rewards.resolve import by_own_names
-from perl.rewards.workers.worker import placed_line
+from perl.run.code import code_digest
+from perl.run.workers.worker import placed_line
 
 _GUARDED = "_perl_guarded"
 VOID = "_perl_void"
@@ -74,7 +73,7 @@ def _guarded_class(kind: type, seconds: float, own_names: tuple[tuple[str, str],
     def reset(self: Any, **row: Any) -> Any:  # noqa: ANN401
         setattr(self, VOID, "")
         getattr(self, STARTS, lambda: None)()
-        row |= by_own_names(row, dict(own_names))
+        row |= _own(row, dict(own_names))
         found = _kept(self, "reset", lambda: kind.reset(self, **row), caller)  # type: ignore[attr-defined]
         if found is None or isinstance(found, str) or (isinstance(found, list) and found):
             return found
@@ -94,6 +93,12 @@ def _guarded_class(kind: type, seconds: float, own_names: tuple[tuple[str, str],
     if inspect.isfunction(getattr(kind, "get_reward", None)):
         members["get_reward"] = get_reward
     return type(kind.__name__, (kind,), members)
+
+
+def _own(row: Mapping[str, Any], own_names: Mapping[str, str]) -> dict[str, Any]:
+    """What a row's columns are called in the data, and the gold answer as ``answer``, beside what is stored."""
+    names = {"answer": "solution", **own_names}
+    return {name: row[stored] for name, stored in names.items() if stored in row and name not in row}
 
 
 def _kept(environment: Any, method: str, call: Callable[[], Any], caller: Caller) -> Any:  # noqa: ANN401
@@ -179,7 +184,7 @@ class Agent:
                 raise RecipeError(what, "agent.environment", "the column environment names one of them")
         for name, kind in self.environments.items():
             own = next((row for row in rows if not self.several or row.get("environment") == name), None)
-            given = {**(own or {}), **by_own_names(own or {}, self.own_names)}
+            given = {**(own or {}), **_own(own or {}, self.own_names)}
             given = {key: value for key, value in given.items() if not (self.several and key == "environment")}
             mistake = None if own is None else reset_mistake(kind, given, "agent.environment")
             raise_all(RecipeError, [mistake] if mistake else [])

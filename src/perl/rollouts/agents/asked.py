@@ -13,12 +13,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from perl.agents.calls import Caller
-from perl.agents.conversations import Conversation, Limits, Message, Turn, Words, converse, take_turn, words_of
-from perl.agents.environments import VOID, Agent, find_agent
 from perl.data.prompts import render_prompts
 from perl.errors import DataError
 from perl.recipe.agent_section import AgentSection
+from perl.rollouts.agents.calls import Caller
+from perl.rollouts.agents.conversations import Conversation, Limits, Message, Turn, Words, converse, take_turn, words_of
+from perl.rollouts.agents.environments import VOID, Agent, find_agent
 from perl.rollouts.engine import Engine, EngineSampling, Request
 
 # Between the seeds of a conversation's turns: a prime, above the number of conversations of any evaluation.
@@ -82,7 +82,7 @@ class Asking:
             seeds: Of each conversation.
             engine: Has the policy.
             sampling: How tokens are drawn; its length is that of a whole conversation.
-            anyone: As of :func:`perl.agents.conversations.converse`.
+            anyone: As of :func:`perl.rollouts.agents.conversations.converse`.
             in_shards: Whether a forward pass needs every process, so that one without a turn to write takes part.
         """
         found: list[Conversation] = []
@@ -177,7 +177,7 @@ def asking_of(
 
     Args:
         section: Has tools.
-        own_names: As of :class:`perl.agents.environments.Agent`.
+        own_names: As of :class:`perl.rollouts.agents.environments.Agent`.
         tokenizer: The base's; its templates may be replaced.
         arguments: Further ones of the chat template.
         context: Tokens that the base can read; None: any number.

@@ -17,7 +17,7 @@ from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from perl.errors import Mistake, RecipeError, did_you_mean
-from perl.rewards.workers.worker import placed_line
+from perl.run.workers.worker import placed_line
 
 Tool = Callable[..., Any]
 NOT_TOOLS = ("reset", "get_reward")

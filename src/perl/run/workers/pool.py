@@ -24,14 +24,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 from perl.errors import RewardError
-from perl.rewards.workers.worker import LIMITS, START_SECONDS, one_line
+from perl.run.workers.worker import LIMITS, START_SECONDS, one_line
 
 # For one item. More than any call needs, and far from what the timers of the kernel cannot hold.
 LONGEST_LIMIT_SECONDS = 86_400.0
 _LONGEST_ANSWER_BYTES = 1 << 28
-# A worker is started by -c: `-m perl.rewards.workers.worker` would need this package's folder in PYTHONPATH, ahead of
+# A worker is started by -c: `-m perl.run.workers.worker` would need this package's folder in PYTHONPATH, ahead of
 # the standard library and seen by every process that the user's function starts.
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.rewards.workers.worker import main; main()"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.run.workers.worker import main; main()"
 _STDERR = 2  # not sys.stderr, which may be no file
 # With which the kernel ends a worker that is past its limit; see worker.py.
 _TIMER_SIGNALS = (signal.SIGALRM, signal.SIGPROF) if os.name == "posix" else ()

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, get_training_chat_template, parse_response
 from trl.chat_template_utils import is_chat_template_prefix_preserving as keeps_earlier_turns
 
-from perl.agents.calls import Answer, Caller, Outcome
-from perl.agents.plain_calls import show_tools
-from perl.agents.tools import Tool
 from perl.errors import RecipeError
+from perl.rollouts.agents.calls import Answer, Caller, Outcome
+from perl.rollouts.agents.plain_calls import show_tools
+from perl.rollouts.agents.tools import Tool
 
 # Characters of a result that are looked at for each token that it may have; the rest of ten megabytes is not.
 _CHARACTERS = 16
@@ -183,7 +183,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], w
     """How a base's conversations are read and shown, as TRL's trainer does with the same tokenizer.
 
     Args:
-        tokenizer: Its templates may be replaced: see :func:`perl.agents.plain_calls.show_tools`.
+        tokenizer: Its templates may be replaced: see :func:`perl.rollouts.agents.plain_calls.show_tools`.
         arguments: Further ones of the chat template.
         where: What the user asked for tools in.
 
