@@ -37,6 +37,13 @@ class AgentSection(Section):
     )
 
     @property
+    def paths(self) -> list[str]:
+        """Every class and function that is named."""
+        several = self.environment
+        kinds = list(several.values()) if isinstance(several, dict) else [several] if several else []
+        return [*kinds, *self.tools]
+
+    @property
     def acts(self) -> bool:
         """Whether there is any tool."""
         return bool(self.environment or self.tools)

@@ -48,6 +48,7 @@ class PromptFormat:
         sampling: Name of a setting of ``generate`` -> value.
         example: A question.
         examples: Answered questions before every question.
+        tools: That it may call, as the recipe names them; empty: none.
     """
 
     chat: bool | None = None
@@ -57,6 +58,7 @@ class PromptFormat:
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     example: str = "What is 12 * 13?"
     examples: Sequence[AnsweredQuestion] = ()
+    tools: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> PromptFor
         system_prompt=recipe.data.system_prompt,
         prompt_template=recipe.data.prompt_template,
         examples=recipe.data.examples,
+        tools=", ".join(f"`{plain_word(path.rpartition('/')[2])}`" for path in recipe.agent.paths),
         template_arguments=(recipe.train.get("chat_template_kwargs") or {}) | switches,
         sampling={**sampling, "max_new_tokens": longest},
         **example,

@@ -199,15 +199,8 @@ class Agent:
     @property
     def digests(self) -> dict[str, str]:
         """What each class and function is called and what its code says, for cards and for a run that goes on."""
-        named = self.section.environment or {}
-        paths = [*(named.values() if isinstance(named, dict) else [named]), *self.section.tools]
-        found = [self.factory_at(path) for path in paths]
+        found = [find(path, "agent") for path in self.section.paths]
         return {f"{one.__module__}:{one.__qualname__}": code_digest(f"{one.__module__}:x") for one in found}
-
-    @staticmethod
-    def factory_at(path: str) -> Any:  # noqa: ANN401 (a class or a function)
-        """What was imported under a name of the section."""
-        return find(path, "agent")
 
 
 def find_agent(section: AgentSection, own_names: Mapping[str, str] = MappingProxyType({})) -> Agent:
