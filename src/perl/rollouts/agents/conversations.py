@@ -128,7 +128,14 @@ class Words:
 
     def read(self, ids: Sequence[int], before: Sequence[int], tools: Mapping[str, Tool]) -> Message:
         """What the policy said in a turn, with what it calls."""
-        message: Message = parse_response(self.tokenizer, list(ids), prefix=list(before), tools=list(tools.values()))
+        if not ids:  # there was no room for any
+            return {"role": "assistant", "content": ""}
+        try:
+            message: Message = parse_response(
+                self.tokenizer, list(ids), prefix=list(before), tools=list(tools.values())
+            )
+        except Exception:  # noqa: BLE001 (the parser of a template, on whatever a model writes)
+            return {"role": "assistant", "content": self.tokenizer.decode(list(ids), skip_special_tokens=True)}
         return message
 
     def after(self, answers: Sequence[Message], last: int | None) -> list[int]:

@@ -63,6 +63,7 @@ def test_calls_are_read_back(tokenizer, text, content, arguments):
     assert message["content"] == content
     assert [call["function"]["arguments"] for call in message.get("tool_calls", [])] == arguments
     assert message == parse_response(tokenizer, ids, prefix=[], tools=[multiply])  # as TRL reads it
+    assert words.read([], ids, {}) == {"role": "assistant", "content": ""}
 
 
 def test_a_result_follows_the_turn_token_by_token_whether_that_was_ended_or_cut(tokenizer):
