@@ -8,7 +8,7 @@ core, outside of what is measured. Here it does not; whole runs do (``matrix.py`
 """
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.run.products import by_torch
 from perl.trainer.callbacks.adapter import AdapterCallback
 
 RANK = 16
@@ -51,7 +52,7 @@ class Meter:
         self.counter: FlopCounterMode | None = None
         self.watch: AbstractContextManager[Any] | None = None
         self.watched = 0
-        self._inside: AbstractContextManager[Any] | None = None
+        self._inside: ExitStack | None = None
         self.metrics: dict[str, list[float]] = {}
         self.clear()
 
@@ -68,8 +69,9 @@ class Meter:
         """Called before the first micro-batch of a step."""
         self._in_use = self._start_peak()
         if self.watch is not None and len(self.seconds) == self.watched:
-            self.watch.__enter__()
-            self._inside = self.watch
+            self._inside = ExitStack()
+            self._inside.enter_context(by_torch())  # counters know no other library's products
+            self._inside.enter_context(self.watch)
         self._flops = self.counter.get_total_flops() if self.counter else 0
         self._started = time.perf_counter()
 
@@ -89,7 +91,7 @@ class Meter:
     def leave(self) -> None:
         """Leaves ``watch`` if a step is within it: also of a step that failed, or it would watch all that follows."""
         if self._inside is not None:
-            self._inside.__exit__(None, None, None)
+            self._inside.close()
             self._inside = None
 
     def _start_peak(self) -> int | None:

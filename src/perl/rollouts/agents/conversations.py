@@ -105,10 +105,6 @@ class Conversation:
         elif written and ids:
             self.log_probs = None
 
-    def sampled(self) -> list[int]:
-        """The tokens that the policy wrote, turn after turn."""
-        return [token for token, written in zip(self.ids, self.written, strict=True) if written]
-
 
 @dataclass(frozen=True)
 class Words:

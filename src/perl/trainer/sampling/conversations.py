@@ -6,7 +6,6 @@ Every conversation ends: a call has its limit, what fails is told to the policy 
 environment failed has no reward. What is trained is compared, token by token, with what was sampled.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,8 +23,6 @@ from perl.trainer.arguments.config import own_setting
 from perl.trainer.live import mode_of, most
 from perl.trainer.overrides import may_hold_images
 from perl.trainer.sampling.generation import Opening
-
-logger = logging.getLogger("perl")
 
 HeldConversations = tuple[
     list[list[int]], list[list[dict[str, Any]]], list[list[int]], list[list[float]] | None, int, int, list[list[Any]]
