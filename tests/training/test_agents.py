@@ -1,6 +1,7 @@
 """A recipe with an environment: it is planned, learns, is scored in it, and its verdicts can be made again."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,7 @@ import pytest
 import perl
 from perl.cli.commands import run
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, RecipeError
-from perl.policy.model import load_tokenizer
-from perl.recipe.agent_section import AgentSection
-from perl.recipe.sections import ModelSection
-from perl.rollouts.agents.asked import Asking
-from perl.rollouts.agents.conversations import words_of
-from perl.rollouts.agents.environments import find_agent
+from perl.sandbox import load_problems
 from perl.sandbox.tools import Book
 
 SHORT = ["train.max_steps=6", "train.learning_rate=4e-3", "eval.limit=20", "eval.k=2", "-q"]
@@ -31,14 +27,12 @@ def test_a_tool_is_learnt_and_base_and_adapter_are_scored_in_the_environment(tmp
     assert score["base"] < 0.3 < score["adapter"]
     assert done.facts["rewards"] == {"Book": 1.0}
     assert [*done.facts["reward_code"]] == ["perl.sandbox.tools:Book"]
+    golds = [problem.answer for problem in load_problems("sandbox:books", "heldout")]
     rows = [json.loads(line) for line in Path("run/eval/samples.jsonl").read_text().splitlines()]
-    section = AgentSection(environment="perl.sandbox.tools:Book", max_turns=4)
-    asking = Asking(find_agent(section), words_of(load_tokenizer(ModelSection(name="sandbox:caller")), {}))
-    questions = perl.sandbox.load_problems("sandbox:books", "heldout")
     for row in rows:
-        prompt = [{"role": "user", "content": questions[int(row["problem"])].question}]
-        reward, _ = asking.made_again({"prompt": prompt}, row["text"])
-        assert (reward == 1.0) == (row["status"] == "right")
+        said = [call["function"] for turn in json.loads(row["text"]) for call in turn.get("tool_calls") or []]
+        given = [call["arguments"]["number"] for call in said if call["name"] == "answer"][-1:]
+        assert (given == [golds[int(row["problem"])]]) == (row["status"] == "right")
     assert {message["role"] for row in rows for message in json.loads(row["text"])} == {"assistant", "tool"}
     assert run(["card", "run", "--check"], "perl") == EXIT_DONE
     assert "judged by `tools: perl.sandbox.tools:Book@" in Path("run/adapter/README.md").read_text()
@@ -73,6 +67,7 @@ def test_a_new_recipe_has_an_environment_that_is_begun_and_one_that_is_there_is_
     assert run(["train", "recipe.yaml", "--dry-run"], "perl") == EXIT_DONE
     assert "# tools    Environment (answer, calculate)" in capsys.readouterr().out
     Path("my_env.py").write_text(Path("my_env.py").read_text().replace("class Environment", "class Mine"))
+    monkeypatch.delitem(sys.modules, "my_env")
     assert run([*command, "--force"], "perl") == EXIT_DONE
     assert "environment: my_env.py:Mine" in Path("recipe.yaml").read_text()
 

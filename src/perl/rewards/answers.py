@@ -63,10 +63,11 @@ _MOST_MARKERS = 50
 
 
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """What the model wrote, whichever form it comes in."""
+    """What the model wrote, whichever form it comes in; of a conversation with tools its last words, and no answer."""
     if isinstance(completion, str):
         return completion
-    return "".join(str(message.get("content") or "") for message in completion)
+    said = [message for message in completion if message.get("role", "assistant") == "assistant"]
+    return str(said[-1].get("content") or "") if said else ""
 
 
 def conclusion(text: str) -> str:

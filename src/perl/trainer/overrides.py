@@ -123,9 +123,9 @@ def received(
     method, own = getattr(trainer, name), vars(trainer).get(name)
     results: list[Any] = []
 
-    def listened(first: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (any method's)
-        results.append(method(first, *args, **kwargs))
-        note(first, results[-1])
+    def listened(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (any method's)
+        results.append(method(*args, **kwargs))
+        note((*args, *kwargs.values())[0], results[-1])
         return results[-1]
 
     setattr(trainer, name, listened)

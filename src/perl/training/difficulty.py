@@ -174,7 +174,7 @@ def _evaluation(plan: Plan, count: int, subject: Subject, rows: Sequence[int] | 
     return Evaluation(
         subject=subject,
         protocol=protocol,
-        tasks=(heldout_task("train", prompts, protocol, ends, asking=asking),),
+        tasks=(heldout_task("train", prompts, protocol, ends, None, asking, plan.asking, examples),),
         folder=subject.folder,
         engine=_engine(recipe, how),
         template=template_hash(plan.tokenizer),

@@ -246,12 +246,12 @@ def _rollout_lines(plan: Plan) -> Iterator[str]:
 def first_prompt(plan: Plan) -> str:
     """The first training prompt as the policy reads it, special tokens and all, and its gold answer."""
     row = plan.problems.train[0]
-    [asked] = plan.rendered([row])
-    text = json.dumps(plan.tokenizer.decode(asked.token_ids), ensure_ascii=False)
+    ids = plan.rendered([row])[0].token_ids if plan.asking is None else plan.asking.begun(row)[0].prompt_ids
+    text = json.dumps(plan.tokenizer.decode(ids), ensure_ascii=False)
     if len(text) > _LONGEST_PROMPT:
         text = f"{text[: _LONGEST_PROMPT // 2]} ... {text[-_LONGEST_PROMPT // 2 :]}"
     template = "no chat template" if isinstance(row["prompt"], str) else "by the chat template"
     mode = plan.recipe.data.thinking
     template += "" if mode is None else f", thinking {'on' if mode else 'off'}"
     gold = f", answer {json.dumps(row['solution'], ensure_ascii=False)[:80]}" if row.get("solution") is not None else ""
-    return f"prompt   {text} ({len(asked.token_ids)} tokens, {template}){gold}"
+    return f"prompt   {text} ({len(ids)} tokens, {template}){gold}"

@@ -28,6 +28,7 @@ from perl.recipe.sections import PromptsSection, TeacherSection
 from perl.rewards.custom import unsendable
 from perl.rewards.resolve import GOLD, by_own_names, judging_of
 from perl.rewards.verifier import Judging, unreadable
+from perl.rollouts.agents.asked import added_tokens
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.server_command import server_command
 from perl.run.progress import live_line
@@ -42,6 +43,9 @@ from perl.training.inputs import Inputs, held_out_here
 # A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
 _MOST_UNREADABLE = 0.05
 _ANSWERS_AT_A_TIME = 500
+
+
+_BEGUN = 16  # conversations that are begun to see what an environment adds to a question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +252,8 @@ def _prompt_tokens(inputs: Inputs, arguments: PeftRLConfig) -> tuple[int, float,
     rendered = [inputs.rendered(list(rows)) for rows in sets]
     lengths = [[len(prompt.token_ids) for prompt in prompts] for prompts in rendered]
     longest = max(max(of_set) for of_set in lengths)
+    if inputs.asking is not None:
+        longest += added_tokens(inputs.asking, list(inputs.problems.train.select(range(min(_BEGUN, len(sets[0]))))))
     context = getattr(inputs.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and longest + arguments.max_completion_length > context:
         raise ModelError(

@@ -20,6 +20,7 @@ from perl.errors import DataError, ModelError
 from perl.policy.bases import BASES, shipped_config
 from perl.policy.hub_files import is_out_of_reach
 from perl.recipe import Recipe
+from perl.recipe.agent_section import AgentSection
 from perl.recipe.recipe import DEFAULT_REWARDS
 from perl.recipe.sections import DataSection
 from perl.training.inputs import read_inputs
@@ -57,6 +58,7 @@ def assumed_plan(recipe: Recipe, *, data_here: bool = True, runs_here: bool = Tr
         there = replace(
             recipe,
             model=recipe.model.model_copy(update={"name": folder, "revision": None}),
+            agent=AgentSection(),
             data=recipe.data.model_copy(update={"thinking": None}),
             eval=recipe.eval.model_copy(update={"enabled": False}),
         )
@@ -68,7 +70,8 @@ def assumed_plan(recipe: Recipe, *, data_here: bool = True, runs_here: bool = Tr
     lengths = f"prompts of {plan.mean_prompt:.0f} tokens on average, up to {plan.longest_prompt}"
     data = f"its data is not here: {len(plan.problems.train):,} {lengths}"
     counted = f"{CHARACTERS_OF_A_TOKEN} characters of a prompt are a token"
-    return replace(plan, recipe=recipe, assumed=(sizes, counted if data_here else data))
+    tools = ("the texts of its tools and what they answer are not counted",) if recipe.agent.acts else ()
+    return replace(plan, recipe=recipe, assumed=(sizes, counted if data_here else data, *tools))
 
 
 def _counting() -> PreTrainedTokenizerFast:

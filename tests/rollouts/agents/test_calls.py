@@ -1,8 +1,11 @@
 """Whatever a tool does there is an answer for the policy, and an outcome to be counted."""
 
 import asyncio
+import contextlib
 import os
 import re
+import signal
+import sys
 import threading
 import time
 
@@ -34,6 +37,25 @@ async def blocking():
     time.sleep(60)
 
 
+async def cancelled():
+    raise asyncio.CancelledError
+
+
+async def leaving():
+    sys.exit(3)
+
+
+async def late():
+    raise TimeoutError("of its own")
+
+
+def stubborn():
+    for _ in range(2):
+        with contextlib.suppress(BaseException):  # as a careless tool does
+            time.sleep(60)
+    time.sleep(60)
+
+
 class Unprintable:
     def __str__(self):
         raise ValueError("no")
@@ -50,7 +72,12 @@ def fail():
         (lambda: b"\xff", {}, "answered", r"b'\xff'"),
         (lambda: float("nan"), {}, "answered", "nan"),
         (lambda: None, {}, "answered", "None"),
-        (lambda: [{"type": "text", "text": "a"}], {}, "answered", [{"type": "text", "text": "a"}]),
+        (lambda: [{"type": "text", "text": "a"}], {}, "answered", "a"),
+        (lambda: [{"type": "book", "title": "a"}], {}, "answered", "[{'type': 'book', 'title': 'a'}]"),
+        (cancelled, {}, "error", "{'error': ''}"),
+        (leaving, {}, "error", "{'error': '3'}"),
+        (late, {}, "error", "{'error': 'of its own'}"),
+        (stubborn, {}, "timeout", "{'error': 'tool did not answer within 0.5 s'}"),
         (later, {"value": 3}, "answered", "3"),
         (lambda: later(4), {}, "answered", "4"),
         (lambda: time.sleep(60), {}, "timeout", "{'error': 'tool did not answer within 0.5 s'}"),
@@ -80,6 +107,20 @@ def test_calls_are_answered_in_order_and_one_that_hangs_again_and_again_is_not_m
     assert outcomes == expected
     assert [answer.content for answer in answers[-5:-2]] == ["0", "1", "2"]
     assert time.monotonic() - begun < 20
+
+
+def test_a_timer_of_the_script_goes_on_and_so_does_that_around_a_call():
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 50.0)
+    try:
+        environment = guarded(type("Sure", (Counting,), {"get_reward": lambda _: 1.0}), LIMIT)()
+        environment.reset()
+        tools = {"ask": lambda: (environment.get_reward(), time.sleep(60))}
+        assert Caller(LIMIT).answers([(tools, call("ask"))])[0].outcome == "timeout"
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_in_another_thread_a_call_is_made_without_a_limit():

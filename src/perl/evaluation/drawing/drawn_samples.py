@@ -90,7 +90,7 @@ def stored_samples(
     ]
     gone = set(dropped)
     kept = [s for place, s in found.items() if place not in gone and s.problem in asked and s.index < protocol.k]
-    if not wanted.judged:
+    if not wanted.judged or (wanted.asking is not None and wanted.asking.rewards_itself):
         return StoredSamples({sample.place: sample for sample in kept}, 0, dropped)
     questions = {one.problem: one.as_question for one in wanted.asked}
     texts = [sample.text for sample in kept]

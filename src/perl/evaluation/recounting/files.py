@@ -135,7 +135,8 @@ def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
     found: dict[str, dict[str, str | Question]] = {}
     defined = all_tasks()
     for task in results.tasks:
-        if task.title == task.name + HELD_OUT and task.scorer.startswith(WITH_TOOLS):
+        tools = task.title == task.name + HELD_OUT and task.scorer.startswith(WITH_TOOLS)
+        if tools and (recipe is None or recipe.agent.acts):
             continue  # whose verdicts take the run's tools
         for questions, examples in candidates(task, recipe, results.protocol.seed):
             if questions_hash(questions) == task.data.get("sha256"):

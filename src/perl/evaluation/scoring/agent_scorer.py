@@ -1,14 +1,16 @@
-"""What makes a conversation right: the reward of its environment, or the answer that it ends with.
+"""What makes a conversation right: the reward of its environment when it had ended, or the answer that it ends with.
 
-rows, conversations as text -> Verdicts
+questions, conversations as text -> Verdicts
 """
 
 from collections.abc import Sequence
 
+from perl.errors import RewardError
 from perl.evaluation.scoring.scorers import SCORERS, Scorer
 from perl.evaluation.scoring.task import MATH, WITH_TOOLS, Question
 from perl.rewards.verifier import Judging
-from perl.rollouts.agents.asked import Asking, last_words
+from perl.rollouts.agents.asked import Asking, as_text, last_words
+from perl.rollouts.agents.conversations import Conversation
 from perl.types import Verdict
 
 
@@ -16,18 +18,23 @@ def agent_scorer(asking: Asking) -> Scorer:
     """The scorer of a recipe's conversations.
 
     Args:
-        asking: With environments that reward, or without: then the last words are compared with the gold answer.
+        asking: With environments that reward, whose verdicts :func:`verdict_of` gives; or without: then the last words
+            are compared with the gold answer.
     """
-    success, name = asking.agent.section.success, f"{WITH_TOOLS}{asking.label}"
 
-    def by_environment(asked: Sequence[Question], texts: Sequence[str], _: Judging) -> list[Verdict]:
-        found = [asking.made_again(question.row, text) for question, text in zip(asked, texts, strict=True)]
-        return [
-            Verdict("error" if reward is None else "right" if reward >= success else "wrong", last.strip() or None)
-            for reward, last in found
-        ]
+    def gone(asked: Sequence[Question], texts: Sequence[str], _: Judging) -> list[Verdict]:
+        what = f"{len(texts)} conversations on {len(asked)} questions cannot be judged again without their environments"
+        raise RewardError(what, "agent.environment", "draw them anew, in another folder")
 
     def by_answer(asked: Sequence[Question], texts: Sequence[str], limits: Judging) -> list[Verdict]:
         return SCORERS[MATH].verdicts(asked, [last_words(text) for text in texts], limits)
 
-    return Scorer(name, by_environment if asking.rewards_itself else by_answer)
+    return Scorer(f"{WITH_TOOLS}{asking.label}", gone if asking.rewards_itself else by_answer)
+
+
+def verdict_of(asking: Asking, one: Conversation) -> Verdict:
+    """What an environment makes of a conversation that has just ended."""
+    said = last_words(as_text(one)).strip() or None
+    if one.reward is None:
+        return Verdict("error", said)
+    return Verdict("right" if one.reward >= asking.agent.section.success else "wrong", said)

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from perl.errors import RewardError
+from perl.evaluation.scoring.agent_scorer import verdict_of
 from perl.evaluation.scoring.protocol import Protocol
 from perl.evaluation.scoring.samples import NOT_JUDGED, Place, Sample
 from perl.evaluation.scoring.scorers import SCORERS, Scorer
@@ -273,11 +274,12 @@ def _converse(
         return sharing.processes.by_main(lambda: any(parts))
 
     sampling = protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids)
-    held = asking.hold(rows, seeds, engine, sampling, anyone, in_shards=sharing.in_shards)
-    for place, seed, one in zip(places, seeds, held, strict=True):
-        text, tokens = as_text(one), len(one.ids)
-        sample = Sample(*place, seed, text, tokens, tokens == wanted.max_new_tokens, NOT_JUDGED)
-        if limits is not None:
+    for number, one in asking.hold(rows, seeds, engine, sampling, anyone, in_shards=sharing.in_shards):
+        place, text, tokens = places[number], as_text(one), len(one.ids)
+        sample = Sample(*place, seeds[number], text, tokens, tokens == wanted.max_new_tokens, NOT_JUDGED)
+        if asking.rewards_itself:
+            sample = sample.judged(verdict_of(asking, one))
+        elif limits is not None:
             question = by_id[place[1]].as_question
             sample = sample.judged(wanted.scorer.verdicts([question], [text], limits)[0])
         on_sample(sample)

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from perl.errors import Mistake, ModelError, first_line
 from perl.recipe.section import Section
-from perl.rewards.answers import Completions, completion_text
+from perl.rewards.answers import Completions
 
 _KINDS = {"ForTokenClassification": "token", "ForCausalLM": "causal"}
 _WHERE = "process_reward.model"
@@ -110,7 +110,7 @@ class ProcessModel:
         if chat:  # a chat template writes the first token itself
             prompt = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
         elif not isinstance(prompt, str):
-            prompt = "\n".join(completion_text([message]) for message in prompt)
+            prompt = "\n".join(str(message.get("content") or "") for message in prompt)
         if self.is_causal:  # as Math-Shepherd: "question step tag\nstep tag"
             space = "" if chat or not prompt or prompt[-1].isspace() else " "
             pieces = [_ids(self.tokenizer, prompt + space + steps[0], special=not chat)]

@@ -1,13 +1,12 @@
 """Conversations that an engine writes, of rows of data: how a policy is scored in its environment.
 
-rows, seeds, engine -> Conversation, each with its environment; its turns as text -> the same turns, made again
+rows, seeds, engine -> Conversation, with what its environment says it was worth
 
-A conversation is kept as its messages. Its environment is not kept: to judge it, the policy's turns are made again in a
-new one, so that a verdict can be checked later, wherever the environment depends on its row and the turns alone.
+A conversation is kept as its messages, and its environment is not: the verdict is given once, when it has ended.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +16,15 @@ from perl.data.prompts import render_prompts
 from perl.errors import DataError
 from perl.recipe.agent_section import AgentSection
 from perl.rollouts.agents.calls import Caller
-from perl.rollouts.agents.conversations import Conversation, Limits, Message, Turn, Words, converse, take_turn, words_of
-from perl.rollouts.agents.environments import VOID, Agent, find_agent
+from perl.rollouts.agents.conversations import Conversation, Limits, Turn, Words, converse, take_turn, words_of
+from perl.rollouts.agents.environments import Agent, find_agent
 from perl.rollouts.engine import Engine, EngineSampling, Request
 
 # Between the seeds of a conversation's turns: a prime, above the number of conversations of any evaluation.
 _NEXT_TURN = 1_000_000_007
 _SEEDS = 2**63
-# Processes of environments that run at once while a policy is scored.
-_MOST_ISOLATED = 64
+# Conversations that are held at once while a policy is scored, all of which a kill loses; processes likewise.
+_MOST_AT_ONCE, _MOST_ISOLATED = 256, 64
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Asking:
         environment, said = self.agent.begun(row)
         messages = list(row["prompt"])
         if said is not None:
-            if not isinstance(said, str):
+            if not isinstance(said, str) or not isinstance(messages[-1]["content"], str):
                 raise DataError("reset of an environment returned content parts", "agent.environment", "text, or None")
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + said}
         [prompt] = self.rendered([{**row, "prompt": messages}])
@@ -74,8 +73,8 @@ class Asking:
         anyone: Callable[[bool], bool] = bool,
         *,
         in_shards: bool = False,
-    ) -> list[Conversation]:
-        """A conversation of each row.
+    ) -> Iterator[tuple[int, Conversation]]:
+        """A conversation of each row, with the place of the row, as soon as it has ended.
 
         Args:
             rows: Of the data.
@@ -85,14 +84,12 @@ class Asking:
             anyone: As of :func:`perl.rollouts.agents.conversations.converse`.
             in_shards: Whether a forward pass needs every process, so that one without a turn to write takes part.
         """
-        found: list[Conversation] = []
-        most = _MOST_ISOLATED if self.agent.section.isolate else max(len(rows), 1)
-        begin = 0
+        most, begin = _MOST_ISOLATED if self.agent.section.isolate else _MOST_AT_ONCE, 0
         while anyone(begin < len(rows)):
             some = slice(begin, begin + most)
-            found += self._held(rows[some], seeds[some], engine, sampling, anyone, in_shards=in_shards)
+            held = self._held(rows[some], seeds[some], engine, sampling, anyone, in_shards=in_shards)
+            yield from enumerate(held, begin)
             begin += most
-        return found
 
     def _held(
         self,
@@ -104,7 +101,8 @@ class Asking:
         *,
         in_shards: bool,
     ) -> list[Conversation]:
-        found = [self.begun(row)[0] for row in rows]
+        begun = [self.begun(row) for row in rows]
+        found = [one for one, _ in begun]
         seed_of = {id(one): seed for one, seed in zip(found, seeds, strict=True)}
         limits = self.limits(sampling.max_completion_length)
 
@@ -129,27 +127,10 @@ class Asking:
         for one, turn in zip(found, write(found), strict=True):
             take_turn(one, turn, self.words, limits)
         converse(found, write, self.words, Caller(self.agent.section.call_timeout), limits, anyone)
+        for one, environment in begun:
+            one.reward = getattr(environment, "get_reward", lambda: None)()
+            one.tools = {}  # which hold their environment, and that its process
         return found
-
-    def made_again(self, row: Mapping[str, Any], text: str) -> tuple[float | None, str]:
-        """The reward of a conversation that was kept as text, and its last words.
-
-        Args:
-            row: Of the data.
-            text: As :func:`as_text` made it.
-
-        Returns:
-            None for the reward where the environment failed.
-        """
-        turns: list[Message] = json.loads(text)
-        environment, _ = self.agent.begun(row)
-        tools, caller = self.agent.tools_by_name(environment), Caller(self.agent.section.call_timeout)
-        said = [message for message in turns if message["role"] == "assistant"]
-        for number, message in enumerate(said, 1):
-            if number < self.agent.section.max_turns and message.get("answered", True):
-                caller.answers([(tools, call) for call in message.get("tool_calls") or ()])
-        reward = getattr(environment, "get_reward", lambda: None)()
-        return (None if getattr(environment, VOID, "") else reward), last_words(text)
 
     @property
     def label(self) -> str:
@@ -195,9 +176,12 @@ def last_words(text: str) -> str:
 
 
 def as_text(one: Conversation) -> str:
-    """A conversation's messages as they are kept; a turn whose calls nobody answered says so."""
-    messages = [dict(message) for message in one.messages]
-    for message, after in zip(messages, [*messages[1:], None], strict=True):
-        if message.get("tool_calls") and (after is None or after["role"] != "tool"):
-            message["answered"] = False
-    return json.dumps(messages, ensure_ascii=False)
+    """A conversation's messages as they are kept."""
+    return json.dumps(one.messages, ensure_ascii=False)
+
+
+def added_tokens(asking: Asking, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens that environments add to the questions of some rows, at most."""
+    shown = [len(prompt.token_ids) for prompt in asking.rendered(rows)]
+    begun = [len(asking.begun(row)[0].prompt_ids) for row in rows]
+    return max((after - before for before, after in zip(shown, begun, strict=True)), default=0)

@@ -12,6 +12,7 @@ import functools
 import inspect
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ OUTCOMES: tuple[Outcome, ...] = ("answered", "unknown", "arguments", "error", "t
 """What becomes of a call: there is no such tool, it does not take these arguments, it raised, it overran, or it was not
 made any more because the tool overran too often among these conversations."""
 MOST_TIMEOUTS = 3
+# A call that catches what interrupts it is interrupted again.
+_AGAIN_SECONDS, _SOON = 1.0, 0.001
+_running: list[None] = []
 
 
 class OutOfTimeError(BaseException):
@@ -42,11 +46,11 @@ class Answer:
     """What a call came to.
 
     Attributes:
-        content: As text, or as TRL's content parts where a tool answers with those.
+        content: As text.
         fault: In one line, for a log; empty: it answered.
     """
 
-    content: str | list[Any]
+    content: str
     outcome: Outcome
     fault: str = ""
 
@@ -57,12 +61,14 @@ class Caller:
     Attributes:
         seconds: That a call may take.
         overran: By the name of a tool, how often it did so since this was emptied.
+        loop: Of async tools; None: one that all callers share.
     """
 
     def __init__(self, seconds: float) -> None:
         """Nothing was called yet."""
         self.seconds = seconds
         self.overran: dict[str, int] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def answers(self, calls: Sequence[tuple[Mapping[str, Tool], Mapping[str, Any]]]) -> list[Answer]:
         """The answers of calls, in their order.
@@ -95,8 +101,8 @@ class Caller:
 
     def _begun(self, tools: Mapping[str, Tool], call: Mapping[str, Any]) -> Answer | tuple[str, Awaitable[Any]]:
         """The answer of a function; of an async one what must be awaited."""
-        about = call.get("function") or {}
-        name, arguments = str(about.get("name", call.get("name", "unknown"))), about.get("arguments")
+        name, about = called_name(call), call.get("function")
+        arguments = about.get("arguments") if isinstance(about, dict) else None
         tool = tools.get(name)
         if tool is None:
             return _failed("unknown", f"Tool {name} not found.")  # TRL's words
@@ -119,18 +125,24 @@ class Caller:
         if not waiting:
             return {}
 
-        async def one(call: Awaitable[Any]) -> Any:  # noqa: ANN401
+        async def kept(call: Awaitable[Any]) -> Any:  # noqa: ANN401
             try:
-                return await asyncio.wait_for(call, self.seconds)
-            except TimeoutError:
-                return OutOfTimeError()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's function may raise anything)
+                return await call
+            except BaseException as error:  # noqa: BLE001 (what the user's function raises must not reach the loop)
                 return error
+
+        async def one(call: Awaitable[Any]) -> Any:  # noqa: ANN401
+            task = asyncio.ensure_future(kept(call))
+            done, _ = await asyncio.wait({task}, timeout=self.seconds)
+            if done:
+                return task.result()
+            task.cancel()
+            return OutOfTimeError()
 
         async def every() -> list[Any]:
             return await asyncio.gather(*(one(call) for _, call in waiting.values()))
 
-        future = asyncio.run_coroutine_threadsafe(every(), _loop())
+        future = asyncio.run_coroutine_threadsafe(every(), self.loop or _loop())
         try:
             outcomes = future.result(self.seconds + 1.0)
         except concurrent.futures.TimeoutError:  # one of them blocks the loop
@@ -143,14 +155,26 @@ class Caller:
         if isinstance(made, OutOfTimeError):
             self.overran[name] = self.overran.get(name, 0) + 1
             return _failed("timeout", f"{name} did not answer within {self.seconds:g} s")
-        if isinstance(made, BaseException):
-            return Answer(str({"error": str(made)}), "error", placed_line(made))
-        if isinstance(made, list) and made and all(isinstance(part, dict) and "type" in part for part in made):
-            return Answer(made, "answered")
         try:
-            return Answer(str(made), "answered")
+            if isinstance(made, BaseException):
+                return Answer(str({"error": str(made)}), "error", placed_line(made))
+            return Answer(_text_of(made), "answered")
         except Exception as error:  # noqa: BLE001 (the user's class)
             return _failed("error", f"what {name} returned is no text: {placed_line(error)}")
+
+
+def called_name(call: Mapping[str, Any]) -> str:
+    """The name in a call as TRL parses it; whatever a model has written."""
+    about = call.get("function")
+    return str(about.get("name", "unknown") if isinstance(about, dict) else call.get("name", "unknown"))
+
+
+def _text_of(made: Any) -> str:  # noqa: ANN401 (what a tool returned)
+    """Its text; of TRL's content parts, where all are text, theirs."""
+    parts: list[Any] = made if isinstance(made, list) and made else [None]
+    if all(isinstance(part, dict) and part.get("type") == "text" and "text" in part for part in parts):
+        return "".join(str(part["text"]) for part in parts)
+    return str(made)
 
 
 def _failed(outcome: Outcome, fault: str) -> Answer:
@@ -172,13 +196,23 @@ def limited(seconds: float) -> Iterator[None]:
     def over(_signal: int, _frame: FrameType | None) -> None:
         raise OutOfTimeError
 
+    began = time.monotonic()
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
+    _running.append(None)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        _running.pop()
+        rest = max(left - (time.monotonic() - began), _SOON) if left else 0.0  # of whoever had set the timer
+        signal.setitimer(signal.ITIMER_REAL, rest, interval)
         signal.signal(signal.SIGALRM, before)
+
+
+def is_running() -> bool:
+    """Whether a call is being made, within which what it calls itself is its own."""
+    return bool(_running)
 
 
 @functools.cache

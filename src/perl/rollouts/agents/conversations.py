@@ -16,7 +16,7 @@ from trl.chat_template_utils import add_response_schema, get_training_chat_templ
 from trl.chat_template_utils import is_chat_template_prefix_preserving as keeps_earlier_turns
 
 from perl.errors import RecipeError
-from perl.rollouts.agents.calls import Answer, Caller, Outcome
+from perl.rollouts.agents.calls import Answer, Caller, Outcome, called_name
 from perl.rollouts.agents.plain_calls import show_tools
 from perl.rollouts.agents.tools import Tool
 
@@ -81,6 +81,7 @@ class Conversation:
         turns: Of the policy.
         calls: Asked for in its last turn, and not answered yet.
         outcomes: Of the calls that were answered.
+        reward: What its environment said of it once it had ended; None: nothing, or it failed.
     """
 
     prompt_ids: Sequence[int]
@@ -93,6 +94,7 @@ class Conversation:
     turns: int = 0
     calls: list[Mapping[str, Any]] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
+    reward: float | None = None
 
     def add(self, turn: Turn, *, written: bool) -> None:
         """More tokens at its end."""
@@ -115,12 +117,14 @@ class Words:
         template: In the place of its own chat template, where that changes earlier turns; None: its own.
         arguments: Further ones of the template.
         plain: Whether calls are plain text.
+        between: What makes the tokens between two turns of the messages of tools; None: the template does.
     """
 
     tokenizer: PreTrainedTokenizerBase
     template: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = False
+    between: Callable[[list[Message]], list[int]] | None = None
 
     def read(self, ids: Sequence[int], before: Sequence[int], tools: Mapping[str, Tool]) -> Message:
         """What the policy said in a turn, with what it calls."""
@@ -144,6 +148,8 @@ class Words:
         Raises:
             RecipeError: The template does not show answers after what was before them.
         """
+        if self.between is not None:
+            return self.between(list(answers))
         called = {"type": "function", "function": {"name": answers[0]["name"], "arguments": {}}}
         asked: list[Message] = [
             {"role": "user", "content": "dummy"},
@@ -160,9 +166,11 @@ class Words:
         return ([] if closed else [end]) + whole[len(before) :]
 
     def result(self, text: str, most: int | None) -> str:
-        """What a call answered as it is shown: no special token, and no more tokens than it may have."""
-        for token in self.tokenizer.all_special_tokens:  # written as text they would be the template's own
-            text = text.replace(token, f"{token[0]} {token[1:]}")
+        """What a call answered as it is shown: no token of the template, and no more tokens than it may have."""
+        text = text.encode("utf-8", "replace").decode()  # a half of a surrogate pair has no tokens
+        marks = {str(token) for token in self.tokenizer.added_tokens_decoder.values()}
+        for mark in marks:  # written as text they would be the template's own
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
         if most is None or len(text) <= most:
             return text
         ids = self.tokenizer(text[: most * _CHARACTERS], add_special_tokens=False)["input_ids"]
@@ -258,14 +266,12 @@ def _answered(one: Conversation, answers: Sequence[Answer], words: Words, limits
     messages: list[Message] = []
     for call, answer in zip(one.calls, answers, strict=True):
         one.outcomes[answer.outcome] += 1
-        name, content = str((call.get("function") or call).get("name", "unknown")), answer.content
-        if isinstance(content, str):
-            content = words.result(content, limits.result_tokens)
-        messages.append({"role": "tool", "name": name, "content": content})
+        name = words.result(called_name(call), None)
+        messages.append({"role": "tool", "name": name, "content": words.result(answer.content, limits.result_tokens)})
     one.calls = []
     further = words.after(messages, one.ids[-1] if one.ids else None)
     length = len(one.ids) + len(further)
-    if length > limits.tokens or (limits.context is not None and len(one.prompt_ids) + length >= limits.context):
+    if length >= limits.tokens or (limits.context is not None and len(one.prompt_ids) + length >= limits.context):
         return False
     one.messages += messages
     one.add(Turn(further), written=False)

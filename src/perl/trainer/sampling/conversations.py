@@ -8,6 +8,7 @@ environment failed has no reward. What is trained is compared, token by token, w
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from perl.rollouts.agents.conversations import Conversation, Limits, Turn, Words
 from perl.rollouts.agents.environments import VOID
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.live import mode_of, most
-from perl.trainer.overrides import may_hold_images
+from perl.trainer.overrides import is_replaced, may_hold_images
 from perl.trainer.sampling.generation import Opening
 
 HeldConversations = tuple[
@@ -72,6 +73,9 @@ class Conversations:
             return by_trl([Opening(ids) for ids in prompt_ids], first, messages, log_probs, *others)
         trainer, limits = self._trainer, self._limits()
         words = Words(trainer._tokenizer, trainer.chat_template, trainer.chat_template_kwargs)
+        if is_replaced(trainer, "_get_tool_suffix_ids"):
+            words = replace(words, between=trainer._get_tool_suffix_ids)
+        self._caller.loop = getattr(trainer, "async_loop", None)
         dicts = zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)
         found = [
             Conversation(ids, {**sync, **waits}, log_probs=None if log_probs is None else [])
@@ -101,8 +105,9 @@ class Conversations:
         Raises:
             BrokenPromiseError: A row holds tokens as the policy's own that no turn has sampled after what is before it.
         """
-        if not self._sampled:  # by a rollout_func, or by a method in the place of TRL's
-            return
+        trainer = self._trainer
+        if not self._sampled or trainer.rollout_func is not None or is_replaced(trainer, "_generate"):
+            return  # a script's own, which may sample with another prompt than it trains on
         masks_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         lengths = rollouts["completion_mask"].sum(dim=1).tolist()
         for row, (prompt_T, mask_T) in enumerate(zip(rollouts["prompt_ids"], rollouts["prompt_mask"], strict=True)):
