@@ -100,5 +100,8 @@ def test_the_conclusion_is_what_follows_the_reasoning(text, rest):
 def test_chat_messages_are_read_as_their_text():
     messages = [{"role": "assistant", "content": "so \\boxed{"}, {"role": "assistant", "content": None}]
     assert completion_text([*messages, {"role": "assistant", "content": "4}"}]) == "so \\boxed{4}"
+    told = {"role": "tool", "name": "page", "content": "\\boxed{7}"}
+    assert completion_text([*messages, told]) == ""
+    assert completion_text([*messages, told, {"role": "assistant", "content": "so 8"}]) == "so 8"
     assert completion_text("text") == "text"
     assert completion_text([]) == ""

@@ -63,11 +63,11 @@ _MOST_MARKERS = 50
 
 
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """What the model wrote, whichever form it comes in; of a conversation with tools its last words, and no answer."""
+    """What the model wrote, whichever form it comes in; of a conversation what follows the last answer."""
     if isinstance(completion, str):
         return completion
-    said = [message for message in completion if message.get("role", "assistant") == "assistant"]
-    return str(said[-1].get("content") or "") if said else ""
+    behind = (at for at, message in enumerate(completion, 1) if message.get("role", "assistant") != "assistant")
+    return "".join(str(message.get("content") or "") for message in completion[max(behind, default=0) :])
 
 
 def conclusion(text: str) -> str:
