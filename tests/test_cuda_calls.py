@@ -210,7 +210,6 @@ def test_a_model_that_free_memory_does_not_hold_is_not_measured(cuda, monkeypatc
 
 def test_an_engine_is_chosen_by_whether_there_is_a_gpu(cuda, monkeypatch):
     monkeypatch.setattr("perl.recipe.rollout_section.Capabilities.installed", True)
-    monkeypatch.setattr("perl.trainer.arguments.rollout_choice.check_own", lambda _: None)
     for name in ("check_served", "choose_form", "check_version"):
         monkeypatch.setattr(f"perl.trainer.arguments.rollout_choice.{name}", lambda *_: None)
     monkeypatch.setattr("importlib.metadata.version", lambda _: "")

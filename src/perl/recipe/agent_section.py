@@ -3,9 +3,9 @@
 YAML mapping -> AgentSection
 """
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from perl.recipe.section import Section
+from perl.recipe.section import Section, SettingError
 
 
 class AgentSection(Section):
@@ -35,6 +35,12 @@ class AgentSection(Section):
     success: float = Field(
         1.0, allow_inf_nan=False, description="Reward of an environment from which on a conversation is scored right."
     )
+
+    @model_validator(mode="after")
+    def _check_environment(self) -> "AgentSection":
+        if self.environment == {}:
+            raise SettingError("environment", "names none: leave it out, or name one")
+        return self
 
     @property
     def paths(self) -> list[str]:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.data.prompts import asked_prompt
-from perl.errors import RecipeError, warn
+from perl.errors import RecipeError, raise_all, warn
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
 from perl.policy.model import base_identity, base_of
@@ -28,6 +28,7 @@ from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.agents.conversations import words_of
 from perl.rollouts.agents.environments import guarded
+from perl.rollouts.agents.tools import tool_mistakes
 from perl.rollouts.engine import EngineSampling
 from perl.trainer.arguments.argument_checks import taught_alone
 from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section
@@ -105,6 +106,12 @@ def guarded_tools(tools: Any, factory: Any, args: GRPOConfig, processing_class: 
     Raises:
         RecipeError: The base cannot be shown tools.
     """
+    factories = list(factory.values()) if isinstance(factory, dict) else [factory] if factory is not None else []
+    if any(not callable(one) for one in factories):
+        raise RecipeError("makes no environments", "environment_factory", "a class, or several by name")
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise RecipeError("are no list", "tools", "a list of functions")
+    raise_all(RecipeError, [*tool_mistakes(tools or [], "tools")])
     if not tools and factory is None:
         return None
     if isinstance(processing_class, PreTrainedTokenizerBase):

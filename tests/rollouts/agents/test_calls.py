@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -178,7 +179,7 @@ def test_an_environment_that_fails_voids_its_conversation(row, void):
     assert isinstance(environment, Counting)
     said = environment.reset(**row)
     assert said == (row.get("says") if not void else None)
-    assert environment.get_reward() == (None if void else 0.0)
+    assert environment.get_reward() == 0.0
     assert without_line(getattr(environment, VOID)) == void
     environment.reset()  # the next conversation
     assert environment.get_reward() == 0.0
@@ -199,7 +200,7 @@ def test_an_isolated_environment_is_killed_where_it_overruns_and_starts_anew():
         assert answer.outcome == outcome
         assert why in getattr(environment, VOID)
         assert process.poll() is not None
-        assert environment.get_reward() is None
+        assert environment.get_reward() == 0.0
     environment.reset(fails="raise")
     assert "no such row" in getattr(environment, VOID)
     assert isolated.cache_info().currsize > 0
@@ -230,6 +231,14 @@ class NoReset:
         """
 
 
+class NeedsArguments(Counting):
+    def __init__(self, db):
+        self.db = db
+
+
+PARTIAL = functools.partial(fail)
+
+
 class NoTools:
     def reset(self, **_):
         """Nothing."""
@@ -246,6 +255,8 @@ class Needy(NoReset):
         ({"environment": "no_such_module:X"}, "agent.environment: cannot import no_such_module"),
         ({"environment": f"{__name__}:Countin"}, "agent.environment: .* has no 'Countin'.*did you mean Counting"),
         ({"environment": "no.py:X"}, "agent.environment: no such file: no.py"),
+        ({"environment": f"{__name__}:NeedsArguments"}, "agent.environment: NeedsArguments cannot be made: missing a"),
+        ({"tools": [f"{__name__}:PARTIAL"]}, "agent.tools: .*is no function"),
         ({"environment": "X"}, "agent.environment: 'X' names no class or function"),
         ({"environment": f"{__name__}:NoReset"}, "agent.environment: NoReset has no method reset"),
         ({"environment": f"{__name__}:NoTools"}, "agent.environment: NoTools has no public method"),

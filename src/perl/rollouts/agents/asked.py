@@ -17,7 +17,7 @@ from perl.errors import DataError
 from perl.recipe.agent_section import AgentSection
 from perl.rollouts.agents.calls import Caller
 from perl.rollouts.agents.conversations import Conversation, Limits, Turn, Words, converse, take_turn, words_of
-from perl.rollouts.agents.environments import Agent, find_agent
+from perl.rollouts.agents.environments import VOID, Agent, find_agent
 from perl.rollouts.engine import Engine, EngineSampling, Request
 
 # Between the seeds of a conversation's turns: a prime, above the number of conversations of any evaluation.
@@ -128,7 +128,8 @@ class Asking:
             take_turn(one, turn, self.words, limits)
         converse(found, write, self.words, Caller(self.agent.section.call_timeout), limits, anyone)
         for one, environment in begun:
-            one.reward = getattr(environment, "get_reward", lambda: None)()
+            reward = getattr(environment, "get_reward", lambda: None)()
+            one.reward = None if getattr(environment, VOID, "") else reward
             one.tools = {}  # which hold their environment, and that its process
         return found
 

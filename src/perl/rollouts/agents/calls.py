@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import functools
 import inspect
+import os
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
-from perl.errors import PerlError
+from perl.errors import PerlError, warn
 from perl.rollouts.agents.tools import Tool
 from perl.run.workers.worker import placed_line
 
@@ -29,7 +30,7 @@ OUTCOMES: tuple[Outcome, ...] = ("answered", "unknown", "arguments", "error", "t
 made any more because the tool overran too often among these conversations."""
 MOST_TIMEOUTS = 3
 # A call that catches what interrupts it is interrupted again.
-_AGAIN_SECONDS, _SOON = 1.0, 0.001
+_AGAIN_SECONDS, _SOON, _SWALLOWED = 1.0, 0.001, 3
 _running: list[None] = []
 
 
@@ -193,10 +194,15 @@ def limited(seconds: float) -> Iterator[None]:
         yield
         return
 
+    fired: list[None] = []
+
     def over(_signal: int, _frame: FrameType | None) -> None:
+        fired.append(None)
+        if len(fired) == _SWALLOWED:
+            warn("PRL366", "tools: a call catches whatever interrupts it; agent.isolate: true could kill its process")
         raise OutOfTimeError
 
-    began = time.monotonic()
+    began, here = time.monotonic(), os.getcwd()
     before = signal.signal(signal.SIGALRM, over)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
     _running.append(None)
@@ -208,6 +214,7 @@ def limited(seconds: float) -> Iterator[None]:
         rest = max(left - (time.monotonic() - began), _SOON) if left else 0.0  # of whoever had set the timer
         signal.setitimer(signal.ITIMER_REAL, rest, interval)
         signal.signal(signal.SIGALRM, before)
+        os.chdir(here)  # relative paths of the run stay what they are
 
 
 def is_running() -> bool:

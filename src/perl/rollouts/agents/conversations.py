@@ -215,10 +215,19 @@ def words_of(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], w
     return Words(tokenizer, template, arguments, plain)
 
 
-def take_turn(one: Conversation, turn: Turn, words: Words, limits: Limits) -> None:
-    """A turn of the policy was sampled; what no longer fits is cut off."""
+def take_turn(one: Conversation, turn: Turn, words: Words, limits: Limits, message: Message | None = None) -> None:
+    """A turn of the policy was sampled; what no longer fits is cut off.
+
+    Args:
+        one: Goes on with it.
+        turn: What was sampled.
+        words: Of the base.
+        limits: Of a conversation.
+        message: The turn as it was read already; None: it was not.
+    """
     turn = turn.cut(limits.tokens - len(one.ids))
-    message = words.read(turn.ids, [*one.prompt_ids, *one.ids], one.tools)
+    if message is None:
+        message = words.read(turn.ids, [*one.prompt_ids, *one.ids], one.tools)
     one.add(turn, written=True)
     one.turns += 1
     if turn.ids:

@@ -51,7 +51,13 @@ def guarded(
 
     @functools.wraps(factory, updated=())
     def make() -> Any:  # noqa: ANN401 (the user's class)
-        environment = factory()
+        try:
+            environment = factory()
+        except PerlError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's class may raise anything
+            what = f"{getattr(factory, '__name__', factory)} cannot be made: {placed_line(error)}"
+            raise RecipeError(what, "environment_factory", "an __init__ without arguments") from error
         kind = type(environment)
         if inspect.isfunction(getattr(kind, "reset", None)):  # else TRL refuses it
             try:
@@ -85,12 +91,14 @@ def _guarded_class(kind: type, seconds: float, own_names: tuple[tuple[str, str],
             own: float | None = kind.get_reward(self)  # type: ignore[attr-defined]
             return own
         if getattr(self, VOID, ""):
-            return None
+            return 0.0  # it does not count, and TRL would show the whole conversation for a None
         found = _kept(self, "get_reward", lambda: kind.get_reward(self), caller)  # type: ignore[attr-defined]
+        if getattr(self, VOID, ""):
+            return 0.0
         if found is None or (isinstance(found, int | float) and math.isfinite(found)):
             return None if found is None else float(found)
         setattr(self, VOID, f"{kind.__name__}.get_reward returned {found!r:.60}, which is no finite number")
-        return None
+        return 0.0
 
     members: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "reset": reset}
     if inspect.isfunction(getattr(kind, "get_reward", None)):

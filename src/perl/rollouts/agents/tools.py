@@ -9,6 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -91,8 +92,11 @@ def tool_mistakes(tools: Sequence[Tool], where: str) -> Iterator[Mistake]:
         where: What named them.
     """
     for number, tool in enumerate(tools):
+        if not inspect.isroutine(tool):
+            yield Mistake(f"{tool!r:.60} is no function", where, "a function, which may call it")
+            continue
         name = getattr(tool, "__qualname__", repr(tool))
-        if tool.__name__ in [one.__name__ for one in tools[:number]]:
+        if tool.__name__ in [getattr(one, "__name__", "") for one in tools[:number]]:
             yield Mistake(f"two tools are called {tool.__name__}", where, "another name for one of them")
         try:
             schema = get_json_schema(tool)
@@ -116,6 +120,11 @@ def environment_mistakes(kind: Any, where: str, *, alone: bool) -> Iterator[Mist
     if not inspect.isclass(kind):
         yield Mistake(f"{getattr(kind, '__name__', kind)} is no class", where, "a class; functions are agent.tools")
         return
+    with suppress(ValueError):  # a class in C, whose arguments nobody knows
+        try:
+            inspect.signature(kind).bind()
+        except TypeError as error:
+            yield Mistake(f"{kind.__name__} cannot be made: {error}", where, "an __init__ without arguments")
     if not inspect.isfunction(getattr(kind, "reset", None)):
         what = f"{kind.__name__} has no method reset, which begins a conversation"
         yield Mistake(what, where, "def reset(self, **row), which returns None, or text for the end of the question")

@@ -342,7 +342,7 @@ class PeftRLConfig(GRPOConfig):
         if self.deepspeed_plugin is not None:  # accelerate's own launcher may ask for it too
             check_stage(self.deepspeed_plugin.zero_stage)
             self.strategy = ZERO2
-        self.peft, self.teacher, prompts_section(self)
+        self.peft, self.teacher, prompts_section(self), agent_section(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments as transformers shows them to trackers and logs: without passwords, keys and tokens."""
@@ -438,6 +438,17 @@ def teacher_section(args: GRPOConfig) -> TeacherSection:
         RecipeError: A value is impossible.
     """
     return _mirrored(TeacherSection, "teacher", args)
+
+
+def agent_section(args: GRPOConfig) -> AgentSection:
+    """The ``agent_*`` fields as the recipe's section.
+
+    Raises:
+        RecipeError: A value is impossible.
+    """
+    own = {key: field for (part, key), field in FIELD_OF_SETTING.items() if part == "agent"}
+    values = {key: own_setting(args, field) for key, field in own.items()}
+    return section_of_arguments(AgentSection, "agent", values)
 
 
 def prompts_section(args: GRPOConfig) -> PromptsSection:

@@ -82,7 +82,7 @@ class Conversations:
             for ids, (sync, waits) in zip(prompt_ids, dicts, strict=True)
         ]
         for place, (one, turn) in enumerate(zip(found, self._turns(first, log_probs), strict=True)):
-            take_turn(one, turn, words, limits)
+            take_turn(one, turn, words, limits, messages[place][0])
             if self._is_void(place):
                 one.calls = []
         answers = converse(found, partial(self._write, found), words, self._caller, limits, self._anyone)
@@ -137,8 +137,7 @@ class Conversations:
         if bool(void_N.all()):
             line = next(filter(None, why), "see the log of another process")
             raise RewardError(f"in all {len(void_N)} conversations of a step: {line}", "environment", "correct it")
-        if bool(void_N.any()):
-            trainer._metrics[mode_of(trainer.model)]["tools/void"].append(void_N.float().mean().item())
+        trainer._metrics[mode_of(trainer.model)]["tools/void"].append(void_N.float().mean().item())
         return rewards_NK.masked_fill(void_N[:, None], torch.nan)
 
     def _limits(self) -> Limits:
@@ -187,8 +186,7 @@ class Conversations:
         turns, rows, *of = trainer.accelerator.reduce(torch.tensor(counts, device=device), reduction="sum").tolist()
         metrics["tools/turns"].append(turns / max(rows, 1))
         for name, count in zip(OUTCOMES[1:], of[1:], strict=True):
-            if count:
-                metrics[f"tools/{name}_frequency"].append(count / sum(of))
+            metrics[f"tools/{name}_frequency"].append(count / max(sum(of), 1))
         for answer in answers:
             if answer.outcome not in ("answered", "unknown", "arguments"):  # which the policy learns to avoid
                 self._say(answer.outcome, answer.fault.partition(":")[0], f"a call failed: {answer.fault}")
