@@ -22,7 +22,7 @@ def trainer(folder, url, data=None, **changes):
 
 
 def conversation(trained, monkeypatch, url, prompt_ids, first):
-    """TRL's own loop of tool calls, over a server; each completion calls a tool until it has no room."""
+    """The loop of tool calls, over a server; each completion calls a tool until it has no room."""
     pool = ServerPool([url], None)
     monkeypatch.setattr(trained.rollout_source, "_engine", pool)
     monkeypatch.setattr(trained.rollout_source, "sync", lambda *_: None)
@@ -30,7 +30,7 @@ def conversation(trained, monkeypatch, url, prompt_ids, first):
     monkeypatch.setattr(trained, "_get_tool_suffix_ids", lambda _: list(SUFFIX))
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    monkeypatch.setattr("trl.trainer.grpo_trainer.parse_response", lambda *_, **__: copy.deepcopy(message))
+    monkeypatch.setattr("perl.rollouts.agents.conversations.parse_response", lambda *_, **__: copy.deepcopy(message))
     trained.tools = [lambda: "seen"]
     trained._sync_tool_dicts = [{"look": lambda: "seen"} for _ in prompt_ids]
     trained._async_tool_dicts = [{} for _ in prompt_ids]

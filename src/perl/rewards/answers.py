@@ -66,7 +66,7 @@ def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
     """What the model wrote, whichever form it comes in; of a conversation what follows the last answer."""
     if isinstance(completion, str):
         return completion
-    behind = (at for at, message in enumerate(completion, 1) if message.get("role", "assistant") != "assistant")
+    behind = (at for at, message in enumerate(completion, 1) if message.get("role") == "tool")
     return "".join(str(message.get("content") or "") for message in completion[max(behind, default=0) :])
 
 

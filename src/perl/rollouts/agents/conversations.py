@@ -280,8 +280,8 @@ def _answered(one: Conversation, answers: Sequence[Answer], words: Words, limits
     one.calls = []
     further = words.after(messages, one.ids[-1] if one.ids else None)
     length = len(one.ids) + len(further)
-    if length >= limits.tokens or (limits.context is not None and len(one.prompt_ids) + length >= limits.context):
+    if length > limits.tokens or (limits.context is not None and len(one.prompt_ids) + length >= limits.context):
         return False
     one.messages += messages
     one.add(Turn(further), written=False)
-    return True
+    return length < limits.tokens

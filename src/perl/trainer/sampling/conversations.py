@@ -172,7 +172,8 @@ class Conversations:
     def _turns(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float | None]] | None) -> list[Turn]:
         """Turns that were sampled just now, each with the steps of the policies that wrote it."""
         source = self._trainer.rollout_source
-        steps = source.token_steps.latest if source.is_served else [None] * len(ids)
+        latest = source.token_steps.latest if source.is_served else []
+        steps = latest if len(latest) == len(ids) else [None] * len(ids)  # else a script has sampled them itself
         known = [None] * len(ids) if log_probs is None else log_probs
         return [Turn(*turn) for turn in zip(ids, known, steps, strict=True)]
 
