@@ -5,14 +5,40 @@
 
 import ast
 import hashlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from perl.errors import PerlError
+
 _DIGITS = 12
 # What a reward reads, and no log that it writes; in bytes.
 _TABLES, _LARGEST_FILE = (".json", ".toml", ".yaml", ".yml"), 2**20
+
+
+def module_of_file(file: str, where: str, example: str) -> str:
+    """The module of ``folder/my_code.py``, which can be imported then; its folder is looked in last.
+
+    Args:
+        file: As somebody wrote it.
+        where: What in.
+        example: How it is written.
+
+    Raises:
+        PerlError: There is no such file, or its name is another module's.
+    """
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise PerlError(f"no such file: {file}", where, example)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.find_spec(path.stem)
+    found = None if spec is None else spec.origin
+    if found is None or Path(found).resolve() != path:
+        raise PerlError(f"{path.stem} is the name of another module, {found or 'built in'}", where, "rename the file")
+    return path.stem
 
 
 def code_digest(path: str) -> str:

@@ -7,13 +7,10 @@ overrun. A completion that it fails on has the status ``error``; as in training 
 """
 
 import asyncio
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from perl.data import ORIGINAL, TAKEN_NAMES
@@ -29,7 +26,7 @@ from perl.rewards.custom import Failures, shown_prompt, unsendable
 from perl.rewards.named import NAMED_REWARDS
 from perl.rewards.resolve import GOLD, Reward, resolve_rewards, reward_mistakes
 from perl.rewards.verifier import Judging
-from perl.run.code import code_digest
+from perl.run.code import code_digest, module_of_file
 from perl.run.workers.pool import LONGEST_LIMIT_SECONDS
 from perl.types import Verdict
 
@@ -65,7 +62,8 @@ def find_scorer(spec: str, where: str = "--scorer", timeout_seconds: float = SCO
         hint = did_you_mean(spec, SCORERS)
         custom = "a reward is my_rewards.py:function or package.module:function"
         raise PerlError(f"no scorer {spec!r}", where, f"{hint} {custom}" if hint.endswith("?") else f"{hint}; {custom}")
-    named = _importable(name, where)
+    file, _, function = name.rpartition(":")
+    named = f"{module_of_file(file, where, 'my_rewards.py:function')}:{function}" if file.endswith(".py") else name
     setting = RewardSetting()
     if timeout_seconds and named not in NAMED_REWARDS:
         setting = RewardSetting(workers=2, timeout_seconds=timeout_seconds)
@@ -112,23 +110,6 @@ def _failed(failures: Failures, on: str) -> RewardError:
     longer = "--scorer-timeout SECONDS, in a recipe eval.scorer_timeout, is what it may take; the completions are kept"
     hint = longer if newest.startswith("timeout") else _GOES_ON
     return RewardError(f"failed {on}, at last: {newest}", f"reward {failures.name}", hint)
-
-
-def _importable(name: str, where: str) -> str:
-    """``folder/my_rewards.py:function`` as ``my_rewards:function``, its folder being looked in last."""
-    file, _, function = name.rpartition(":")
-    if not file.endswith(".py"):
-        return name
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        raise PerlError(f"no such file: {file}", where, "my_rewards.py:function")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.find_spec(path.stem)
-    found = None if spec is None else spec.origin
-    if found is None or Path(found).resolve() != path:
-        raise PerlError(f"{path.stem} is the name of another module, {found or 'built in'}", where, "rename the file")
-    return f"{path.stem}:{function}"
 
 
 def _of_reward(reward: Reward, name: str, threshold: float | None) -> Scorer:

@@ -170,12 +170,6 @@ def asking_of(
     return Asking(find_agent(section, own_names), words_of(tokenizer, arguments), context)
 
 
-def last_words(text: str) -> str:
-    """What the policy said last in a conversation that was kept as text."""
-    said = [message for message in json.loads(text) if message["role"] == "assistant"]
-    return str(said[-1].get("content") or "") if said else ""
-
-
 def as_text(one: Conversation) -> str:
     """A conversation's messages as they are kept."""
     return json.dumps(one.messages, ensure_ascii=False)

@@ -234,13 +234,13 @@ def find_agent(section: AgentSection, own_names: Mapping[str, str] = MappingProx
     for number, path in enumerate(section.tools):
         try:
             tools.append(find(path, f"agent.tools[{number}]"))
-        except RecipeError as error:
+        except PerlError as error:
             mistakes += error.mistakes
     mistakes += tool_mistakes(tools, "agent.tools")
     for name, path, where in places:
         try:
             kind = find(path, where)
-        except RecipeError as error:
+        except PerlError as error:
             mistakes += error.mistakes
             continue
         mistakes += environment_mistakes(kind, where, alone=not tools)

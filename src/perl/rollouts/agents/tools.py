@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from perl.errors import Mistake, RecipeError, did_you_mean
+from perl.run.code import module_of_file
 from perl.run.workers.worker import placed_line
 
 Tool = Callable[..., Any]
@@ -33,15 +33,18 @@ def find(path: str, where: str) -> Any:  # noqa: ANN401 (a class or a function)
         where: What in.
 
     Raises:
-        RecipeError: It cannot be imported, or has nothing of that name.
+        PerlError: It cannot be imported, or has nothing of that name.
     """
     module_name, colon, name = path.rpartition(":")
     if not colon or not name:
         raise RecipeError(f"{path!r} names no class or function", where, "module:Name or file.py:Name")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    of_file = module_name.endswith(".py")
+    importable = module_of_file(module_name, where, "file.py:Name beside the recipe") if of_file else module_name
     try:
-        module = importlib.import_module(_module_of(module_name, where))
-    except RecipeError:
-        raise
+        module = importlib.import_module(importable)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         hint = "modules are looked up in the current folder and beside the recipe too"
         raise RecipeError(f"cannot import {module_name}: {placed_line(error)}", where, hint) from error
@@ -50,25 +53,6 @@ def find(path: str, where: str) -> Any:  # noqa: ANN401 (a class or a function)
         known = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise RecipeError(f"{module_name} has no {name!r}", where, did_you_mean(name, known))
     return found
-
-
-def _module_of(name: str, where: str) -> str:
-    """The module of a file, whose folder is looked in last; any other module as it is."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    if not name.endswith(".py"):
-        return name
-    path = Path(name).expanduser().resolve()
-    if not path.is_file():
-        raise RecipeError(f"no such file: {name}", where, "module:Name, or file.py:Name beside the recipe")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    found = importlib.util.find_spec(path.stem)
-    if found is None or found.origin is None or Path(found.origin).resolve() != path:
-        origin = "built in" if found is None else found.origin
-        raise RecipeError(f"{path.stem} is the name of another module, {origin}", where, "rename the file")
-    return path.stem
 
 
 def methods_of(kind: type) -> list[str]:
