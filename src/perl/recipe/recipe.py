@@ -197,7 +197,7 @@ def load_recipe(
         sections |= {} if read is None else {section: read}
     named = algorithm is not None and ALGORITHMS[algorithm].needs_teacher
     taught = named or "teacher" not in sections or sections["teacher"].acts  # one with mistakes is told of already
-    acting = "agent" in sections and sections["agent"].environment is not None  # which may reward itself
+    acting = "agent" not in sections or sections["agent"].environment is not None  # which may reward itself
     usual_rewards = {} if named or acting else DEFAULT_REWARDS
     sections |= _validated_rewards(layer, mistakes, usual=usual_rewards, taught=taught or acting or not starts)
     rewarded = "rewards" not in sections or counts(setting.weight for setting in sections["rewards"].values())
