@@ -109,7 +109,15 @@ class VllmProcess:
         given = list(flags)
         for name, value in _FLAGS.items():
             given += [] if name in given else [name, value]
-        self._arguments = ["-m", _PROGRAM, "--enforce-eager", "--port", str(self.port), *given]
+        self._arguments = [
+            "-m",
+            _PROGRAM,
+            "--enforce-eager",
+            "--no-enable-chunked-prefill",
+            "--port",
+            str(self.port),
+            *given,
+        ]
         self._imports = imports
         self._variables = os.environ | _VARIABLES | (RUNTIME if variables is None else variables)
         self._watchdogs: list[subprocess.Popen[bytes]] = []

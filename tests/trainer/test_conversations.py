@@ -112,7 +112,7 @@ class Failing(Counting):
     increment.__doc__ = Counting.increment.__doc__
 
 
-def trained(folder, rows, environment=Failing, **settings):
+def trained(folder, rows, environment=Failing, rewards=by_calls, **settings):
     """One step with a conversation each of four ways for each row."""
     words = tokenizer()
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def trained(folder, rows, environment=Failing, **settings):
     usual |= {"agent_call_timeout": 0.5, "peft_method": "full", "per_device_train_batch_size": 4 * len(rows)}
     args = PeftRLConfig(str(folder), **{**QUIET, **usual, "shuffle_dataset": False, **settings})
     trainer = Watched(
-        model=model, args=args, processing_class=words, reward_funcs=by_calls,
+        model=model, args=args, processing_class=words, reward_funcs=rewards,
         train_dataset=Dataset.from_list(rows), environment_factory=environment,
     )  # fmt: skip
 
@@ -155,6 +155,29 @@ def test_faults_are_counted_and_cost_no_step(tmp_path, caplog):
     assert any("a call failed: increment did not answer within 0.5 s" in line for line in said)
     asked = [trainer._tokenizer.decode(before) for before, _ in trainer.asked]
     assert any(f"{'7' * 20}... (cut off: 10,000,000 characters)\n</tool_response>" in text for text in asked)
+
+
+def test_groups_that_teach_nothing_are_replaced_conversation_by_conversation(tmp_path):
+    section = {"prompt_refill": 2.0, "prompt_memory": True, "max_steps": 2, "per_device_train_batch_size": 8}
+    trainer = trained(tmp_path, rows_of("0", "raise", "1", "2", "3", "4"), **section)
+    sampled = Counter((tuple(before), tuple(ids)) for before, ids in trainer.asked)
+    kept = Counter((tuple(a), tuple(b)) for batch, _ in trainer.trained for row in batch.rows for a, b in pieces(row))
+    assert kept <= sampled
+    first, second, *_ = trainer.state.log_history
+    assert (first["tools/void"], first["refill/groups"]) == (0.5, 1)  # the group without an environment
+    assert len(trainer.trained[0][0].rows) == 8  # two groups that differ, of which one was sampled for the other
+    assert second["refill/groups"] == 0
+
+
+def test_a_conversation_that_ends_without_room_or_a_reward_is_counted(tmp_path, caplog):
+    class Silent(Failing):
+        def get_reward(self):
+            return None
+
+    [log, *_] = trained(tmp_path, rows_of("long", "0"), Silent, rewards=None).state.log_history
+    assert (log["tools/no_room"], log["rows/unscored"]) == (2 / 8, 8)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("no conversation of a step has a reward: Silent gave None for all" in line for line in said)
 
 
 def test_an_environment_that_fails_everywhere_ends_the_run_in_one_line(tmp_path):
@@ -248,15 +271,15 @@ def check_served(trainer):
         assert any(told[: len(environment.given)] == environment.given for told in own), environment.given
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_turns_of_a_server_are_trained_as_they_were_sampled_each_in_its_conversation(ahead, tmp_path, vllm_server):
-    trainer = served(tmp_path, vllm_server, rollout_prefetch=ahead, max_steps=3)
+    trainer = served(tmp_path, vllm_server, rollout_prefetch=ahead, max_steps=4)
     check_served(trainer)
-    logs = [log for log in trainer.state.log_history if "tools/turns" in log][:3]
+    logs = [log for log in trainer.state.log_history if "tools/turns" in log][:4]
     assert all(log["sampling/sampling_logp_difference/max"] < 1e-3 for log in logs if not ahead)
-    assert [log["sampling/staleness/max"] for log in logs] == [0, ahead, ahead]
+    assert [log["sampling/staleness/max"] for log in logs] == [min(step, ahead) for step in range(4)]
     if ahead:  # first turns were sampled by the policy before; later ones by the one of their step
-        assert all(0 < log["sampling/staleness/mean"] < 1 for log in logs[1:])
+        assert all(0 < log["sampling/staleness/mean"] < ahead for log in logs[1:])
 
 
 @pytest.mark.nightly

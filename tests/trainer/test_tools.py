@@ -107,10 +107,12 @@ def run(folder, kind, case):
     torch.manual_seed(0)
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(words), num_key_value_heads=1, head_dim=8, **small))
+    model.save_pretrained(folder)
+    model = Qwen3ForCausalLM.from_pretrained(folder)  # whose reference policy TRL reads again
     config, own = (PeftRLConfig, {"peft_method": "full"}) if kind is not GRPOTrainer else (GRPOConfig, {})
     args = config(
         str(folder), per_device_train_batch_size=8, num_generations=4, max_completion_length=200, max_steps=2,
-        learning_rate=1e-2, optim="sgd", shuffle_dataset=False, seed=3, **QUIET, **own,
+        learning_rate=1e-2, optim="sgd", shuffle_dataset=False, seed=3, beta=0.1, **QUIET, **own,
     )  # fmt: skip
     options = {"reward_funcs": by_calls, **given}
     trainer = kind(model=model, args=args, train_dataset=Dataset.from_list(rows), processing_class=words, **options)
@@ -158,7 +160,8 @@ def test_calls_of_tools_and_environments_are_made_and_leave_what_trls_trainer_le
         there, here = (trainer.state.log_history[step] for trainer in (theirs, ours))
         assert here["tools/call_frequency"] == pytest.approx(calls)
         assert here["tools/failure_frequency"] == pytest.approx(failures)
-        shared = [name for name in there if name.startswith(("tools/", "reward", "completions/", "grad_norm", "loss"))]
+        kinds = ("tools/", "reward", "completions/", "grad_norm", "loss", "kl")
+        shared = [name for name in there if name.startswith(kinds)]
         assert {name: here[name] for name in shared} == pytest.approx({name: there[name] for name in shared}, abs=2e-6)
         assert here["grad_norm"] > 0
     states = (trainer.accelerator.unwrap_model(trainer.model).state_dict() for trainer in (theirs, ours))

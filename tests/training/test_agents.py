@@ -1,6 +1,7 @@
 """A recipe with an environment: it is planned, learns, is scored in it, and its verdicts can be made again."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 import perl
 from perl.cli.commands import run
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, RecipeError
+from perl.rollouts.agents.template import environment_text
 from perl.sandbox import load_problems
 from perl.sandbox.tools import Book
+from tests import servers
 
 SHORT = ["train.max_steps=6", "train.learning_rate=4e-3", "eval.limit=20", "eval.k=2", "-q"]
 
@@ -38,6 +41,19 @@ def test_a_tool_is_learnt_and_base_and_adapter_are_scored_in_the_environment(tmp
     assert "judged by `tools: perl.sandbox.tools:Book@" in Path("run/adapter/README.md").read_text()
 
 
+@pytest.mark.nightly
+def test_vllm_in_this_process_writes_the_turns_that_are_trained(tmp_path):
+    if why := servers.absent():
+        pytest.skip(why)
+    python = servers.ENVIRONMENT / "bin" / "python"
+    settings = ["rollout.backend=vllm", "train.max_steps=3", "train.output_dir=run", "eval.data=null", "-q"]
+    subprocess.run([python, "-m", "perl", "train", "books", *settings], cwd=tmp_path, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "tools/turns" in row]
+    assert all(row["tools/turns"] > 1.5 for row in steps)
+    assert max(row["sampling/sampling_logp_difference/max"] for row in steps) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
@@ -63,7 +79,7 @@ def test_a_new_recipe_has_an_environment_that_is_begun_and_one_that_is_there_is_
     command = ["new", "--model", "sandbox:caller", "--data", "sums.jsonl", "--gpu", "cpu", "--environment", "my_env.py"]
     assert run(command, "perl") == EXIT_DONE
     assert "environment: my_env.py:Environment" in Path("recipe.yaml").read_text()
-    capsys.readouterr()
+    assert "begun    my_env.py\n" in capsys.readouterr().out
     assert run(["train", "recipe.yaml", "--dry-run"], "perl") == EXIT_DONE
     assert "# tools    Environment (answer, calculate)" in capsys.readouterr().out
     Path("my_env.py").write_text(Path("my_env.py").read_text().replace("class Environment", "class Mine"))
@@ -76,3 +92,14 @@ def test_a_reward_is_needed(monkeypatch):
     monkeypatch.delattr(Book, "get_reward")
     with pytest.raises(RecipeError, match="nothing rewards: there is no reward, and no environment has one"):
         perl.train("books", ["train.max_steps=1"], "run")
+
+
+def test_each_of_several_environments_needs_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("given.py").write_text(environment_text("Given") + environment_text("Free").replace("get_reward", "_reward"))
+    rows = [{"prompt": "1+1=", "answer": "2", "environment": name} for name in ("given", "free") * 8]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    several = {"environment": {"given": "given.py:Given", "free": "given.py:Free"}}
+    recipe = {"extends": "books", "data": {"train": "rows.jsonl", "eval": None}, "agent": several}
+    with pytest.raises(RecipeError, match="nothing rewards conversations in Free"):
+        perl.train(recipe, ["train.max_steps=1"], "run")

@@ -180,9 +180,12 @@ def _asking(
         raise RecipeError("conversations need chat messages, and the prompts are plain text", "data.chat", "true")
     for rows in (problems.train, problems.heldout):
         asking.agent.check([] if rows is None else list(rows))
+    hint = "def get_reward(self) of the environment, or a reward"
     if not recipe.rewards and not asking.rewards_itself:
-        hint = "def get_reward(self) of the environment, or a reward"
         raise RecipeError("nothing rewards: there is no reward, and no environment has one", "rewards", hint)
+    without = [kind.__name__ for kind in asking.agent.environments.values() if not hasattr(kind, "get_reward")]
+    if not recipe.rewards and without:
+        raise RecipeError(f"nothing rewards conversations in {', '.join(without)}", "rewards", hint)
     return asking
 
 

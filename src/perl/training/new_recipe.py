@@ -5,9 +5,10 @@ model, data, device -> recipe that has been planned -> file
 Nothing is written before data and model have been read, the sizes fit and the recipe has passed what a dry run checks.
 """
 
+import contextlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -141,13 +142,13 @@ def new_recipe(  # noqa: PLR0913 (each is an option of the command)
     if path is not None and str(path.parent.absolute()) not in sys.path:
         sys.path.append(str(path.parent.absolute()))  # where `perl train` looks for its rewards
     device = hardware_named(str(gpu)) if gpu is not None else this_machine() if torch.cuda.is_available() else cpu()
-    agent = None if environment is None else _environment(environment, path)
+    agent, begun = (None, None) if environment is None else _environment(environment, path)
     usual = ("accuracy",) if agent is None or not hasattr(find_agent(agent).environments[None], "get_reward") else ()
     rewards = ((reward,) if isinstance(reward, str) else tuple(reward)) or usual
     judged = any(NAMED_REWARDS.get(name) in JUDGES for name in rewards)  # of a custom reward nobody knows
     named = {role: column for role, column in (("prompt", prompt), ("answer", answer)) if column is not None}
     section = data_section(data, named, judged=judged)
-    with threads_kept():
+    with threads_kept(), _taken_back(begun):
         values = _smallest(model, section, rewards, device, judged=judged)
         values |= {} if agent is None else {"agent": {"environment": environment_of(agent, path), "max_turns": 4}}
         plan = plan_or_assume(read_recipe(values), runs_here=False)
@@ -163,14 +164,25 @@ def new_recipe(  # noqa: PLR0913 (each is an option of the command)
         plan = plan_or_assume(recipe, engine_here=False)
         costs = () if sizes.memory is None else summary_lines(make_forecast(plan, _setup(plan, device)))
         asked = [f"assumed  {line}" for line in plan.assumed] or [first_prompt(plan)]
-        summary = (*asked, *costs)
+        summary = (*([] if begun is None else [f"begun    {begun}"]), *asked, *costs)
     if path is not None:
         write_text(_checked_output(path, force=force).resolve(), text)
     return NewRecipe(text, plan.recipe, path, summary)
 
 
-def _environment(named: str, recipe: Path | None) -> AgentSection:
-    """The section with an environment of this name; its file is written where there is none.
+@contextlib.contextmanager
+def _taken_back(begun: Path | None) -> Iterator[None]:
+    """Where what follows fails a file that was begun is removed."""
+    try:
+        yield
+    except BaseException:
+        if begun is not None:
+            begun.unlink()
+        raise
+
+
+def _environment(named: str, recipe: Path | None) -> tuple[AgentSection, Path | None]:
+    """The section with an environment of this name; its file, where there was none and it was written.
 
     Args:
         named: As :func:`new_recipe` takes it.
@@ -178,16 +190,17 @@ def _environment(named: str, recipe: Path | None) -> AgentSection:
     """
     file, _, name = named.partition(":")
     if not file.endswith(".py"):
-        return AgentSection(environment=named)
+        return AgentSection(environment=named), None
     beside = Path() if recipe is None else recipe.parent
     path = Path(file) if Path(file).exists() else beside / file
-    if not path.exists():
+    begun = None if path.exists() else path
+    if begun is not None:
         name = name or "Environment"
         write_text(path, environment_text(name))
     kinds = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     if not name and len(kinds) != 1:
         raise PerlError(f"{file} has the classes {', '.join(kinds) or 'none'}", "agent", f"{file}:Class")
-    return AgentSection(environment=f"{path}:{name or kinds[0]}")
+    return AgentSection(environment=f"{path}:{name or kinds[0]}"), begun
 
 
 def environment_of(agent: AgentSection, recipe: Path | None) -> str:

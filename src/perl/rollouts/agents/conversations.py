@@ -81,6 +81,7 @@ class Conversation:
         turns: Of the policy.
         calls: Asked for in its last turn, and not answered yet.
         outcomes: Of the calls that were answered.
+        had_no_room: Whether it ended because what its calls answered did not fit.
         reward: What its environment said of it once it had ended; None: nothing, or it failed.
     """
 
@@ -94,6 +95,7 @@ class Conversation:
     turns: int = 0
     calls: list[Mapping[str, Any]] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
+    had_no_room: bool = False
     reward: float | None = None
 
     def add(self, turn: Turn, *, written: bool) -> None:
@@ -281,7 +283,9 @@ def _answered(one: Conversation, answers: Sequence[Answer], words: Words, limits
     further = words.after(messages, one.ids[-1] if one.ids else None)
     length = len(one.ids) + len(further)
     if length > limits.tokens or (limits.context is not None and len(one.prompt_ids) + length >= limits.context):
+        one.had_no_room = True
         return False
     one.messages += messages
     one.add(Turn(further), written=False)
-    return length < limits.tokens
+    one.had_no_room = length == limits.tokens
+    return not one.had_no_room

@@ -118,8 +118,10 @@ class InProcessEngine(OneCopy):
             vllm = _vllm()
             platform = importlib.import_module("vllm.platforms").current_platform
             self._sleeps = platform.is_sleep_mode_available() and calls_of(vllm.__version__).releases_cache
-            # On a CPU there are no graphs to capture, and compiling takes minutes.
-            self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
+            # On a CPU there are no graphs to capture, compiling takes minutes, and a prompt with a seed that is read in
+            # two passes ends vLLM 0.32, which would set its random numbers back.
+            on_cpu = {"enforce_eager": True, "enable_chunked_prefill": False} if platform.is_cpu() else {}
+            self._llm = vllm.LLM(**options, **on_cpu, enable_sleep_mode=self._sleeps)
         if not frozen:
             gc.unfreeze()  # vLLM takes all objects that there are, the trainer's too, from the garbage collector
 

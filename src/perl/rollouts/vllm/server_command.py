@@ -54,7 +54,7 @@ def server_command(
     if base.revision:
         options["--revision"] = base.revision
     if on_cpu:
-        options["--enforce-eager"] = None
+        options |= {"--enforce-eager": None, "--no-enable-chunked-prefill": None}  # as in_process.py says why
     if form == "adapter":
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
         options |= {"--enable-lora": None, "--max-loras": str(adapters), "--max-lora-rank": str(rank)}

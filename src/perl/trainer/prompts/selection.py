@@ -259,8 +259,6 @@ def made_selection(trainer: GRPOTrainer, position: Position, source: RolloutSour
     section, args, data = prompts_section(trainer.args), trainer.args, trainer.train_dataset
     if not section.acts:
         return None
-    if trainer.environment_factories is not None:
-        raise RecipeError("cannot be combined with environment_factory, which makes prompts", "prompts", "leave it out")
     if may_hold_images(trainer):
         raise RecipeError("exchanges rows of tokens, and these have images", "prompts", "a model of text")
     numbers_N = check_choice(section, args, data, trainer.accelerator.num_processes)

@@ -131,13 +131,16 @@ class Conversations:
             return rewards_NK
         why = [getattr(one, VOID, "") for one in trainer.environments]
         for line in dict.fromkeys(filter(None, why)):
-            self._say("void", line.partition(":")[0], f"a conversation has no reward: {line}")
+            self._say("tools/void", line.partition(":")[0], f"a conversation has no reward: {line}")
         own_N = torch.tensor([bool(line) for line in why], device=rewards_NK.device)
         void_N: torch.Tensor = trainer.accelerator.gather(own_N)
         if bool(void_N.all()):
             line = next(filter(None, why), "see the log of another process")
             raise RewardError(f"in all {len(void_N)} conversations of a step: {line}", "environment", "correct it")
         trainer._metrics[mode_of(trainer.model)]["tools/void"].append(void_N.float().mean().item())
+        if bool(rewards_NK.isnan().all()):
+            names = ", ".join(trainer.reward_func_names)
+            self._say("rows/unscored", names, f"no conversation of a step has a reward: {names} gave None for all")
         return rewards_NK.masked_fill(void_N[:, None], torch.nan)
 
     def _limits(self) -> Limits:
@@ -182,20 +185,23 @@ class Conversations:
         trainer = self._trainer
         metrics = trainer._metrics[mode_of(trainer.model)]
         outcomes = sum((one.outcomes for one in found), Counter())
-        counts = [sum(one.turns for one in found), len(found), *(outcomes[name] for name in OUTCOMES)]
-        device = trainer.accelerator.device
-        turns, rows, *of = trainer.accelerator.reduce(torch.tensor(counts, device=device), reduction="sum").tolist()
+        ended = [sum(one.turns for one in found), sum(one.had_no_room for one in found), len(found)]
+        counts = [*ended, *(outcomes[name] for name in OUTCOMES)]
+        counts_C = torch.tensor(counts, device=trainer.accelerator.device)
+        turns, full, rows, *of = trainer.accelerator.reduce(counts_C, reduction="sum").tolist()
         metrics["tools/turns"].append(turns / max(rows, 1))
+        metrics["tools/no_room"].append(full / max(rows, 1))
         for name, count in zip(OUTCOMES[1:], of[1:], strict=True):
             metrics[f"tools/{name}_frequency"].append(count / max(sum(of), 1))
         for answer in answers:
             if answer.outcome not in ("answered", "unknown", "arguments"):  # which the policy learns to avoid
-                self._say(answer.outcome, answer.fault.partition(":")[0], f"a call failed: {answer.fault}")
+                column = f"tools/{answer.outcome}_frequency"
+                self._say(column, answer.fault.partition(":")[0], f"a call failed: {answer.fault}")
 
-    def _say(self, kind: str, about: str, line: str) -> None:
-        if (kind, about) not in self._told:
-            self._told.add((kind, about))
-            warn("PRL366", "tools: %s (each kind is said once, and counted as tools/%s)", line, kind)
+    def _say(self, column: str, about: str, line: str) -> None:
+        if (column, about) not in self._told:
+            self._told.add((column, about))
+            warn("PRL366", "tools: %s (each kind is said once, and counted as %s)", line, column)
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
