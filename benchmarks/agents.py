@@ -45,7 +45,7 @@ SHOWN = {
 REAL = {
     "agent": {"max_turns": 3, "max_turn_length": 24},
     "rollout": {"max_completion_length": 80, "temperature": 0.8},
-    "train": {"prompts_per_step": 4, "per_device_train_batch_size": 8, "max_steps": 24, "learning_rate": 3e-4},
+    "train": {"prompts_per_step": 4, "per_device_train_batch_size": 8, "max_steps": 12, "learning_rate": 3e-4},
     "eval": {"limit": 100, "k": 1, "temperature": 0.8},
 }
 

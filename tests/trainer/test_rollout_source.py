@@ -200,7 +200,7 @@ def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp
     variables = dict(word.split("=", 1) for word in words if word.isupper() or word.split("=")[0].isupper())
     program = words[len(variables) :]
     assert program[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
-    flags = [flag for flag in program[3:] if flag != "--enforce-eager"]
+    flags = [flag for flag in program[3:] if flag not in ("--enforce-eager", "--no-enable-chunked-prefill")]
     server = VllmProcess(tmp_path / "server", tuple(flags), variables, port)
     try:
         server.wait()

@@ -61,6 +61,10 @@ def test_vllm_in_this_process_writes_the_turns_that_are_trained(tmp_path):
         (["data.chat=false"], "data.chat: conversations need chat messages"),
         (["agent.environment=null"], "no reward"),
         (["agent.max_turns=0"], "agent.max_turns"),
+        (
+            ["agent.environment=null", "agent.tools=[perl.sandbox.tools:multiply]", "agent.isolate=true"],
+            "agent.isolate: is a setting of environments, and there are tools alone",
+        ),
         (["train.max_tool_calling_iterations=2"], "write agent.max_turns, which is one more"),
     ],
 )
@@ -92,6 +96,19 @@ def test_a_reward_is_needed(monkeypatch):
     monkeypatch.delattr(Book, "get_reward")
     with pytest.raises(RecipeError, match="nothing rewards: there is no reward, and no environment has one"):
         perl.train("books", ["train.max_steps=1"], "run")
+
+
+def test_an_environment_in_a_package_beside_the_recipe_that_can_never_be_reset_is_refused(tmp_path, monkeypatch):
+    package = tmp_path / "beside" / "mine_alone"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    failing = environment_text("Mine").replace('row.get("answer", "")', 'row["no such column"]')
+    (package / "envs.py").write_text(failing)
+    recipe = tmp_path / "beside" / "mine.yaml"
+    recipe.write_text("extends: books\nagent: {max_turns: 3}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"in the first 16 rows: Mine.reset failed: envs.py:\d+: KeyError"):
+        perl.train(recipe, ["agent.environment=mine_alone.envs:Mine"], "run")
 
 
 def test_each_of_several_environments_needs_one(tmp_path, monkeypatch):

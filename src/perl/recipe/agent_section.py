@@ -27,7 +27,11 @@ class AgentSection(Section):
         512, ge=1, description="Tokens of what one call answers; the rest is cut off, and said to be."
     )
     call_timeout: float = Field(
-        20.0, gt=0, le=86_400, description="Seconds that a call, a reset or a reward of an environment may take."
+        20.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds that a call, a reset or a reward of an environment may take.",
     )
     isolate: bool = Field(
         False, description="Run each environment in a process of its own, which is killed where a call overruns."
@@ -40,6 +44,8 @@ class AgentSection(Section):
     def _check_environment(self) -> "AgentSection":
         if self.environment == {}:
             raise SettingError("environment", "names none: leave it out, or name one")
+        alone = self.environment is None and bool(self.tools)
+        self.only_if(not alone, "is a setting of environments, and there are tools alone", "isolate", "success")
         return self
 
     @property

@@ -322,14 +322,12 @@ def _as_file(name: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
 
 
 def folders_beside(layer: Layer) -> list[str]:
-    """The folders of the files that name the rewards, ``module:function``, each once."""
+    """The folders of the files that name the rewards, ``module:function``, and tools, each once."""
     rewards = layer.values.get("rewards")
-    found = []
-    for name in rewards if isinstance(rewards, dict) else ():
-        file = Path(layer.origins.get(("rewards", name), "").rpartition(":")[0])
-        if ":" in str(name) and file.is_file():
-            found.append(os.path.dirname(os.path.abspath(file)))
-    return list(dict.fromkeys(found))
+    own = [("rewards", name) for name in rewards if ":" in str(name)] if isinstance(rewards, dict) else []
+    tools = [key for key in layer.origins if key[0] == "agent"]
+    files = [Path(layer.origins.get(key, "").rpartition(":")[0]) for key in (*own, *tools)]
+    return list(dict.fromkeys(os.path.dirname(os.path.abspath(file)) for file in files if file.is_file()))
 
 
 def find_in(folders: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from perl.errors import RecipeError
 from perl.recipe.agent_section import AgentSection
@@ -40,6 +41,19 @@ async def blocking():
 
 async def cancelled():
     raise asyncio.CancelledError
+
+
+def given_up():
+    raise asyncio.CancelledError
+
+
+async def elsewhere():
+    os.chdir("/")
+    return os.getcwd()
+
+
+def ungraded():
+    torch.set_grad_enabled(False)
 
 
 async def leaving():
@@ -76,6 +90,9 @@ def fail():
         (lambda: [{"type": "text", "text": "a"}], {}, "answered", "a"),
         (lambda: [{"type": "book", "title": "a"}], {}, "answered", "[{'type': 'book', 'title': 'a'}]"),
         (cancelled, {}, "error", "{'error': ''}"),
+        (given_up, {}, "error", "{'error': ''}"),
+        (elsewhere, {}, "answered", "/"),
+        (ungraded, {}, "answered", "None"),
         (leaving, {}, "error", "{'error': '3'}"),
         (late, {}, "error", "{'error': 'of its own'}"),
         (stubborn, {}, "timeout", "{'error': 'tool did not answer within 0.5 s'}"),
@@ -93,8 +110,10 @@ def fail():
     ],
 )
 def test_every_call_is_answered(tool, arguments, outcome, content):
+    here = os.getcwd()
     [answer] = Caller(LIMIT).answers([({"tool": tool}, call(**arguments))])
     assert (answer.outcome, without_line(answer.content)) == (outcome, content)
+    assert (os.getcwd(), torch.is_grad_enabled()) == (here, True)
 
 
 def test_calls_are_answered_in_order_and_one_that_hangs_again_and_again_is_not_made_any_more():
@@ -159,7 +178,7 @@ class Counting:
         time.sleep(60)
 
     async def get_reward(self):
-        return {"nan": float("nan"), "text": "1", None: float(self.count)}[self.row.get("reward")]
+        return {"nan": float("nan"), "text": "1", "huge": 10**400, None: float(self.count)}[self.row.get("reward")]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +190,7 @@ class Counting:
         ({"fails": "hang"}, "Counting.reset did not answer within 0.5 s"),
         ({"says": 3}, "Counting.reset returned 3, which is neither None nor text"),
         ({"reward": "nan"}, "Counting.get_reward returned nan, which is no finite number"),
+        ({"reward": "huge"}, f"Counting.get_reward returned {10**59}, which is no finite number"),
         ({"reward": "text"}, "Counting.get_reward returned '1', which is no finite number"),
     ],
 )
@@ -236,6 +256,24 @@ class NeedsArguments(Counting):
         self.db = db
 
 
+class NeedsCompletions(Counting):
+    def get_reward(self, completions):
+        """Needs what it is not given."""
+
+
+def nameless(*numbers: int):
+    """Adds.
+
+    Args:
+        numbers: Some.
+    """
+
+
+def one_by_one():
+    """Counts."""
+    yield 1
+
+
 PARTIAL = functools.partial(fail)
 
 
@@ -256,6 +294,10 @@ class Needy(NoReset):
         ({"environment": f"{__name__}:Countin"}, "agent.environment: .* has no 'Countin'.*did you mean Counting"),
         ({"environment": "no.py:X"}, "agent.environment: no such file: no.py"),
         ({"environment": f"{__name__}:NeedsArguments"}, "agent.environment: NeedsArguments cannot be made: missing a"),
+        ({"environment": f"{__name__}:NeedsCompletions"}, "NeedsCompletions.get_reward cannot be called: missing a"),
+        ({"environment": f"{__name__}:LIMIT"}, "has no function or class 'LIMIT'"),
+        ({"tools": [f"{__name__}:nameless"]}, "agent.tools: nameless takes numbers without a name"),
+        ({"tools": [f"{__name__}:one_by_one"]}, "agent.tools: one_by_one yields, and a call has one answer"),
         ({"tools": [f"{__name__}:PARTIAL"]}, "agent.tools: .*is no function"),
         ({"environment": "X"}, "agent.environment: 'X' names no class or function"),
         ({"environment": f"{__name__}:NoReset"}, "agent.environment: NoReset has no method reset"),

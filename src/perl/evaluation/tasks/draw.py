@@ -275,9 +275,8 @@ def _converse(
 
     sampling = protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids)
     for number, one in asking.hold(rows, seeds, engine, sampling, anyone, in_shards=sharing.in_shards):
-        place, text, tokens = places[number], as_text(one), sum(one.written)
-        truncated = len(one.ids) == wanted.max_new_tokens or one.had_no_room
-        sample = Sample(*place, seeds[number], text, tokens, truncated, NOT_JUDGED)
+        place, text, tokens = places[number], as_text(one), len(one.ids)
+        sample = Sample(*place, seeds[number], text, tokens, tokens == wanted.max_new_tokens, NOT_JUDGED)
         if asking.rewards_itself:
             sample = sample.judged(verdict_of(asking, one))
         elif limits is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from perl.data.prompts import render_prompts
-from perl.errors import DataError
+from perl.errors import DataError, RecipeError
 from perl.recipe.agent_section import AgentSection
 from perl.rollouts.agents.calls import Caller
 from perl.rollouts.agents.conversations import Conversation, Limits, Turn, Words, converse, take_turn, words_of
@@ -176,7 +176,15 @@ def as_text(one: Conversation) -> str:
 
 
 def added_tokens(asking: Asking, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens that environments add to the questions of some rows, at most."""
+    """Tokens that environments add to the questions of some rows, at most.
+
+    Raises:
+        RecipeError: None of the rows has an environment that can be reset.
+    """
     shown = [len(prompt.token_ids) for prompt in asking.rendered(rows)]
-    begun = [len(asking.begun(row)[0].prompt_ids) for row in rows]
-    return max((after - before for before, after in zip(shown, begun, strict=True)), default=0)
+    begun = [asking.begun(row) for row in rows]
+    why = [getattr(environment, VOID, "") for _, environment in begun]
+    if rows and all(why):
+        raise RecipeError(f"in the first {len(rows)} rows: {why[0]}", "agent.environment", "correct it")
+    lengths = [len(one.prompt_ids) for one, _ in begun]
+    return max((after - before for before, after in zip(shown, lengths, strict=True)), default=0)

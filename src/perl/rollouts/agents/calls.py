@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
+import torch
+
 from perl.errors import PerlError, warn
 from perl.rollouts.agents.tools import Tool
 from perl.run.workers.worker import placed_line
@@ -112,12 +114,12 @@ class Caller:
         try:
             with limited(self.seconds):
                 made = tool(**(arguments or {}))
-        except PerlError:
+        except (PerlError, KeyboardInterrupt):
             raise
         except TypeError as error:
             inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
             return self._answer(name, error) if inside else _failed("arguments", str(error))
-        except (Exception, SystemExit, OutOfTimeError) as error:  # noqa: BLE001 (the user's function may raise anything)
+        except BaseException as error:  # noqa: BLE001 (the user's function may raise anything)
             return self._answer(name, error)
         return (name, made) if inspect.isawaitable(made) else self._answer(name, made)
 
@@ -143,13 +145,14 @@ class Caller:
         async def every() -> list[Any]:
             return await asyncio.gather(*(one(call) for _, call in waiting.values()))
 
-        future = asyncio.run_coroutine_threadsafe(every(), self.loop or _loop())
-        try:
-            outcomes = future.result(self.seconds + 1.0)
-        except concurrent.futures.TimeoutError:  # one of them blocks the loop
-            future.cancel()
-            _loop.cache_clear()
-            outcomes = [OutOfTimeError() for _ in waiting]
+        with as_it_was():
+            future = asyncio.run_coroutine_threadsafe(every(), self.loop or _loop())
+            try:
+                outcomes = future.result(self.seconds + 1.0)
+            except concurrent.futures.TimeoutError:  # one of them blocks the loop
+                future.cancel()
+                _loop.cache_clear()
+                outcomes = [OutOfTimeError() for _ in waiting]
         return {place: (name, made) for (place, (name, _)), made in zip(waiting.items(), outcomes, strict=True)}
 
     def _answer(self, name: str, made: Any) -> Answer:  # noqa: ANN401 (what a tool returned or raised)
@@ -202,19 +205,30 @@ def limited(seconds: float) -> Iterator[None]:
             warn("PRL366", "tools: a call catches whatever interrupts it; agent.isolate: true could kill its process")
         raise OutOfTimeError
 
-    began, here = time.monotonic(), os.getcwd()
+    began = time.monotonic()
     before = signal.signal(signal.SIGALRM, over)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
     _running.append(None)
     try:
-        yield
+        with as_it_was():
+            yield
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         _running.pop()
         rest = max(left - (time.monotonic() - began), _SOON) if left else 0.0  # of whoever had set the timer
         signal.setitimer(signal.ITIMER_REAL, rest, interval)
         signal.signal(signal.SIGALRM, before)
-        os.chdir(here)  # relative paths of the run stay what they are
+
+
+@contextmanager
+def as_it_was() -> Iterator[None]:
+    """Afterwards relative paths of the run are what they were, and gradients are recorded where they were."""
+    here, recorded = os.getcwd(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        torch.set_grad_enabled(recorded)
 
 
 def is_running() -> bool:

@@ -8,7 +8,7 @@ the user's under the same name, so that reward functions find what they expect.
 
 import functools
 import inspect
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -63,8 +63,8 @@ def guarded(
             try:
                 names = tuple(own_names.items())
                 environment.__class__ = _guarded_class(kind, seconds, names)  # type: ignore[arg-type]
-            except TypeError as error:  # of slots, or not written in Python
-                what = f"{kind.__name__} cannot be guarded: {error}"
+            except TypeError as error:
+                what = f"{kind.__name__} has __slots__, or is not written in Python: what fails in it cannot be kept"
                 raise RecipeError(what, "environment_factory", "a plain class of Python") from error
         return environment
 
@@ -95,7 +95,7 @@ def _guarded_class(kind: type, seconds: float, own_names: tuple[tuple[str, str],
         found = _kept(self, "get_reward", lambda: kind.get_reward(self), caller)  # type: ignore[attr-defined]
         if getattr(self, VOID, ""):
             return 0.0
-        if found is None or (isinstance(found, int | float) and math.isfinite(found)):
+        if found is None or (isinstance(found, int | float) and abs(found) <= sys.float_info.max):
             return None if found is None else float(found)
         setattr(self, VOID, f"{kind.__name__}.get_reward returned {found!r:.60}, which is no finite number")
         return 0.0
@@ -117,11 +117,11 @@ def _kept(environment: Any, method: str, call: Callable[[], Any], caller: Caller
     name = f"{type(environment).__name__}.{method}"
     try:
         return caller.within(call)
-    except PerlError:
+    except (PerlError, KeyboardInterrupt):
         raise
     except OutOfTimeError:
         setattr(environment, VOID, f"{name} did not answer within {caller.seconds:g} s")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's method may raise anything)
+    except BaseException as error:  # noqa: BLE001 (the user's method may raise anything)
         setattr(environment, VOID, f"{name} failed: {placed_line(error)}")
     return None
 

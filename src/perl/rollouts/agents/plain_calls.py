@@ -2,8 +2,8 @@
 
 chat template, end token -> the same template that shows tools, calls and results, and how its calls are read
 
-What is changed is the tokenizer's own ``chat_template`` and ``response_template``: they are saved with an adapter, so
-that TRL, transformers and servers show and read the calls as training did.
+What is changed is the tokenizer's own ``chat_template`` and ``response_template``: a tokenizer that is saved has them,
+so that TRL, transformers and servers show and read the calls as training did.
 """
 
 import contextlib

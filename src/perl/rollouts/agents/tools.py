@@ -21,6 +21,7 @@ from perl.run.code import module_of_file
 from perl.run.workers.worker import placed_line
 
 Tool = Callable[..., Any]
+_WITHOUT_NAMES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 NOT_TOOLS = ("reset", "get_reward")
 """Public methods of an environment that the policy does not call."""
 
@@ -51,7 +52,8 @@ def find(path: str, where: str) -> Any:  # noqa: ANN401 (a class or a function)
     found = getattr(module, name, None)
     if not callable(found):
         known = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise RecipeError(f"{module_name} has no {name!r}", where, did_you_mean(name, known))
+        what = "has no" if found is None else "has no function or class"
+        raise RecipeError(f"{module_name} {what} {name!r}", where, did_you_mean(name, known))
     return found
 
 
@@ -91,6 +93,12 @@ def tool_mistakes(tools: Sequence[Tool], where: str) -> Iterator[Mistake]:
             continue
         if not schema["function"]["description"].strip():
             yield Mistake(f"{name} does not say what it does", where, "a docstring whose first line says it")
+        without = [one.name for one in inspect.signature(tool).parameters.values() if one.kind in _WITHOUT_NAMES]
+        if without:
+            what = f"{name} takes {', '.join(without)} without a name, and a call names its arguments"
+            yield Mistake(what, where, "arguments with names, a list among them")
+        if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
+            yield Mistake(f"{name} yields, and a call has one answer", where, "return it")
 
 
 def environment_mistakes(kind: Any, where: str, *, alone: bool) -> Iterator[Mistake]:  # noqa: ANN401 (what is named)
@@ -112,6 +120,11 @@ def environment_mistakes(kind: Any, where: str, *, alone: bool) -> Iterator[Mist
     if not inspect.isfunction(getattr(kind, "reset", None)):
         what = f"{kind.__name__} has no method reset, which begins a conversation"
         yield Mistake(what, where, "def reset(self, **row), which returns None, or text for the end of the question")
+    if inspect.isfunction(own := getattr(kind, "get_reward", None)):
+        try:
+            inspect.signature(own).bind(None)
+        except TypeError as error:
+            yield Mistake(f"{kind.__name__}.get_reward cannot be called: {error}", where, "def get_reward(self)")
     if alone and not methods_of(kind):
         yield Mistake(f"{kind.__name__} has no public method, hence no tool", where, "def look_up(self, name: str)")
     yield from tool_mistakes(tools_of(kind), where)
