@@ -60,11 +60,12 @@ def explain(code: str | None) -> None:
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--processes", metavar="N", help="That train, one a GPU (engine.processes).")
+@click.option("--per-node", type=click.IntRange(1), help="Of them on each node [default: up to 8; on a CPU all].")
 @click.option("--gpu", help="What each process has: T4, L4, A10, RTX 4090, A100, H100, H200, gigabytes as 24, or CPU.")
 @click.option(
     "--strategy",
     metavar="|".join(STRATEGIES),
-    help="engine.strategy [default: all three are compared, unless it is set].",
+    help="engine.strategy [default: both are compared, unless it is set].",
 )
 @click.option(
     "--completion-tokens",

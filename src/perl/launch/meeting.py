@@ -16,8 +16,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, in its documentation
 from torch.distributed.distributed_c10d import Store
 
-from perl.errors import MissingExtraError, ProcessError, RecipeError, raise_all
-from perl.recipe.optional_packages import SWITCHES, missing_package
+from perl.errors import ProcessError, RecipeError
 from perl.recipe.recipe import launched, rank, world_size
 from perl.recipe.sections import EngineSection
 from perl.run.devices import accelerator
@@ -167,18 +166,15 @@ def check_size(asked: int | None) -> None:
 
 
 def check_machine(engine: EngineSection, processes: int) -> None:
-    """Refuses several processes on this machine that it has no GPUs or packages for.
+    """Refuses several processes on this machine that it has no GPUs for.
 
     Args:
-        engine: Of the recipe: the device, and the strategy.
+        engine: Of the recipe: the device.
         processes: How many there are to be, or are, on this machine.
 
     Raises:
         RecipeError: They are more than there are GPUs.
-        MissingExtraError: Their strategy is not installed.
     """
-    if engine.strategy == "zero2":
-        raise_all(MissingExtraError, [*missing_package("engine.strategy", SWITCHES["deepspeed"])])
     device = accelerator() if engine.device == "auto" else None
     gpus = torch.accelerator.device_count() if device is not None else processes
     if processes > gpus:

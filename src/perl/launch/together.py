@@ -66,7 +66,6 @@ class ProcessGroup:
 
         Raises:
             RecipeError: There are other than the recipe asks for, or a process differs; the line names it.
-            MissingExtraError: The strategy is not installed.
         """
         written = ("engine", "strategy") in recipe.written_at.origins
         strategy = taken_over(recipe.engine.strategy, written=written)

@@ -8,17 +8,18 @@ Imports neither PEFT nor torch.
 from collections.abc import Mapping
 from typing import Any
 
-from perl.errors import Mistake, ModelError, missing_extra
+from perl.errors import Mistake, ModelError, RecipeError, missing_extra
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation
+from perl.recipe.engine_section import processes_of_copy
 from perl.recipe.quantisations import EXTRA, QUANTISATIONS, quantised_base
-from perl.recipe.recipe import launched, world_size
+from perl.recipe.recipe import launched, processes_of_node, world_size
 
 _Located = tuple[tuple[str, ...], Mistake]
 _WITHOUT = "or leave model.quantization out"
 IN_PROCESS = "vLLM in this process holds the ordinary base, and rollouts would be another policy's than the trained one"
 """Why it cannot sample for a quantised one."""
-_UNSHARDED = "engine.strategy ddp or zero2"
+_UNSHARDED = "engine.strategy ddp"
 # Keys of ``train`` by which transformers and DeepSpeed share the work in other ways.
 _OTHER_WAYS = ("fsdp", "fsdp_config", "deepspeed")
 
@@ -100,9 +101,14 @@ def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     engine, peft, model, train = (sections.get(name) for name in ("engine", "peft", "model", "train"))
     if engine is None or engine.strategy != "fsdp2":
         return []
-    if (world_size() if launched() else engine.processes or 1) == 1:  # which holds the whole base
+    processes = world_size() if launched() else engine.processes or 1
+    if processes == 1:  # which holds the whole base
         return []
     found: list[_Located] = []
+    try:
+        processes_of_copy(engine.shards, processes, processes_of_node() if launched() else processes)
+    except RecipeError as error:
+        found.append((("engine", "shards"), error.mistakes[0]))
     if peft is not None:
         method = METHODS.get("ln_tuning" if str(peft.type).upper() == "LN_TUNING" else peft.method)
         if method is not None and method.trains_the_bases and (peft.type is None or method.name == "ln_tuning"):

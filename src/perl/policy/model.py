@@ -75,6 +75,7 @@ def load_base(
     section: ModelSection,
     device: torch.device,
     strategy: str = "ddp",
+    shards: str | int = "node",
     spread: DeviceMap | None = None,
     *,
     with_towers: bool = False,
@@ -85,6 +86,7 @@ def load_base(
         section: Which model.
         device: Where to.
         strategy: Of the run. With ``fsdp2`` every process must call this at once, and holds its part of the base.
+        shards: ``engine.shards``: which processes share a copy.
         spread: How its layers are spread over the GPUs of this machine; None: all lie on the device.
         with_towers: Whether a base that also sees or hears is to be held whole, to be written again.
 
@@ -104,7 +106,7 @@ def load_base(
             use_safetensors=True,
             trust_remote_code=False,
             **{"dtype": dtype, **quantising(section, device, section.dtype)},
-            **loaded_in_shards(strategy),
+            **loaded_in_shards(strategy, shards),
             **({} if spread is None else {"device_map": spread}),
         )
     if not with_towers:

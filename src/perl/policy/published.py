@@ -44,7 +44,7 @@ _TOLERANCE = 1e-4
 # Share of codes that another device may have rounded otherwise; of its length, how far 8-bit weights are from theirs.
 _OTHER_CODES, _EIGHT_BITS = 1e-3, 0.05
 _SHOWN = 3
-_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "perl", "deepspeed", "bitsandbytes", "torchao")
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "perl", "bitsandbytes", "torchao")
 # By what a config calls them, where transformers looks for functions that anyone may register.
 _FUNCTIONS = {"attn": (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS), "experts": (ALL_EXPERTS_FUNCTIONS,)}
 _logger = logging.getLogger("perl")

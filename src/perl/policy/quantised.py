@@ -40,8 +40,6 @@ _OF_BITS = {
 _SKIPPED = "llm_int8_skip_modules"
 MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
 """What transformers and PEFT ask a model for to know that it is quantised."""
-# DeepSpeed's own mark of a weight that each process has for itself.
-_OF_DEEPSPEED = "ds_optim_param"
 
 
 def quantisation_config(name: Quantization, dtype: torch.dtype) -> QuantizationConfigMixin:
@@ -284,8 +282,6 @@ class WeightOnlyLinear(nn.Linear):
             return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         moved = fn(weight.detach())
         kept = weight if moved.device == weight.device else nn.Parameter(moved, requires_grad=False)
-        if hasattr(weight, _OF_DEEPSPEED):
-            setattr(kept, _OF_DEEPSPEED, getattr(weight, _OF_DEEPSPEED))
         self._parameters["weight"] = None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._parameters["weight"] = kept
@@ -310,9 +306,9 @@ class _Product(torch.autograd.Function):
 
 
 def leave_in_processes(model: nn.Module) -> None:
-    """Keeps DDP and DeepSpeed from sending a base's codes to the other processes, which have loaded the same.
+    """Keeps DDP, where TRL's own step needs it, from sending a base's codes to processes that have loaded the same.
 
-    Both send every parameter when they begin, trained or not, by operations that torchao's tensors do not have.
+    It sends every parameter when it begins, trained or not, by operations that torchao's tensors do not have.
 
     Args:
         model: As it will be wrapped.
@@ -320,8 +316,6 @@ def leave_in_processes(model: nn.Module) -> None:
     packed = {name: p for name, p in model.named_parameters() if p.is_floating_point() and is_packed(p)}
     if packed:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(packed))
-    for parameter in packed.values():
-        setattr(parameter, _OF_DEEPSPEED, True)
 
 
 def keep_codes_only(model: nn.Module) -> None:

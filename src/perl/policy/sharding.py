@@ -25,33 +25,55 @@ from transformers.distributed import DistributedConfig
 from perl.errors import ModelError, RecipeError, first_line
 from perl.methods.base_parameters import name_in_base
 from perl.methods.registry import Method
-from perl.recipe.recipe import world_size
+from perl.recipe.engine_section import processes_of_copy
+from perl.recipe.recipe import processes_of_node, world_size
 from perl.recipe.sections import Strategy
 from perl.run.shards import gathered, is_sharded
 
 FSDP2: Strategy = "fsdp2"
 
 
-def loaded_in_shards(strategy: str) -> dict[str, Any]:
+def loaded_in_shards(strategy: str, shards: str | int) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` with which each process reads and keeps its part of the base; else none.
 
     Args:
-        strategy: Of the run; the processes have joined.
+        strategy: Of the run; the processes have joined, and all ask at once.
+        shards: ``engine.shards``: processes that share a copy of the base.
+
+    Raises:
+        RecipeError: Nodes have different numbers of processes, or processes of a node are not numbered in a row.
     """
-    if strategy != FSDP2 or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if not _is_divided(strategy):
         return {}
-    return {"distributed_config": DistributedConfig(fsdp_size=torch.distributed.get_world_size())}
+    world = torch.distributed.get_world_size()
+    size = processes_of_copy(shards, world, processes_of_node())
+    own, each = (size, int(os.environ.get("LOCAL_RANK", 0)) % size), [(0, 0)] * world
+    torch.distributed.all_gather_object(each, own)
+    if size < world and str(shards) == "node" and each != [(size, rank % size) for rank in range(world)]:
+        what = "the nodes have different numbers of processes, or theirs do not follow each other"
+        raise RecipeError(what, "shards", "all, or a number of processes")
+    return {"distributed_config": DistributedConfig(fsdp_size=size, dp_replicate_size=world // size)}
 
 
-def shard(model: PreTrainedModel) -> None:
+def _is_divided(strategy: str) -> bool:
+    """Whether the processes, which have joined, are several and hold parts of the base."""
+    joined = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return strategy == FSDP2 and joined
+
+
+def shard(model: PreTrainedModel, shards: str | int) -> None:
     """Makes a base that each process holds whole into one of which each holds a part, in place.
+
+    Args:
+        model: The base.
+        shards: ``engine.shards``.
 
     Raises:
         ModelError: transformers cannot divide it, or it has an adapter already.
     """
     if is_sharded(model):
         return
-    config = loaded_in_shards(FSDP2).get("distributed_config")
+    config = loaded_in_shards(FSDP2, shards).get("distributed_config")
     if config is None:
         return
     if isinstance(model, PeftModel):
@@ -74,7 +96,7 @@ def divisible() -> Iterator[None]:
     except (ValueError, NotImplementedError) as error:
         if "FSDP" not in str(error) and "fsdp" not in str(error):
             raise
-        raise ModelError(f"cannot be divided: {first_line(error)}", "model.name", "strategy ddp or zero2") from error
+        raise ModelError(f"cannot be divided: {first_line(error)}", "model.name", "strategy ddp") from error
 
 
 def shard_like(model: PreTrainedModel, base: PreTrainedModel) -> None:
@@ -134,7 +156,7 @@ def check_on_shards(method: Method, strategy: str) -> None:
     """
     if strategy == FSDP2 and world_size() > 1 and method.trains_the_bases:
         what = f"{method.name} trains the base's own tensors, which are in shards under fsdp2"
-        raise RecipeError(what, "strategy", "ddp or zero2")
+        raise RecipeError(what, "strategy", "ddp")
 
 
 def check_config(model: nn.Module, config: PeftConfig) -> None:
@@ -162,7 +184,7 @@ def check_whole_adapter(policy: nn.Module) -> None:
 
 def _part_of_base(name: str) -> ModelError:
     what = f"{name} is a part of the base, which is in shards under fsdp2 and cannot be trained there"
-    return ModelError(what, "engine.strategy", "ddp, or zero2")
+    return ModelError(what, "engine.strategy", "ddp")
 
 
 def check_push(strategy: str, *, asked: bool) -> None:
@@ -175,7 +197,7 @@ def check_push(strategy: str, *, asked: bool) -> None:
     Raises:
         RecipeError: Says how it is pushed.
     """
-    if strategy == FSDP2 and asked and loaded_in_shards(strategy):
+    if asked and _is_divided(strategy):
         hint = "trainer.save_adapter(FOLDER), then perl push FOLDER; a recipe pushes by itself"
         raise RecipeError("under fsdp2 one process cannot prove the adapter before it is pushed", "push_to_hub", hint)
 
@@ -189,8 +211,6 @@ def strategy_of(accelerator: Accelerator, model: nn.Module) -> Strategy | None:
     """
     if is_sharded(model):
         return FSDP2
-    if getattr(accelerator.state, "deepspeed_plugin", None) is not None:
-        return "zero2"
     return "ddp" if accelerator.num_processes > 1 else None
 
 
@@ -217,11 +237,12 @@ def check_strategy(args: TrainingArguments) -> None:
     Raises:
         RecipeError: Names them.
     """
-    plugin = getattr(args, "deepspeed_plugin", None)
-    asked = "DeepSpeed ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
+    asked = None
+    if getattr(args, "deepspeed_plugin", None) is not None:
+        asked = "DeepSpeed"
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
         asked = "accelerate's FSDP"
     if asked is not None:
-        what = f"{asked} would put the adapter in shards too, and nothing here is proven with it"
+        what = f"{asked} would share what is trained too, and nothing here is proven with it"
         hint = "use fsdp2: engine.strategy in a recipe, PeftRLConfig(strategy=...) in a script, and leave it out there"
         raise RecipeError(what, "strategy", hint)

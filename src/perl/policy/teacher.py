@@ -99,7 +99,7 @@ def check_base_is_kept(policy: nn.Module) -> None:
     if any(parameter.requires_grad for _, parameter in base_parameters(policy)):
         raise ModelError("the adapter trains tensors of the base itself, and no teacher is left", "teacher")
     if is_sharded(policy):
-        raise ModelError("a base in shards has no teacher", "teacher", "engine.strategy: ddp or zero2")
+        raise ModelError("a base in shards has no teacher", "teacher", "engine.strategy: ddp")
     check_head(policy, "the adapter", "peft")
 
 

@@ -4,14 +4,15 @@ YAML mapping -> EngineSection
 """
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from perl.errors import RecipeError
 from perl.recipe.section import Section, SettingError
 
-Strategy = Literal["ddp", "zero2", "fsdp2", "fsdp"]
-STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero2", "fsdp2")
+Strategy = Literal["ddp", "fsdp2", "fsdp"]
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2")
 """Those of this package's own trainer."""
 VERL_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp")
 """Those of verl."""
@@ -20,6 +21,7 @@ _NOT_OF_VERL = {
     "processes": "engine.nodes and engine.gpus",
     "threads": "engine.threads=null",  # a packaged recipe may set it
     "device": "engine.device=auto",
+    "shards": "engine.overrides: actor_rollout_ref.actor.fsdp_config.fsdp_size",
 }
 _OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides", "python")
 
@@ -60,8 +62,12 @@ class EngineSection(Section):
     )
     strategy: Strategy = Field(
         "ddp",
-        description="What each process holds of the base: ddp: all of it; zero2: all of it, with a part of the "
-        "optimizer's state (DeepSpeed); fsdp2: a part. With verl: fsdp2 or fsdp.",
+        description="What each process holds of the base: ddp: all of it; fsdp2: a part. With verl: fsdp2 or fsdp.",
+    )
+    shards: Literal["node", "all"] | Annotated[int, Field(ge=2)] = Field(
+        "node",
+        description="With fsdp2: processes that share one copy of the base. node: those of a node, so that only the "
+        "adapter's gradients cross the network; all, as also where each node has one process; or how many.",
     )
     nodes: int | None = Field(None, ge=1, le=65_536, description="With verl: machines; None: 1.")
     gpus: int | None = Field(None, ge=1, le=1024, description="With verl: GPUs of each machine; None: 1.")
@@ -148,3 +154,26 @@ class EngineSection(Section):
             takes = "auto takes the GPU if there is one, and CUDA_VISIBLE_DEVICES says which"
             raise ValueError(f"must be one of auto, cpu, not {value!r}: {takes}")
         return value
+
+
+def processes_of_copy(shards: str | int, processes: int, of_node: int) -> int:
+    """Over how many processes one copy of a base is divided under ``fsdp2``; their numbers follow each other.
+
+    Args:
+        shards: ``engine.shards``.
+        processes: Of the run.
+        of_node: Of them on each node.
+
+    Raises:
+        RecipeError: It is no such setting, or not all copies would be whole.
+    """
+    asked = str(shards)
+    size = {"all": processes, "node": of_node if of_node > 1 else processes}.get(asked) or 0
+    if asked.isdecimal():
+        size = int(asked)
+    if size < 2:
+        raise RecipeError(f"no {asked!r}", "shards", "node, all, or a number of processes, 2 or more")
+    if processes % size:
+        nodes = f"nodes of {size}" if asked == "node" else f"copies of the base over {size} each"
+        raise RecipeError(f"{processes} processes do not make {nodes}", "shards", "all, or a divisor of that number")
+    return size

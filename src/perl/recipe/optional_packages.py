@@ -82,7 +82,6 @@ OPTIMIZERS: dict[str, RequiredPackage] = {
 }
 # Arguments that need a package as soon as they say anything but no.
 SWITCHES: dict[str, RequiredPackage] = {
-    "deepspeed": RequiredPackage(("deepspeed",), "deepspeed", "deepspeed"),
     "use_liger_kernel": RequiredPackage(("liger_kernel",), "liger-kernel"),
 }
 

@@ -269,6 +269,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def processes_of_node() -> int:
+    """Number of processes on this node; all of them where the launcher does not say."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or world_size())
+
+
 def rank() -> int:
     """This process's number among them."""
     return int(os.environ.get("RANK", "0"))

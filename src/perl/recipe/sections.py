@@ -434,6 +434,7 @@ _OF_TRL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_
 FIELD_OF_SETTING: dict[tuple[str, str], str] = {
     ("model", "quantization"): "quantization",
     ("engine", "strategy"): "strategy",
+    ("engine", "shards"): "shards",
     **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
     **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
     **{("teacher", key): f"teacher_{key}" for key in TeacherSection.model_fields},

@@ -54,6 +54,7 @@ def plan(
     completion_tokens: int | None = None,
     run: str | Path | None = None,
     measure: bool = False,
+    per_node: int | None = None,
 ) -> ShownPlan:
     """What a run costs in memory, FLOPs and time, before it is paid for; no weights are loaded.
 
@@ -65,6 +66,7 @@ def plan(
         completion_tokens: Of a completion on average; None: half of the most.
         run: Folder of an earlier run, whose completions' lengths are taken.
         measure: Run a few passes here, and plan with what they reach.
+        per_node: Processes of a node; None: up to 8, on a CPU all.
 
     Raises:
         PerlError: The recipe, or what is asked of it, is impossible.
@@ -74,4 +76,5 @@ def plan(
     """
     folder = None if run is None else str(run)
     read = read_recipe(recipe, overrides)
-    return ShownPlan(answer(read, gpu=gpu, completion=completion_tokens, run=folder, measured=measure))
+    found = answer(read, gpu=gpu, completion=completion_tokens, run=folder, measured=measure, per_node=per_node)
+    return ShownPlan(found)

@@ -27,8 +27,6 @@ _TYPE_THIS = f"perl train RECIPE --processes N, or {_TORCHRUN}"
 # What only a process that srun started has; the script of a batch job has all the other variables too.
 _OF_A_STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_SRUN_COMM_PORT")
 _OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-# What accelerate's launcher says of DeepSpeed.
-_OF_DEEPSPEED = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DEEPSPEED_", "ACCELERATE_CONFIG_DS_FIELDS")
 
 
 def adopt_launcher() -> None:
@@ -65,7 +63,7 @@ def started_by_srun() -> bool:
 
 
 def taken_over(strategy: str, *, written: bool = False) -> Strategy:
-    """The strategy, where accelerate's launcher asks for one that is ours: that one.
+    """The strategy, where accelerate's launcher asks for FSDP2: that one.
 
     accelerate's own sharding is then switched off, before accelerate or transformers read that it was asked for.
 
@@ -81,31 +79,24 @@ def taken_over(strategy: str, *, written: bool = False) -> Strategy:
         return cast("Strategy", strategy)
     if strategy != asked and (written or strategy != "ddp"):
         raise RecipeError(f"{strategy}, but accelerate's configuration asks for {asked}", "strategy", "ask once")
-    _say_taken_over(asked)
+    _say_taken_over()
     return asked
 
 
 @cache
-def _say_taken_over(strategy: Strategy) -> None:
+def _say_taken_over() -> None:
     if is_first_process():
-        what = "accelerate's configuration asks for %s: strategy %s, its other settings of sharding are not used"
-        logger.info(what, "FSDP2" if strategy == "fsdp2" else "DeepSpeed", strategy)
+        logger.info("accelerate's configuration asks for FSDP2: strategy fsdp2, its other settings are not used")
 
 
 @cache
 def _asked_of_accelerate() -> Strategy | None:
     """What the configuration of ``accelerate launch`` asks for; once, since asking switches accelerate's own off."""
-    for name, what in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "a parallelism_config")):
+    others = {"MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "a parallelism_config", "DEEPSPEED": "DeepSpeed"}
+    for name, what in others.items():
         if _is_on(f"ACCELERATE_USE_{name}"):
-            raise RecipeError(f"accelerate's configuration asks for {what}", "strategy", "ddp, zero2 or fsdp2")
-    if _is_on("ACCELERATE_USE_DEEPSPEED"):
-        file, stage = (os.environ.get(f"ACCELERATE_DEEPSPEED_{name}") for name in ("CONFIG_FILE", "ZERO_STAGE"))
-        if file not in (None, "none") or stage not in (None, "1", "2"):  # none: accelerate's word for no file
-            what = f"ZeRO-{stage}" if file in (None, "none") else f"what {file} says"
-            raise RecipeError(f"accelerate's configuration asks for DeepSpeed {what}", "strategy", "zero2 or fsdp2")
-        for name in [name for name in os.environ if name.startswith(_OF_DEEPSPEED)]:
-            del os.environ[name]  # accelerate would compare them with the configuration that is used
-        return "zero2"
+            hint = "fsdp2 where the base is too large for a GPU (shards: its copies), or ddp"
+            raise RecipeError(f"accelerate's configuration asks for {what}", "strategy", hint)
     if not _is_on("ACCELERATE_USE_FSDP"):
         return None
     if os.environ.get("FSDP_VERSION", "1") != "2":

@@ -32,7 +32,6 @@ from perl.rollouts.agents.tools import tool_mistakes
 from perl.rollouts.engine import EngineSampling
 from perl.trainer.arguments.argument_checks import taught_alone
 from perl.trainer.arguments.config import own_setting, rollout_section, teacher_section
-from perl.trainer.arguments.deepspeed_config import check_stage
 from perl.trainer.arguments.rollout_choice import choose_backend
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
@@ -53,7 +52,6 @@ from perl.trainer.sampling.rollout_source import RolloutSource
 from perl.trainer.step.critic_training import CriticTraining
 from perl.trainer.step.log_prob_passes import LogProbPasses
 from perl.trainer.step.optimizer_step import OptimizerStep
-from perl.trainer.step.partitioned_optimizer import check_divisible, partition_optimizer
 from perl.trainer.step.teaching import TeacherModel, Teaching, check_prompts, context_of
 
 _LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its text is one of the longest
@@ -171,17 +169,6 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         alarms.by_default = True
         trainer.add_callback(alarms)
         alarms.serve(trainer)
-
-
-def shares_optimizer(trainer: GRPOTrainer) -> bool:
-    """Whether each process keeps a share of a new trainer's optimizer; DeepSpeed is then set up to divide it."""
-    if not trainer.is_deepspeed_enabled:
-        return False
-    check_stage(trainer.accelerator.state.deepspeed_plugin.zero_stage)
-    if trainer.optimizer is None and not is_replaced(trainer, "create_optimizer", "get_optimizer_cls_and_kwargs"):
-        check_divisible(trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0])
-    partition_optimizer(trainer)
-    return True
 
 
 def made_optimizer(

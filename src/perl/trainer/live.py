@@ -27,7 +27,6 @@ class LiveTrainer(Protocol):
         policy: The model with its adapter, without the wrappers of distributed training.
         state: Optimizer steps taken and to take; ``train`` replaces it.
         whole_tensors: Whether this process holds the whole of each tensor.
-        shares_optimizer: Whether each process keeps a share of the optimizer.
         correction: For an engine that samples from other numbers, if there is one.
         current_gradient_accumulation_steps: Micro-batches in the current optimizer step.
         aux_loss_enabled: Whether the loss of a model's routers is added, ``router_aux_loss_coef`` times.
@@ -39,7 +38,6 @@ class LiveTrainer(Protocol):
     policy: torch.nn.Module
     state: TrainerState
     whole_tensors: bool
-    shares_optimizer: bool
     correction: SamplingCorrection | None
     current_gradient_accumulation_steps: int
     aux_loss_enabled: bool

@@ -264,7 +264,7 @@ def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) 
         raise ModelError(what, "model_init_kwargs", "leave device_map out")
     if own_setting(args, "strategy") == FSDP2:
         what = f"{quantised_base(asked)} cannot be in shards, which fsdp2 makes of it"
-        raise RecipeError(what, "quantization", "strategy ddp or zero2, or leave it out")
+        raise RecipeError(what, "quantization", "strategy ddp, or leave it out")
     if not rollout_section(args).capabilities.quantised_base:
         raise ModelError(IN_PROCESS, "rollout_backend", "transformers, or vllm-server with servers of the same base")
     check_quantisation(ModelSection(name=model, revision=options.get("revision"), quantization=asked), args.device)
@@ -279,10 +279,12 @@ def _loaded(name: str, args: GRPOConfig, quantization_config: Any, quantization:
         options |= quantising(section, args.device, options.get("dtype") or "auto")  # TRL would take float32
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
-    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED") and quantization is None:
+    if args.distributed_state.distributed_type == "MULTI_GPU" and quantization is None:
         options["device_map"] = None
     with divisible():
-        model = create_model_from_path(name, **options, **loaded_in_shards(own_setting(args, "strategy")))
+        model = create_model_from_path(
+            name, **options, **loaded_in_shards(own_setting(args, "strategy"), own_setting(args, "shards"))
+        )
     prepare_layers(model)
     settle(model)
     return model
@@ -305,7 +307,7 @@ def _take_base(model: PreTrainedModel | PeftModel, args: GRPOConfig, *, by_name:
             'leave it out; model_init_kwargs={"dtype": "float32"} computes all in float32',
         )
     if own_setting(args, "strategy") == FSDP2:
-        shard(model)
+        shard(model, own_setting(args, "shards"))
 
 
 def setting_warnings(how: Adaptation, learning_rate: float) -> Iterator[str]:

@@ -34,7 +34,7 @@ from perl.trainer import publishing
 from perl.trainer.arguments import shown_to_trl
 from perl.trainer.arguments.argument_checks import check_arguments, check_sets, check_step, unknown_to_trl
 from perl.trainer.arguments.config import own_setting
-from perl.trainer.assembly import add_callbacks, askable, guarded_tools, made_optimizer, make_parts, shares_optimizer
+from perl.trainer.assembly import add_callbacks, askable, guarded_tools, made_optimizer, make_parts
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.group_rewards import latest_group, means_of, reads_old, scored_rollouts, selects
 from perl.trainer.live import mode_of
@@ -50,6 +50,7 @@ from perl.trainer.policy_setup import AdaptedPolicy, default_arguments, given_po
 from perl.trainer.prompts.selection import sampler_of
 from perl.trainer.sampling.generation import generated
 from perl.trainer.sampling.given_rewards import given_rewards, unique_names
+from perl.trainer.step.gradient_exchange import unwrapped
 from perl.trainer.step.log_prob_passes import images_of, scored_as_trl
 
 
@@ -64,8 +65,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     * The base's weights are never written, the reference is exact for every method, and what is saved is what was
       trained, on the published base. Methods with an optimizer or a schedule of their own run as published.
     * Rollouts may come from vLLM, in this process or on servers, which is given the adapter and never the model.
-    * An optimizer step runs no padding and no zero-advantage sample, and gives TRL's gradient.
-    * Checkpoints are complete or do not count, and a resumed run ends like one that was never interrupted.
+    * A step runs no padding and no zero-advantage sample, gives TRL's gradient, and resumes as if uninterrupted.
 
     Attributes:
         adaptation: The method and the config of the adapter.
@@ -82,8 +82,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         perl.errors.ModelError: The adapter would touch no module, nothing would be trained, the adapter to continue was
             made for another base, or a PeftModel's initialisation has changed its base.
         perl.errors.RecipeError: The adapter's method cannot be trained; says why.
-        perl.errors.BrokenPromiseError: While training: a trained tensor does not move, the policy does not start at its
-            reference, or the base's weights change.
+        perl.errors.BrokenPromiseError: A tensor does not move, the start is not the reference, or the base changes.
     """
 
     beta: float
@@ -135,8 +134,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 environment_factory=guarded_tools(tools, environment_factory, args, given.processing_class),
             )
         check_step(self)
-        self.reward_func_names = unique_names(self.reward_func_names)
-        self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
+        self.reward_func_names, self.beta = unique_names(self.reward_func_names), args.beta
         given.restore_precision()
         check_trainable(self.model)
         self._adapted = AdaptedPolicy(self, given.adaptation, continued=given.continued)
@@ -144,8 +142,6 @@ class PeftGRPOTrainer(GRPOTrainer):
         check_taken(own_setting(args, "strategy"), self.strategy)
         add_callbacks(self)
         make_parts(self)
-
-    # What it is, for its parts, callbacks and scripts.
 
     @property
     def policy(self) -> torch.nn.Module:
@@ -366,6 +362,11 @@ class PeftGRPOTrainer(GRPOTrainer):
             set_training()
         return self.optimizer_step.take(model, inputs)
 
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (transformers')
+        """Extends ``Trainer._prepare_for_training``: DDP wraps nothing whose gradients our step averages."""
+        with unwrapped(self, ours=self.step_is_ours and not is_replaced(self, "training_step")):
+            return super()._prepare_for_training(*args, **kwargs)
+
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends ``Trainer.create_optimizer``: the method's own optimizer, which must hold all that trains."""
         return made_optimizer(self, partial(super().create_optimizer, model), self.model if model is None else model)
@@ -484,8 +485,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         be None: it comes from the Hub's own login. ``kwargs`` are :meth:`create_model_card`'s.
 
         Raises:
-            PerlError: The files or the repository are not fit for it, or the Hub refuses.
-            HubOutageError: It cannot be reached.
+            PerlError: The files or the repository are not fit for it, or the Hub refuses or cannot be reached.
         """
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)

@@ -109,6 +109,7 @@ class StepFlops:
         scoring: Passes without gradient: reference, old policy, the critic's values.
         rollouts: Of its share of the completions, where transformers write them in the process.
         micro_batches: Forward and backward passes.
+        scored: Passes without gradient.
         tokens: That the training passes run.
     """
 
@@ -116,6 +117,7 @@ class StepFlops:
     scoring: float
     rollouts: float
     micro_batches: int
+    scored: int
     tokens: int
 
     @property
@@ -177,7 +179,7 @@ def executed_flops(size: ModelSize, groups: Sequence[Group], how: Execution) -> 
     scored = [sizes for sizes, runs in wanted if sizes is not None and runs]
     scoring = sum(_pass_flops(sizes, all_rows, batch, how, gradient=False) for sizes in scored for batch in found)
     tokens = sum(_tokens(rows, batch, how) for batch in batches)
-    return StepFlops(training, scoring, 0.0, len(trained) * len(batches), tokens)
+    return StepFlops(training, scoring, 0.0, len(trained) * len(batches), len(scored) * len(found), tokens)
 
 
 def largest_pass(groups: Sequence[Group], how: Execution) -> int:

@@ -3,8 +3,7 @@
 config of a model -> Decoder: parameters, bytes of weights, bytes of a cached token; Sharing -> bytes of a process
 
 Of decoders as Llama, Mistral, Qwen2 and Qwen3 have them. What memory and FLOPs are derived from. The adapter and its
-gradient are whole in each process under every strategy; the base is whole but under FSDP2, the optimizer's state but
-under ZeRO-2.
+gradient are whole in each process under every strategy; the base is whole but under FSDP2.
 """
 
 from dataclasses import dataclass
@@ -179,12 +178,21 @@ class ModelSharing:
     """How the processes of a run share what each would hold alone.
 
     Attributes:
-        strategy: ``ddp``, ``zero2`` or ``fsdp2``.
+        strategy: ``ddp`` or ``fsdp2``.
         processes: How many there are.
+        of_copy: That share a copy of the base, under ``fsdp2``; 0: all.
+        of_node: On each node; 0: all.
     """
 
     strategy: Strategy = "ddp"
     processes: int = 1
+    of_copy: int = 0
+    of_node: int = 0
+
+    @property
+    def parts(self) -> int:
+        """That a copy of the base is in."""
+        return (self.of_copy or self.processes) if self.strategy == "fsdp2" else 1
 
 
 ALONE = ModelSharing()
@@ -197,9 +205,8 @@ class TrainedBytes:
 
     Attributes:
         parameters: In float32, whole in each process under every strategy.
-        gradients: Whole in each process; with DDP a second time, in the buckets in which they are averaged.
-        optimizer: Adam's two averages; under ZeRO-2 a part of them, with a copy of that part of the parameters and,
-            during the step, of the gradients.
+        gradients: Whole in each process.
+        optimizer: Adam's two averages.
     """
 
     parameters: float
@@ -212,19 +219,9 @@ class TrainedBytes:
         return self.parameters + self.gradients + self.optimizer
 
 
-def trained_bytes(trained: int, sharing: ModelSharing) -> TrainedBytes:
-    """What a process holds of so many trained parameters, all of them float32.
-
-    One process has 16 bytes of each: the parameter, its gradient, two averages. DDP's reducer keeps buckets besides,
-    which are as large as the gradient. Under ZeRO-2 a process has parameter and gradient of each, and 16 bytes of its
-    share: a copy of the parameter, its gradient, two averages.
-    """
-    whole = _FLOAT32 * trained
-    if sharing.processes == 1 or sharing.strategy == "fsdp2":
-        return TrainedBytes(whole, whole, _ADAM * trained)
-    if sharing.strategy == "zero2":
-        return TrainedBytes(whole, whole, (_ADAM + 2 * _FLOAT32) * trained / sharing.processes)
-    return TrainedBytes(whole, 2 * whole, _ADAM * trained)
+def trained_bytes(trained: int) -> TrainedBytes:
+    """What a process holds of so many trained parameters, all of them float32, however many processes there are."""
+    return TrainedBytes(_FLOAT32 * trained, _FLOAT32 * trained, _ADAM * trained)
 
 
 def base_bytes(model: Decoder, types: Types, sharing: ModelSharing) -> tuple[float, float]:
@@ -235,10 +232,37 @@ def base_bytes(model: Decoder, types: Types, sharing: ModelSharing) -> tuple[flo
     nothing in shards.
     """
     weights = weight_bytes(model, types)
-    if sharing.strategy != "fsdp2" or sharing.processes == 1:
+    if sharing.parts == 1:
         return weights, 0.0
     outside = model.head_parameters * (1 if model.tied else 2) * types.weights
     layer = (weights - outside) / model.layers
-    part = weights / sharing.processes
+    part = weights / sharing.parts
     # However few layers there are, a process never holds more than the whole.
     return part, min(_LAYERS_WHOLE * layer + model.head_parameters * types.weights, weights - part)
+
+
+def bytes_into_node(
+    model: Decoder, types: Types, trained: int, sharing: ModelSharing, *, training: int, scoring: int
+) -> float:
+    """What a node receives from the others in a step, by rings: the gradients' sum, and a base in shards over nodes.
+
+    A ring of n processes takes each byte that it gathers (n - 1) / n times into a node, each that it adds up twice as
+    often. A pass gathers each layer for its turn, forward and backward; the last norm and the head stay in between.
+
+    Args:
+        model: The base.
+        types: Of its numbers.
+        trained: Parameters whose gradients are averaged, in float32.
+        sharing: How the processes share.
+        training: Passes of a process with a gradient.
+        scoring: Those without, with one for each token that transformers write.
+    """
+    processes, parts = sharing.processes, sharing.parts
+    of_node = sharing.of_node or processes
+    if of_node >= processes:
+        return 0.0
+    into = 2 * (processes - 1) / processes * _FLOAT32 * trained
+    if parts > 1 and of_node % parts:
+        weights, kept = weight_bytes(model, types), (model.head_parameters + model.hidden) * types.weights
+        into += (parts - 1) / parts * (training * (2 * weights - kept) + scoring * weights)
+    return into

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perl.algorithms.estimators import ADVANTAGES
+from perl.errors import PerlError
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
+from perl.recipe.recipe import launched, processes_of_node
 from perl.recipe.sections import STRATEGIES, Strategy
 from perl.run.devices import threads_kept, use_threads
 from perl.training.cost_flops import StepFlops, executed_flops, generation_flops
-from perl.training.decoder import cached_bytes, weight_bytes
+from perl.training.decoder import ModelSharing, bytes_into_node, cached_bytes, weight_bytes
 from perl.training.hardware import (
     AROUND_MEASURED,
     Hardware,
@@ -35,6 +37,7 @@ from perl.training.without_hub import plan_or_assume
 
 GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
 """As GPUs are sold."""
+_OF_NODE = 8  # GPUs of a node, as servers with several are sold
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,22 @@ class StrategyForecast:
     """A step under one strategy.
 
     Attributes:
+        sharing: Of the model.
         memory: Of a process.
         fits: Sizes of GPUs, as they are sold, that suffice.
         flops: Of a process.
         seconds: Of training and rollouts.
         step: Seconds of a step.
+        into_node: Bytes that each node receives from others in a step.
     """
 
+    sharing: ModelSharing
     memory: MemoryEstimate
     fits: tuple[str, ...]
     flops: StepFlops
     seconds: Mapping[str, Range]
     step: Range
+    into_node: float
 
     @property
     def bottleneck(self) -> str:
@@ -83,6 +90,7 @@ def answer(
     completion: int | None = None,
     run: str | None = None,
     measured: bool = False,
+    per_node: int | None = None,
 ) -> Forecast:
     """What the run costs; refuses what cannot run before anything is read that takes long.
 
@@ -92,6 +100,7 @@ def answer(
         completion: Tokens of a completion on average; None: half of the most.
         run: Folder of an earlier run, whose lengths are taken.
         measured: Whether a few passes are run here.
+        per_node: Processes of a node; None: as many as :func:`_of_node` takes.
 
     Raises:
         PerlError: The recipe, or what is asked of it, is impossible.
@@ -104,7 +113,8 @@ def answer(
         lengths = lengths_of(plan, completion=completion, run=run)
         # The strategy that the recipe names, or the command line; else all, to be compared.
         named = ("engine", "strategy") in recipe.written_at.origins
-        setup = PlanSetup(recipe.batch, device, (recipe.engine.strategy,) if named else STRATEGIES, lengths)
+        strategies = (recipe.engine.strategy,) if named else STRATEGIES
+        setup = PlanSetup(recipe.batch, device, strategies, lengths, *_sharing(recipe, device, per_node))
         return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if measured else setup)
 
 
@@ -118,7 +128,23 @@ def forecast_of(plan: Plan, gpu: str | None = None) -> Forecast:
     if recipe.batch.world_size > 1:
         alone = _of_one_process(recipe)
         plan = make_plan(alone, planned_arguments(alone, runs_here=False), plan)
-    return make_forecast(plan, PlanSetup(recipe.batch, device, (recipe.engine.strategy,), lengths_of(plan)))
+    sharing = _sharing(recipe, device)
+    return make_forecast(plan, PlanSetup(recipe.batch, device, (recipe.engine.strategy,), lengths_of(plan), *sharing))
+
+
+def _sharing(recipe: Recipe, device: Hardware, per_node: int | None = None) -> tuple[str | int, int]:
+    """``engine.shards``, and how many processes a node has: as asked or launched, else up to 8, all on a CPU.
+
+    Raises:
+        PerlError: They do not make whole nodes.
+    """
+    processes = recipe.batch.world_size
+    if per_node is not None and processes % per_node:
+        raise PerlError(f"{processes} processes do not make nodes of {per_node}", "--per-node", "a divisor of them")
+    if per_node is None and launched():
+        per_node = processes_of_node()
+    usual = processes if device.on_cpu else max(size for size in range(1, _OF_NODE + 1) if processes % size == 0)
+    return recipe.engine.shards, per_node or usual
 
 
 def _device(recipe: Recipe, gpu: str | None = None) -> Hardware:
@@ -177,7 +203,10 @@ def _under(strategy: Strategy, plan: Plan, setup: PlanSetup, shape: Shape) -> St
     ends = zip(*seconds.values(), strict=True)  # beside each other where rollouts are sampled ahead
     step = Range(*(max(parts) if plan.recipe.rollout.prefetch else sum(parts) for parts in ends))
     fits = tuple(name for name, estimate in sizes.items() if estimate.fits)
-    return StrategyForecast(memory, fits, replace(flops, rollouts=writing), seconds, step)
+    sharing, tokens = setup.shared_by(strategy), 0 if served else lengths.longest // steps
+    passes = {"training": flops.micro_batches, "scoring": flops.scored + tokens}
+    into_node = bytes_into_node(shape.model, shape.types, shape.trained, sharing, **passes)
+    return StrategyForecast(sharing, memory, fits, replace(flops, rollouts=writing), seconds, step, into_node)
 
 
 def _writing_flops(plan: Plan, setup: PlanSetup, shape: Shape, rows: int) -> float:

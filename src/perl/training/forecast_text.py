@@ -64,6 +64,8 @@ def forecast_tables(forecast: Forecast) -> list[list[list[str]]]:
     for name, value in parts.items():
         sizes = [value(column.memory) / unit for column in columns.values()]
         memory.append([name, *(f"{size:,.{1 if abs(size) >= 1 else 2}f}" if size else _DASH for size in sizes)])
+    if processes > 1:
+        memory.append(["processes that share a copy of the base", *(str(c.sharing.parts) for c in columns.values())])
     memory.append(["fits", *("yes" if column.memory.fits else "NO" for column in columns.values())])
     plans = [column.memory.plan if column.memory.fits else None for column in columns.values()]
     budgets = [f"{plan.tokens:,}{', again' if plan.recompute else ''}" if plan else _DASH for plan in plans]
@@ -80,6 +82,8 @@ def forecast_tables(forecast: Forecast) -> list[list[list[str]]]:
         "bottleneck": lambda c: c.bottleneck if c.memory.fits else _DASH,
         f"{steps:,} steps ({how})": lambda c: _durations(c.step.times(steps)) if c.memory.fits else _DASH,
     }
+    if forecast.setup.of_node < processes:
+        rows = {**rows, "from other nodes into each (derived)": lambda c: bytes_text(c.into_node)}
     step = [[name, *map(value, columns.values())] for name, value in rows.items()]
     return [memory, [["a step", *columns], *step]]
 
@@ -115,6 +119,7 @@ def run_lines(forecast: Forecast) -> Iterator[str]:
     )
     yield f"batch    {setup.batch.prompts_per_step} prompts x {setup.batch.num_generations} generations a step"
     processes = f"{setup.processes} process{'es' if setup.processes > 1 else ''}"
+    processes += f", {setup.of_node} a node" if setup.of_node < setup.processes else ""
     yield f"device   {device.name}: {device.memory / GIB:.1f} GiB ({device.source}); {processes}"
     if setup.measured:
         token = setup.measured.get("token")
@@ -158,6 +163,8 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
                 "tokens_in_a_pass": column.memory.plan.tokens,
                 "recompute": column.memory.plan.recompute,
             },
+            "processes_of_copy": column.sharing.parts,
+            "bytes_into_node": column.into_node,
             "process_flops": {key: getattr(column.flops, key) for key in ("training", "scoring", "rollouts")},
             "micro_batches": column.flops.micro_batches,
             "process_tokens": column.flops.tokens,
@@ -172,6 +179,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "trained_parameters": forecast.shape.trained,
         "like_lora_of_rank": None if forecast.shape.exact else forecast.shape.rank,
         "processes": setup.processes,
+        "processes_of_node": setup.of_node,
         "device": {"name": setup.device.name, "memory": setup.device.memory, "source": setup.device.source},
         "measured": dict(setup.measured),
         "tokens": {

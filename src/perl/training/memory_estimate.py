@@ -13,7 +13,7 @@ import torch
 
 from perl.packing.divergence import divergence_bytes
 from perl.packing.head import head_bytes
-from perl.packing.memory import BYTES_PER_TRAINED, CPU_TOKENS, MemoryPlan, TokenBytes, plan_memory
+from perl.packing.memory import CPU_TOKENS, MemoryPlan, TokenBytes, plan_memory
 from perl.training.counted import CountedDecoder
 from perl.training.decoder import (
     ALONE,
@@ -225,7 +225,7 @@ def estimate_memory(
         on_cpu: Whether there is no GPU.
     """
     count = model.lora_parameters(rank) if trained is None else trained
-    held = trained_bytes(count, sharing)
+    held = trained_bytes(count)
     context = _CONTEXT_ON_CPU if on_cpu else _CONTEXT
     engine = work.engine_share * available
     of_row = cached_bytes(model, types) * work.longest_row + _FLOAT32 * model.state_numbers
@@ -246,10 +246,8 @@ def estimate_memory(
         plan = MemoryPlan(max(work.fixed_tokens or CPU_TOKENS, work.longest_row), recompute=False)
     else:
         in_a_pass = max(work.fixed_tokens or 0, work.longest_row)
-        # What gradients and optimizer take besides the parameters, as if it were 12 bytes of each parameter.
-        beside = held.gradients + held.optimizer - BYTES_PER_TRAINED * count
         free = available - context - weights - gathered - held.parameters - teacher - engine
-        plan = plan_memory(free - beside, count, per_token, longest_row=work.longest_row)
+        plan = plan_memory(free, count, per_token, longest_row=work.longest_row)
         plan = plan if not work.fixed_tokens else MemoryPlan(in_a_pass, plan.recompute)
     return MemoryEstimate(
         weights=weights,

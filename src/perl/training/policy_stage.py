@@ -77,7 +77,8 @@ def load(plan: Plan, run: Run) -> PreTrainedModel:
         start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
     with plan.recipe.locating():
         whole = plan.method.name == "full"  # it is written as a whole
-        model = load_base(plan.recipe.model, plan.arguments.device, plan.arguments.strategy, with_towers=whole)
+        args = plan.arguments
+        model = load_base(plan.recipe.model, args.device, args.strategy, args.shards, with_towers=whole)
     base, revision = base_identity(model)
     base = str(Path(base).resolve()) if Path(base).is_dir() else base  # a card is made elsewhere than the run
     fingerprint, source = answering_fingerprint(model), source_fingerprint(model)

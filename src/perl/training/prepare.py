@@ -21,7 +21,7 @@ from perl.methods.registry import METHODS
 from perl.policy.sharding import check_strategy
 from perl.recipe import Recipe
 from perl.recipe.agent_section import AgentSection
-from perl.recipe.optional_packages import SWITCHES, missing_package, missing_packages
+from perl.recipe.optional_packages import missing_packages
 from perl.recipe.recipe import is_first_process, world_size
 from perl.recipe.sections import FIELD_OF_SETTING
 from perl.rollouts.open_engine import check_servers
@@ -104,10 +104,7 @@ def plan_of(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True)
 def planned_arguments(recipe: Recipe, *, runs_here: bool = True, engine_here: bool = True) -> PeftRLConfig:
     """The trainer's arguments, before anything is read; :func:`plan_of` says which they take, and what is raised."""
     if runs_here:
-        missing = [*missing_packages(recipe.train)]
-        if recipe.engine.strategy == "zero2" and recipe.batch.world_size > 1:
-            missing += missing_package("engine.strategy", SWITCHES["deepspeed"])
-        raise_all(MissingExtraError, missing)
+        raise_all(MissingExtraError, [*missing_packages(recipe.train)])
         if engine_here:
             check_engine(recipe.rollout)
     else:
@@ -141,6 +138,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         "reward_weights": [setting.weight for setting in recipe.rewards.values()],
         "use_cpu": recipe.engine.device == "cpu",
         "strategy": recipe.engine.strategy,
+        "shards": str(recipe.engine.shards),
         "disable_tqdm": True,
         **{
             FIELD_OF_SETTING[section, name]: value
@@ -162,7 +160,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     except PerlError as error:
         fields = PeftRLConfig.__dataclass_fields__
         places = {name: f"train.{name}" for name in fields}
-        places |= {"strategy": "engine.strategy", "peft_method": "peft.method"}
+        places |= {"strategy": "engine.strategy", "shards": "engine.shards", "peft_method": "peft.method"}
         mirrored = ("teacher", "prompts")
         places |= {name: f"{part}.{key}" for (part, key), name in FIELD_OF_SETTING.items() if part in mirrored}
         raise error.moved(lambda where: places.get(where, where)) from None

@@ -15,6 +15,7 @@ from perl.errors import ModelError, PerlError
 from perl.packing.attention import KERNEL_CALL, Machine, needs_every_head
 from perl.packing.memory import CPU_TOKENS
 from perl.recipe.batch_plan import BatchPlan
+from perl.recipe.engine_section import processes_of_copy
 from perl.recipe.sections import Strategy
 from perl.run.logs import read_log
 from perl.training.cost_flops import Execution, Group, ModelSize, largest_pass, size_of
@@ -63,6 +64,8 @@ class PlanSetup:
         device: Of each process; a CPU is shared by all.
         strategies: To be compared, one or all.
         lengths: Of prompts and completions.
+        shards: ``engine.shards``.
+        of_node: Processes of a node.
         measured: Rates measured here: ``products`` and ``token``, of ``measure_rates``.
     """
 
@@ -70,12 +73,20 @@ class PlanSetup:
     device: Hardware
     strategies: tuple[Strategy, ...]
     lengths: Lengths
+    shards: str | int = "node"
+    of_node: int = 1
     measured: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def processes(self) -> int:
         """That train."""
         return self.batch.world_size
+
+    def shared_by(self, strategy: Strategy) -> ModelSharing:
+        """How its processes share the model under a strategy."""
+        divided = strategy == "fsdp2" and self.processes > 1
+        parts = processes_of_copy(self.shards, self.processes, self.of_node) if divided else 1
+        return ModelSharing(strategy, self.processes, parts, self.of_node)
 
     @property
     def sharing(self) -> int:
@@ -208,7 +219,7 @@ def memory_on(plan: Plan, setup: PlanSetup, shape: Shape, strategy: Strategy, av
         shape.rank,
         work,
         available,
-        ModelSharing(strategy, setup.processes),
+        setup.shared_by(strategy),
         trained=shape.trained,
         on_cpu=setup.device.on_cpu,
     )

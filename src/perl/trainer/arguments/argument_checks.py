@@ -350,7 +350,7 @@ def check_teacher(args: Any) -> None:  # noqa: ANN401 (TRL's arguments or ours)
         what = f"{row.name} has nobody to learn from"
         found.append(Mistake(what, "teacher", "teacher: {adapter: RUN}, or {hint: TEXT} or {system_prompt: TEXT}"))
     if has_teacher(args) and getattr(args, "strategy", "") == FSDP2:
-        found.append(Mistake("a base in shards (fsdp2) has no teacher", "teacher", "engine.strategy: ddp or zero2"))
+        found.append(Mistake("a base in shards (fsdp2) has no teacher", "teacher", "engine.strategy: ddp"))
     if has_teacher(args) and getattr(args, "peft_method", "") == "full":
         what = "the base itself is trained by peft.method full, and no teacher is left"
         found.append(Mistake(what, "teacher", "a method with an adapter, as lora"))

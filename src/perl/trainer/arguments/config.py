@@ -3,7 +3,6 @@
 Recipe -> PeftRLConfig, and inside it fields -> derived fields. Knows nothing of models or data.
 """
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, Unpack
 
@@ -15,8 +14,9 @@ from perl.errors import RecipeError, did_you_mean, raise_all
 from perl.hub.gate import without_secrets
 from perl.methods.registry import METHODS
 from perl.recipe.agent_section import AgentSection
+from perl.recipe.engine_section import processes_of_copy
 from perl.recipe.quantisations import QUANTIZATIONS
-from perl.recipe.recipe import world_size
+from perl.recipe.recipe import processes_of_node, world_size
 from perl.recipe.rollout_section import ENGINES, OF_TRL, RolloutSection, capabilities
 from perl.recipe.section import Section
 from perl.recipe.sections import (
@@ -38,13 +38,6 @@ from perl.trainer.arguments.argument_checks import (
     check_trackers,
     check_types,
     section_of_arguments,
-)
-from perl.trainer.arguments.deepspeed_config import (
-    ZERO2,
-    check_agreement,
-    check_stage,
-    chosen_deepspeed,
-    exchange_by_gloo,
 )
 from perl.trainer.arguments.derived_fields import (
     NUMBERS,
@@ -115,6 +108,7 @@ class PeftRLConfig(GRPOConfig):
         None, "Different prompts in one optimizer step; the other batch numbers follow.", ge=1
     )
     strategy: str = _setting("strategy", EngineSection)
+    shards: str = _setting("shards", EngineSection)
     quantization: str | None = _setting("quantization", ModelSection)
     peft_method: str = _setting("method")
     peft_rank: int | None = _setting("rank")
@@ -333,15 +327,10 @@ class PeftRLConfig(GRPOConfig):
             self.gradient_checkpointing = not on_cpu
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing
-        self._choose_strategy(on_cpu=on_cpu)
         with for_arguments(self, completions_at_once(self)):
             super().__post_init__()
         note_derived(self, asked)
         check_staleness(self, self.rollout)
-        check_agreement(self)
-        if self.deepspeed_plugin is not None:  # accelerate's own launcher may ask for it too
-            check_stage(self.deepspeed_plugin.zero_stage)
-            self.strategy = ZERO2
         self.peft, self.teacher, prompts_section(self), agent_section(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -349,28 +338,17 @@ class PeftRLConfig(GRPOConfig):
         shown: dict[str, Any] = without_secrets(super().to_dict())
         return shown
 
-    def _choose_strategy(self, *, on_cpu: bool) -> None:
-        """Sets DeepSpeed up where the strategy or the user asks for it."""
-        asked = vars(self)["deepspeed"]
-        self.strategy, self.deepspeed = chosen_deepspeed(self.strategy, asked, processes=world_size())
-        if accelerator() is None:
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it says on stdout that it found no other one
-        if self.deepspeed is None:
-            return
-        if self.fp16:
-            raise RecipeError("losses are not scaled under zero2", "fp16", "bf16, or strategy: ddp")
-        if on_cpu and torch.accelerator.is_available():
-            what = "DeepSpeed takes the accelerator of this machine, and the run is to compute on its CPU"
-            raise RecipeError(what, "strategy", "ddp, or CUDA_VISIBLE_DEVICES= in the environment")
-        if on_cpu:
-            self.use_cpu = True  # or accelerate takes each process for the only one
-            exchange_by_gloo()
-
     def _check_own_fields(self) -> None:
         if self.strategy not in STRATEGIES:
             raise RecipeError(f"no strategy {self.strategy!r}", "strategy", did_you_mean(self.strategy, STRATEGIES))
         adopt_launcher()
         self.strategy = taken_over(self.strategy, written="strategy" in self._given)
+        if self.deepspeed:
+            raise RecipeError(
+                "DeepSpeed is not used", "deepspeed", "strategy: fsdp2 where the base is too large, or ddp"
+            )
+        if self.strategy == "fsdp2" and world_size() > 1:
+            processes_of_copy(self.shards, world_size(), processes_of_node())
         asked = self.quantization
         if asked is not None and asked not in QUANTIZATIONS:
             raise RecipeError(f"no quantization {asked!r}", "quantization", did_you_mean(asked, QUANTIZATIONS))

@@ -25,9 +25,9 @@ from perl.policy.critic import WEIGHTS, Critic, facts_of_base, find_critic
 from perl.run.devices import threads_for
 from perl.trainer.arguments.config import own_setting
 from perl.trainer.live import LiveTrainer, mode_of
+from perl.trainer.step.gradient_exchange import average_gradients
 from perl.trainer.step.log_prob_passes import LogProbPasses
 from perl.trainer.step.optimizer_state import read_state, write_state
-from perl.trainer.step.partitioned_optimizer import Exchange, average_gradients
 
 _TENSORS, _OPTIMIZER = WEIGHTS, "critic-optimizer.safetensors"
 
@@ -141,8 +141,7 @@ class CriticTraining:
         """Moves the critic by the mean gradient over all tokens of all processes, and logs its loss."""
         live, parameters = self._live, self.critic.parameters
         loss, clipped, tokens = self._total(self._sums.to(live.accelerator.device)).tolist()
-        if live.accelerator.num_processes > 1:
-            average_gradients(Exchange(parameters, None))
+        average_gradients(parameters)
         for parameter in parameters:
             if parameter.grad is not None:  # the mean of sums over tokens -> the mean over tokens
                 parameter.grad *= live.accelerator.num_processes / max(tokens, 1.0)

@@ -30,8 +30,8 @@ from perl.trainer.group_rewards import acting, selection_of, warn_without_second
 from perl.trainer.live import LiveTrainer, Mode, Position, mode_of, most
 from perl.trainer.sampling.rollout_check import RolloutCheck, TokenGaps
 from perl.trainer.step.critic_training import CriticTraining
+from perl.trainer.step.gradient_exchange import average_gradients, unexchanged
 from perl.trainer.step.log_prob_passes import LogProbPasses
-from perl.trainer.step.partitioned_optimizer import average_gradients, exchange_of, unexchanged
 from perl.trainer.step.teaching import Teaching
 
 _STEPS_BETWEEN_WARNINGS = 50
@@ -319,13 +319,12 @@ class OptimizerStep:
                 losses = [self._unexchanged(model, batch) for batch in plan]
         if self._any(losses is None):
             return None
-        if (exchange := exchange_of(self._live, model)) is not None:
-            average_gradients(exchange)
+        average_gradients([p for p in self._live.policy.parameters() if p.requires_grad])
         return sum(losses or [], start=torch.zeros((), device=self._live.args.device))
 
     def _unexchanged(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """A forward and backward pass after which processes do not exchange gradients."""
-        with unexchanged(self._live, model):
+        with unexchanged(self._live):
             if self._policy_waits:
                 with torch.no_grad():  # for its metrics
                     return self.loss_of(model, batch)
