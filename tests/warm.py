@@ -98,6 +98,8 @@ def run_distributed(
     processes: int = 2,
     env: Mapping[str, str] | None = None,
     timeout: float = 1500.0,
+    *,
+    of_node: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Processes of one run on this machine, with what ``torchrun --standalone`` tells them.
 
@@ -107,17 +109,19 @@ def run_distributed(
         processes: How many.
         env: None: this process's.
         timeout: Seconds, after which they are ended.
+        of_node: Of them as if on each of several machines; None: all on this one.
 
     Returns:
         The first exit code that is not 0, and what all of them have printed.
     """
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    of_node = of_node or processes
+    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(of_node)}
     shared = {"OMP_NUM_THREADS": "1", **(os.environ if env is None else env), **place, **size}
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         ranks = [
             fork(OURS, arguments, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env={
-                **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)
+                **shared, "RANK": str(rank), "LOCAL_RANK": str(rank % of_node)
             })
             for rank in range(processes)
         ]  # fmt: skip

@@ -266,9 +266,7 @@ def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_
              "needs the package flash-attn", flash),
         ],
     }  # fmt: skip
-    Path("ds.json").write_text("{}", encoding="utf-8")
     for module, setting, package, installed in (
-        ("deepspeed", "deepspeed: ds.json", "deepspeed", "'perl-rl[deepspeed]'"),
         ("bitsandbytes", "optim: paged_adamw_8bit", "bitsandbytes", "bitsandbytes"),
     ):
         text, key = f"train: {{{setting}}}\n", f"train.{setting.split(':')[0]}"

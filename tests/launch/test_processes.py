@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -67,8 +66,6 @@ def assert_failed(said: str, *words: str) -> None:
 )
 def test_a_rank_that_fails_is_named_and_the_same_command_goes_on(tmp_path, straight, strategy, rank, wire, end):
     """Whatever the strategy, it ends with the adapter of the uninterrupted run of DDP: all train the same bits."""
-    if strategy == "zero2" and find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed")
     command = [*BY_US, f"engine.strategy={strategy}"]
     write_recipe(tmp_path)
     (tmp_path / f"tripwire-{rank}").write_text(wire)

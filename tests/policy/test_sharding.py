@@ -17,6 +17,7 @@ from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.sharding import check_strategy, loaded_in_shards, shard, strategy_of
 from perl.recipe import load_recipe
+from perl.recipe.engine_section import processes_of_copy
 from perl.recipe.sections import PeftSection
 from perl.run.shards import gathered, is_sharded, whole, whole_state
 from tests.a_few_methods import A_FEW
@@ -25,19 +26,16 @@ from tests.oracles.two_trainers import base
 QUIET = {"use_cpu": True, "bf16": False, "report_to": []}
 
 
-@pytest.mark.parametrize(
-    ("processes", "zero", "strategy"), [(1, None, None), (2, None, "ddp"), (2, 2, "zero2"), (1, 2, "zero2")]
-)
-def test_how_processes_share_the_work_has_a_name(processes, zero, strategy):
-    state = SimpleNamespace() if zero is None else SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=zero))
-    assert strategy_of(SimpleNamespace(state=state, num_processes=processes), base(torch.float32)) == strategy
+@pytest.mark.parametrize(("processes", "strategy"), [(1, None), (2, "ddp")])
+def test_how_processes_share_the_work_has_a_name(processes, strategy):
+    assert strategy_of(SimpleNamespace(num_processes=processes), base(torch.float32)) == strategy
 
 
 def test_one_process_holds_the_whole_base_whatever_the_strategy():
     model = copy.deepcopy(base(torch.float32))
     before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
-    assert loaded_in_shards("fsdp2") == {}
-    shard(model)
+    assert loaded_in_shards("fsdp2", "node") == {}
+    shard(model, "node")
     assert not is_sharded(model)
     with gathered(model):
         assert {name: whole(parameter).data_ptr() for name, parameter in model.named_parameters()} == before
@@ -46,13 +44,11 @@ def test_one_process_holds_the_whole_base_whatever_the_strategy():
 def test_launchers_that_shard_the_adapter_too_are_refused_before_a_model_is_loaded(monkeypatch, tmp_path):
     args = PeftRLConfig(str(tmp_path), **QUIET)
     check_strategy(args)
-    for stage, refused in ((2, False), (3, True)):
-        args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
-        if refused:
-            with pytest.raises(RecipeError, match=r"ZeRO-3.*fsdp2"):
-                check_strategy(args)
-        else:
-            check_strategy(args)
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=2)
+    with pytest.raises(RecipeError, match=r"DeepSpeed.*fsdp2"):
+        check_strategy(args)
+    with pytest.raises(RecipeError, match=r"deepspeed: .*fsdp2"):
+        PeftRLConfig(str(tmp_path), deepspeed={"zero_optimization": {"stage": 2}}, **QUIET)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr("perl.training.policy_stage.load_base", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(RecipeError, match=r"FSDP.*fsdp2"):
@@ -61,8 +57,9 @@ def test_launchers_that_shard_the_adapter_too_are_refused_before_a_model_is_load
 
 
 def test_a_script_is_told_of_a_strategy_that_there_is_not(tmp_path):
-    with pytest.raises(RecipeError, match=r"fsdp3.*fsdp2"):
-        PeftRLConfig(str(tmp_path), strategy="fsdp3", **QUIET)
+    for name in ("fsdp3", "zero2"):
+        with pytest.raises(RecipeError, match=rf"{name}.*fsdp2"):
+            PeftRLConfig(str(tmp_path), strategy=name, **QUIET)
 
 
 def test_a_method_that_trains_the_base_is_refused_at_construction(monkeypatch, tmp_path):
@@ -116,6 +113,28 @@ def test_one_process_holds_the_whole_base_and_nothing_is_refused(monkeypatch, ke
     monkeypatch.setenv("WORLD_SIZE", "2")  # what a launcher has started counts
     with pytest.raises(RecipeError, match=key):
         read("fsdp2", None, **sections)
+
+
+@pytest.mark.parametrize(
+    ("shards", "processes", "of_node", "size"),
+    [("node", 16, 8, 8), ("node", 8, 8, 8), ("all", 16, 8, 16), (4, 16, 8, 4), ("4", 8, 4, 4), ("node", 4, 1, 4)],
+)
+def test_a_copy_of_the_base_is_over_a_node_or_as_many_processes_as_asked(shards, processes, of_node, size):
+    assert processes_of_copy(shards, processes, of_node) == size
+
+
+def test_copies_that_do_not_come_out_even_are_one_line_before_a_model_loads(monkeypatch, tmp_path):
+    with pytest.raises(RecipeError, match=r"engine\.shards: 4 processes do not make copies of the base over 3 each"):
+        load_recipe({"engine": {"strategy": "fsdp2", "processes": 4, "shards": 3}}, checks=(strategy_mistakes,))
+    load_recipe({"engine": {"strategy": "ddp", "processes": 4, "shards": 3}}, checks=(strategy_mistakes,))
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(RecipeError, match=r"engine\.shards: 6 processes do not make nodes of 4 \(all, or"):
+        read("fsdp2", None)
+    for shards, says in (("node", "nodes of 4"), ("4", "over 4 each"), ("some", "'some'"), ("1", "2 or more")):
+        with pytest.raises(RecipeError, match=rf"^shards: .*{says}"):
+            PeftRLConfig(str(tmp_path), strategy="fsdp2", shards=shards, **QUIET)
 
 
 def test_every_other_method_may_be_asked_for():

@@ -356,17 +356,10 @@ def test_plan_and_server_command_know_the_table():
 
 @pytest.mark.nightly
 @each
-def test_processes_train_it_alike_by_ddp_and_zero2(name, tmp_path):
-    """Both send every parameter when they begin, which codes cannot be."""
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
-    trained = []
-    for strategy in ("ddp", "zero2"):
-        file, folder = tmp_path / f"{strategy}.yaml", tmp_path / strategy
-        engine = {"device": "cpu", "threads": 1, "processes": 2, "strategy": strategy}
-        file.write_text(
-            json.dumps(recipe(quantization=name, engine=engine, eval={"enabled": False}))
-        )  # which is YAML too
-        command = [sys.executable, "-m", "perl", "train", str(file), f"train.output_dir={folder}"]
-        subprocess.run(command, check=True, timeout=300)
-        trained.append((folder / "adapter" / WEIGHTS).read_bytes())
-    assert trained[0] == trained[1]
+def test_processes_train_it(name, tmp_path):
+    """Though codes cannot be sent from one to the others, as DDP would do when it begins."""
+    engine = {"device": "cpu", "threads": 1, "processes": 2}
+    (tmp_path / "it.yaml").write_text(json.dumps(recipe(quantization=name, engine=engine, eval={"enabled": False})))
+    command = [sys.executable, "-m", "perl", "train", str(tmp_path / "it.yaml"), f"train.output_dir={tmp_path / 'run'}"]
+    subprocess.run(command, check=True, timeout=300)
+    assert (tmp_path / "run" / "adapter" / WEIGHTS).is_file()

@@ -8,7 +8,6 @@ from transformers import trainer_optimizer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.training_args import OptimizerNames
 
-from perl.errors import MissingExtraError
 from perl.recipe.optional_packages import (
     OPTIMIZERS,
     SWITCHES,
@@ -17,7 +16,6 @@ from perl.recipe.optional_packages import (
     missing_packages,
     tracker_mistakes,
 )
-from perl.training.prepare import prepare, read_recipe
 
 # Of the libraries that transformers imports for an optimizer, those that come with it.
 _OURS = {"torch", "transformers", "packaging", "importlib", "functools"}
@@ -64,13 +62,6 @@ def test_an_optimizer_is_refused_exactly_where_transformers_needs_more_than_torc
             assert problem.where == "train.optim"
 
 
-@pytest.mark.usefixtures("nothing_installed")
-def test_the_package_of_a_strategy_is_needed_where_several_processes_run():
-    with pytest.raises(MissingExtraError, match=r"engine\.strategy: needs the package deepspeed"):
-        prepare(read_recipe("quickstart", ["engine.processes=2", "engine.strategy=zero2"]))
-    prepare(read_recipe("quickstart", ["engine.strategy=zero2"]))
-
-
 def test_a_switch_is_refused_without_its_package_and_what_is_off_or_installed_is_no_mistake(monkeypatch):
     assert SWITCHES
     with monkeypatch.context() as patched:
@@ -83,7 +74,7 @@ def test_a_switch_is_refused_without_its_package_and_what_is_off_or_installed_is
     assert problems(report_to="none") == problems(report_to="all") == problems(report_to=[]) == []
     monkeypatch.setattr(RequiredPackage, "installed", property(lambda _: True))
     names = [name for name in TRACKERS if name != "kubeflow"]
-    assert problems(report_to=names, optim="lomo", deepspeed={}, use_liger_kernel=True) == []
+    assert problems(report_to=names, optim="lomo", use_liger_kernel=True) == []
     # A package is found by any of its modules, and not by a parent.
     monkeypatch.undo()
     assert RequiredPackage(("nowhere_at_all", "json"), "x").installed

@@ -133,7 +133,6 @@ def run(folder: Path, job: Job) -> dict[str, Any]:
             for entry in trainer.state.log_history[:-1]
         ],
         "dealt": trainer.dealt,
-        "shares": trainer.shares_optimizer,
         "numbers": [torch.rand(1).item()],
     }
 

@@ -6,7 +6,6 @@
 import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from perl.trainer.arguments.rollout_choice import choose_backend
 from perl.trainer.step import optimizer_step
 from tests.trainer.strategies import found, trainer_of
 
-STRATEGIES = ("ddp", "fsdp2", *(["zero2"] if find_spec("deepspeed") else []))
+STRATEGIES = ("ddp", "fsdp2")
 TEXT = torch.arange(2, 26).view(2, 12)
 
 

@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from perl.trainer.step.optimizer_state import (
     seed_random_state,
     write_state,
 )
-from perl.trainer.step.partitioned_optimizer import PartitionedOptimizer, partition_optimizer
 
 CPU = torch.device("cpu")
 
@@ -168,25 +166,3 @@ def test_rollouts_that_cannot_be_divided_exactly_are_not():
     windows[1][0]["total"] = torch.tensor(8)
     assert redivided(windows, 1, rank=0, processes=1, micro_batches=2) is None
     assert redivided([], 1, rank=0, processes=1, micro_batches=2) is None
-
-
-def test_a_divided_optimizer_that_takes_a_saved_state_keeps_nothing_of_its_own():
-    """As one does that has warmed up before the trainer resumes a checkpoint of before the first step."""
-    (part := torch.ones(2)).grad = torch.ones(2)
-    (shares := torch.optim.Adam([part])).step()
-    divided = PartitionedOptimizer.__new__(PartitionedOptimizer)
-    divided._zero, divided._parts = SimpleNamespace(optimizer=shares), {}
-    divided.param_groups = [{"params": [nn.Parameter(torch.ones(4))], "lr": 1.0}]
-    divided.load_state_dict({"state": {}, "param_groups": [{"params": [0], "lr": 0.5}]})
-    assert not shares.state
-    assert divided.param_groups[0]["lr"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("kinds", "says"),
-    [((torch.float32, torch.bfloat16), "bfloat16"), ((torch.float32, torch.float64), "float32 and float64")],
-)
-def test_zero2_names_the_type_that_it_cannot_divide(kinds, says):
-    model = nn.ParameterList([nn.Parameter(torch.ones(1, dtype=kind)) for kind in kinds])
-    with pytest.raises(ModelError, match=says):
-        partition_optimizer(SimpleNamespace(accelerator=None, args=SimpleNamespace(fp16=False), model=model))

@@ -1,27 +1,27 @@
-"""The same adapter, the same KL divergence and the same base from every strategy: one process, DDP, ZeRO-2, FSDP2."""
+"""The same adapter, the same KL divergence and the same base from every strategy: one process, DDP, FSDP2."""
 
 import itertools
 import json
 import os
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import method_properties as properties
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from perl.methods.registry import METHODS
+from perl.training.decoder import ModelSharing, Types, bytes_into_node, decoder_of
 from tests import warm
 from tests.oracles.two_trainers import norm
 
 FEW = ("pissa",)
-STRATEGIES = ("ddp", "fsdp2", *(["zero2"] if find_spec("deepspeed") else []))
-# Methods that train tensors of the base, whose copies in half precision DeepSpeed would keep.
+STRATEGIES = ("ddp", "fsdp2")
+# Methods that train tensors of the base.
 OF_THE_BASE = ("full", "ln_tuning")
-REFUSED = {("fsdp2", "float32"): OF_THE_BASE, ("fsdp2", "bfloat16"): OF_THE_BASE, ("zero2", "bfloat16"): OF_THE_BASE}
 # What a KL divergence that is there at all exceeds: LoHa's grows slowest, to 9e-6 nats in these five steps.
 LEAST_KL = 1e-6
 
@@ -32,7 +32,6 @@ class Found:
 
     processes: list[dict[str, dict]]
     folder: Path
-    dtype: str = "float32"
 
     def adapter(self, method: str) -> dict[str, torch.Tensor]:
         return load_file(self.folder / f"{method}.safetensors")
@@ -41,12 +40,15 @@ class Found:
         return [entry["kl"] for entry in self.processes[0][method]["log"]]
 
 
-def in_processes(module: str, folder: Path, processes: int, *arguments: str) -> list[dict[str, dict]]:
+def in_processes(
+    module: str, folder: Path, processes: int, *arguments: str, of_node: int | None = None
+) -> list[dict[str, dict]]:
     """What a script of the tests writes on each process, about a small base that it finds in the folder."""
     (folder / "base").symlink_to(properties.write_model("biases", folder))
     path = os.pathsep.join(filter(None, (str(Path(properties.__file__).parent), os.environ.get("PYTHONPATH"))))
     command = ["-m", f"tests.trainer.{module}", str(folder), *arguments]
-    done = warm.run_distributed(command, Path.cwd(), processes, {**os.environ, "PYTHONPATH": path})
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = warm.run_distributed(command, Path.cwd(), processes, environment, of_node=of_node)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(processes)]
 
@@ -59,7 +61,7 @@ def trained(tmp_path_factory):
     def train(strategy: str, processes: int, reference: str, dtype: str, methods: tuple[str, ...]) -> Found:
         folder = tmp_path_factory.mktemp(f"{strategy}-{processes}")
         found = in_processes("strategies", folder, processes, strategy, dtype, reference, *methods)
-        return Found(found, folder, dtype)
+        return Found(found, folder)
 
     return train
 
@@ -74,7 +76,7 @@ def check(found: Found, alone: Found, ddp: Found, strategy: str, methods: tuple[
     """Every method ends as in one process, on all processes alike, or was refused by a line that names a way out."""
     for method in methods:
         results = [process[method] for process in found.processes]
-        if method in REFUSED.get((strategy, found.dtype), ()):
+        if strategy == "fsdp2" and method in OF_THE_BASE:
             assert all("(ddp" in result["refused"] for result in results)
             continue
         assert len({result["digest"] for result in results}) == 1, method
@@ -90,6 +92,22 @@ def test_each_strategy_trains_the_adapter_that_one_process_trains(trained):
     for strategy in STRATEGIES:
         found = trained(strategy, 2, "rolling:2", "float32", FEW)
         check(found, alone, ddp, strategy, FEW, 1e-5)
+
+
+@pytest.mark.nightly
+def test_a_base_in_shards_within_nodes_trains_the_same_bits_and_only_gradients_cross(tmp_path):
+    """Two nodes of two processes. What a node receives in a step is what the plan says for as many passes."""
+    processes = in_processes("distributed_nodes", tmp_path, 4, of_node=2)
+    model, into_node = decoder_of(AutoConfig.from_pretrained(tmp_path / "base")), {}
+    for found in processes:
+        assert {way["digest"] for way in found.values()} == {processes[0]["ddp"]["digest"]}
+        for name, parts in (("ddp", 1), ("node", 2), ("all", 4)):
+            way, sharing = found[name], ModelSharing("ddp" if name == "ddp" else "fsdp2", 4, parts, of_node=2)
+            counted = way["counted"].pop("into_node")
+            assert counted == bytes_into_node(model, Types(4, 4), way["trained"], sharing, **way["counted"])
+            assert way["of_copy"] == parts
+            into_node[name] = counted
+    assert into_node["node"] == into_node["ddp"] < into_node["all"] / 9
 
 
 @pytest.mark.nightly

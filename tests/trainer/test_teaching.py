@@ -22,7 +22,7 @@ from tests.oracles.distillation import divergences
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, Group, rollout_function, rollout_table
 from tests.oracles.two_trainers import ADAPTERS, QUIET, RATES, STEPS, base, norm, relative_difference, tokenizer, train
 from tests.trainer import distributed_checkpoints as checkpoints
-from tests.trainer.test_resumed_processes import HAS_DEEPSPEED, run
+from tests.trainer.test_resumed_processes import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureWarning")  # TRL uses the old names
 RELATIVE = 1e-5
@@ -314,12 +314,11 @@ def test_a_resumed_training_ends_like_one_that_was_never_interrupted(saved, tmp_
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("strategy", ["ddp", *(["zero2"] if HAS_DEEPSPEED else [])])
-def test_two_processes_learn_as_one_from_the_begin_and_from_its_checkpoint(strategy, saved, tmp_path):
+def test_two_processes_learn_as_one_from_the_begin_and_from_its_checkpoint(saved, tmp_path):
     """Among rollouts that several steps share, so that the teacher's prompts are divided anew too."""
     given = {"teacher_adapter": saved, "teacher_hint": HINT, "beta": 0.0, **SHARED}
-    job = {"method": "lora", "strategy": strategy, "options": given}
-    run(tmp_path, 1, [{"name": "one", **job, "strategy": "ddp"}])
+    job = {"method": "lora", "strategy": "ddp", "options": given}
+    run(tmp_path, 1, [{"name": "one", **job}])
     resumed = {"name": "on", **job, "resume": str(tmp_path / "one" / "checkpoint-3")}
     run(tmp_path, 2, [{"name": "two", **job}, resumed])
     one, two, on = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "two", "on"))

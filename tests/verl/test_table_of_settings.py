@@ -185,7 +185,7 @@ def test_further_overrides_are_not_of_what_the_recipe_says(exported, key, value,
 def test_settings_of_verl_are_refused_where_it_does_not_train(caplog):
     for engine, words in (
         ({"gpus": 4}, "engine.name: verl, not of local"),
-        ({"name": "verl", "strategy": "zero2"}, "fsdp2, fsdp"),
+        ({"name": "verl", "strategy": "ddp"}, "fsdp2, fsdp"),
         ({"name": "verl", "strategy": "megatron"}, "engine.strategy.*fsdp2"),
         ({"name": "verl", "processes": 2}, "engine.gpus"),
         ({"name": "verl", "gpus": 3, "parallel": {"context": 2}}, "no multiple"),
@@ -195,10 +195,10 @@ def test_settings_of_verl_are_refused_where_it_does_not_train(caplog):
     sixteen = Recipe.load({"engine": {"name": "verl", "nodes": 2, "gpus": 8}})
     assert Recipe.load(sixteen.as_dict()).engine == sixteen.engine
     with caplog.at_level(logging.WARNING, logger="perl"):
-        here = {"processes": 4, "threads": 2, "strategy": "zero2"}
+        here = {"processes": 4, "threads": 2, "shards": "all"}
         assert read_for_verl({"engine": here}).engine.gpus == pytest.approx(4)
     assert [record.code for record in caplog.records] == ["PRL347"]
-    assert [word for word in ("engine.threads: 2", "engine.strategy: zero2") if word not in caplog.text] == []
+    assert [word for word in ("engine.threads: 2", "engine.shards: all") if word not in caplog.text] == []
     with pytest.raises(RecipeError, match=r"engine\.name.*perl export-verl"):  # from who trains by themselves
         read_recipe({"engine": {"name": "verl", "gpus": 4}})
 
