@@ -1,6 +1,6 @@
 """How far each strategy's adapter is from that of one process: every method, type and reference, on fixed rollouts.
 
-method x {one process, DDP, ZeRO-2, FSDP2 on two processes} -> relative difference of the adapters after five steps
+method x {one process, DDP, FSDP2 on two processes} -> relative difference of the adapters after five steps
 
     python benchmarks/strategies.py [--dtype float32] [--reference base] [METHOD...]
 
@@ -25,7 +25,7 @@ from perl.run.tables import plain_table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "strategies.json"
-RUNS = {"one process": ("ddp", 1), "ddp": ("ddp", 2), "zero2": ("zero2", 2), "fsdp2": ("fsdp2", 2)}
+RUNS = {"one process": ("ddp", 1), "ddp": ("ddp", 2), "fsdp2": ("fsdp2", 2)}
 
 sys.path.insert(0, str(ROOT))
 from tests import warm  # noqa: E402 (of the checkout)
