@@ -96,7 +96,8 @@ def sample(name, hint):
         **{"multi_objective_aggregation": "normalize_then_sum", "advantage_estimator": "rloo", "kl_estimator": "k1"},
         **{"dppo_divergence": "kl", "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 8},
         **{"gradient_accumulation_steps": 2, "peft_target_modules": ["q_proj"], "top_p": 0.5, "min_p": 0.5},
-        **{"peft_dropout": 0.5, "quantization": "nf4", "reference": "rolling:8", "strategy": "fsdp2"},
+        **{"peft_dropout": 0.5, "quantization": "nf4", "reference": "rolling:8"},
+        **{"strategy": "fsdp2", "shards": "all"},
         **{"rollout_backend": "vllm-server", "rollout_sync": "merged", "rollout_in_flight": "continue"},
         **{"rollout_servers": ["http://localhost:8000"], "vllm_importance_sampling_mode": "token_mask"},
     }
@@ -123,7 +124,7 @@ def test_train_takes_every_field_of_the_trainers_arguments():
     hints = typing.get_type_hints(PeftRLConfig)
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}
     homes |= {name: (section, name) for section, name in (("peft", "adapter"), ("model", "quantization"))}
-    homes |= {"strategy": ("engine", "strategy")}
+    homes |= {name: ("engine", name) for name in ("strategy", "shards")}
     mirrored = ("rollout", "teacher", "prompts", "agent")
     homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] in mirrored}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}

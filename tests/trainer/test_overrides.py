@@ -354,7 +354,7 @@ CALLED = (
     *("evaluate", "evaluation_loop", "prediction_step", "_load_best_model", "_save_scaler", "_load_scaler"),
     *("_get_eval_sampler", "get_eval_dataloader", "get_test_dataloader", "_set_signature_columns_if_needed"),
     *("compute_loss_context_manager", "autocast_smart_context_manager", "_finish_current_push", "_send_telemetry"),
-    *("_run_epoch", "set_initial_training_values"),
+    *("_run_epoch", "set_initial_training_values", "_prepare_for_training"),
 )
 
 

@@ -81,8 +81,8 @@ class ProcessGroup:
         except PerlError as error:
             raise recipe.located(error) from None
         self.on_loss(lambda: goes_on(recipe.output_dir))
-        # Of the engine's settings the strategy alone must be the same.
-        self.compare({**recipe.as_dict(), "strategy": recipe.engine.strategy}, "recipe")
+        shared = {name: getattr(recipe.engine, name) for name in ("strategy", "shards")}  # others may differ
+        self.compare({**recipe.as_dict(), **shared}, "recipe")
         return recipe
 
     def compare(self, settings: Mapping[str, Any], what: str, packages: Sequence[str] = ()) -> None:

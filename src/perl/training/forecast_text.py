@@ -64,8 +64,8 @@ def forecast_tables(forecast: Forecast) -> list[list[list[str]]]:
     for name, value in parts.items():
         sizes = [value(column.memory) / unit for column in columns.values()]
         memory.append([name, *(f"{size:,.{1 if abs(size) >= 1 else 2}f}" if size else _DASH for size in sizes)])
-    if processes > 1:
-        memory.append(["processes that share a copy of the base", *(str(c.sharing.parts) for c in columns.values())])
+    if any(column.sharing.parts > 1 for column in columns.values()):
+        memory.append(["parts of the base", *(str(column.sharing.parts) for column in columns.values())])
     memory.append(["fits", *("yes" if column.memory.fits else "NO" for column in columns.values())])
     plans = [column.memory.plan if column.memory.fits else None for column in columns.values()]
     budgets = [f"{plan.tokens:,}{', again' if plan.recompute else ''}" if plan else _DASH for plan in plans]
@@ -83,7 +83,7 @@ def forecast_tables(forecast: Forecast) -> list[list[list[str]]]:
         f"{steps:,} steps ({how})": lambda c: _durations(c.step.times(steps)) if c.memory.fits else _DASH,
     }
     if forecast.setup.of_node < processes:
-        rows = {**rows, "from other nodes into each (derived)": lambda c: bytes_text(c.into_node)}
+        rows = {**rows, "into a node (derived)": lambda c: bytes_text(c.into_node)}
     step = [[name, *map(value, columns.values())] for name, value in rows.items()]
     return [memory, [["a step", *columns], *step]]
 
