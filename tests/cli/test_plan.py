@@ -49,6 +49,26 @@ def test_all_strategies_are_compared_and_the_one_that_is_asked_for_stands_alone(
         assert alone["strategies"] == {"fsdp2": found["strategies"]["fsdp2"]}
 
 
+def test_within_nodes_only_gradients_cross_and_with_one_copy_of_the_base_every_pass_does(plan):
+    on_four = (*ON_TWO[:-1], "4", "--per-node", "2")
+    found = planned(plan(*on_four, "--json"))
+    ddp, node = (found["strategies"][name] for name in STRATEGIES)
+    assert (found["processes_of_node"], ddp["processes_of_copy"], node["processes_of_copy"]) == (2, 1, 2)
+    gradients = 2 * 3 / 4 * 4 * found["trained_parameters"]  # a ring of four, float32
+    assert ddp["bytes_into_node"] == node["bytes_into_node"] == gradients
+    said = plan(*on_four, "--strategy", "fsdp2", "engine.shards=all")
+    assert re.search(r"^parts of the base +4$", said.out, flags=re.MULTILINE)
+    everywhere = planned(plan(*on_four, "--strategy", "fsdp2", "engine.shards=all", "--json"))["strategies"]["fsdp2"]
+    assert everywhere["memory"]["base"] == node["memory"]["base"] / 2
+    # Of whole bases: one a token that is written, one for the reference, two a pass but for the head, which stays.
+    scored = found["tokens"]["longest_completion"] + 1
+    gathered = (everywhere["bytes_into_node"] - gradients) / (3 / 4 * ddp["memory"]["base"])
+    assert scored + node["micro_batches"] < gathered < scored + 2 * node["micro_batches"]
+    assert re.search(r"^into a node \(derived\) .*iB$", said.out, flags=re.MULTILINE)
+    said = plan(*on_four[:-1], "3")
+    assert (said.code, "4 processes do not make nodes of 3" in said.err) == (2, True)
+
+
 def test_the_text_says_what_is_derived_and_names_the_bottleneck(plan):
     said = plan("--gpu", "t4")
     assert (said.code, said.err) == (0, "")
