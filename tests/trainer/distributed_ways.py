@@ -15,9 +15,7 @@ from transformers.distributed import DistributedConfig
 
 from perl.errors import BrokenPromiseError, PerlError
 from perl.policy.guards import Movement
-from perl.recipe.rollout_section import RolloutSection
 from perl.run.shards import is_sharded
-from perl.trainer.arguments.rollout_choice import choose_backend
 from perl.trainer.step import optimizer_step
 from tests.trainer.strategies import found, trainer_of
 
@@ -91,13 +89,6 @@ def drifting(folder: Path, strategy: str, missed: bool) -> str:
         optimizer_step.average_gradients = averaged
 
 
-def with_tools(folder: Path) -> None:
-    """A trainer whose completions are conversations, when it chooses what samples."""
-    trainer = trainer_of(str(folder / "base"), folder / "tools", "lora", strategy="fsdp2")
-    trainer.tools = [print]
-    choose_backend(RolloutSection(backend="transformers"), trainer)
-
-
 def refused(make) -> str:
     try:
         make()
@@ -149,7 +140,6 @@ def main() -> None:
             ),
         ),
     }
-    results["refused"]["tools"] = refused(lambda: with_tools(folder))
     results["drifting"] = {name: drifting(folder, name, missed=False) for name in STRATEGIES}
     results["missed"] = {name: drifting(folder, name, missed=True) for name in ("ddp", "fsdp2")}
     results["broken"] = broken_on_one(folder)

@@ -148,7 +148,6 @@ def test_scripts_come_to_a_base_in_shards_by_a_name_a_model_or_a_divided_model_a
         assert "PeftRLConfig(adapter=" in process["refused"]["adapted"]
         assert "save_adapter" in process["refused"]["pushed"]
         assert "lm_head is a part of the base" in process["refused"]["head"]
-        assert "tools and environments are not supported" in process["refused"]["tools"]
         assert "lora_A did not move" in process["broken"]
         other = "rank 1 holds another policy than rank 0"
         assert all(f"after step 2 {other}: 1 of" in said for said in process["drifting"].values())
