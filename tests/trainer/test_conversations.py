@@ -304,7 +304,7 @@ def boxed(prompt_ids, index):
 def test_a_process_whose_conversations_have_ended_waits_for_those_of_another(tmp_path):
     """Two questions, one of each process, of which one calls, in one step this process's and in one the other's."""
     with Calling(longest=400)() as url:
-        done = warm.run_distributed(["-m", "tests.trainer.test_conversations", tmp_path / "run", url, "2"], tmp_path)
+        done = warm.run_distributed(["-m", "tests.trainer.test_conversations", tmp_path / "run", url], tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert sorted(sizes for sizes, _ in rows) == [[4, 0, 0, 4, 4, 4], [4, 4, 4, 4, 0, 0]]
@@ -313,18 +313,8 @@ def test_a_process_whose_conversations_have_ended_waits_for_those_of_another(tmp
         assert all(ids in [boxed(before, index) for index in range(4)] for before, ids in asked)
 
 
-@pytest.mark.nightly
-def test_so_are_those_of_two_processes(tmp_path, vllm_server):
-    done = warm.run_distributed(
-        ["-m", "tests.trainer.test_conversations", str(tmp_path / "run"), vllm_server], tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-
-
 if __name__ == "__main__":
-    if sys.argv[3:]:
-        few = {"prompts_per_step": 2, "rollout_tolerance": 1e3}
-        trainer = served(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), per_device_train_batch_size=4, **few)
-        print(json.dumps([trainer.sizes, trainer.asked]))
-    else:
-        check_served(served(Path(sys.argv[1]), sys.argv[2], per_device_train_batch_size=4))
+    few = {"rows": 2, "prompts_per_step": 2, "per_device_train_batch_size": 4, "rollout_tolerance": 1e3}
+    trainer = served(Path(sys.argv[1]), sys.argv[2], **few)
+    check_served(trainer)
+    print(json.dumps([trainer.sizes, trainer.asked]))
