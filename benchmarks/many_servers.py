@@ -103,41 +103,44 @@ def asks(urls: list[str], _: str) -> None:
 
 
 class Counted(ServerPool):
-    """Requests to open it, of its last update (with what unloads the one before), and of the batch after that.
+    """A pool that knows what its servers were asked.
 
     Attributes:
-        rows: By then. Whether a server is still the one that was proven is a ``look``: three requests, for all its
-            answers of 20 ms.
+        rows: Requests of ``opening``, of the last ``update`` (with what unloads the one before), and after that: of
+            ``completions``, and ``looks`` of three requests each, by which all answers of a server within 20 ms are
+            known to be of the server that was proven. ``watch``: whether a server hangs, by the clock.
     """
 
     def __init__(self, fakes: Fakes, *given: Any, **settings: Any) -> None:  # noqa: ANN401 (a pool's)
         """As a pool; asks the fakes what they were asked."""
-        self.fakes, self.rows, self._before = fakes, dict[str, int](), Counter[str]()
+        self.fakes, self._before = fakes, Counter[str]()
+        self.rows = {"opening": 0, "watch": -2 * len(fakes.urls)}  # each is met by its health
         super().__init__(*given, **settings)
-        self.rows["opening"] = self._since().total()
 
     def load(self, update: Update) -> None:
         """Counts what it takes."""
-        self._since()
+        before = self._since()
+        if "update" not in self.rows:
+            self.rows["opening"] = before.total() + len(self.fakes.urls) * 2
         super().load(update)
         self.rows["update"] = self._since().total()
 
     def close(self) -> None:
         """Counts what came after the last load."""
-        of_batch = self._since()
-        if of_batch:
-            self.rows["update"] += of_batch.pop("/v1/unload_lora_adapter", 0)
-            self.rows["completions"] = of_batch.pop("/v1/completions")
-            self.rows["looks"] = of_batch.pop("/v1/models")
-            self.rows["others"] = of_batch.total() - 2 * self.rows["looks"]
+        if "update" in self.rows:
+            of_batch = self._since()
+            self.rows["update"] += of_batch["/v1/unload_lora_adapter"]
+            self.rows |= {"completions": of_batch["/v1/completions"], "looks": of_batch["/v1/models"]}
             self.rows["peak_connections"] = self.fakes.peak_connections()
         super().close()
 
     def _since(self) -> Counter[str]:
-        """Requests by path since it was called last."""
+        """Requests by path since it was called last, without those that look whether a server hangs."""
         now = sum((Counter(one["requests"]) for one in self.fakes.stats()), Counter[str]())
         found, self._before = now - self._before, now
-        return found
+        watched = found["/health"]
+        self.rows["watch"] += 2 * watched
+        return found - Counter({"/health": watched, "/metrics": watched})
 
 
 def processes() -> dict[str, Any]:
@@ -147,7 +150,7 @@ def processes() -> dict[str, Any]:
     """
     rows = {}
     for count in (1, 2, 4, 8, 64):
-        for servers in (1, 16, 128, 512):
+        for servers in (1, 16, 128, *((512,) if count > _TRAINING else ())):
             with fake_servers(servers, answer_seconds=0.5) as fakes:
                 rows[f"{count} processes, {servers} servers"] = in_its_own("--processes", fakes, count)
     return rows
@@ -218,6 +221,7 @@ def ask(urls: list[str], folder: str, every: Processes, longest: int) -> dict[st
     sampling = replace(SAMPLING, max_completion_length=longest)
     settings = open_engine.EngineSettings("run", Path(folder), processes=every)
     engine = open_engine.open_engine(how, None, torch.nn.Identity(), settings)
+    engine.foreign_weights()
     requests = [Request((1, 2, every.rank, i), 2) for i in range(PROMPTS // every.count)]
     for step in range(3):
         engine.load(update(f"run-v{step}"))
