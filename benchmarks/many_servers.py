@@ -129,6 +129,8 @@ class Counted(ServerPool):
         """Counts what came after the last load."""
         if "update" in self.rows:
             of_batch = self._since()
+            while more := (time.sleep(1) or self._since()):  # until all is unloaded
+                of_batch += more
             self.rows["update"] += of_batch["/v1/unload_lora_adapter"]
             self.rows |= {"completions": of_batch["/v1/completions"], "looks": of_batch["/v1/models"]}
             self.rows["peak_connections"] = self.fakes.peak_connections()

@@ -88,7 +88,9 @@ def ask(port, folder):
 
             calls.append(requests)
             pending.append(engine.start(requests, sampling, on_group))
-        for requests, begun in zip(calls, pending, strict=True):  # all are under way, as of a training that samples ahead
+        for requests, begun in zip(
+            calls, pending, strict=True
+        ):  # all are under way, as of a training that samples ahead
             found = [[one.token_ids for one in group] for group in begun.result()]
             assert found == [written(request) for request in requests]
         expected = [(call, n, written(one)) for call, some in enumerate(calls) for n, one in enumerate(some)]
