@@ -32,6 +32,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.recipe.rollout_section import RolloutSection
 from perl.rollouts import open_engine
 from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Update
+from perl.rollouts.vllm import liveness
 from perl.rollouts.vllm.servers import ServerPool
 from perl.run.joint_work import Processes, joining
 
@@ -103,25 +104,24 @@ def asks(urls: list[str], _: str) -> None:
 
 
 class Counted(ServerPool):
-    """A pool that knows what its servers were asked.
+    """A pool that knows what its servers were asked, but for whether they hang, which is asked by the clock.
 
     Attributes:
         rows: Requests of ``opening``, of the last ``update`` (with what unloads the one before), and after that: of
             ``completions``, and ``looks`` of three requests each, by which all answers of a server within 20 ms are
-            known to be of the server that was proven. ``watch``: whether a server hangs, by the clock.
+            known to be of the server that was proven.
     """
 
     def __init__(self, fakes: Fakes, *given: Any, **settings: Any) -> None:  # noqa: ANN401 (a pool's)
         """As a pool; asks the fakes what they were asked."""
-        self.fakes, self._before = fakes, Counter[str]()
-        self.rows = {"opening": 0, "watch": -2 * len(fakes.urls)}  # each is met by its health
-        super().__init__(*given, **settings)
+        self.fakes, self.rows, self._before = fakes, dict[str, int](), Counter[str]()
+        liveness._WATCH_SECONDS = 3600.0
+        super().__init__(*given, **settings, stall_seconds=4 * 3600.0)
 
     def load(self, update: Update) -> None:
         """Counts what it takes."""
         before = self._since()
-        if "update" not in self.rows:
-            self.rows["opening"] = before.total() + len(self.fakes.urls) * 2
+        self.rows.setdefault("opening", before.total())
         super().load(update)
         self.rows["update"] = self._since().total()
 
@@ -137,12 +137,10 @@ class Counted(ServerPool):
         super().close()
 
     def _since(self) -> Counter[str]:
-        """Requests by path since it was called last, without those that look whether a server hangs."""
+        """Requests by path since it was called last."""
         now = sum((Counter(one["requests"]) for one in self.fakes.stats()), Counter[str]())
         found, self._before = now - self._before, now
-        watched = found["/health"]
-        self.rows["watch"] += 2 * watched
-        return found - Counter({"/health": watched, "/metrics": watched})
+        return found
 
 
 def processes() -> dict[str, Any]:

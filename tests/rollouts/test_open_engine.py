@@ -98,7 +98,7 @@ def ask(port, folder):
         with pytest.raises(RolloutError) as raised, processes.failing_together():
             engine.start([Request((REFUSED,), 1)] * (rank == 1), sampling).result()
         engine.close()
-        print(f"{rank}: {bool(connected)} {raised.value}")
+        sys.stdout.write(f"{rank}: {bool(connected)} {raised.value}\n")
 
 
 def test_processes_get_the_tokens_of_their_own_prompts_from_servers_that_only_the_main_one_meets(tmp_path):

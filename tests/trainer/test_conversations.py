@@ -298,7 +298,7 @@ def boxed(prompt_ids, index):
     words = AutoTokenizer.from_pretrained(BASE_FOLDER)
     calls = problems(1)[0]["prompt"][0]["content"] in words.decode(prompt_ids)
     number = str(zlib.crc32(bytes(prompt_ids)) % 1000 + index)
-    return words.encode(f"\\boxed{{{number}}}" if calls else number, add_special_tokens=False) + [words.eos_token_id]
+    return [*words.encode(f"\\boxed{{{number}}}" if calls else number, add_special_tokens=False), words.eos_token_id]
 
 
 def test_a_process_whose_conversations_have_ended_waits_for_those_of_another(tmp_path):
@@ -317,4 +317,4 @@ if __name__ == "__main__":
     few = {"rows": 2, "prompts_per_step": 2, "per_device_train_batch_size": 4, "rollout_tolerance": 1e3}
     trainer = served(Path(sys.argv[1]), sys.argv[2], **few)
     check_served(trainer)
-    print(json.dumps([trainer.sizes, trainer.asked]))
+    sys.stdout.write(json.dumps([trainer.sizes, trainer.asked]) + "\n")
