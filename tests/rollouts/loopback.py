@@ -164,14 +164,19 @@ class FakeVllm:
         self.happens()
         found = []
         for index in range(body["n"]):
-            seed, most = body.get("seed"), body["max_tokens"]
-            chance = self._chance if seed is None else random.Random(seed + index)
-            length = most if self.length_of is None else min(self.length_of(chance), most)
-            ids = [TOKEN if self.length_of is None else chance.randrange(5, 30) for _ in range(length)]
-            reason, scores = "length" if length == most else "stop", {"token_logprobs": [log_prob] * length}
+            ids = self.tokens(body, index)
+            reason = "length" if len(ids) == body["max_tokens"] else "stop"
+            scores = {"token_logprobs": [log_prob] * len(ids)}
             found.append({"index": index, "finish_reason": reason, "token_ids": ids, "logprobs": scores})
         time.sleep(self.seconds_a_token * max(len(choice["token_ids"]) for choice in found))
         return 200, {"choices": found}
+
+    def tokens(self, body: dict[str, Any], index: int) -> list[int]:
+        """Of a completion."""
+        seed, most = body.get("seed"), body["max_tokens"]
+        chance = self._chance if seed is None else random.Random(seed + index)
+        length = most if self.length_of is None else min(self.length_of(chance), most)
+        return [TOKEN if self.length_of is None else chance.randrange(5, 30) for _ in range(length)]
 
 
 class Proxy:

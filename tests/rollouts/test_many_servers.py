@@ -9,7 +9,7 @@ from fake_servers import TOKEN, fake_servers, log_prob_of
 
 from perl.errors import PerlError
 from perl.rollouts.engine import EngineSampling, ExpectedLogProbs, Request, Update
-from perl.rollouts.vllm import liveness
+from perl.rollouts.vllm import liveness, transport
 from perl.rollouts.vllm.servers import ServerPool
 
 SAMPLING = EngineSampling(temperature=1.0, max_completion_length=4, end_token_ids=())
@@ -123,6 +123,17 @@ def test_of_the_first_update_every_server_has_to_show_that_it_is_fit(opened, mon
     fakes.set(2, refuses_loads=True)
     with pytest.raises(PerlError, match=f"{fakes.urls[2]} cannot load adapter w0"):
         pool(fakes.urls, "b").load(update("w0"))
+
+
+def test_servers_forget_all_that_was_loaded_when_a_pool_is_closed_right_after_an_update(opened, monkeypatch):
+    monkeypatch.setattr(transport, "_OF_FILES", 0.0)  # four connections at a time
+    servers, pool = opened
+    fakes = servers(32)
+    engine = pool(fakes.urls)
+    for name in ("v0", "v1", "v2"):
+        engine.load(update(name))
+    engine.close()
+    assert [one["adapters"] for one in fakes.stats()] == [[]] * 32
 
 
 def test_a_server_with_data_parallel_replicas_is_refused_for_updates_and_not_for_the_base(opened):

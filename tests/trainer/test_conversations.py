@@ -1,8 +1,10 @@
 """Conversations of a trainer: every token as it was sampled, every fault counted, and no step lost."""
 
+import json
 import re
 import sys
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from perl.errors import BrokenPromiseError, RewardError
 from perl.sandbox import BASE_FOLDER
 from tests import warm
 from tests.oracles.two_trainers import QUIET
+from tests.rollouts.loopback import TOKEN, FakeVllm
 from tests.trainer.test_tools import COUNTS, END, Counting, by_calls, run, tokenizer
 from tests.trainer.test_trainer import problems
 
@@ -26,6 +29,7 @@ class Watched(PeftGRPOTrainer):
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         ids, log_probs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         self.__dict__.setdefault("asked", []).extend(zip(map(list, prompt_ids), ids, strict=True))
+        self.__dict__.setdefault("sizes", []).append(len(ids))
         return ids, log_probs
 
     def run_micro_batch(self, model, batch):
@@ -234,7 +238,7 @@ class Asking:
         return float(len(self.given)) + float(len("".join(self.given))) / 100
 
 
-def served(folder, url, **settings):
+def served(folder, url, rows=16, **settings):
     """Two steps of conversations that a server's turns make: what the sandbox's base boxes is a call."""
     words = AutoTokenizer.from_pretrained(BASE_FOLDER)
     words.chat_template = TEMPLATE
@@ -250,7 +254,7 @@ def served(folder, url, **settings):
         model="sandbox:base",
         args=PeftRLConfig(str(folder), **{**QUIET, **usual, **settings}),
         processing_class=words,
-        train_dataset=problems(16),
+        train_dataset=problems(rows),
         environment_factory=Asking,
     )
     trainer.train()
@@ -283,13 +287,34 @@ def test_turns_of_a_server_are_trained_as_they_were_sampled_each_in_its_conversa
         assert all(0 < log["sampling/staleness/mean"] < ahead for log in logs[1:])
 
 
-@pytest.mark.nightly
-def test_so_are_those_of_two_processes(tmp_path, vllm_server):
-    done = warm.run_distributed(
-        ["-m", "tests.trainer.test_conversations", str(tmp_path / "run"), vllm_server], tmp_path
-    )
+class Calling(FakeVllm):
+    """Boxes a number that is made of the prompt, so that it is asked again, if the first of the questions is asked."""
+
+    def tokens(self, body, index):
+        return boxed(body["prompt"], index) if body["stop_token_ids"] else [TOKEN] * body["max_tokens"]
+
+
+def boxed(prompt_ids, index):
+    words = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    calls = problems(1)[0]["prompt"][0]["content"] in words.decode(prompt_ids)
+    number = str(zlib.crc32(bytes(prompt_ids)) % 1000 + index)
+    return [*words.encode(f"\\boxed{{{number}}}" if calls else number, add_special_tokens=False), words.eos_token_id]
+
+
+def test_a_process_whose_conversations_have_ended_waits_for_those_of_another(tmp_path):
+    """Two questions, one of each process, of which one calls, in one step this process's and in one the other's."""
+    with Calling(longest=400)() as url:
+        done = warm.run_distributed(["-m", "tests.trainer.test_conversations", tmp_path / "run", url], tmp_path)
     assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert sorted(sizes for sizes, _ in rows) == [[4, 0, 0, 4, 4, 4], [4, 4, 4, 4, 0, 0]]
+    for asked in (asked for _, asked in rows):
+        assert asked
+        assert all(ids in [boxed(before, index) for index in range(4)] for before, ids in asked)
 
 
 if __name__ == "__main__":
-    check_served(served(Path(sys.argv[1]), sys.argv[2], per_device_train_batch_size=4))
+    few = {"rows": 2, "prompts_per_step": 2, "per_device_train_batch_size": 4, "rollout_tolerance": 1e3}
+    trainer = served(Path(sys.argv[1]), sys.argv[2], **few)
+    check_served(trainer)
+    sys.stdout.write(json.dumps([trainer.sizes, trainer.asked]) + "\n")

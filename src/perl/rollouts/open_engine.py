@@ -7,10 +7,12 @@ Where the policy is in shards all processes need the answers of a trial: its log
 """
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
 from torch import nn
@@ -33,12 +35,17 @@ from perl.rollouts.engine import (
     Update,
 )
 from perl.rollouts.sync import SyncPlan
+from perl.rollouts.vllm.dispatch import Rollouts
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
 from perl.run.host import Fleet, host
 from perl.run.joint_work import Processes, several
 
 _T = TypeVar("_T")
+_Answered = tuple[int, Sequence[Sampled]]  # position of a request, its completions
+
+# In which the groups of a call are handed on to the processes, so that their answers are compared meanwhile.
+_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -157,25 +164,25 @@ def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[
 
 
 class AskedByMain:
-    """An engine of the main process. Every process calls the same methods in the same order."""
+    """The servers of the main process. Every process calls the same methods in the same order."""
 
     capabilities: ClassVar[Capabilities] = ServerPool.capabilities
 
-    def __init__(self, opened: Callable[[], Engine], processes: Processes) -> None:
-        """Opens it on the main process.
+    def __init__(self, opened: Callable[[], ServerPool], processes: Processes) -> None:
+        """Connects the main process.
 
         Args:
-            opened: Opens it.
+            opened: Does so.
             processes: That ask.
         """
         self._processes = processes
-        self._engine = opened() if processes.main else None
+        self._pool = opened() if processes.main else None
         processes.meet()
 
     @property
     def counts(self) -> Mapping[str, int]:
         """The engine's, on the main process."""
-        return self._engine.counts if self._engine is not None else {}
+        return self._pool.counts if self._pool is not None else {}
 
     @property
     def asleep_bytes(self) -> int:
@@ -184,15 +191,15 @@ class AskedByMain:
 
     def foreign_weights(self) -> list[str]:
         """See :class:`perl.rollouts.engine.Engine`."""
-        return self._asked(lambda engine: engine.foreign_weights())
+        return self._asked(lambda pool: pool.foreign_weights())
 
     def computes_base_alone(self) -> bool:
         """See :class:`perl.rollouts.engine.Engine`."""
-        return self._asked(lambda engine: engine.computes_base_alone())
+        return self._asked(lambda pool: pool.computes_base_alone())
 
     def load(self, update: Update) -> None:
         """See :class:`perl.rollouts.engine.Engine`; the main process's update counts."""
-        self._asked(lambda engine: engine.load(update))
+        self._asked(lambda pool: pool.load(update))
 
     def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Pending:
         """Begins to sample what all processes ask for; each gets the completions of its own requests.
@@ -200,66 +207,93 @@ class AskedByMain:
         Args:
             requests: Of this process; may be none.
             sampling: How tokens are drawn; the same on all processes.
-            on_group: Called on the main process as soon as a group of its own is there, on the others with all.
+            on_group: Called on the main process as soon as a group of its own is there, on the others within
+                ``result``, as soon as an eighth of all groups is there that were not given to them yet.
         """
         parts = self._processes.collected(list(requests))
-        pending: list[Pending] = []
-
-        def begin(engine: Engine) -> None:
-            asked = [request for part in parts for request in part]
-            pending.append(engine.start(asked, sampling, of_own))
-
-        def of_own(position: int, group: Sequence[Sampled]) -> None:
-            if on_group is not None and position < len(requests):  # the main process's come first
-                on_group(position, group)
-
-        self._asked(begin)
-        return _Shared(self._processes, pending, [len(part) for part in parts], on_group)
+        shared = _Shared(self._processes, [len(part) for part in parts], on_group)
+        self._asked(lambda pool: shared.follow(pool.start(list(chain(*parts)), sampling, shared.take)))
+        return shared
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
         """See :class:`perl.rollouts.engine.Engine`."""
-        return self._asked(lambda engine: engine.trial(request, sampling))
+        return self._asked(lambda pool: pool.trial(request, sampling))
 
     def expect(self, proof: ExpectedLogProbs) -> None:
         """See :class:`perl.rollouts.engine.Engine`."""
-        self._asked(lambda engine: engine.expect(proof))
+        self._asked(lambda pool: pool.expect(proof))
 
     def drop(self, failures: Mapping[str, str]) -> None:
         """See :class:`perl.rollouts.engine.Engine`; what failed on the main process counts."""
-        self._asked(lambda engine: engine.drop(failures))
+        self._asked(lambda pool: pool.drop(failures))
 
     def sleep(self) -> None:
         """See :class:`perl.rollouts.engine.Engine`."""
-        if self._engine is not None:
-            self._engine.sleep()
+        if self._pool is not None:
+            self._pool.sleep()
 
     def close(self) -> None:
         """Closes it, where it is."""
-        if self._engine is not None:
-            self._engine.close()
+        if self._pool is not None:
+            self._pool.close()
 
-    def _asked(self, what: Callable[[Engine], _T]) -> _T:
+    def _asked(self, what: Callable[[ServerPool], _T]) -> _T:
         """What the engine answers, on all processes."""
-        return self._processes.by_main(lambda: what(self._engine))  # type: ignore[arg-type]  # there it is open
+        return self._processes.by_main(lambda: what(self._pool))  # type: ignore[arg-type]  # there it is open
 
 
 class _Shared:
-    """Rollouts under way for all processes."""
+    """Rollouts under way for all processes: groups come to the main process, which hands them on in rounds."""
 
-    def __init__(
-        self, processes: Processes, pending: Sequence[Pending], counts: Sequence[int], on_group: OnGroup | None
-    ) -> None:
-        """Takes what the main process has begun: for each process so many requests, in the order of their ranks."""
-        self._processes, self._pending, self._counts, self._on_group = processes, pending, counts, on_group
+    def __init__(self, processes: Processes, counts: Sequence[int], on_group: OnGroup | None) -> None:
+        """Begins with none; the main process knows of each process how many requests it has, by rank."""
+        self._processes, self._on_group = processes, on_group
+        self._ends = list(accumulate(counts))
+        self._left = sum(counts)
+        self._of_a_round = -(-self._left // _ROUNDS)
+        self._came: SimpleQueue[_Answered | None] = SimpleQueue()  # None: no more will come
         self._own: list[list[Sampled]] | None = None
+
+    def follow(self, rollouts: Rollouts) -> None:
+        """Takes what the main process has begun; called there."""
+        self._rollouts = rollouts
+        rollouts.add_done_callback(lambda _: self._came.put(None))
+
+    def take(self, position: int, group: Sequence[Sampled]) -> None:
+        """A group is there; called on the main process, whose own requests come first."""
+        if self._on_group is not None and position < self._ends[0]:
+            self._on_group(position, group)
+        self._came.put((position, group))
 
     def result(self) -> list[list[Sampled]]:
         """The completions of this process's requests; every process must call it, once or more often."""
         if self._own is None:
-            # Asked for on the main process alone.
-            groups = chain.from_iterable(pending.result() for pending in self._pending)
-            self._own = self._processes.scattered(lambda: [[next(groups) for _ in range(n)] for n in self._counts])
-            if self._on_group is not None and not self._processes.main:
-                for position, group in enumerate(self._own):
-                    self._on_group(position, group)
+            own: dict[int, list[Sampled]] = {}
+            left = True
+            while left:
+                came, left = self._processes.scattered(self._round)
+                for position, group in came:
+                    own[position] = list(group)
+                    if self._on_group is not None and not self._processes.main:
+                        self._on_group(position, group)
+            self._own = [own[position] for position in range(len(own))]
         return self._own
+
+    def _round(self) -> list[tuple[list[_Answered], bool]]:
+        """For each process the groups that came since the last round, and whether any process waits for more.
+
+        Raises:
+            PerlError: The servers failed.
+        """
+        parts: list[list[_Answered]] = [[] for _ in self._ends]
+        enough = max(0, self._left - self._of_a_round)
+        while self._left > enough or not (self._left == 0 or self._came.empty()):
+            found = self._came.get()
+            if found is None:
+                self._rollouts.result()  # raises: all groups would have come before
+                continue
+            position, group = found
+            rank = bisect_right(self._ends, position)
+            parts[rank].append((position - (self._ends[rank - 1] if rank else 0), group))
+            self._left -= 1
+        return [(part, self._left > 0) for part in parts]

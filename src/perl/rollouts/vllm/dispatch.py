@@ -195,13 +195,13 @@ class Dispatcher:
         """
         self.end(RolloutError("the engine was closed"))
         await self.servers.stop()
-        ready, ours = self.servers.ready(), {version.name for version in self._kept}
+        ready = self.servers.ready()
         calls = [self.versions.release(member, _CLOSE_SECONDS) for member in ready]
         calls += [
             member.server.unload_adapter(name, _CLOSE_SECONDS)
             for member in ready
             if member.facts is not None and member.facts.loads_adapters
-            for name in sorted(member.versions & ours)
+            for name in sorted(member.versions)
         ]
         await asyncio.gather(*map(_quietly, calls))
         for member in self.servers.members:
@@ -372,10 +372,14 @@ class Dispatcher:
             self._kept.remove(version)
             for member in self.servers.ready():
                 if version.form == "adapter" and version.name in member.versions:
-                    member.versions.discard(version.name)
-                    self.servers.spawn(_quietly(member.server.unload_adapter(version.name)))
+                    self.servers.spawn(self._unload(member, version.name))
             if version.forget is not None:
                 self._callbacks.submit(version.forget)
+
+    async def _unload(self, member: Member, name: str) -> None:
+        """Makes a server forget an adapter; if it is stopped before, :meth:`close` does."""
+        await _quietly(member.server.unload_adapter(name))
+        member.versions.discard(name)
 
 
 async def _quietly(call: Awaitable[None]) -> None:

@@ -174,7 +174,7 @@ class Versions:
                 raise _taken(member.url, label)
             await server.label_weights(version.path)
         self._left.pop(member.url, None)
-        member.versions.add(version.name)
+        member.versions = {version.name}
         if member.identity is not None:
             member.identity = replace(member.identity, weights=version.path)
 
