@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import InterruptedRunError, first_line, visible, warn
 from perl.launch.channel import Hub
-from perl.launch.on_ray.cluster import Cluster, uses_gpus
+from perl.launch.on_ray.cluster import RESTARTS, Cluster, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
 from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessTask, Updates, work
 from perl.launch.start import SIGNALS, ProcessFailedError, Signals
@@ -41,9 +41,6 @@ from perl.launch.together import goes_on
 from perl.recipe.sections import EngineSection
 from perl.run.failure import Failure, first_cause
 from perl.run.host import handled
-
-RESTARTS = 3
-"""Failures after which the processes are started again, unless a recipe says how many."""
 
 _LOOK_SECONDS, _ASK_SECONDS = 0.5, 5.0
 _STATE = ".ray"
@@ -79,7 +76,9 @@ def drive(
     with contextlib.closing(hub), contextlib.ExitStack() as opened:
         opened.enter_context(handled(SIGNALS, signals.hand_on))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        mailbox: Any = ray.remote(Mailbox).options(name=MAILBOX, num_cpus=0, scheduling_strategy=here).remote()
+        # Where memory is short Ray kills whom it likes, and starts this one again too.
+        how = {"name": MAILBOX, "num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+        mailbox: Any = ray.remote(Mailbox).options(**how).remote()
         if command is not None:
             opened.enter_context(started_servers(task.servers, command, task.in_memory))
         trainer = opened.enter_context(_trainer(cluster, engine, task))
