@@ -166,6 +166,14 @@ def _reach(address: str) -> None:
         raise _no_cluster(address, error) from None
 
 
+def answers(address: str) -> bool:
+    """Whether something listens where a cluster's head should be."""
+    with contextlib.suppress(RecipeError):
+        _reach(address)
+        return True
+    return False
+
+
 def _no_cluster(address: str, error: BaseException) -> RecipeError:
     """What is said where nothing answers, something that is no cluster, or one that is not well."""
     reason = getattr(error, "strerror", None) or first_line(error)

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import InterruptedRunError, first_line, visible, warn
 from perl.launch.channel import Hub
-from perl.launch.on_ray.cluster import RESTARTS, Cluster, uses_gpus
+from perl.launch.on_ray.cluster import RESTARTS, Cluster, answers, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
 from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessTask, Updates, work
 from perl.launch.start import SIGNALS, ProcessFailedError, Signals
@@ -43,6 +43,8 @@ from perl.run.failure import Failure, first_cause
 from perl.run.host import handled
 
 _LOOK_SECONDS, _ASK_SECONDS = 0.5, 5.0
+# A head may come back. Ray itself waits for a minute, and then ends this process without a word of the run.
+_HEAD_LOOK_SECONDS, _HEAD_SECONDS = 5.0, 30.0
 _STATE = ".ray"
 # Ray keeps the newest and, while that is written, the one before.
 _KEPT = 2
@@ -122,8 +124,14 @@ def _watched(
     thread = threading.Thread(target=fit, name="perl-ray-train", daemon=True)
     thread.start()
     told = starts = 0
+    head, heard = ray.get_runtime_context().gcs_address, time.monotonic()
     while True:
         thread.join(_LOOK_SECONDS)
+        if time.monotonic() - heard > _HEAD_LOOK_SECONDS:
+            if answers(head):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _HEAD_SECONDS:
+                return RayError(f"its head, {head}, has not answered for {_HEAD_SECONDS:.0f} s")
         over = not thread.is_alive()  # then what was said while it ended is shown
         if len(signals.times) > told and not over:
             told = len(signals.times)
