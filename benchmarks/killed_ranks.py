@@ -246,7 +246,7 @@ def stores(kills: int, chance: random.Random, place: Path) -> dict[str, object]:
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         running = subprocess.Popen(server, env={**os.environ, "PYTHONPATH": ""}, **pipes)  # noqa: S603
         while True:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(httpx2.HTTPError):
                 httpx2.put(f"{url}/bucket").raise_for_status()
                 return running
             time.sleep(0.1)

@@ -90,10 +90,15 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
             plain = {name: value for name, value in named.items() if not secret.search(name) and "@" not in value}
             how |= {"runtime_env": {"env_vars": plain}}
     try:
-        _join(how, RESTARTS if engine.restarts is None else engine.restarts)
+        _join(how, allowed_restarts(engine))
         yield _seen("this machine's Ray cluster" if how["address"] == _LOCAL else how["address"])
     finally:
         ray.shutdown()
+
+
+def allowed_restarts(engine: EngineSection) -> int:
+    """How many failures end no run."""
+    return RESTARTS if engine.restarts is None else engine.restarts
 
 
 def _join(how: dict[str, Any], restarts: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.train import (
     CheckpointConfig,
     FailureConfig,
@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import InterruptedRunError, first_line, visible, warn
 from perl.launch.channel import Hub
-from perl.launch.on_ray.cluster import RESTARTS, Cluster, answers, uses_gpus
+from perl.launch.on_ray.cluster import Cluster, allowed_restarts, answers, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
 from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessTask, Updates, work
 from perl.launch.start import SIGNALS, ProcessFailedError, Signals
@@ -85,7 +85,7 @@ def drive(
             opened.enter_context(started_servers(task.servers, command, task.in_memory))
         trainer = opened.enter_context(_trainer(cluster, engine, task))
         try:
-            ended = _watched(trainer, mailbox, signals, show)
+            ended = _watched(trainer, mailbox, signals, show, allowed_restarts(engine))
         finally:
             bring_home(task)
     folder, outcome = Path(task.folder), getattr(ended, "return_value", None)
@@ -111,27 +111,21 @@ def _watched(
     mailbox: Any,  # noqa: ANN401 (a handle of Ray)
     signals: Signals,
     show: Callable[[Updates], None],
+    restarts: int,
 ) -> Any:  # noqa: ANN401 (Ray's result, or what it raised)
     """Runs the training in a thread, while this one listens to signals and shows how far it is."""
     ended: list[Any] = []
-
-    def fit() -> None:
-        try:
-            ended.append(trainer.fit())
-        except BaseException as error:  # noqa: BLE001 (raised again below)
-            ended.append(error)
-
-    thread = threading.Thread(target=fit, name="perl-ray-train", daemon=True)
+    thread = threading.Thread(target=_fit, args=(trainer, restarts, ended), name="perl-ray-train", daemon=True)
     thread.start()
     told = starts = 0
     head, heard = ray.get_runtime_context().gcs_address, time.monotonic()
     while True:
         thread.join(_LOOK_SECONDS)
-        if time.monotonic() - heard > _HEAD_LOOK_SECONDS:
-            if answers(head):
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _HEAD_SECONDS:
-                return RayError(f"its head, {head}, has not answered for {_HEAD_SECONDS:.0f} s")
+        silent = time.monotonic() - heard
+        if silent > _HEAD_LOOK_SECONDS and answers(head):
+            heard = time.monotonic()
+        elif silent > _HEAD_SECONDS:
+            return RayError(f"its head, {head}, has not answered for {_HEAD_SECONDS:.0f} s")
         over = not thread.is_alive()  # then what was said while it ended is shown
         if len(signals.times) > told and not over:
             told = len(signals.times)
@@ -146,6 +140,21 @@ def _watched(
             starts = updates.starts
         if over:
             return ended[0]
+
+
+def _fit(trainer: TorchTrainer, restarts: int, ended: list[Any]) -> None:
+    """Runs the training; Ray's result, or what it raised, goes to the end of a list.
+
+    Ray starts processes again, but not the actor that watches over them, which it may kill where memory is short.
+    """
+    for left in reversed(range(restarts + 1)):
+        try:
+            ended.append(trainer.fit())
+        except BaseException as error:  # noqa: BLE001 (raised again in the driver's own thread)
+            if left and isinstance(error, RayActorError | OutOfMemoryError):
+                continue
+            ended.append(error)
+        return
 
 
 @contextlib.contextmanager
@@ -166,7 +175,7 @@ def _trainer(cluster: Cluster, engine: EngineSection, task: ProcessTask) -> Iter
             run_config=RunConfig(
                 name=name,
                 storage_path=state,
-                failure_config=FailureConfig(max_failures=RESTARTS if engine.restarts is None else engine.restarts),
+                failure_config=FailureConfig(max_failures=allowed_restarts(engine)),
                 checkpoint_config=CheckpointConfig(num_to_keep=_KEPT),
                 logging_config=LoggingConfig(log_level="ERROR"),
             ),
