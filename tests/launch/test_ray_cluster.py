@@ -5,10 +5,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from perl.errors import RecipeError, RolloutError
+from perl.errors import RecipeError, RolloutError, RunFolderError
 from perl.recipe import Recipe
 from perl.recipe.rollout_section import StartedServers
 from perl.recipe.sections import EngineSection
@@ -18,11 +19,12 @@ pytest.importorskip("ray")
 
 import ray
 
-from perl.launch.on_ray import cluster, owned_process
+from perl.launch.on_ray import cluster, driver, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_room, connected, gpus_of_server
 from perl.launch.start import ProcessFailedError
 from perl.rollouts.vllm.answers import AccessError
-from perl.training.on_ray import _beside
+from perl.run.folder import name_in_storage
+from perl.training.on_ray import _beside, _take_name
 
 NICENESS = "RAY_worker_niceness"
 
@@ -116,6 +118,37 @@ def test_a_cluster_that_starts_late_is_started_again_and_one_line_says_that_it_n
     assert len(tries) == min(late, allowed) + 1
     assert len(ended) == late if late <= allowed else allowed + 1
     assert caplog.text.count("they are started again") == min(late, allowed)
+
+
+@pytest.mark.parametrize(("killed", "restarts", "tries"), [(2, 2, 3), (3, 2, 3), (0, 2, 1)])
+def test_what_watches_over_a_run_is_started_again_so_often(killed, restarts, tries):
+    """Ray's actor, which a node that is short of memory may kill; what the training itself raises is its end."""
+    ended, asked = [], []
+
+    def fit():
+        asked.append(1)
+        if len(asked) <= killed:
+            raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
+        raise ZeroDivisionError
+
+    driver._fit(SimpleNamespace(fit=fit), restarts, ended)
+    assert len(asked) == tries
+    assert isinstance(ended[0], ZeroDivisionError if killed <= restarts else ray.exceptions.OutOfMemoryError)
+
+
+def test_a_run_in_rays_storage_is_taken_over_by_its_name(tmp_path):
+    (tmp_path / "kept" / "mine-1").mkdir(parents=True)
+    (tmp_path / "kept" / "mine-1" / "checkpoint_manager_snapshot.json").touch()
+    storage, folder = str(tmp_path / "kept"), tmp_path / "runs" / "here"
+    _take_name(f"{storage}/mine-1", storage, folder)
+    assert name_in_storage(folder) == "mine-1"
+    for wrong in ("mine-2", "", "deep/mine-1"):
+        with pytest.raises(RunFolderError, match="holds no checkpoint of a run on Ray"):
+            _take_name(f"{storage}/{wrong}", storage, tmp_path / "runs" / "other")
+    assert not (tmp_path / "runs" / "other").exists()
+    (tmp_path / "kept" / "mine-1").rename(tmp_path / "kept" / "mine-3")
+    with pytest.raises(RunFolderError, match="holds another run than mine-3"):
+        _take_name(f"{storage}/mine-3", storage, folder)
 
 
 def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it():
