@@ -218,11 +218,13 @@ def test_what_is_put_aside_does_not_change_while_it_is_sent(tmp_path, monkeypatc
     """The log grows, and the checkpoint is deleted, before the first byte is sent."""
     store, folder = tmp_path / "store", tmp_path / "run"
     made(folder, 1)
+    (folder / "events.out").write_text("first\n")
     sent = stored_run._send
 
     def later(*args):
-        with (folder / "metrics.jsonl").open("a") as log:
-            log.write("{}\n" * 5)
+        for name in ("metrics.jsonl", "events.out"):
+            with (folder / name).open("a") as log:
+                log.write("later\n")
         shutil.rmtree(folder / "checkpoints")
         return sent(*args)
 
@@ -231,4 +233,5 @@ def test_what_is_put_aside_does_not_change_while_it_is_sent(tmp_path, monkeypatc
     keeping.saved(folder)
     keeping.close()
     assert (store / "step-1" / "metrics.jsonl").read_text() == "{}\n"
+    assert (store / "step-1" / "events.out").read_text() == "first\n"
     assert (store / "step-1" / "checkpoints" / "checkpoint-1" / "adapter_model.safetensors").is_file()

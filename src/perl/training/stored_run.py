@@ -133,8 +133,8 @@ def _put_aside(run: Path, checkpoint: Path, staged: Path) -> None:
 
 
 def _put(source: str, target: str) -> None:
-    """Links what is only ever replaced, as weights are; copies what grows."""
-    if not source.endswith(".jsonl"):
+    """Links what is large and only ever replaced; copies the rest, of which some grows: logs, a tracker's events."""
+    if source.endswith(".safetensors"):
         with contextlib.suppress(OSError):  # a file system without links
             os.link(source, target)
             return
@@ -194,7 +194,8 @@ def check_kept(recipe: Recipe, run: Run) -> None:
 def _manifest(store: Store, step: int) -> _Manifest | None:
     """A state's manifest; None where it is none."""
     with contextlib.suppress(ValidationError):
-        return _Manifest.model_validate_json(store.manifest(step))
+        found = _Manifest.model_validate_json(store.manifest(step))
+        return found if found.step == step else None
     return None
 
 
