@@ -76,7 +76,7 @@ class FileStore:
         try:
             yield
         except (ArrowException, OSError) as error:
-            told = PerlError(first_line(error), self.name)
+            told = PerlError(first_line(error).partition("; Details:")[0], self.name)
             told.exit_code = EXIT_FAILED  # perhaps an outage: the same command may succeed later
             raise told from error
 
