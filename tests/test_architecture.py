@@ -134,6 +134,7 @@ def test_the_signatures_of_train_and_the_rewards():
         "recipe": inspect.Parameter.empty,
         "overrides": (),
         "output_dir": None,
+        "resume_from": None,
     }
     assert inspect.signature(perl.train).return_annotation is perl.Run
     # Importing what trains replaces no function of the package.

@@ -147,6 +147,18 @@ def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(ray_run, by
     assert first.gone()
 
 
+def test_a_killed_head_ends_the_run_in_one_line_that_says_where_the_same_command_goes_on(ray_run):
+    """Ray alone would end the driver after a minute, with a page of its own and without a word of the run."""
+    first = ray_run(ON_RAY, "train.max_steps=1000")
+    first.until(lambda: first.steps() >= 2, "two steps")
+    first.kill("gcs_server")
+    assert first.wait() == 1
+    (error,) = [line for line in first.log.read_text().splitlines() if line.startswith("error: ")]
+    assert "the Ray cluster is gone: its head" in error
+    assert "the same command goes on from step" in error
+    assert first.gone()
+
+
 def test_a_signal_ends_the_run_after_a_step_with_a_checkpoint(ray_run, by_perl):
     first = ray_run(ON_RAY, "train.save_steps=100")
     first.until(lambda: first.steps() >= 1, "a step")

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from perl.errors import RecipeError, RolloutError
+from perl.errors import RecipeError, RolloutError, RunFolderError
 from perl.recipe import Recipe
 from perl.recipe.rollout_section import StartedServers
 from perl.recipe.sections import EngineSection
@@ -18,10 +19,12 @@ pytest.importorskip("ray")
 
 import ray
 
-from perl.launch.on_ray import cluster, owned_process
+from perl.launch.on_ray import cluster, driver, owned_process
 from perl.launch.on_ray.cluster import Cluster, check_room, connected, gpus_of_server
+from perl.launch.start import ProcessFailedError
 from perl.rollouts.vllm.answers import AccessError
-from perl.training.on_ray import _beside, _storage
+from perl.run.folder import name_in_storage
+from perl.training.on_ray import _beside, _take_name
 
 NICENESS = "RAY_worker_niceness"
 
@@ -84,6 +87,70 @@ def test_processes_of_a_cluster_that_starts_here_have_the_priority_of_who_starts
             assert seen.pop() == ("local", expected)
 
 
+@pytest.mark.parametrize(("late", "restarts"), [(2, 2), (3, 2), (4, None)])
+def test_a_cluster_that_starts_late_is_started_again_and_one_line_says_that_it_never_did(
+    monkeypatch, caplog, late, restarts
+):
+    """Ray raises a bare Exception, and leaves what it has started of the node."""
+    node, tries, ended = object.__new__(cluster.Node), [], []
+    words = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
+
+    def start(self):  # noqa: ARG001 (the frame is looked at)
+        raise Exception(words)
+
+    def init(**_):
+        tries.append(1)
+        if len(tries) <= late:
+            start(node)
+
+    monkeypatch.setattr(cluster.Node, "kill_all_processes", lambda *_, **__: ended.append(1))
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "_seen", lambda name: Cluster(name, 0, 1))
+    engine, allowed = EngineSection(name="ray", address="local", restarts=restarts), 3 if restarts is None else restarts
+    with caplog.at_level("INFO", "perl"):
+        if late <= allowed:
+            with connected(engine):
+                pass
+        else:
+            with pytest.raises(ProcessFailedError, match="did not start within 30 s") as caught, connected(engine):
+                pass
+            assert (caught.value.exit_code, len(str(caught.value).splitlines())) == (1, 1)
+    assert len(tries) == min(late, allowed) + 1
+    assert len(ended) == late if late <= allowed else allowed + 1
+    assert caplog.text.count("they are started again") == min(late, allowed)
+
+
+@pytest.mark.parametrize(("killed", "restarts", "tries"), [(2, 2, 3), (3, 2, 3), (0, 2, 1)])
+def test_what_watches_over_a_run_is_started_again_so_often(killed, restarts, tries):
+    """Ray's actor, which a node that is short of memory may kill; what the training itself raises is its end."""
+    ended, asked = [], []
+
+    def fit():
+        asked.append(1)
+        if len(asked) <= killed:
+            raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
+        raise ZeroDivisionError
+
+    driver._fit(SimpleNamespace(fit=fit), restarts, ended)
+    assert len(asked) == tries
+    assert isinstance(ended[0], ZeroDivisionError if killed <= restarts else ray.exceptions.OutOfMemoryError)
+
+
+def test_a_run_in_rays_storage_is_taken_over_by_its_name(tmp_path):
+    (tmp_path / "kept" / "mine-1").mkdir(parents=True)
+    (tmp_path / "kept" / "mine-1" / "checkpoint_manager_snapshot.json").touch()
+    storage, folder = str(tmp_path / "kept"), tmp_path / "runs" / "here"
+    _take_name(f"{storage}/mine-1", storage, folder)
+    assert name_in_storage(folder) == "mine-1"
+    for wrong in ("mine-2", "", "deep/mine-1"):
+        with pytest.raises(RunFolderError, match="holds no checkpoint of a run on Ray"):
+            _take_name(f"{storage}/{wrong}", storage, tmp_path / "runs" / "other")
+    assert not (tmp_path / "runs" / "other").exists()
+    (tmp_path / "kept" / "mine-1").rename(tmp_path / "kept" / "mine-3")
+    with pytest.raises(RunFolderError, match="holds another run than mine-3"):
+        _take_name(f"{storage}/mine-3", storage, folder)
+
+
 def test_the_end_of_a_run_is_that_of_the_process_that_has_caused_it():
     """Its rank, its code and its exit code; a class that the driver has not keeps its code."""
     lost = Failure.of(LostProcessError("rank 1 (pid 7) failed"), 0)
@@ -108,18 +175,6 @@ def test_modules_beside_a_recipe_that_was_loaded_are_where_the_processes_find_th
     assert _beside(recipe, in_job=False) == [str(tmp_path / "deep")]
     assert _beside(recipe, in_job=True) == ["deep"]  # of the copy that a job has of this folder
     assert _beside("deep/r.yaml", in_job=False) == []
-
-
-def test_a_storage_is_a_whole_path_or_a_uri_of_a_kind_that_ray_knows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert [_storage(given) for given in (None, "kept", "s3://bucket/a")] == [
-        None,
-        str(tmp_path / "kept"),
-        "s3://bucket/a",
-    ]
-    with pytest.raises(RecipeError, match="is no place that Ray can keep files in") as caught:
-        _storage("s3x://bucket")
-    assert caught.value.mistakes[0].where == "engine.storage"
 
 
 def lives(pid: int) -> bool:

@@ -230,6 +230,13 @@ def change_reference(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> A
     return _json({})
 
 
+def squash(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
+    repository = _repository(hub, asked, match)
+    _must_own(hub, asked, repository.name)
+    hub.store.squash(repository, unquote(match["revision"]))
+    return _json({})
+
+
 def resolve(hub: "LocalHub", asked: Asked, match: "re.Match[str]") -> Answer:
     repository = _repository(hub, asked, match)
     at = repository.at(unquote(match["revision"]))
@@ -266,5 +273,6 @@ ROUTES: list[tuple[str, str, Route]] = [
     ("GET", _REPO + r"/tree/" + _REVISION + r"(?:/(?P<path>.*))?", tree),
     ("POST", _REPO + r"/paths-info/" + _REVISION, tree),
     ("POST", _REPO + r"/(?P<what>tag|branch)/" + _REVISION, change_reference),
+    ("POST", _REPO + r"/super-squash/" + _REVISION, squash),
     ("GET|HEAD", _FILES + r"/resolve/" + _REVISION + r"/(?P<path>.+)", resolve),
 ]

@@ -155,6 +155,18 @@ class Store:
                 self._apply(tree, line["key"], line["value"])
             return self._append(repository, branch, header["summary"], tree)
 
+    def squash(self, repository: Repository, branch: str) -> None:
+        """Makes one commit of a branch; those that no other branch or tag names are forgotten."""
+        with self.lock:
+            tree = repository.at(branch).tree
+            del repository.branches[branch]
+            made = self._append(repository, branch, "Super-squash branch", tree)
+            named, kept = {*repository.branches.values(), *repository.tags.values()}, {made.oid}
+            for commit in reversed(repository.commits):
+                kept |= {commit.oid} & named
+                kept |= {commit.parent} if commit.oid in kept and commit.parent else set()
+            repository.commits = [commit for commit in repository.commits if commit.oid in kept]
+
     def _apply(self, tree: dict[str, StoredFile], operation: str, value: dict[str, Any]) -> None:
         path = value["path"]
         if operation == "file":

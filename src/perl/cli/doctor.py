@@ -93,7 +93,7 @@ def plan(
     set_up_output(quiet=True)
     from perl.training.checked_recipe import checked_recipe, with_options
 
-    overrides = with_options(overrides, processes, strategy)
+    overrides = with_options(overrides, {"processes": processes, "strategy": strategy})
     checked_recipe(recipe, overrides)
     from perl.training.hardware import hardware_named
 

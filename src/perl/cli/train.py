@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("-o", "--output", type=click.Path(), help="Run folder [default: runs/NAME].")
+@click.option(
+    "--resume-from", metavar="STORE", help="Go on with a run that engine.storage kept: hub:USER/NAME, s3://..."
+)
 @click.option("--processes", metavar="N", help="Start so many processes, one a GPU (engine.processes).")
 @click.option("--strategy", metavar="|".join(STRATEGIES), help="What each holds of the base (engine.strategy).")
 @click.option("--dry-run", is_flag=True, help="Print the resolved recipe and the plan; load no weights.")
@@ -35,21 +38,21 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     output: str | None,
-    processes: str | None,
-    strategy: str | None,
+    resume_from: str | None,
     *,
     dry_run: bool,
     quiet: bool,
+    **engine: str | None,
 ) -> int:
     """Train RECIPE, a YAML file or the name of a packaged one (see `perl recipes`).
 
-    The same command goes on with a run that was interrupted or killed.
+    The same command goes on with a run that was interrupted or killed, on another machine with --resume-from.
     """
     adopt_launcher()
     set_up_output(quiet=quiet)
     from perl.training.checked_recipe import checked_recipe, with_options
 
-    overrides = with_options(overrides, processes, strategy)
+    overrides = with_options(overrides, engine)
     if world_size() == 1:  # of several processes each would say the same
         checked = checked_recipe(recipe, overrides)
         several = (checked.engine.processes or 1) > 1 and not checked.engine.on_ray  # which starts them itself
@@ -80,7 +83,7 @@ def command(
                 check_rewards_work(resolved, plan.problems)
         check_engine(resolved.rollout)  # last, since a plan is made of a recipe for another machine too
         return EXIT_DONE
-    run = train(recipe, overrides, output)
+    run = train(recipe, overrides, output, resume_from)
     if not is_first_process():
         # Nothing is left to write. Were what it has loaded torn down, a thread of torch's process group that still runs
         # would abort it, after the run is done, and a launcher would take that for a failure.

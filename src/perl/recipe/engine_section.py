@@ -16,14 +16,32 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2")
 """Those of this package's own trainer."""
 VERL_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp")
 """Those of verl."""
-_OF_RAY = ("address", "restarts", "storage")
+_OF_RAY = ("address", "restarts")
 _NOT_OF_VERL = {
+    "storage": "verl keeps its own checkpoints",
     "processes": "engine.nodes and engine.gpus",
     "threads": "engine.threads=null",  # a packaged recipe may set it
     "device": "engine.device=auto",
     "shards": "engine.overrides: actor_rollout_ref.actor.fsdp_config.fsdp_size",
 }
 _OF_VERL = ("nodes", "gpus", "rollout", "parallel", "offload", "merge", "use_shm", "overrides", "python")
+
+
+ON_HUB = "hub:"
+# Of pyarrow's file systems, which Ray keeps its files in too.
+_STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
+
+
+def check_storage(name: str) -> None:
+    """Whether a text names a place that a run can be kept in.
+
+    Raises:
+        ValueError: It does not.
+    """
+    scheme, is_uri, _ = name.rpartition("://")
+    on_hub, repo_id = name.startswith(ON_HUB), name.removeprefix(ON_HUB)
+    if (is_uri and scheme not in _STORES) or (on_hub and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo_id)):
+        raise ValueError(f"{name!r} is no place that keeps a run: a folder, s3://BUCKET/PATH, gs://..., hub:USER/NAME")
 
 
 class ParallelSection(Section):
@@ -52,8 +70,8 @@ class EngineSection(Section):
     storage: str | None = Field(
         None,
         min_length=1,
-        description="On Ray: folder or URI (s3://...) that all nodes can read and write, where checkpoints are kept; "
-        "None: the run folder, which all nodes must share.",
+        description="Where the run is kept at each checkpoint, for another machine to go on from it: a folder, "
+        "s3://BUCKET/PATH, gs://..., hub:USER/NAME. On Ray, which knows no hub:, also in place of a shared run folder.",
     )
     device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; None: as fit the model.")
@@ -102,6 +120,13 @@ class EngineSection(Section):
             return address
         raise ValueError(f"{address!r} is not an address: HOST:PORT, auto or local")
 
+    @field_validator("storage")
+    @classmethod
+    def _check_storage(cls, storage: str | None) -> str | None:
+        if storage is not None:
+            check_storage(storage)
+        return storage
+
     @model_validator(mode="before")
     @classmethod
     def _usual_of_verl(cls, value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
@@ -114,6 +139,8 @@ class EngineSection(Section):
     def _check_name(self) -> "EngineSection":
         for name, keys in (("ray", _OF_RAY), ("verl", _OF_VERL)):
             self.only_if(self.name == name, f"is a setting of engine.name: {name}, not of {self.name}", *keys)
+        if self.on_ray and (self.storage or "").startswith(ON_HUB):
+            raise SettingError("storage", "Ray keeps its files in a folder or at s3://..., not on the Hub")
         known = VERL_STRATEGIES if self.on_verl else STRATEGIES
         if self.strategy not in known:
             raise SettingError("strategy", f"must be one of {', '.join(known)} with {self.name}, not {self.strategy}")

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -31,6 +32,8 @@ from perl.run.facts import parse_run_facts
 from perl.run.files import read_regular, write_text
 
 LOCK = ".lock"
+STORED_AS = ".in-storage"
+"""File of a run folder: what the run is called where ``engine.storage`` keeps it."""
 VERL_JOB = "job"
 """Folder of a run that verl trains: the job that it was handed, with its checkpoints and its log."""
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -191,6 +194,14 @@ def held(path: Path, refusal: RunFolderError) -> Iterator[None]:
         raise refusal from None
     with taken:
         yield
+
+
+def name_in_storage(folder: Path) -> str:
+    """What a run is called in storage, where others may have runs of the same name; made where it has no name yet."""
+    remembered = folder / STORED_AS
+    if not remembered.is_file():
+        write_text(remembered, f"{folder.resolve().name}-{secrets.token_hex(4)}\n")
+    return remembered.read_text(encoding="utf-8").strip()
 
 
 def check_folder(recipe: Recipe) -> None:

@@ -33,7 +33,6 @@ def checked_recipe(
     return load_recipe(recipe, overrides, checks)
 
 
-def with_options(overrides: Sequence[str], processes: str | None, strategy: str | None) -> tuple[str, ...]:
-    """The overrides with two options of commands that are keys of a recipe, whose values are checked as theirs."""
-    asked = {"engine.processes": processes, "engine.strategy": strategy}
-    return (*overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None))
+def with_options(overrides: Sequence[str], engine: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The overrides with options of commands that are keys of a recipe's engine, whose values are checked as theirs."""
+    return (*overrides, *(f"engine.{key}={value}" for key, value in engine.items() if value is not None))

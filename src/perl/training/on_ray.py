@@ -12,25 +12,30 @@ from typing import Any
 
 from perl import errors
 from perl.errors import EXIT_DONE, InterruptedRunError, RecipeError, RunFolderError, raise_all
+from perl.hub.stores import FileStore, store_at
 from perl.launch.start import ProcessFailedError, record_end
 from perl.recipe import Recipe
 from perl.recipe.layers import folders_beside
 from perl.recipe.optional_packages import RequiredPackage, missing_package
 from perl.run.files import write_text
-from perl.run.folder import Run, check_folder, held, in_use
+from perl.run.folder import STORED_AS, Run, check_folder, held, in_use, name_in_storage
 from perl.run.progress import Progress, progress
 from perl.training.plan import Plan
+from perl.training.stored_run import RESUME_FROM, bring
 
-# Where a run folder remembers what the run is called in Ray's storage.
-_NAME = ".in-storage"
-# Of pyarrow's file systems.
-_STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
+# In which Ray lists the checkpoints of a run.
+_OF_RAY = "checkpoint_manager_snapshot.json"
 
 Source = str | Path | Mapping[str, Any] | Recipe
 
 
 def train_on_ray(
-    recipe: Recipe, plan: Plan, source: Source, overrides: Sequence[str], train: Callable[..., Any]
+    recipe: Recipe,
+    plan: Plan,
+    source: Source,
+    overrides: Sequence[str],
+    train: Callable[..., Any],
+    resume_from: str | None,
 ) -> Run:
     """Trains a recipe on the cluster that it names, or goes on with it there.
 
@@ -40,6 +45,7 @@ def train_on_ray(
         source: What the recipe was read from; each process reads it again.
         overrides: Likewise.
         train: :func:`perl.train`, which each process calls.
+        resume_from: Where another machine has kept the run; with Ray's storage, its folder there.
 
     Returns:
         The run, whose folder is here.
@@ -60,7 +66,14 @@ def train_on_ray(
     with suppress(RunFolderError):
         if Run.read(folder).status == "done":
             return Run.read(recipe.output_dir)
-    storage = _storage(engine.storage)
+    storage = engine.storage
+    if storage is not None and "://" not in storage:
+        storage = str(Path(storage).expanduser().absolute())
+    if resume_from is not None:
+        if storage is None:
+            bring(resume_from, recipe)
+        else:
+            _take_name(resume_from, storage, folder)
     engine = engine.model_copy(update={"storage": storage})
     try:
         with progress(plan.steps, "training", unit="steps") as shown, connected(engine) as cluster:
@@ -73,11 +86,7 @@ def train_on_ray(
                 started = plan.server_command(PORT, on_cpu=gpus == 0, gpus=max(gpus, 1))
                 command = ServerCommand(started, servers.python, gpus, key)
             with held(folder, in_use(folder)) if storage else nullcontext():  # where no process does
-                name, remembered = folder.name, folder / _NAME
-                if storage:  # where others may have runs of the same name
-                    if not remembered.is_file():
-                        write_text(remembered, f"{name}-{secrets.token_hex(4)}\n")
-                    name = remembered.read_text(encoding="utf-8").strip()
+                name = name_in_storage(folder) if storage else folder.name
                 task = ProcessTask(
                     train=train,
                     recipe=source.as_dict() if isinstance(source, Recipe) else source,
@@ -112,19 +121,22 @@ def _show(shown: Progress, updates: Any) -> None:  # noqa: ANN401 (Updates of a 
     shown.update(max(0, updates.step - shown.done))
 
 
-def _storage(written: str | None) -> str | None:
-    """A folder of this machine by its whole path; a URI as it is.
+def _take_name(resume_from: str, storage: str, folder: Path) -> None:
+    """Has the run go on as the one that Ray's storage has under a name.
 
     Raises:
-        RecipeError: It is no place that Ray can keep files in.
+        RunFolderError: The storage has no such run, or the folder holds another one.
     """
-    if written is None:
-        return None
-    scheme, is_uri, _ = written.rpartition("://")
-    if is_uri and scheme not in _STORES:
-        what = f"{written!r} is no place that Ray can keep files in"
-        raise RecipeError(what, "engine.storage", "a folder that all nodes share, or s3://BUCKET/FOLDER")
-    return written if is_uri else str(Path(written).expanduser().absolute())
+    store = store_at(resume_from.rstrip("/"), RESUME_FROM)
+    place, _, name = store.name.rpartition("/")
+    if place != storage.rstrip("/") or not (isinstance(store, FileStore) and store.holds(_OF_RAY)):
+        hint = f"{storage}/NAME, a run that engine.storage keeps there"
+        raise RunFolderError("holds no checkpoint of a run on Ray", resume_from, hint)
+    own = folder / STORED_AS
+    if own.is_file() and own.read_text(encoding="utf-8").strip() != name:
+        raise RunFolderError(f"holds another run than {name}", str(folder), "choose another with --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(own, f"{name}\n")
 
 
 def _is_job(folder: Path, storage: str | None) -> bool:

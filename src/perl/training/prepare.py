@@ -36,6 +36,7 @@ from perl.training.checked_recipe import checked_recipe
 from perl.training.inputs import read_inputs
 from perl.training.plan import Plan, make_plan
 from perl.training.reward_trial import check_rewards_work
+from perl.training.stored_run import bring, check_kept
 
 logger = logging.getLogger("perl")
 
@@ -180,13 +181,16 @@ def _agent_arguments(section: AgentSection) -> dict[str, Any]:
 
 
 @contextmanager
-def opened_run(recipe: Recipe, plan: Plan, group: ProcessGroup) -> Iterator[tuple[Run, bool]]:
+def opened_run(
+    recipe: Recipe, plan: Plan, group: ProcessGroup, resume_from: str | None = None
+) -> Iterator[tuple[Run, bool]]:
     """The run's folder, held by the main process, and whether something is left to do of the run.
 
     Args:
         recipe: As it is kept in the folder.
         plan: Of the run.
         group: The processes that run it; what the end of one makes of the work inside is raised as that.
+        resume_from: Store that the run is brought from; None: none.
 
     Raises:
         PerlError: The processes are not those of the plan, or share the work in a way that is not proven; the folder
@@ -198,6 +202,8 @@ def opened_run(recipe: Recipe, plan: Plan, group: ProcessGroup) -> Iterator[tupl
     every = joined()
     with ExitStack() as opened:
         with every.failing_together():
+            if resume_from is not None and every.main:
+                bring(resume_from, recipe)
             run = opened.enter_context(open_run(recipe)) if every.main else follow_run(recipe)
         goes_on = every.by_main(lambda: _left_to_do(plan, run))
         opened.enter_context(group.named())
@@ -228,6 +234,7 @@ def _left_to_do(plan: Plan, run: Run) -> bool:
     with plan.recipe.locating():
         check_rewards_work(plan.recipe, plan.problems)
         check_login(plan.recipe.hub)
+        check_kept(plan.recipe, run)
         if rollout.capabilities.needs_servers:
             check_servers(rollout, plan.longest_text, plan.form)
         # Servers that may still use what is in there come first; see the engine that is opened for them.

@@ -46,6 +46,7 @@ _NOT_IN_WORDS = re.compile(r"<[A-Za-z/!?]|!\[|\]:")
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#", re.IGNORECASE)
 # Where things are on the machine it was trained on.
 _PLACES = {
+    "engine": ("address", "storage"),
     "eval": ("data",),
     "rollout": ("servers", "server_timeout", "sync_folder", "sync_folder_on_servers"),
 }

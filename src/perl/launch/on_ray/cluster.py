@@ -15,15 +15,24 @@ from typing import Any
 
 import ray
 from ray._common.utils import get_ray_address_file
+
+# Private, as what is done with it.
+from ray._private.node import Node
 from ray.exceptions import AuthenticationError, RaySystemError
 
 from perl.errors import RecipeError, first_line
+from perl.launch.start import ProcessFailedError
 from perl.recipe.rollout_section import StartedServers
 from perl.recipe.sections import EngineSection
 
 ADDRESS = "engine.address"
 
+RESTARTS = 3
+"""Failures after which the processes are started again, unless a recipe says how many."""
+logger = logging.getLogger("perl")
+
 _LOCAL = "local"
+_LATE = "timed out during startup"
 _CONNECT_SECONDS = 5.0
 _NOT_HERE = "no Ray cluster answers there"
 # Variables of this process that the run's processes get too, by how their names begin; none that may hold a secret,
@@ -60,6 +69,7 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
 
     Raises:
         RecipeError: It does not answer, or cannot be used from here.
+        ProcessFailedError: Ray's processes on this machine do not start in time.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
     if ray.is_initialized():  # by the script that trains
@@ -80,23 +90,51 @@ def connected(engine: EngineSection) -> Iterator[Cluster]:
             plain = {name: value for name, value in named.items() if not secret.search(name) and "@" not in value}
             how |= {"runtime_env": {"env_vars": plain}}
     try:
-        _join(how)
+        _join(how, allowed_restarts(engine))
         yield _seen("this machine's Ray cluster" if how["address"] == _LOCAL else how["address"])
     finally:
         ray.shutdown()
 
 
-def _join(how: dict[str, Any]) -> None:
-    """Becomes a part of the cluster, or says in a line why that cannot be."""
+def allowed_restarts(engine: EngineSection) -> int:
+    """How many failures end no run."""
+    return RESTARTS if engine.restarts is None else engine.restarts
+
+
+def _join(how: dict[str, Any], restarts: int) -> None:
+    """Becomes a part of the cluster, or says in a line why that cannot be; one that starts late is started again."""
     address = how["address"]
-    try:
-        ray.init(**how)
-    except AuthenticationError as error:
-        hint = "export RAY_AUTH_MODE=token, with the token of its head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        raise RecipeError(f"{address}: the cluster there wants a token: {first_line(error)}", ADDRESS, hint) from None
-    # RuntimeError: it runs another version of Ray or of Python.
-    except (ConnectionError, RaySystemError, RuntimeError, ValueError) as error:
-        raise _no_cluster(address, error) from None
+    for left in reversed(range(restarts + 1)):
+        try:
+            ray.init(**how)
+            return
+        except AuthenticationError as error:
+            hint = "export RAY_AUTH_MODE=token, with the token of its head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            raise RecipeError(
+                f"{address}: the cluster there wants a token: {first_line(error)}", ADDRESS, hint
+            ) from None
+        # RuntimeError: it runs another version of Ray or of Python.
+        except (ConnectionError, RaySystemError, RuntimeError, ValueError) as error:
+            raise _no_cluster(address, error) from None
+        except Exception as error:  # of a node that needs over 30 s Ray raises no class of its own
+            if _LATE not in str(error):
+                raise
+            _end_late_node(error)
+            if not left:
+                hint = "the machine may have too little memory or too much to do; the same command goes on"
+                raise ProcessFailedError("Ray's processes did not start within 30 s", hint=hint) from None
+            logger.info("Ray's processes did not start within 30 s; they are started again, %d times at most", left)
+
+
+def _end_late_node(error: BaseException) -> None:
+    """Ends what was started of a node: Ray itself does with this process, and only the frame that gave up knows it."""
+    trace = error.__traceback__
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        trace = trace.tb_next
+    ray.shutdown()
 
 
 def _seen(name: str) -> Cluster:
@@ -131,6 +169,14 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError, ValueError) as error:
         raise _no_cluster(address, error) from None
+
+
+def answers(address: str) -> bool:
+    """Whether something listens where a cluster's head should be."""
+    with contextlib.suppress(RecipeError):
+        _reach(address)
+        return True
+    return False
 
 
 def _no_cluster(address: str, error: BaseException) -> RecipeError:

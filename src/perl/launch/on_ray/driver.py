@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.train import (
     CheckpointConfig,
     FailureConfig,
@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perl.errors import InterruptedRunError, first_line, visible, warn
 from perl.launch.channel import Hub
-from perl.launch.on_ray.cluster import Cluster, uses_gpus
+from perl.launch.on_ray.cluster import Cluster, allowed_restarts, answers, uses_gpus
 from perl.launch.on_ray.rollout_servers import ServerCommand, started_servers
 from perl.launch.on_ray.worker import MAILBOX, Mailbox, ProcessTask, Updates, work
 from perl.launch.start import SIGNALS, ProcessFailedError, Signals
@@ -42,10 +42,9 @@ from perl.recipe.sections import EngineSection
 from perl.run.failure import Failure, first_cause
 from perl.run.host import handled
 
-RESTARTS = 3
-"""Failures after which the processes are started again, unless a recipe says how many."""
-
 _LOOK_SECONDS, _ASK_SECONDS = 0.5, 5.0
+# A head may come back. Ray itself waits for a minute, and then ends this process without a word of the run.
+_HEAD_LOOK_SECONDS, _HEAD_SECONDS = 5.0, 30.0
 _STATE = ".ray"
 # Ray keeps the newest and, while that is written, the one before.
 _KEPT = 2
@@ -79,12 +78,14 @@ def drive(
     with contextlib.closing(hub), contextlib.ExitStack() as opened:
         opened.enter_context(handled(SIGNALS, signals.hand_on))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        mailbox: Any = ray.remote(Mailbox).options(name=MAILBOX, num_cpus=0, scheduling_strategy=here).remote()
+        # Where memory is short Ray kills whom it likes, and starts this one again too.
+        how = {"name": MAILBOX, "num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+        mailbox: Any = ray.remote(Mailbox).options(**how).remote()
         if command is not None:
             opened.enter_context(started_servers(task.servers, command, task.in_memory))
         trainer = opened.enter_context(_trainer(cluster, engine, task))
         try:
-            ended = _watched(trainer, mailbox, signals, show)
+            ended = _watched(trainer, mailbox, signals, show, allowed_restarts(engine))
         finally:
             bring_home(task)
     folder, outcome = Path(task.folder), getattr(ended, "return_value", None)
@@ -110,21 +111,21 @@ def _watched(
     mailbox: Any,  # noqa: ANN401 (a handle of Ray)
     signals: Signals,
     show: Callable[[Updates], None],
+    restarts: int,
 ) -> Any:  # noqa: ANN401 (Ray's result, or what it raised)
     """Runs the training in a thread, while this one listens to signals and shows how far it is."""
     ended: list[Any] = []
-
-    def fit() -> None:
-        try:
-            ended.append(trainer.fit())
-        except BaseException as error:  # noqa: BLE001 (raised again below)
-            ended.append(error)
-
-    thread = threading.Thread(target=fit, name="perl-ray-train", daemon=True)
+    thread = threading.Thread(target=_fit, args=(trainer, restarts, ended), name="perl-ray-train", daemon=True)
     thread.start()
     told = starts = 0
+    head, heard = ray.get_runtime_context().gcs_address, time.monotonic()
     while True:
         thread.join(_LOOK_SECONDS)
+        silent = time.monotonic() - heard
+        if silent > _HEAD_LOOK_SECONDS and answers(head):
+            heard = time.monotonic()
+        elif silent > _HEAD_SECONDS:
+            return RayError(f"its head, {head}, has not answered for {_HEAD_SECONDS:.0f} s")
         over = not thread.is_alive()  # then what was said while it ended is shown
         if len(signals.times) > told and not over:
             told = len(signals.times)
@@ -139,6 +140,21 @@ def _watched(
             starts = updates.starts
         if over:
             return ended[0]
+
+
+def _fit(trainer: TorchTrainer, restarts: int, ended: list[Any]) -> None:
+    """Runs the training; Ray's result, or what it raised, goes to the end of a list.
+
+    Ray starts processes again, but not the actor that watches over them, which it may kill where memory is short.
+    """
+    for left in reversed(range(restarts + 1)):
+        try:
+            ended.append(trainer.fit())
+        except BaseException as error:  # noqa: BLE001 (raised again in the driver's own thread)
+            if left and isinstance(error, RayActorError | OutOfMemoryError):
+                continue
+            ended.append(error)
+        return
 
 
 @contextlib.contextmanager
@@ -159,7 +175,7 @@ def _trainer(cluster: Cluster, engine: EngineSection, task: ProcessTask) -> Iter
             run_config=RunConfig(
                 name=name,
                 storage_path=state,
-                failure_config=FailureConfig(max_failures=RESTARTS if engine.restarts is None else engine.restarts),
+                failure_config=FailureConfig(max_failures=allowed_restarts(engine)),
                 checkpoint_config=CheckpointConfig(num_to_keep=_KEPT),
                 logging_config=LoggingConfig(log_level="ERROR"),
             ),
