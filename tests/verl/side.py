@@ -1,10 +1,12 @@
 """What is asked where verl is installed, and what is answered: JSON on the last line.
 
-python side.py compose FILE_OF_JOBS | losses FILE_OF_LINES | row FOLDER
+python side.py compose FILE_OF_JOBS | losses FILE_OF_LINES | row FOLDER | keys FILE_OF_KEYS
 """
 
 import asyncio
+import dataclasses
 import json
+import pydoc
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -26,6 +28,23 @@ def compose(file: str) -> dict:
             found[name] = ""
         except Exception as error:  # noqa: BLE001 (verl raises anything)
             found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def keys(file: str) -> dict:
+    """Key -> its class, and the names in verl's YAML and, besides, in the class that it becomes; none: no such key."""
+    from omegaconf import OmegaConf
+
+    config, found = OmegaConf.to_container(composed([])), {}
+    for key in json.loads(Path(file).read_text()):
+        rows = config
+        for name in key.split("."):
+            rows = rows.get(name) if isinstance(rows, dict) else None
+        if isinstance(rows, dict):
+            target = rows.pop("_target_", None)
+            its = [one.name for one in dataclasses.fields(pydoc.locate(target)) if one.init] if target else []
+            besides = [name for name in its if name not in rows and name != "_target_"]
+            found[key] = {"class": target.rpartition(".")[2] if target else key, "yaml": [*rows], "besides": besides}
     return found
 
 
@@ -120,5 +139,5 @@ def row(folder: str) -> dict:
 
 if __name__ == "__main__":
     with redirect_stdout(sys.stderr):
-        answer = {"compose": compose, "losses": losses, "row": row}[sys.argv[1]](sys.argv[2])
+        answer = {"compose": compose, "keys": keys, "losses": losses, "row": row}[sys.argv[1]](sys.argv[2])
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from importlib import import_module
 
 import pytest
 
@@ -27,6 +28,7 @@ from perl.verl.table import (
     override,
     refusals,
 )
+from tests.conftest import CHECKOUT
 from tests.verl.recipes import ALGORITHMS, of_algorithm, recipe, told, with_train
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -212,6 +214,11 @@ def test_of_megatrons_lora_no_key_goes_and_a_hint_names_a_key_that_a_recipe_has(
         assert all(section in known and (section == "train" or name in known) for section, name in hinted), mistake
     goes = {f"+{ROLLOUT}.engine_kwargs.vllm.seed": 3, f"+{LORA}.fully_sharded_loras": True}
     assert further_overrides(recipe(engine={"name": "verl", "overrides": goes})) == goes
+
+
+def test_the_page_has_the_table_of_verls_guide(monkeypatch):
+    monkeypatch.syspath_prepend(str(CHECKOUT / "docs"))
+    assert f"\n{import_module('verl_keys').table()}\n" in (CHECKOUT / "docs" / "verl.md").read_text(encoding="utf-8")
 
 
 def test_settings_of_verl_are_refused_where_it_does_not_train(caplog):
