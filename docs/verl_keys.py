@@ -1,4 +1,4 @@
-"""verl's LoRA guide key by key, as it stands in ``verl.md``: ``python docs/verl_keys.py`` prints it, to be pasted by hand.
+"""verl's LoRA guide key by key, as it stands in ``verl.md``; ``python docs/verl_keys.py`` prints it.
 
 keys.toml -> a row per key: what of a recipe says it, or why it is refused and where verl would fail
 """
@@ -8,7 +8,7 @@ import sys
 from perl.verl.table import CANNOT, TABLE, cells, made_from, said_by
 
 ABOVE = "actor_rollout_ref."
-GUIDE = ("model.lora", "model.target_", "model.exclude_modules", "model.use_shm", "rollout.load_format", "rollout.layered")
+GUIDE = ("model.lora", "model.target_", "model.exclude_", "model.use_shm", "rollout.load_format", "rollout.layered_")
 
 
 def table() -> str:

@@ -64,7 +64,7 @@ def exported(tmp_path_factory):
     """A job, and its folder."""
     folder = tmp_path_factory.mktemp("jobs") / "job"
     rewards = {"accuracy": 1.0, "format": 0.25}
-    engine = ["engine.gpus=4", "engine.use_shm=true"]
+    engine = ["engine.gpus=4", "engine.use_shm=true", "engine.overrides={data.use_shm: true}"]
     return export_verl(recipe(rewards=rewards, train={"chat_template_kwargs": {"thinking": False}}), folder, engine)
 
 
@@ -107,7 +107,7 @@ def test_every_key_of_verl_beside_one_that_the_table_names_is_known_and_none_is_
         known = told[kind] | set(left.get(kind, "").split())
         wrong += [f"new: {kind}.{name}" for name in sorted(theirs[kind] - known)]
         wrong += [f"gone: {kind}.{name}" for name in left.get(kind, "").split() if name not in theirs[kind]]
-    assert wrong == []
+    assert "\n".join(wrong) == ""
 
 
 def test_verls_losses_and_gradients_are_ours(exported, tmp_path):
@@ -151,6 +151,7 @@ def test_a_job_is_checked_before_a_gpu_is_taken_and_leaves_nothing_in_shared_mem
     assert done.returncode == 0, done.stderr[-3000:]
     assert "verl 0.9.1" in done.stdout
     assert "the rewards answer (1.25)" in done.stdout  # by algebra
+    assert "not checked: the base's weights" in done.stdout
     assert {path.name for path in shared.iterdir()} - before == set()
     for number, (key, value, words) in enumerate(
         (("ray_kwargs.ray_init.num_cpus", 2, "for ever"), ("actor_rollout_ref.actor.clip_ratoi", 0.1, "clip_ratoi"))

@@ -126,7 +126,8 @@ def _resolved(config: Any) -> Any:  # noqa: ANN401
 
     resolved = copy.deepcopy(config)
     OmegaConf.resolve(resolved)
-    resolved.actor_rollout_ref.model.use_shm = resolved.critic.model.use_shm = False
+    for part in (resolved.actor_rollout_ref.model, resolved.critic.model, resolved.data):
+        part.use_shm = False
     return resolved
 
 
@@ -141,7 +142,7 @@ def dataset(config: Any, tokenizer: Any, file: Path) -> Any:  # noqa: ANN401
     """A file as verl's own data set."""
     from verl.utils.dataset.rl_dataset import RLHFDataset  # type: ignore[import-not-found]
 
-    return RLHFDataset([str(file)], tokenizer, config.data)
+    return RLHFDataset([str(file)], tokenizer, _resolved(config).data)
 
 
 def check_lengths(prompts: Iterable[Any], tokenizer: Any, data: Any, file: Path) -> None:  # noqa: ANN401

@@ -136,8 +136,8 @@ def further_overrides(recipe: Recipe) -> dict[str, Any]:
         row = next((row for row in CANNOT["overrides"] if any(_within(plain, one) for one in row["keys"])), None)
         one = next((one for one in known if _within(plain, one)), None)
         if one is not None:
-            what, instead = said_by(known[one])
-            mistakes.append(Mistake(f"{key}: {one} is {what}", "engine.overrides", instead or "leave it out"))
+            (what, instead), named = said_by(known[one]), key if plain == one else f"{key}: {one}"
+            mistakes.append(Mistake(f"{named} is {what}", "engine.overrides", instead or "leave it out"))
         elif row is not None:
             mistakes.append(Mistake(f"{key}: {row['why']}", "engine.overrides", row.get("instead", "leave it out")))
     raise_all(RecipeError, mistakes)
