@@ -63,7 +63,7 @@ def losses(file: str) -> dict:
         OmegaConf.resolve(config)
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         data = _batch()
-        settings = LossSettings.of(SimpleNamespace(**case["fields"]))
+        settings = LossSettings(**case["settings"])
         ours_at, theirs_at = (data.policy.clone().requires_grad_() for _ in range(2))
         inputs = LossInputs(
             ours_at, data.old, data.advantages[:, None], data.mask, data.reference if settings.beta else None

@@ -9,14 +9,13 @@ import os
 import subprocess
 import tomllib
 from collections import defaultdict
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from perl.algorithms.losses import LossSettings
-from perl.algorithms.registry import ARGUMENTS
 from perl.policy.saved.adapter import WEIGHTS
 from perl.sandbox import BASE_FOLDER
 from perl.training.on_verl import export_verl, planned_here
@@ -113,12 +112,11 @@ def test_every_key_of_verl_beside_one_that_the_table_names_is_known_and_none_is_
 def test_verls_losses_and_gradients_are_ours(exported, tmp_path):
     folder, export = exported
     cases = {}
-    names = [ARGUMENTS.get(one.name, one.name) for one in fields(LossSettings)] + ["kl_in_reward", "epsilon"]
     for name in (*ALGORITHMS, *FURTHER):
         given = of_algorithm(name) if name in ALGORITHMS else recipe(**FURTHER[name])
         arguments = training_arguments(planned_here(given), "none")
         lines = lines_of(told(export, given), folder)
-        cases[name] = {"lines": lines, "fields": {field: getattr(arguments, field) for field in names}}
+        cases[name] = {"lines": lines, "settings": asdict(LossSettings.of(arguments))}
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     found = answer_of("losses", tmp_path / "cases.json")
     assert set(found) == {*ALGORITHMS, *FURTHER}
