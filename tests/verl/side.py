@@ -1,10 +1,12 @@
 """What is asked where verl is installed, and what is answered: JSON on the last line.
 
-python side.py compose FILE_OF_JOBS | losses FILE_OF_LINES | row FOLDER
+python side.py compose FILE_OF_JOBS | losses FILE_OF_LINES | row FOLDER | keys FILE_OF_KEYS
 """
 
 import asyncio
+import dataclasses
 import json
+import pydoc
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -29,6 +31,23 @@ def compose(file: str) -> dict:
     return found
 
 
+def keys(file: str) -> dict:
+    """Key -> its class, and the names in verl's YAML and, besides, in the class that it becomes; none: no such key."""
+    from omegaconf import OmegaConf
+
+    config, found = OmegaConf.to_container(composed([])), {}
+    for key in json.loads(Path(file).read_text()):
+        rows = config
+        for name in key.split("."):
+            rows = rows.get(name) if isinstance(rows, dict) else None
+        if isinstance(rows, dict):
+            target = rows.pop("_target_", None)
+            its = [one.name for one in dataclasses.fields(pydoc.locate(target)) if one.init] if target else []
+            besides = [name for name in its if name not in rows and name != "_target_"]
+            found[key] = {"class": target.rpartition(".")[2] if target else key, "yaml": [*rows], "besides": besides}
+    return found
+
+
 def losses(file: str) -> dict:
     """Name -> difference of verl's loss and gradient from ours, on random log-probs."""
     from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty
@@ -44,7 +63,7 @@ def losses(file: str) -> dict:
         OmegaConf.resolve(config)
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         data = _batch()
-        settings = LossSettings.of(SimpleNamespace(**case["fields"]))
+        settings = LossSettings(**case["settings"])
         ours_at, theirs_at = (data.policy.clone().requires_grad_() for _ in range(2))
         inputs = LossInputs(
             ours_at, data.old, data.advantages[:, None], data.mask, data.reference if settings.beta else None
@@ -120,5 +139,5 @@ def row(folder: str) -> dict:
 
 if __name__ == "__main__":
     with redirect_stdout(sys.stderr):
-        answer = {"compose": compose, "losses": losses, "row": row}[sys.argv[1]](sys.argv[2])
+        answer = {"compose": compose, "keys": keys, "losses": losses, "row": row}[sys.argv[1]](sys.argv[2])
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -106,6 +106,8 @@ def test_where_there_is_no_verl_or_another_one_or_a_changed_job_a_line_says_so(
     def absent(_):
         raise PackageNotFoundError
 
+    assert check_job.main([str(folder), "actor_rollout_ref.model.lora_rank=16"]) == 2
+    assert "lora_rank=16: takes a job and nothing else (set engine.overrides" in capsys.readouterr().err
     monkeypatch.setattr(check_job, "version", absent)
     assert check_job.main([str(folder)]) == 2
     assert "pip install 'verl[vllm]==0.9.1'" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """What of a recipe goes to verl, as what, and what is refused: no verl is needed for it."""
 
 import logging
+import re
+from importlib import import_module
 
 import pytest
 
@@ -16,7 +18,17 @@ from perl.recipe.places import REFUSED
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, RewardSetting
 from perl.training.on_verl import prepare_export, read_for_verl
 from perl.training.prepare import read_recipe
-from perl.verl.table import CANNOT, METHODS_THAT_GO, TABLE, cells, named_keys, override, refusals
+from perl.verl.table import (
+    CANNOT,
+    METHODS_THAT_GO,
+    TABLE,
+    cells,
+    further_overrides,
+    named_keys,
+    override,
+    refusals,
+)
+from tests.conftest import CHECKOUT
 from tests.verl.recipes import ALGORITHMS, of_algorithm, recipe, told, with_train
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -165,28 +177,55 @@ def test_a_divergence_is_in_the_loss_or_in_the_reward_and_the_engine_is_correcte
     assert f"{place}.rollout_is_threshold" not in without
 
 
+LORA = "actor_rollout_ref.model.lora"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (f"{ACTOR}.optim.lr", 1, "say it in the recipe"),
-        ("actor_rollout_ref", {"actor": {"clip_ratio": 0.5}}, "say it in the recipe"),
-        (f"actor@{ACTOR}", "megatron_actor", "say it in the recipe"),
+        (f"{ACTOR}.optim.lr", 1, "say train.learning_rate"),
+        ("actor_rollout_ref", {"actor": {"clip_ratio": 0.5}}, "say "),
+        (f"actor@{ACTOR}", "megatron_actor", "say engine.strategy"),
+        ("+actor_rollout_ref.model.exclude_modules", "lm_head", "say peft.kwargs"),  # that no key of this job tells
+        (f"{ROLLOUT}.load_format", "dummy", "safetensors in every job: dummy"),
+        (f"{ROLLOUT}.layered_summon", False, "true in every job"),
         ("trainer.v1", {"trainer_mode": "separate_async"}, "verl#7495"),
+        ("model_engine", "megatron", "engine.strategy"),
+        ("+critic.model.lora.rank", 8, "a LoRA as critic crashes"),
+        (LORA, {"type": "dora"}, "say engine.merge"),
     ],
 )
-def test_further_overrides_are_not_of_what_the_recipe_says(exported, key, value, words):
-    found = refused(exported, engine={"name": "verl", "overrides": {key: value}})
-    assert list(found) == ["engine.overrides"]
-    assert words in found["engine.overrides"]
-    beside = values_of(exported, engine={"name": "verl", "overrides": {f"+{ROLLOUT}.engine_kwargs.vllm.seed": 3}})
-    assert beside[f"+{ROLLOUT}.engine_kwargs.vllm.seed"] == pytest.approx(3)
+def test_further_overrides_are_not_of_what_the_recipe_says_or_verl_would_ignore(key, value, words):
+    with pytest.raises(RecipeError, match=f"^engine.overrides: {re.escape(key)}.*{re.escape(words)}"):
+        further_overrides(recipe(engine={"name": "verl", "overrides": {key: value}}))
+
+
+def test_of_megatrons_lora_no_key_goes_and_a_hint_names_a_key_that_a_recipe_has():
+    of_lora = [key for row in CANNOT["overrides"] for key in row["keys"] if key.startswith(f"{LORA}.")]
+    assert len(of_lora) == len(set(of_lora)) > 12
+    every = {key: 7 for key in (*of_lora, *(key for rows in TABLE["told"].values() for key, _ in cells(rows)))}
+    with pytest.raises(RecipeError) as caught:
+        further_overrides(recipe(engine={"name": "verl", "overrides": every}))
+    assert len(caught.value.mistakes) == len(every)
+    known = {name for section, model in SECTIONS.items() for name in (section, *model.model_fields)}
+    for mistake in caught.value.mistakes:
+        hinted = re.findall(r"\b([a-z]+)\.([a-z_]+)", mistake.hint)
+        assert mistake.hint == "leave it out" or hinted, mistake
+        assert all(section in known and (section == "train" or name in known) for section, name in hinted), mistake
+    goes = {f"+{ROLLOUT}.engine_kwargs.vllm.seed": 3, f"+{LORA}.fully_sharded_loras": True}
+    assert further_overrides(recipe(engine={"name": "verl", "overrides": goes})) == goes
+
+
+def test_the_page_has_the_table_of_verls_guide(monkeypatch):
+    monkeypatch.syspath_prepend(str(CHECKOUT / "docs"))
+    assert f"\n{import_module('verl_keys').table()}\n" in (CHECKOUT / "docs" / "verl.md").read_text(encoding="utf-8")
 
 
 def test_settings_of_verl_are_refused_where_it_does_not_train(caplog):
     for engine, words in (
         ({"gpus": 4}, "engine.name: verl, not of local"),
         ({"name": "verl", "strategy": "ddp"}, "fsdp2, fsdp"),
-        ({"name": "verl", "strategy": "megatron"}, "engine.strategy.*fsdp2"),
+        ({"name": "verl", "strategy": "megatron"}, "engine.strategy.*Megatron-Bridge; fsdp2 or fsdp"),
         ({"name": "verl", "processes": 2}, "engine.gpus"),
         ({"name": "verl", "gpus": 3, "parallel": {"context": 2}}, "no multiple"),
     ):

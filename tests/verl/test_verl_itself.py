@@ -7,20 +7,22 @@ import itertools
 import json
 import os
 import subprocess
-from dataclasses import fields
+import tomllib
+from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from perl.algorithms.losses import LossSettings
-from perl.algorithms.registry import ARGUMENTS
 from perl.policy.saved.adapter import WEIGHTS
 from perl.sandbox import BASE_FOLDER
 from perl.training.on_verl import export_verl, planned_here
 from perl.training.prepare import training_arguments
 from perl.verl.import_job import import_job
 from perl.verl.job_folder import FOLDER
+from perl.verl.table import CANNOT, TABLE, cells
 from tests.conftest import CHECKOUT
 from tests.verl.jobs import ALPHA, PEFT, RANK, TARGETS, a_job, log_steps
 from tests.verl.recipes import ALGORITHMS, ENGINES, of_algorithm, recipe, told
@@ -61,7 +63,7 @@ def exported(tmp_path_factory):
     """A job, and its folder."""
     folder = tmp_path_factory.mktemp("jobs") / "job"
     rewards = {"accuracy": 1.0, "format": 0.25}
-    engine = ["engine.gpus=4", "engine.use_shm=true"]
+    engine = ["engine.gpus=4", "engine.use_shm=true", "engine.overrides={data.use_shm: true}"]
     return export_verl(recipe(rewards=rewards, train={"chat_template_kwargs": {"thinking": False}}), folder, engine)
 
 
@@ -75,21 +77,46 @@ def test_every_job_composes_and_is_valid_in_verls_own_code(exported, tmp_path):
     for names in itertools.product(ALGORITHMS, ENGINES, ("vllm", "sglang")):
         asked[" ".join(names)] = of_algorithm(*names)
     lines = {name: lines_of(told(export, of), folder) for name, of in asked.items()}
+    ignored = [key for row in CANNOT["overrides"] for key in row["keys"] if ".model.lora." in key]
+    lines["what is refused"] = [*lines["soft overlong"], *(f"{key}=8" for key in ignored)]  # verl itself would not
     (tmp_path / "jobs.json").write_text(json.dumps(lines))
     found = answer_of("compose", tmp_path / "jobs.json")
-    assert len(found) == len(ALGORITHMS) * len(ENGINES) * 2 + 1
+    assert len(found) == len(ALGORITHMS) * len(ENGINES) * 2 + 2
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_every_key_of_verl_beside_one_that_the_table_names_is_known_and_none_is_gone(tmp_path):
+    """``left_alone.toml``: the names that a job says nothing of, by class, or by key where verl has none."""
+    left = tomllib.loads(Path(__file__).with_name("left_alone.toml").read_text(encoding="utf-8"))
+    named = {key for rows in TABLE["told"].values() for key, _ in cells(rows)}
+    named |= {key for row in CANNOT["overrides"] for key in row["keys"] if "." in key}
+    above = defaultdict(dict)  # key -> name below it -> whether verl's YAML has it, as the table says
+    for key in named:
+        *parts, name = key.lstrip("+").split(".")
+        above[".".join(parts)][name] = not key.startswith("+")
+        for end in range(1, len(parts)):
+            above[".".join(parts[:end])].setdefault(parts[end], False)
+    (tmp_path / "keys.json").write_text(json.dumps([*above]))
+    told, theirs, wrong = defaultdict(set), defaultdict(set), []
+    for key, answer in answer_of("keys", tmp_path / "keys.json").items():
+        told[answer["class"]] |= above[key].keys()
+        theirs[answer["class"]] |= {*answer["yaml"], *answer["besides"]}
+        wrong += [f"gone: {key}.{name}" for name, there in above[key].items() if there and name not in answer["yaml"]]
+    for kind in theirs.keys() | left.keys():
+        known = told[kind] | set(left.get(kind, "").split())
+        wrong += [f"new: {kind}.{name}" for name in sorted(theirs[kind] - known)]
+        wrong += [f"gone: {kind}.{name}" for name in left.get(kind, "").split() if name not in theirs[kind]]
+    assert "\n".join(wrong) == ""
 
 
 def test_verls_losses_and_gradients_are_ours(exported, tmp_path):
     folder, export = exported
     cases = {}
-    names = [ARGUMENTS.get(one.name, one.name) for one in fields(LossSettings)] + ["kl_in_reward", "epsilon"]
     for name in (*ALGORITHMS, *FURTHER):
         given = of_algorithm(name) if name in ALGORITHMS else recipe(**FURTHER[name])
         arguments = training_arguments(planned_here(given), "none")
         lines = lines_of(told(export, given), folder)
-        cases[name] = {"lines": lines, "fields": {field: getattr(arguments, field) for field in names}}
+        cases[name] = {"lines": lines, "settings": asdict(LossSettings.of(arguments))}
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     found = answer_of("losses", tmp_path / "cases.json")
     assert set(found) == {*ALGORITHMS, *FURTHER}
@@ -122,6 +149,7 @@ def test_a_job_is_checked_before_a_gpu_is_taken_and_leaves_nothing_in_shared_mem
     assert done.returncode == 0, done.stderr[-3000:]
     assert "verl 0.9.1" in done.stdout
     assert "the rewards answer (1.25)" in done.stdout  # by algebra
+    assert "not checked: the base's weights" in done.stdout
     assert {path.name for path in shared.iterdir()} - before == set()
     for number, (key, value, words) in enumerate(
         (("ray_kwargs.ray_init.num_cpus", 2, "for ever"), ("actor_rollout_ref.actor.clip_ratoi", 0.1, "clip_ratoi"))

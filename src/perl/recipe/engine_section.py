@@ -111,6 +111,13 @@ class EngineSection(Section):
         description="With verl: Python that has verl and this package, for perl train; None: this one.",
     )
 
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _check_strategy(cls, value: object) -> object:
+        if value == "megatron":
+            raise ValueError("megatron: nothing here reads or proves a LoRA of Megatron-Bridge; fsdp2 or fsdp")
+        return value
+
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str | None) -> str | None:

@@ -71,9 +71,12 @@ def check_job(folder: Path) -> list[str]:
         from verl.trainer.ppo.reward import get_custom_reward_fn  # type: ignore[import-not-found]
 
         score = float(get_custom_reward_fn(config)(solution_str=_ANSWER, ground_truth=_GOLD, **given)["score"])
+    engine = config.actor_rollout_ref.rollout.name
+    absent = "" if importlib.util.find_spec(engine) else ", which is not installed here"
     return [
         f"verl {found}: {len(job.overrides)} overrides compose and are valid",
         f"rows: {counts[0]} to train on, {counts[1]} held out; the rewards answer ({score:g})",
+        f"not checked: the base's weights, whether they fit the GPUs, and {engine}{absent}",
     ]
 
 
@@ -123,7 +126,8 @@ def _resolved(config: Any) -> Any:  # noqa: ANN401
 
     resolved = copy.deepcopy(config)
     OmegaConf.resolve(resolved)
-    resolved.actor_rollout_ref.model.use_shm = False
+    for part in (resolved.actor_rollout_ref.model, resolved.critic.model, resolved.data):
+        part.use_shm = False
     return resolved
 
 
@@ -138,7 +142,7 @@ def dataset(config: Any, tokenizer: Any, file: Path) -> Any:  # noqa: ANN401
     """A file as verl's own data set."""
     from verl.utils.dataset.rl_dataset import RLHFDataset  # type: ignore[import-not-found]
 
-    return RLHFDataset([str(file)], tokenizer, config.data)
+    return RLHFDataset([str(file)], tokenizer, _resolved(config).data)
 
 
 def check_lengths(prompts: Iterable[Any], tokenizer: Any, data: Any, file: Path) -> None:  # noqa: ANN401
@@ -194,6 +198,8 @@ def _first(error: BaseException) -> str:
 def main(arguments: Sequence[str]) -> int:
     """``python -m perl.verl.check_job JOB``: the exit code."""
     try:
+        if arguments[1:]:  # as of run.sh: what was exported is checked, and nothing besides
+            raise RecipeError("takes a job and nothing else", arguments[1], "set engine.overrides and export again")
         lines = check_job(Path(arguments[0] if arguments else "."))
     except PerlError as error:
         sys.stderr.writelines(f"error: {mistake} [{error.code}]\n" for mistake in error.mistakes)

@@ -163,7 +163,7 @@ def settings(job: Handover) -> Settings:
     values, refused = told(job.setting, holding, made.values)
     first = {mistake.where: mistake for mistake in reversed(made.mistakes + refused)}  # of a key's, which says most
     raise_all(RecipeError, [*first.values()][::-1])
-    values |= further_overrides(job.recipe, values)
+    values |= further_overrides(job.recipe)
     notes = [
         "weights: the base is kept in float32 there, 4 bytes a parameter over all GPUs",
         "rewards: a completion that cannot be judged counts 0 there; here it is masked out of its group",
@@ -300,6 +300,7 @@ def _loss(job: Handover, made: _Made) -> None:
 def _correction(job: Handover, made: _Made) -> None:
     """What the KL divergence is to, and how the loss corrects for an engine that computes other numbers."""
     arguments, fields = job.arguments, vars(job.arguments)
+    made.values |= {f"{_ACTOR}.use_kl_loss": in_loss(fields), "algorithm.use_kl_in_reward": off_reward(fields)}
     reference = arguments.reference or ("the adapter" if job.saved is not None else "base")
     others = reference.startswith("rolling") or (job.saved is not None and reference != "base")
     if arguments.beta and others:

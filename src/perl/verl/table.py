@@ -53,14 +53,9 @@ def refusals(recipe: Recipe) -> list[Mistake]:
 
 def named_keys() -> set[str]:
     """The keys that the table has a word for; any other one is of this package alone."""
-    given = [cell for rows in TABLE["told"].values() for _, cell in cells(rows) if isinstance(cell, Mapping)]
-    keys = {key for cell in given for key in _as_list(cell.get("from", cell.get("made_from")))}
+    keys = {key for rows in TABLE["told"].values() for _, cell in cells(rows) for key in made_from(cell)}
     keys |= {key for part in (TABLE["elsewhere"], TABLE["unread"]) for row in part.values() for key in row}
     return {key.removesuffix(".context") if key.startswith("engine.parallel") else key for key in keys}
-
-
-def _as_list(keys: Any) -> list[str]:  # noqa: ANN401 (a key or a list of them)
-    return [keys] if isinstance(keys, str) else list(keys)
 
 
 def method_refusal(name: str) -> tuple[str, str]:
@@ -96,8 +91,8 @@ def told(
         for key, cell in cells(TABLE["told"][condition]):
             value = made.get(key, cell)
             if key not in made and isinstance(cell, Mapping):
-                found = (setting(one) for one in _as_list(cell.get("from", [])))
-                value = next((one for one in found if one is not None), cell.get("unset"))
+                found = (setting(one) for one in made_from(cell) if "from" in cell)
+                value = next((one for one in found if one is not None), cell.get("unset", cell.get("is")))
             words = cell.get("as") if isinstance(cell, Mapping) and key not in made else None
             if words is not None and str(value) not in words:
                 refused.append(Mistake(f"{value} cannot go to verl", cell["from"], f"one of {', '.join(words)}"))
@@ -109,7 +104,7 @@ def told(
 def cells(rows: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """The keys of a part of the table, each with what is told."""
     for name, cell in rows.items():
-        if isinstance(cell, Mapping) and not cell.keys() & {"from", "made_from"}:
+        if isinstance(cell, Mapping) and not cell.keys() & {"from", "made_from", "is"}:
             yield from cells(cell, f"{above}{name}.")
         else:
             yield above + name, cell
@@ -128,26 +123,41 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, Any]]:
             yield f"train.{name}", value
 
 
-def further_overrides(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's ``engine.overrides``, which must not be of what the recipe says elsewhere.
-
-    Args:
-        recipe: With verl as its engine.
-        values: What verl is told besides.
+def further_overrides(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's ``engine.overrides``, which must not be of what the table tells or refuses.
 
     Raises:
         RecipeError: Some are.
     """
+    known = {key.lstrip("+"): cell for rows in TABLE["told"].values() for key, cell in cells(rows)}
     mistakes = []
     for key in recipe.engine.overrides or {}:
         plain = key.lstrip("+~").rpartition("@")[2]  # GROUP@KEY chooses a file for all that is below KEY
-        reason = next((why for theirs, why in CANNOT["overrides"].items() if _within(plain, theirs)), None)
-        if any(_within(plain, one.lstrip("+")) for one in values):
-            mistakes.append(Mistake(f"{key} is made of the recipe", "engine.overrides", "say it in the recipe"))
-        elif reason is not None:
-            mistakes.append(Mistake(f"{key}: {reason}", "engine.overrides", "leave it out"))
+        row = next((row for row in CANNOT["overrides"] if any(_within(plain, one) for one in row["keys"])), None)
+        one = next((one for one in known if _within(plain, one)), None)
+        if one is not None:
+            (what, instead), named = said_by(known[one]), key if plain == one else f"{key}: {one}"
+            mistakes.append(Mistake(f"{named} is {what}", "engine.overrides", instead or "leave it out"))
+        elif row is not None:
+            mistakes.append(Mistake(f"{key}: {row['why']}", "engine.overrides", row.get("instead", "leave it out")))
     raise_all(RecipeError, mistakes)
     return dict(recipe.engine.overrides or {})
+
+
+def said_by(cell: Any) -> tuple[str, str]:  # noqa: ANN401 (of the table)
+    """How a told key comes to its value, and what of a recipe says it; nothing where no key of a recipe does."""
+    if not isinstance(cell, Mapping):
+        return f"{_shown(cell)} in every job", ""
+    if "is" in cell:
+        return f"{_shown(cell['is'])} in every job: {cell['why']}", ""
+    ours = [key for key in made_from(cell) if not key.startswith("job.")]
+    return ("made of the recipe", f"say {' or '.join(ours)}") if ours else ("made of the data and rewards", "")
+
+
+def made_from(cell: Any) -> list[str]:  # noqa: ANN401 (of the table)
+    """Our keys that a told key is made of."""
+    keys = cell.get("from", cell.get("made_from", [])) if isinstance(cell, Mapping) else []
+    return [keys] if isinstance(keys, str) else list(keys)
 
 
 def _within(one: str, other: str) -> bool:
