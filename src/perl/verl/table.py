@@ -55,7 +55,8 @@ def named_keys() -> set[str]:
     """The keys that the table has a word for; any other one is of this package alone."""
     keys = {key for rows in TABLE["told"].values() for _, cell in cells(rows) for key in made_from(cell)}
     keys |= {key for part in (TABLE["elsewhere"], TABLE["unread"]) for row in part.values() for key in row}
-    return {key.removesuffix(".context") if key.startswith("engine.parallel") else key for key in keys}
+    whole = ("engine.parallel", "peft.kwargs")  # whose keys are none of the recipe's own
+    return {next((one for one in whole if key.startswith(one)), key) for key in keys}
 
 
 def method_refusal(name: str) -> tuple[str, str]:
