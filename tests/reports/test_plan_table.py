@@ -16,7 +16,7 @@ def test_a_plan_prints_as_the_command_does_and_is_a_table_in_a_notebook(capsys):
     shown = found._repr_html_()
     assert shown.count("<table>") == shown.count("</table>") == 2
     rows = re.findall(r"<tr>(.*?)</tr>", shown)
-    assert {row.count("<t") for row in rows} == {4}  # a label and three strategies
+    assert {row.count("<t") for row in rows} == {3}  # a label and two strategies
     assert "<script" not in shown
 
 

@@ -87,7 +87,7 @@ def test_every_argument_of_the_parent_does_what_it_does_there():
             if found is RecipeError and field.name == "report_to":  # transformers refuses it with the model loaded
                 assert expected["report_to"] == (value if isinstance(value, list) else [value])
             elif found is RecipeError:  # a kind of the parent's error, with the nearest word
-                assert expected is ValueError
+                assert expected is ValueError or field.name == "deepspeed"  # which is refused whatever is installed
                 assert field.name in {*WORDS, "deepspeed"}
             else:
                 assert found == expected, (field.name, value)

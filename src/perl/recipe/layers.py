@@ -327,7 +327,9 @@ def folders_beside(layer: Layer) -> list[str]:
     own = [("rewards", name) for name in rewards if ":" in str(name)] if isinstance(rewards, dict) else []
     tools = [key for key in layer.origins if key[0] == "agent"]
     files = [Path(layer.origins.get(key, "").rpartition(":")[0]) for key in (*own, *tools)]
-    return list(dict.fromkeys(os.path.dirname(os.path.abspath(file)) for file in files if file.is_file()))
+    packaged = {os.path.dirname(os.path.abspath(file)) for file in packaged_recipes().values()}
+    found = dict.fromkeys(os.path.dirname(os.path.abspath(file)) for file in files if file.is_file())
+    return [folder for folder in found if folder not in packaged]  # these hold folders and no modules
 
 
 def find_in(folders: Sequence[str]) -> None:
