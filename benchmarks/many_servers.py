@@ -150,7 +150,7 @@ def processes() -> dict[str, Any]:
     """
     rows = {}
     for count in (1, 2, 4, 8, 64):
-        for servers in (1, 16, 128, *((512,) if count == 8 else ())):
+        for servers in (1, 16, 64):
             with fake_servers(servers, answer_seconds=0.5) as fakes:
                 rows[f"{count} processes, {servers} servers"] = in_its_own("--processes", fakes, count)
     return rows
