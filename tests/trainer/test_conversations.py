@@ -1,6 +1,7 @@
 """Conversations of a trainer: every token as it was sampled, every fault counted, and no step lost."""
 
 import json
+import os
 import re
 import sys
 import time
@@ -45,14 +46,18 @@ def pieces(row):
     return [(row.prompt.tolist() + ids[:a], ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
+def trained_turns(trainer):
+    """How many turns were trained, each of which was sampled after what stands before it."""
+    sampled = Counter((tuple(before), tuple(ids)) for before, ids in trainer.asked if ids)
+    found = [turn for batch, _ in trainer.trained for row in batch.rows for turn in pieces(row)]
+    trained = Counter((tuple(before), tuple(ids)) for before, ids in found)
+    assert trained <= sampled
+    return trained.total()
+
+
 def test_what_was_sampled_is_what_is_trained_id_for_id_and_nothing_else_is(tmp_path):
     trainer, _ = run(tmp_path, Watched, "environment")
-    sampled = Counter((tuple(before), tuple(ids)) for before, ids in trainer.asked if ids)
-    trained = Counter(
-        (tuple(before), tuple(ids)) for batch, _ in trainer.trained for row in batch.rows for before, ids in pieces(row)
-    )
-    assert trained <= sampled
-    assert trained.total() == 2 * 14  # of 8 conversations a step 6 have two turns
+    assert trained_turns(trainer) == 2 * 14  # of 8 conversations a step 6 have two turns
     assert trainer.state.log_history[0]["tools/turns"] == 14 / 8
 
 
@@ -164,9 +169,7 @@ def test_faults_are_counted_and_cost_no_step(tmp_path, caplog):
 def test_groups_that_teach_nothing_are_replaced_conversation_by_conversation(tmp_path):
     section = {"prompt_refill": 2.0, "prompt_memory": True, "max_steps": 2, "per_device_train_batch_size": 8}
     trainer = trained(tmp_path, rows_of("0", "raise", "1", "2", "3", "4"), **section)
-    sampled = Counter((tuple(before), tuple(ids)) for before, ids in trainer.asked)
-    kept = Counter((tuple(a), tuple(b)) for batch, _ in trainer.trained for row in batch.rows for a, b in pieces(row))
-    assert kept <= sampled
+    assert trained_turns(trainer)
     first, second, *_ = trainer.state.log_history
     assert (first["tools/void"], first["refill/groups"]) == (0.5, 1)  # the group without an environment
     assert len(trainer.trained[0][0].rows) == 8  # two groups that differ, of which one was sampled for the other
@@ -262,11 +265,7 @@ def served(folder, url, rows=16, **settings):
 
 
 def check_served(trainer):
-    sampled = Counter((tuple(before), tuple(ids)) for before, ids in trainer.asked if ids)
-    trained = Counter(
-        (tuple(before), tuple(ids)) for batch, _ in trainer.trained for row in batch.rows for before, ids in pieces(row)
-    )
-    assert trained <= sampled
+    assert trained_turns(trainer)
     logs = [log for log in trainer.state.log_history if "tools/turns" in log]
     assert all(log["tools/turns"] > 1.5 for log in logs)
     texts = [trainer._tokenizer.decode(before + ids) for before, ids in trainer.asked]
@@ -307,7 +306,7 @@ def test_a_process_whose_conversations_have_ended_waits_for_those_of_another(tmp
     with Calling(longest=400)() as url:
         done = warm.run_distributed(["-m", "tests.trainer.test_conversations", tmp_path / "run", url], tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    rows = [json.loads((tmp_path / f"run-{rank}.json").read_text()) for rank in range(2)]
     assert sorted(sizes for sizes, _ in rows) == [[4, 0, 0, 4, 4, 4], [4, 4, 4, 4, 0, 0]]
     for asked in (asked for _, asked in rows):
         assert asked
@@ -318,4 +317,4 @@ if __name__ == "__main__":
     few = {"rows": 2, "prompts_per_step": 2, "per_device_train_batch_size": 4, "rollout_tolerance": 1e3}
     trainer = served(Path(sys.argv[1]), sys.argv[2], **few)
     check_served(trainer)
-    sys.stdout.write(json.dumps([trainer.sizes, trainer.asked]) + "\n")
+    Path(f"{sys.argv[1]}-{os.environ['RANK']}.json").write_text(json.dumps([trainer.sizes, trainer.asked]))

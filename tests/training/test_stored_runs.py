@@ -127,10 +127,17 @@ def test_a_state_that_was_not_sent_whole_is_said_and_the_one_before_it_is_taken(
     store = tmp_path / "store"
     recipe = kept(tmp_path / "run", str(store), 1, 2, 3)
     assert sorted(path.name for path in store.iterdir()) == ["step-2", "step-3"]
-    shutil.copytree(store, tmp_path / "cut")
+    for name in ("cut", "more"):
+        shutil.copytree(store, tmp_path / name)
+    (tmp_path / "more" / "step-3" / "checkpoints" / "own.py").touch()
     (tmp_path / "cut" / "step-3" / "manifest.json").unlink()
     (store / "step-3" / "checkpoints" / "checkpoint-3" / "adapter_model.safetensors").write_bytes(b"\3" * 999 + b"\4")
-    for number, (place, said) in enumerate({store: "has another SHA-256", tmp_path / "cut": "not sent whole"}.items()):
+    wrong = {
+        store: "has another SHA-256",
+        tmp_path / "cut": "not sent whole",
+        tmp_path / "more": "was not sent with it",
+    }
+    for number, (place, said) in enumerate(wrong.items()):
         folder = tmp_path / f"fresh-{number}"
         bring(str(place), here(recipe, folder))
         assert said in caplog.text

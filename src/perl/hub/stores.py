@@ -112,6 +112,9 @@ class FileStore:
     def fetch(self, step: int, folder: Path) -> None:
         """See :class:`Store`."""
         with self._told():
+            there = self._files.get_file_info(fs.FileSelector(self._path(step), recursive=True))
+            if outside := [one.path for one in there if ".." in one.path.split("/")]:  # of an object store any name is
+                raise PerlError("is a name that leads out of its folder, and nothing is copied", outside[0])
             fs.copy_files(self._path(step), str(folder), self._files, fs.LocalFileSystem())
 
     def put(self, step: int, folder: Path, manifest: bytes, drop: Collection[int]) -> None:

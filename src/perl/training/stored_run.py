@@ -59,6 +59,7 @@ class StoredRun(Host):
         """Sends nothing yet; what an earlier start has not sent is of an older state."""
         self.sent = self.failed = self.size = 0
         self._store, self._outgoing = store, run_folder / _OUTGOING
+        self._name = name_in_storage(run_folder)
         self._waiting: list[tuple[int, Path]] = []
         self._changed, self._over = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="perl-storing", daemon=True)
@@ -105,7 +106,7 @@ class StoredRun(Host):
                 step, folder = self._waiting.pop()
             began = time.monotonic()
             try:
-                size = _send(self._store, step, folder)
+                size = _send(self._store, self._name, step, folder)
             except Exception as error:  # noqa: BLE001 (whatever a store's client raises, the training goes on)
                 self._tell_failure(step, error)
             else:
@@ -141,16 +142,14 @@ def _put(source: str, target: str) -> None:
     shutil.copyfile(source, target)
 
 
-def _send(store: Store, step: int, folder: Path) -> int:
+def _send(store: Store, name: str, step: int, folder: Path) -> int:
     """Sends a state and drops those before the one that it follows; how many bytes it has."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    named = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
-    manifest = _Manifest(run=name_in_storage(folder.parent.parent), step=step, files=named)
+    manifest = _Manifest(run=name, step=step, files=_sums_of(folder))
     there = store.states()
     before = max((one for one, whole in there.items() if whole and one < step), default=None)
     drop = [one for one in there if one not in (step, before)]
     store.put(step, folder, manifest.model_dump_json(indent=1).encode(), drop)
-    return sum(path.stat().st_size for path in files)
+    return sum((folder / file).stat().st_size for file in manifest.files)
 
 
 @contextlib.contextmanager
@@ -259,12 +258,21 @@ def _fetched(store: Store, manifest: _Manifest, staged: Path) -> str:
     """Brings a state; what is wrong with it, empty: nothing."""
     store.fetch(manifest.step, staged)
     (staged / MANIFEST).unlink()  # of this state, which the next one has anew
-    for name, sha256 in manifest.files.items():
-        if not (staged / name).is_file():
+    there = _sums_of(staged)
+    for name in sorted({*there, *manifest.files}):
+        if name not in there:
             return f"{name} is missing"
-        if sha256_of(staged / name) != sha256:
+        if name not in manifest.files:
+            return f"{name} was not sent with it"
+        if there[name] != manifest.files[name]:
             return f"{name} has another SHA-256 than when it was sent"
     return ""
+
+
+def _sums_of(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file by its path in a folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
 
 
 def _take(staged: Path, folder: Path, name: str) -> None:

@@ -145,7 +145,7 @@ class Caller:
         async def every() -> list[Any]:
             return await asyncio.gather(*(one(call) for _, call in waiting.values()))
 
-        with as_it_was():
+        with _as_it_was():
             future = asyncio.run_coroutine_threadsafe(every(), self.loop or _loop())
             try:
                 outcomes = future.result(self.seconds + 1.0)
@@ -210,7 +210,7 @@ def limited(seconds: float) -> Iterator[None]:
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
     _running.append(None)
     try:
-        with as_it_was():
+        with _as_it_was():
             yield
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -221,7 +221,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def as_it_was() -> Iterator[None]:
+def _as_it_was() -> Iterator[None]:
     """Afterwards relative paths of the run are what they were, and gradients are recorded where they were."""
     here, recorded = os.getcwd(), torch.is_grad_enabled()
     try:

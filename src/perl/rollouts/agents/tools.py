@@ -9,7 +9,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from types import MethodType
 from typing import Any
 
@@ -112,19 +111,14 @@ def environment_mistakes(kind: Any, where: str, *, alone: bool) -> Iterator[Mist
     if not inspect.isclass(kind):
         yield Mistake(f"{getattr(kind, '__name__', kind)} is no class", where, "a class; functions are agent.tools")
         return
-    with suppress(ValueError):  # a class in C, whose arguments nobody knows
-        try:
-            inspect.signature(kind).bind()
-        except TypeError as error:
-            yield Mistake(f"{kind.__name__} cannot be made: {error}", where, "an __init__ without arguments")
+    if why := _why_not(kind):
+        yield Mistake(f"{kind.__name__} cannot be made: {why}", where, "an __init__ without arguments")
     if not inspect.isfunction(getattr(kind, "reset", None)):
         what = f"{kind.__name__} has no method reset, which begins a conversation"
         yield Mistake(what, where, "def reset(self, **row), which returns None, or text for the end of the question")
-    if inspect.isfunction(own := getattr(kind, "get_reward", None)):
-        try:
-            inspect.signature(own).bind(None)
-        except TypeError as error:
-            yield Mistake(f"{kind.__name__}.get_reward cannot be called: {error}", where, "def get_reward(self)")
+    own = getattr(kind, "get_reward", None)
+    if inspect.isfunction(own) and (why := _why_not(own, None)):
+        yield Mistake(f"{kind.__name__}.get_reward cannot be called: {why}", where, "def get_reward(self)")
     if alone and not methods_of(kind):
         yield Mistake(f"{kind.__name__} has no public method, hence no tool", where, "def look_up(self, name: str)")
     yield from tool_mistakes(tools_of(kind), where)
@@ -132,9 +126,17 @@ def environment_mistakes(kind: Any, where: str, *, alone: bool) -> Iterator[Mist
 
 def reset_mistake(kind: type, row: Mapping[str, Any], where: str) -> Mistake | None:
     """Why an environment's ``reset`` cannot be called with a row of the data; None: it can."""
+    why = _why_not(kind.reset, None, **row)  # type: ignore[attr-defined]
+    hint = f"reset is called with each column: {', '.join(row)}; **row takes those that are left"
+    return Mistake(f"{kind.__name__}.reset cannot be called with the data: {why}", where, hint) if why else None
+
+
+def _why_not(function: Callable[..., Any], /, *given: object, **named: object) -> str:
+    """Why a function cannot be called with these arguments; empty: it can, or it is in C and nobody knows."""
     try:
-        inspect.signature(kind.reset).bind(None, **row)  # type: ignore[attr-defined]
+        inspect.signature(function).bind(*given, **named)
     except TypeError as error:
-        hint = f"reset is called with each column: {', '.join(row)}; **row takes those that are left"
-        return Mistake(f"{kind.__name__}.reset cannot be called with the data: {error}", where, hint)
-    return None
+        return str(error)
+    except ValueError:
+        return ""
+    return ""

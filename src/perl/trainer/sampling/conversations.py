@@ -188,11 +188,11 @@ class Conversations:
         ended = [sum(one.turns for one in found), sum(one.had_no_room for one in found), len(found)]
         counts = [*ended, *(outcomes[name] for name in OUTCOMES)]
         counts_C = torch.tensor(counts, device=trainer.accelerator.device)
-        turns, full, rows, *of = trainer.accelerator.reduce(counts_C, reduction="sum").tolist()
+        turns, full, rows, *calls = trainer.accelerator.reduce(counts_C, reduction="sum").tolist()
         metrics["tools/turns"].append(turns / max(rows, 1))
         metrics["tools/no_room"].append(full / max(rows, 1))
-        for name, count in zip(OUTCOMES[1:], of[1:], strict=True):
-            metrics[f"tools/{name}_frequency"].append(count / max(sum(of), 1))
+        for name, count in zip(OUTCOMES[1:], calls[1:], strict=True):
+            metrics[f"tools/{name}_frequency"].append(count / max(sum(calls), 1))
         for answer in answers:
             if answer.outcome not in ("answered", "unknown", "arguments"):  # which the policy learns to avoid
                 column = f"tools/{answer.outcome}_frequency"
